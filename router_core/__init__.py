@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Filter, Pin, Profile, RoutingRequest, RoutingView, Scorer, SelectionContext, WhatIf,
     )
     from router_core.policies import FILTERS, PROFILES, WorkerFilter
+    from router_core.conditional_disagg import LOAD_POLICIES, BusyLine, Bypass, BypassRule
     from router_core.decision import (
         AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome,
         PredictedPrefill, Queueing, Reason, Rejection, RoutingPlan, RoutingRefused,
@@ -86,6 +87,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "Filter", "Pin", "Profile", "RoutingRequest", "RoutingView", "Scorer", "SelectionContext",
     "WhatIf",
     "FILTERS", "PROFILES", "WorkerFilter",
+    "LOAD_POLICIES", "BusyLine", "Bypass", "BypassRule",
     "AllWorkersBusy", "Candidate", "Decision", "FunnelStep", "NoEligibleWorker", "Outcome",
     "PredictedPrefill", "Queueing", "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
@@ -125,6 +127,7 @@ _MODULES = {
     "registry": "CandidateSet WorkerRegistry",
     "selection": "Filter Pin Profile RoutingRequest RoutingView Scorer SelectionContext WhatIf",
     "policies": "FILTERS PROFILES WorkerFilter",
+    "conditional_disagg": "LOAD_POLICIES BusyLine Bypass BypassRule",
     "decision":
         "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome PredictedPrefill "
         "Queueing Reason Rejection RoutingPlan RoutingRefused",

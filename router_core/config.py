@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from router_core.conditional_disagg import LOAD_POLICIES, POLICIES, BypassRule
 from router_core.errors import ConfigError
 from router_core.taints import parse_domains
 
@@ -147,6 +148,8 @@ _IN_KV = (Only("router_mode", ("kv",)),)
 _WITH_DOMAIN = Only("kv_transfer_domain")
 _WITH_EVENTS = Only("use_kv_events", (True,))
 _WITHOUT_EVENTS = Only("use_kv_events", (False,))
+_BY_ISL = (POLICIES[0], POLICIES[2])
+_SKIPPING = (*_IN_KV, Only("conditional_disagg_enabled", (True,)))
 _MODELLED = (Only("router_prefill_load_model", ("ais", "aic")),)
 _QUEUED = (*_IN_KV, Only("router_queue_threshold", instead="router_policy_config"))
 _FILLED = "the index of a dry run is filled already"
@@ -222,6 +225,37 @@ class RouterConfig:
     )
     """The frontend's own topology domains, ``zone=a,rack=r1``: the latency from there counts on the
     first hop."""
+    conditional_disagg_enabled: bool = _setting(False, only=_IN_KV)
+    """Conditional disaggregation: a decode worker that has enough of a prompt cached computes the
+    rest by itself, without the prefill hop (see :mod:`router_core.conditional_disagg`)."""
+    conditional_disagg_policy: str = _setting(POLICIES[0], choices=POLICIES, only=_SKIPPING)
+    """What leaves out the prefill hop: a short rest of the prompt, a busy prefill worker, or
+    either."""
+    conditional_disagg_eff_isl_threshold: int = _setting(
+        2048,
+        low=0,
+        only=(*_SKIPPING, Only("conditional_disagg_policy", _BY_ISL)),
+    )
+    """The decode worker computes fewer prompt tokens than this by itself."""
+    conditional_disagg_eff_isl_ratio_threshold: float = _setting(
+        0.7,
+        low=0.0,
+        high=1.0,
+        only=(*_SKIPPING, Only("conditional_disagg_policy", _BY_ISL)),
+    )
+    """The decode worker computes less than this fraction of the prompt by itself."""
+    conditional_disagg_prefill_busy_threshold: float | None = _setting(
+        None,
+        low=0.0,
+        only=(*_SKIPPING, Only("conditional_disagg_policy", LOAD_POLICIES)),
+    )
+    """A prefill worker is busy above this multiple of its max_num_batched_tokens; None: the router
+    queue's threshold."""
+    conditional_disagg_decode_busy_threshold: float | None = _setting(None, low=0.0, only=_SKIPPING)
+    """The prefill hop is kept where the decode worker would have more active blocks than this
+    fraction of its KV blocks."""
+    conditional_disagg_require_can_prefill: bool = _setting(True, only=_SKIPPING)
+    """Leave out the prefill hop only for decode workers that can prefill; Dynamo does not look."""
     router_on_degraded: str = _setting(
         "discount", choices=("discount", "approximate", "load-only", "full"), only=_IN_KV
     )
@@ -333,6 +367,28 @@ class RouterConfig:
                 "kv_transfer_preferred_weight: required when kv_transfer_enforcement is "
                 "preferred, expected 0 to 1, got none"
             )
+
+    @property
+    def skips_prefill(self) -> bool:
+        """Whether conditional disaggregation is in force."""
+        return self.conditional_disagg_enabled and self.router_mode == "kv"
+
+    @property
+    def bypass_rule(self) -> BypassRule:
+        return BypassRule(
+            self.conditional_disagg_policy,
+            self.conditional_disagg_eff_isl_threshold,
+            self.conditional_disagg_eff_isl_ratio_threshold,
+        )
+
+    @property
+    def bypass_busy_threshold(self) -> float | None:
+        """The multiple of max_num_batched_tokens above which a prefill worker is busy for
+        conditional disaggregation; None where its policy reads no load, or none is set."""
+        if self.conditional_disagg_policy not in LOAD_POLICIES:
+            return None
+        own = self.conditional_disagg_prefill_busy_threshold
+        return self.router_queue_threshold if own is None else own
 
     def with_values(self, values: Mapping[str, Any]) -> RouterConfig:
         """A copy with ``values`` (by field name) checked and set; raises ConfigError."""

@@ -14,11 +14,12 @@
 Prefill blocks are fractional (34 tokens of 16 are 2.125 blocks), decode blocks count complete
 blocks (34 tokens: 2). Cached blocks in host memory and on disk count by their weights, unless the
 overlap_score_credit is 0. On the prefill hop decode blocks are not tracked; on the decode hop
-neither prefill nor overlap counts. Where prefill is not tracked on an aggregated worker, the credit
-is taken from the decode blocks instead. The transfer and ``following`` are terms of this router,
-off by default: a table of links (:mod:`router_core.transfer`) gives the seconds, and where pairs
-are chosen (:mod:`router_core.pairs`), ``following`` is the lowest cost of a decode worker after
-this prefill worker. Source of the others: Dynamo 1.6.1, verified on its log to three digits;
+neither prefill nor overlap counts. Where prefill is not tracked on an aggregated worker, and on the
+decode hop with conditional disaggregation, the credit is taken from the decode blocks instead. The
+transfer and ``following`` are terms of this router, off by default: a table of links
+(:mod:`router_core.transfer`) gives the seconds, and where pairs are chosen
+(:mod:`router_core.pairs`), ``following`` is the lowest cost of a decode worker after this prefill
+worker. Source of the others: Dynamo 1.6.1, verified on its log to three digits;
 the 0.9 formula is the same with prefill_load_scale = overlap_score_weight.
 """
 
@@ -72,8 +73,9 @@ class CostParameters:
         if stage == "prefill":
             return replace(base, track_active_blocks=False)
         if stage == "decode":
+            credit = base.overlap_score_credit if config.skips_prefill else 0.0
             return replace(
-                base, overlap_score_credit=0.0, track_prefill_tokens=False, assume_kv_reuse=False
+                base, overlap_score_credit=credit, track_prefill_tokens=False, assume_kv_reuse=False
             )
         return base
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from router_core.changes import Stage
+from router_core.conditional_disagg import Bypass
 from router_core.cost import (
     CostInputs,
     CostParameters,
@@ -296,6 +297,11 @@ class Decision:
         return TRUST[self.inputs.trust[position]]
 
     @property
+    def credits_overlap(self) -> bool:
+        """Whether cached blocks count on this hop: not on a plain decode hop."""
+        return self.stage != "decode" or self.parameters.overlap_score_credit > 0
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that the winner has cached; lower tiers count by their weights."""
         if self.winner is None or self.inputs is None:
@@ -471,6 +477,9 @@ class RoutingPlan:
 
     ``implied`` are the constraints that the chosen prefill worker adds to the decode hop;
     ``relaxed``: a ``fallback`` policy dropped them because no decode worker satisfied them.
+    ``bypass``: the verdict of conditional disaggregation, None where it is off or there is no
+    prefill hop to leave out. Where it leaves the hop out, ``decode`` is an aggregated decision
+    among the decode workers.
     """
 
     id: str
@@ -479,6 +488,7 @@ class RoutingPlan:
     decode: Decision | None
     implied: tuple[Any, ...] = ()
     relaxed: bool = False
+    bypass: Bypass | None = None
 
     @property
     def ok(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from router_core.changes import Stage
+from router_core.conditional_disagg import BusyLine, Bypass
 from router_core.decision import Decision, Queueing, RoutingPlan
 from router_core.errors import PolicyUnderivable
 from router_core.pairs import chooses_pairs, following_costs
@@ -61,9 +62,17 @@ def plan(
             decision = _queued(view, request, decision)
         return RoutingPlan(request.id, request.model, None, _with_message(view, request, decision))
     prefill = _select_prefill(view, request, samples[0], detail)
+    bypass = None
+    if view.config.skips_prefill:
+        bypass, alone = _bypass(view, request, prefill, samples[1], detail)
+        if bypass.bypassed and alone is not None:
+            if view.queue is not None:
+                alone = _queued(view, request, alone)
+            return RoutingPlan(request.id, request.model, None, alone, bypass=bypass)
     if view.queue is not None:
         prefill = _queued(view, request, prefill)
-    return continue_plan(view, request, prefill, sample=samples[1], detail=detail)
+    made = continue_plan(view, request, prefill, sample=samples[1], detail=detail)
+    return made if bypass is None else replace(made, bypass=bypass)
 
 
 def continue_plan(
@@ -230,6 +239,67 @@ def _roles(view: RoutingView, stage: Stage) -> int:
     if stage == "decode":
         return registry.role(Role.DECODE)
     return registry.role(Role.AGGREGATED) | registry.role(Role.DECODE) & registry.can_prefill
+
+
+def _bypass(
+    view: RoutingView, request: RoutingRequest, prefill: Decision, sample: float, detail: bool
+) -> tuple[Bypass, Decision | None]:
+    """The verdict of conditional disaggregation, and the decision of a decode worker that does
+    everything. As in Dynamo, such a worker is chosen like an aggregated one, without a transfer
+    policy's constraints, and a request that names its prefill worker keeps the hop."""
+    config, rule = view.config, view.config.bypass_rule
+    kept = Bypass(False, "prefill_pinned", rule, request.isl_tokens)
+    if request.pin_prefill is not None:
+        return kept, None
+    if not request.overlap_modelled:
+        return replace(kept, reason="not_tokenized"), None
+    registry = view.registry
+    able = registry.can_prefill if config.conditional_disagg_require_can_prefill else -1
+    context = replace(
+        _context(view, request, "aggregated"),
+        role_mask=registry.role(Role.DECODE) & able,
+        pin=request.pin_decode,
+    )
+    alone = select(view, context, sample=sample, detail=detail)
+    inputs = alone.inputs
+    if alone.winner is None or inputs is None:
+        return replace(kept, reason="no_decode_worker"), None
+    prefill_load = _prefill_load(prefill, config.bypass_busy_threshold)
+
+    def verdict(position: int) -> Bypass:
+        worker, gate = alone.workers[position], config.conditional_disagg_decode_busy_threshold
+        decode_load = None
+        if gate is not None:
+            size = worker.runtime_config.total_kv_blocks
+            blocks = inputs.active_blocks[position]
+            blocks += math.ceil(request.isl_tokens / request.block_size)
+            decode_load = BusyLine(worker.name, blocks, None if not size else gate * size)
+        cached = inputs.cached_tokens(position, alone.parameters)
+        bypassed, reason = rule.decide(request.isl_tokens, cached, prefill_load, decode_load)
+        return Bypass(
+            bypassed,
+            reason,
+            rule,
+            request.isl_tokens,
+            cached,
+            worker.name,
+            prefill_load,
+            decode_load,
+        )
+
+    found = verdict(alone.winner)
+    likely = range(len(alone.costs)) if detail and alone.temperature > 0 else alone.tied
+    drawn = any(verdict(other).bypassed != found.bypassed for other in likely)
+    return replace(found, drawn=True) if drawn else found, alone
+
+
+def _prefill_load(prefill: Decision, threshold: float | None) -> BusyLine | None:
+    """The load of the chosen prefill worker, None where it is not read or there is none."""
+    if threshold is None or prefill.winner is None or prefill.inputs is None:
+        return None
+    worker = prefill.workers[prefill.winner]
+    most = worker.runtime_config.max_num_batched_tokens or UNKNOWN_BATCHED_TOKENS
+    return BusyLine(worker.name, prefill.inputs.prefill_tokens[prefill.winner], threshold * most)
 
 
 def _select_prefill(

@@ -371,11 +371,13 @@ def cost_inputs(
     """The inputs of the formula for the ranks in ``mask``."""
     request, slots, load = context.request, candidates.slots, view.load
     overlaps = shared = NO_OVERLAPS
-    if request.sequence_hashes and context.stage != "decode":
+    # A plain decode hop credits no cached blocks.
+    reads = context.stage != "decode" or parameters.overlap_score_credit > 0
+    if request.sequence_hashes and reads:
         overlaps = view.index.find_matches(request.sequence_hashes, mask, request.most_reusable)
     overlap_blocks = _column(overlaps, slots)
     host_blocks = disk_blocks = None
-    if request.local_hashes and view.tiers.mask & mask and context.stage != "decode":
+    if request.local_hashes and view.tiers.mask & mask and reads:
         host_blocks, disk_blocks = _lower_columns(view, request, slots, overlap_blocks)
     if parameters.track_active_blocks and parameters.assume_kv_reuse:
         shared = load.shared_blocks(request.sequence_hashes, mask)
@@ -383,7 +385,7 @@ def cost_inputs(
     expected = view.predicted.live & mask if context.stage != "decode" else 0
     by_prompt = [overlap_blocks]
     for number, hashes in enumerate(request.more_hashes, start=1):
-        if context.stage != "decode":
+        if reads:
             limit = request.most_reusable_of(number)
             more = _column(view.index.find_matches(hashes, mask, limit), slots)
             overlap_blocks = list(map(add, overlap_blocks, more))
@@ -392,7 +394,7 @@ def cost_inputs(
             more = _column(load.shared_blocks(hashes, mask), slots)
             shared_blocks = list(map(add, shared_blocks or repeat(0), more))
     trust = indexed_blocks = None
-    if context.stage != "decode":
+    if reads:
         trust = view.freshness.trusts(slots, mask)
     if trust is not None:
         rule, freshness = view.config.router_on_degraded, view.freshness

@@ -26,6 +26,8 @@ from router_core.workers import UNKNOWN_BATCHED_TOKENS, WorkerWithDpRank
 _ANY_LOAD = 1 << 40
 #: Settings in combination are tried up to this many candidate costs.
 _MOST_COSTS = 400_000
+#: Combinations of settings for which a plan is made again.
+_MOST_PLANS = 256
 
 #: Modes in which the running requests of the candidates decide.
 _IN_FLIGHT = ("power-of-two", "least-loaded", "device-aware-weighted", "direct")
@@ -125,6 +127,8 @@ def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
     inputs = list(unknowns)
     if "use_kv_events" in settings:
         inputs.append(Unknown(overlap=True))
+    if _SKIPPING in settings or question.plan.bypass is not None:
+        return _same_plans(question, settings, inputs)
     plans = [question.plan]
     for mode in settings.get("router_mode", ())[1:]:
         plans.append(question.under(config.with_values({"router_mode": mode})))
@@ -143,6 +147,28 @@ def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
     return True
 
 
+def _same_plans(
+    question: Question, settings: Mapping[str, Sequence[Any]], unknowns: Iterable[Unknown]
+) -> bool:
+    """Whether every combination of settings gives the same plan, tried one by one: what
+    conditional disaggregation decides follows from candidates that the plan does not show."""
+    if any(one.overlap or one.load != "known" for one in unknowns):
+        return False
+    ends: Sequence[dict[str, Any]] = (
+        ({}, *_BYPASS_ENDS) if settings.get(_SKIPPING, [False])[-1] else ({},)
+    )
+    others = {name: values for name, values in settings.items() if name != _SKIPPING}
+    if len(ends) * math.prod(map(len, others.values())) > _MOST_PLANS:
+        return False
+    config = question.view.config
+    return not any(
+        _difference(question.plan, question.under(config.with_values({**values, **end})))
+        for one in product(*others.values())
+        for values in [dict(zip(others, one, strict=True))]
+        for end in ends
+    )
+
+
 def waits(decision: Decision, threshold: float | None) -> bool:
     """Whether a router queue holds the request back: every candidate has more active prefill
     tokens than ``threshold`` times its max_num_batched_tokens. None: there is no queue."""
@@ -158,6 +184,23 @@ def waits(decision: Decision, threshold: float | None) -> bool:
 # -- settings ------------------------------------------------------------------------------
 
 
+#: The setting that may leave out the prefill hop, and the ends of its other settings' ranges.
+_SKIPPING = "conditional_disagg_enabled"
+_BYPASS_ENDS: tuple[dict[str, Any], ...] = (
+    {
+        _SKIPPING: True,
+        "conditional_disagg_policy": "isl-or-load",
+        "conditional_disagg_eff_isl_threshold": 1 << 40,
+        "conditional_disagg_eff_isl_ratio_threshold": 1.0,
+        "conditional_disagg_prefill_busy_threshold": 0.0,
+        "conditional_disagg_decode_busy_threshold": None,
+    },
+    {
+        _SKIPPING: True,
+        "conditional_disagg_policy": "isl-bounding",
+        "conditional_disagg_eff_isl_threshold": 0,
+    },
+)
 #: The settings of the cost formula: they change costs and nothing else.
 _WEIGHTS = (
     "overlap_score_credit",
@@ -182,6 +225,10 @@ def _under_setting(question: Question, name: str, value: Any) -> Consequence | N
         return Consequence(first.stage, None) if held and first is not None else None
     if getattr(config, name) == value:
         return None
+    if name == _SKIPPING and value:
+        # Its thresholds are not known either: the loosest, and those that never leave out the hop.
+        ends = (question.under(config.with_values(end)) for end in _BYPASS_ENDS)
+        return next(filter(None, (_difference(question.plan, plan) for plan in ends)), None)
     if name == "use_kv_events":
         # The router remembers what it routed instead: any part of the prompt may count as cached.
         return _in_bounds(question, question.plan, (Unknown(overlap=True),))
@@ -245,7 +292,7 @@ def _in_bounds(
     question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]
 ) -> Consequence | None:
     """Whether load and cached blocks in their ranges change the winner of a hop."""
-    busy = _busy(question, plan, unknowns)
+    busy = _busy(question, plan, unknowns) or _other_verdict(plan, unknowns)
     if busy is not None:
         return busy
     for hop in _hops(plan):
@@ -267,6 +314,15 @@ def _busy(question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]) ->
         thresholds = question.view.busy.thresholds(hop.model)
         if "more" in kinds and hop.winner is not None and thresholds.any:
             return Consequence(hop.stage, None)
+    return None
+
+
+def _other_verdict(plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequence | None:
+    """Whether conditional disaggregation may decide otherwise with other loads or caches."""
+    if plan.bypass is None or plan.bypass.decode is None:
+        return None
+    if any(one.overlap or one.load != "known" for one in unknowns):
+        return Consequence(plan.final.stage, None)
     return None
 
 
@@ -328,7 +384,7 @@ def _against(
             if one.workers is not None and ref.worker_id not in one.workers:
                 continue
             wins = position == winner
-            if one.overlap and decision.stage != "decode":
+            if one.overlap and decision.credits_overlap:
                 overlap[position] = 0 if wins else inputs.prompt_blocks
                 for column in filter(None, (host, disk)):
                     # A block in host memory can have more credit than one of the device.

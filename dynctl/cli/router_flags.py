@@ -8,12 +8,19 @@ import typer
 
 from dynctl.cli.help import NOT_SUPPORTED
 from dynctl.settings.router_options import ROUTER_OPTIONS
-from dynctl.settings.router_settings import MISMATCH_FLAG, PRESET_FLAG, bounds, spellings
+from dynctl.settings.router_settings import (
+    BYPASS_FLAG,
+    MISMATCH_FLAG,
+    PRESET_FLAG,
+    bounds,
+    spellings,
+)
 from router_core import PRESETS, SETTINGS, Setting
 
 PANEL = "Router settings"
 POLICY_PANEL = "KV-transfer policy (for workers that publish none)"
 BUSY_PANEL = "Busy thresholds"
+BYPASS_PANEL = "Conditional disaggregation"
 _PREFIX = "router_flag_"
 
 
@@ -84,6 +91,21 @@ def _flags() -> Iterator[tuple[str, Any]]:
                 ],
             )
 
+        if setting.name == "conditional_disagg_enabled":
+            yield (
+                BYPASS_FLAG,
+                Annotated[
+                    str | None,
+                    typer.Option(
+                        BYPASS_FLAG,
+                        metavar="JSON",
+                        help="The settings of this panel as Dynamo's JSON object, without the "
+                        "prefix of their names.",
+                        rich_help_panel=BYPASS_PANEL,
+                    ),
+                ],
+            )
+
 
 def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
     panel = PANEL if setting.built else NOT_SUPPORTED
@@ -91,6 +113,8 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
         panel = POLICY_PANEL
     if setting.name.endswith(("_threshold", "_threshold_frac")) and setting.built:
         panel = BUSY_PANEL
+    if setting.name.startswith("conditional_disagg"):
+        panel = BYPASS_PANEL
     option = ROUTER_OPTIONS[setting.name]
     names = [flag]
     kind: Any = str

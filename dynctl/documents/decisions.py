@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dynctl.documents.route_result import (
     DecisionResult,
@@ -12,6 +13,7 @@ from dynctl.documents.route_result import (
     Ref,
     RouteResult,
     Winner,
+    bypass_row,
     decision_ref,
     decision_result,
     preference_row,
@@ -50,6 +52,8 @@ class DecisionRow(msgspec.Struct, frozen=True):
     whole: bool = True
     message: str | None = None
     preference: PreferenceRow | None = None
+    #: Conditional disaggregation: why the prefill hop was left out or kept.
+    bypass: str | UnsetType = UNSET
 
 
 class DecisionList(msgspec.Struct, frozen=True):
@@ -110,6 +114,7 @@ def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
         relaxed=plan.relaxed,
         whole=whole,
         message=None if plan.ok else final.summary(),
+        bypass=UNSET if plan.bypass is None else plan.bypass.reason,
     )
 
 
@@ -158,6 +163,7 @@ def past_decision(
         prefill=_shown(plan.prefill, whole),
         decode=_shown(plan.decode, whole),
         relaxed=plan.relaxed,
+        bypass=bypass_row(plan),
         at=at,
         whole=whole,
         attempt=len(earlier) + 1,

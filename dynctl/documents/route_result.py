@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from dynctl.documents.doubts import Doubt, Varies, doubt, judge, percent, some_names
 from router_core import (
+    BusyLine,
     Candidate,
     Decision,
     Freshness,
@@ -247,6 +248,35 @@ class WorkerSetRow(msgspec.Struct, frozen=True):
     decode: DecisionResult | None
 
 
+class BusyRow(msgspec.Struct, frozen=True):
+    """A worker's load in tokens or blocks, and the line above which it is busy (None: unknown)."""
+
+    worker: str
+    value: float
+    limit: float | None = None
+
+
+class BypassRow(msgspec.Struct, frozen=True):
+    """The verdict of conditional disaggregation: whether the prefill hop is left out, and why.
+
+    ``decode`` is the worker that would do everything; it has ``cached_tokens`` of the prompt and
+    would compute ``eff_isl``. ``drawn``: another one was as likely, with the other verdict.
+    """
+
+    bypassed: bool
+    reason: str
+    message: str
+    policy: str
+    eff_isl_threshold: int
+    eff_isl_ratio_threshold: float
+    cached_tokens: int = 0
+    eff_isl: int = 0
+    decode: str | None = None
+    prefill_load: BusyRow | None = None
+    decode_load: BusyRow | None = None
+    drawn: bool = False
+
+
 class RouteResult(msgspec.Struct, frozen=True):
     """The answer to "where would this request go, and why".
 
@@ -254,7 +284,8 @@ class RouteResult(msgspec.Struct, frozen=True):
     can; False too where it is not known, as from a frontend that reports no doubts.
     ``worker_sets``: where the workers of the model form several sets, the decision in each; the
     answer itself is that of ``worker_set``, the most likely one. ``status``: the HTTP status with
-    which a Dynamo frontend refuses the request, where it is known.
+    which a Dynamo frontend refuses the request, where it is known. ``bypass``: only with
+    conditional disaggregation.
     """
 
     model: str
@@ -275,6 +306,7 @@ class RouteResult(msgspec.Struct, frozen=True):
     worker_set: str | None = None
     worker_sets: list[WorkerSetRow] = []
     status: int | None = None
+    bypass: BypassRow | UnsetType = UNSET
     kind: str = "RouteResult"
     schema: int = SCHEMA
 
@@ -318,7 +350,14 @@ def route_result(
     hops = (shown(prefill), shown(decode))
     question = Question(router, request, plan, view)
     found = judge(
-        [*_drawn(hops), *_refused_draws(by_prefill), *_estimated(hops), *doubts], question
+        [
+            *_drawn(hops),
+            *_refused_draws(by_prefill),
+            *_drawn_bypass(plan),
+            *_estimated(hops),
+            *doubts,
+        ],
+        question,
     )
     return RouteResult(
         id=plan.id,
@@ -336,7 +375,41 @@ def route_result(
         decode=hops[1],
         decode_by_prefill=by_prefill,
         relaxed=plan.relaxed,
+        bypass=bypass_row(plan),
     )
+
+
+def bypass_row(plan: RoutingPlan) -> BypassRow | UnsetType:
+    """The verdict of conditional disaggregation; unset where it was not in force."""
+    one = plan.bypass
+    if one is None:
+        return UNSET
+    return BypassRow(
+        one.bypassed,
+        one.reason,
+        one.message,
+        one.rule.policy,
+        one.rule.eff_isl_threshold,
+        float(one.rule.eff_isl_ratio_threshold),
+        one.cached_tokens,
+        one.eff_isl,
+        one.decode,
+        _busy_row(one.prefill_load),
+        _busy_row(one.decode_load),
+        one.drawn,
+    )
+
+
+def _busy_row(line: BusyLine | None) -> BusyRow | None:
+    if line is None:
+        return None
+    return BusyRow(line.worker, float(line.value), _float(line.limit))
+
+
+def _drawn_bypass(plan: RoutingPlan) -> Iterator[Doubt]:
+    """A doubt where a draw decides whether the prefill hop is left out."""
+    if plan.bypass is not None and plan.bypass.drawn:
+        yield doubt("DYR0785", worker=plan.bypass.decode)
 
 
 def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
@@ -407,13 +480,12 @@ _INCOMPLETE: Final = {
 def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
     """The candidates whose index is not current, by its state.
 
-    Cached blocks count on the first hop, which computes the prompt.
+    Cached blocks count on the first hop, which computes the prompt, and with conditional
+    disaggregation on the decode hop too.
     """
-    first = plan.prefill or plan.decode
-    if first is None:
-        return
+    hops = (hop for hop in (plan.prefill, plan.decode) if hop is not None and hop.credits_overlap)
     stale: dict[str, list[str]] = {}
-    for worker, ref in zip(first.workers, first.refs, strict=True):
+    for worker, ref in ((w, r) for hop in hops for w, r in zip(hop.workers, hop.refs, strict=True)):
         slot = router.registry.slot(ref.worker_id, ref.dp_rank)
         row = None if slot is None else router.freshness.get(slot)
         if row is not None and row.state not in ("absent", "current", "estimated"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import (
@@ -25,7 +26,7 @@ from dynctl.base.json_fields import (
     read_tokens,
     refuse_unknown,
 )
-from dynctl.documents.route_result import Constraint
+from dynctl.documents.route_result import BypassRow, Constraint, bypass_row
 from dynctl.documents.workers import ReportedLoad, WorkerRow
 from dynctl.wire.nvext import MAX_TOKENS_IN_REQUEST
 from router_core import (
@@ -126,6 +127,7 @@ class SelectionResult(msgspec.Struct, frozen=True):
     implied: list[Constraint] = []
     relaxed: bool = False
     notes: list[str] = []
+    bypass: BypassRow | UnsetType = UNSET
     kind: str = "Selection"
     schema: int = SCHEMA
 
@@ -254,6 +256,7 @@ def selection_result(plan: RoutingPlan, booked: Sequence[str]) -> SelectionResul
         implied=[Constraint(i.taint, i.kind, i.weight, i.origin) for i in plan.implied],
         relaxed=plan.relaxed,
         notes=list(dict.fromkeys(note for hop in hops for note in hop.notes)),
+        bypass=bypass_row(plan),
     )
 
 

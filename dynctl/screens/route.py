@@ -37,6 +37,8 @@ class ExplainScreen:
             lines += _labelled(canvas, "assumed", assumption)
         for constraint in words.request_constraints(result):
             lines += _labelled(canvas, "asks", constraint)
+        for verdict in words.bypass(result):
+            lines += _labelled(canvas, "hop", verdict)
         hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
         limit = None if self.show_all else TOP
         table = HopTable.of(result, hops, canvas, limit)
@@ -138,6 +140,8 @@ def route_short(result: RouteResult, canvas: Canvas) -> str:
             for line in canvas.paragraph(text, first=label.ljust(8))
         ]
     lines += [f"        {text}" for text in others]
+    for verdict in words.bypass(result):
+        lines += canvas.paragraph(verdict, first="hop     ")
     lines += _doubts(result, canvas, label=8)
     for text in words.worker_sets(result):
         lines += canvas.paragraph(text, first="set     ")
@@ -159,7 +163,7 @@ def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
         )
 
     def cached(hop: DecisionResult) -> str:
-        if hop.stage == "decode":
+        if not words.credits_overlap(hop):
             return "-"
         return f"{won(hop).overlap_blocks:,} of {result.blocks:,}"
 

@@ -19,7 +19,13 @@ from dynctl.documents.route_result import (
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, Fitted, fit
 from dynctl.screens.numbers import amount, blocks, count, middle, plural
-from dynctl.screens.route_sentences import has_ranks, primary_domain, rank_name, short_taints
+from dynctl.screens.route_sentences import (
+    credits_overlap,
+    has_ranks,
+    primary_domain,
+    rank_name,
+    short_taints,
+)
 
 #: Filters whose rejections are not listed: the funnel line shows them sufficiently.
 QUIET = ("model", "role")
@@ -41,9 +47,12 @@ class _Line:
     ranked: bool = False
     terms: tuple[Term, ...] = ()
 
+    counted: bool = False
+
     @property
-    def scored_prefill(self) -> bool:
-        return any(term.name == "prefill_blocks" for term in self.terms)
+    def scored_cache(self) -> bool:
+        """Whether cached blocks are part of the cost."""
+        return self.counted or any(term.name == "prefill_blocks" for term in self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +206,7 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
         Column(
             "overlap_blocks",
             "cached",
-            lambda line: f"{line.row.overlap_blocks:,}" if line.scored_prefill else "-",
+            lambda line: f"{line.row.overlap_blocks:,}" if line.scored_cache else "-",
             lambda line: line.row.overlap_blocks,
             right=True,
         ),
@@ -216,7 +225,7 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
                 for row in hop.candidates
             )
         ),
-        *(_TRUST if any(row.index != "exact" for row in hops[0].candidates) else ()),
+        *(_TRUST if any(row.index != "exact" for hop in hops for row in hop.candidates) else ()),
         _term_column("prefill_blocks", "prefill", 0),
         _term_column("decode_blocks", "decode", 0),
     ]
@@ -226,7 +235,7 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
 
 
 def _trust(line: _Line) -> str:
-    return line.row.index if line.scored_prefill else "-"
+    return line.row.index if line.scored_cache else "-"
 
 
 _TRUST: Final[tuple[Column[_Line], ...]] = (
@@ -238,7 +247,7 @@ def _tier_column(name: str, heading: str) -> Column[_Line]:
     return Column(
         name,
         heading,
-        lambda line: f"{getattr(line.row, name) or 0:,}" if line.scored_prefill else "-",
+        lambda line: f"{getattr(line.row, name) or 0:,}" if line.scored_cache else "-",
         lambda line: getattr(line.row, name) or 0,
         right=True,
     )
@@ -305,7 +314,8 @@ def _lines(hop: DecisionResult, limit: int | None) -> list[_Line]:
     rows = sorted(hop.candidates, key=place)[:limit]
     worst = max((row.cost for row in rows), default=0.0)
     ranked = has_ranks(hop)
-    return [_Line(row, best, worst, ranked, tuple(hop.terms)) for row in rows]
+    counted = hop.mode == "kv" and hop.stage == "decode" and credits_overlap(hop)
+    return [_Line(row, best, worst, ranked, tuple(hop.terms), counted) for row in rows]
 
 
 def _as_line(row: RejectedRow, ranked: bool) -> _Line:

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from dynctl.documents.doubts import percent
 from dynctl.documents.route_result import (
     UNKNOWN_LOAD,
+    BypassRow,
     CandidateRow,
     Constraint,
     DecisionResult,
@@ -93,6 +94,17 @@ def worker_sets(result: RouteResult) -> Iterator[str]:
         share = percent(row.share).rjust(4)
         shown = "  (shown below)" if row.name == result.worker_set else ""
         yield f"{share}  {row.name}, {plural(row.available, 'worker')}: {answer}{shown}"
+
+
+def bypass(result: RouteResult) -> Iterator[str]:
+    """Whether conditional disaggregation leaves out the prefill hop, and why."""
+    if isinstance(result.bypass, BypassRow):
+        yield result.bypass.message
+
+
+def credits_overlap(hop: DecisionResult) -> bool:
+    """Whether cached blocks count on the hop: not on a plain decode hop."""
+    return hop.stage != "decode" or bool(hop.parameters.get("overlap_score_credit"))
 
 
 def request_constraints(result: RouteResult) -> Iterator[str]:

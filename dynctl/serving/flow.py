@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -243,7 +243,7 @@ class RequestFlow:
         call.record.prefill_done_at = service.clock()
         while True:
             # The fleet may have changed while prefill ran, so decode is decided only now.
-            plan = service.continue_plan(request, prefill)
+            plan = replace(service.continue_plan(request, prefill), bypass=plan.bypass)
             decode = plan.decode
             if decode is None or decode.winner is None:
                 raise _DecodeGone(plan)

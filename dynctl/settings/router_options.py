@@ -135,6 +135,45 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "--router-own-domains",
         "DYN_ROUTER_OWN_DOMAINS",
     ),
+    "conditional_disagg_enabled": _option(
+        "conditional disaggregation: a decode worker that has enough of a prompt cached prefills "
+        "the rest by itself",
+        "--router-conditional-disagg",
+        "DYN_ROUTER_CONDITIONAL_DISAGG",
+    ),
+    "conditional_disagg_policy": _option(
+        "what leaves out the prefill hop: isl-bounding (a short rest of the prompt), prefill-load "
+        "(a busy prefill worker), isl-or-load (either)",
+        "--router-bypass-policy",
+        "DYN_ROUTER_BYPASS_POLICY",
+    ),
+    "conditional_disagg_eff_isl_threshold": _option(
+        "the decode worker prefills fewer prompt tokens than this by itself",
+        "--router-bypass-eff-isl-threshold",
+        "DYN_ROUTER_BYPASS_EFF_ISL_THRESHOLD",
+    ),
+    "conditional_disagg_eff_isl_ratio_threshold": _option(
+        "the decode worker prefills less than this fraction of a prompt by itself",
+        "--router-bypass-eff-isl-ratio-threshold",
+        "DYN_ROUTER_BYPASS_EFF_ISL_RATIO_THRESHOLD",
+    ),
+    "conditional_disagg_prefill_busy_threshold": _option(
+        "a prefill worker is busy above this multiple of its max_num_batched_tokens "
+        "(none: the queue threshold)",
+        "--router-bypass-prefill-busy-threshold",
+        "DYN_ROUTER_BYPASS_PREFILL_BUSY_THRESHOLD",
+    ),
+    "conditional_disagg_decode_busy_threshold": _option(
+        "keep the prefill hop where the decode worker would have more active blocks than this "
+        "fraction of its KV blocks",
+        "--router-bypass-decode-busy-threshold",
+        "DYN_ROUTER_BYPASS_DECODE_BUSY_THRESHOLD",
+    ),
+    "conditional_disagg_require_can_prefill": _option(
+        "leave out the prefill hop only for decode workers that can prefill (Dynamo does not look)",
+        "--router-bypass-require-can-prefill",
+        "DYN_ROUTER_BYPASS_REQUIRE_CAN_PREFILL",
+    ),
     "router_on_degraded": _option(
         "what cached blocks count for while a worker's index is incomplete: discount (half), "
         "approximate (what this router sent there), load-only (nothing) or full",

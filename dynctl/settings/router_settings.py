@@ -8,6 +8,7 @@ variables, presets and ``route --set``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import (
     DEFAULT_PRESET,
+    LOAD_POLICIES,
     PRESETS,
     SETTINGS,
     ConfigError,
@@ -36,6 +38,22 @@ MISMATCH_FLAG = "--router-kv-transfer-mismatch-policy"
 MISMATCH_VARIABLE = "DYN_ROUTER_KV_TRANSFER_MISMATCH_POLICY"
 MISMATCH_POLICIES = {"fail": "required", "fallback": "fallback"}
 
+#: Dynamo's JSON object with the settings of conditional disaggregation; field -> setting.
+BYPASS_FLAG = "--router-conditional-disagg-config"
+BYPASS_VARIABLE = "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG"
+_BYPASS_KEY: Final = "router_conditional_disagg_config"
+_SKIPPING: Final = "conditional_disagg_enabled"
+_BYPASS_FIELDS: Final = {
+    name: f"conditional_disagg_{name}"
+    for name in (
+        "policy",
+        "eff_isl_threshold",
+        "eff_isl_ratio_threshold",
+        "prefill_busy_threshold",
+        "decode_busy_threshold",
+    )
+}
+
 _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
 _LOAD_MODEL: Final = "router_prefill_load_model"
 #: What a prefill load model needs to know.
@@ -48,6 +66,14 @@ _LEGACY_WEIGHT = {
     "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
     "DYN_KV_OVERLAP_SCORE_WEIGHT",
 }
+
+
+#: Names of ``--set`` -> the setting: the settings themselves, and their flags.
+_BY_KEY: Final = {
+    flag.removeprefix("--").replace("-", "_"): name
+    for name, option in ROUTER_OPTIONS.items()
+    for flag in option.flags
+} | {name: name for name in SETTINGS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +144,9 @@ def resolve(
             values["kv_transfer_enforcement"] = enforcement
             which = MISMATCH_FLAG if kind == "flag" else MISMATCH_VARIABLE
             sources["kv_transfer_enforcement"] = f"{kind} {which}"
+        for key, value in _bypass(kind, texts).items():
+            which = BYPASS_FLAG if kind == "flag" else BYPASS_VARIABLE
+            values[key], sources[key] = value, f"{kind} {which}"
     try:
         config = config.with_values(values)
     except ConfigError as error:
@@ -158,16 +187,23 @@ def parse_assignments(
         name = key.strip().lower().lstrip("-").replace("-", "_")
         if name in ("overlap_score_weight", "kv_overlap_score_weight"):
             found = legacy_overlap_weight(SETTINGS["prefill_load_scale"].parse(raw))
+        elif f"router_{name.removeprefix('router_')}" == _BYPASS_KEY:
+            found = _bypass_config(key.strip(), raw)
         else:
             candidates = (name, f"router_{name}", name.removeprefix("router_"))
             try:
-                setting = find_setting(next((one for one in candidates if one in SETTINGS), name))
+                known = (_BY_KEY[one] for one in candidates if one in _BY_KEY)
+                setting = find_setting(next(known, name))
             except ConfigError as error:
                 raise UsageProblem(str(error), "dynctl config show lists the settings") from None
             found = {setting.name: setting.parse(raw)}
         values |= found
         typed |= dict.fromkeys(found, f"--set {text.strip()}")
     config = config.with_values(values)
+    if values.keys() & {_SKIPPING, *_BYPASS_FIELDS.values()}:
+        unmet = _without_line(config, _key)
+        if unmet:
+            raise ConfigError(unmet)
     ignored = [
         one
         for name in values
@@ -331,8 +367,109 @@ def _mismatch(kind: str, texts: Mapping[str, str | bool]) -> str | None:
     return enforcement
 
 
+def _bypass(kind: str, texts: Mapping[str, str | bool]) -> dict[str, Any]:
+    """Setting -> value of the JSON object of conditional disaggregation; raises UsageProblem."""
+    which = BYPASS_FLAG if kind == "flag" else BYPASS_VARIABLE
+    text = texts.get(which)
+    if text is None:
+        return {}
+    try:
+        found = _bypass_config(which, str(text))
+    except ConfigError as error:
+        raise UsageProblem(
+            str(error),
+            """for example {"policy":"isl_or_load","prefill_busy_threshold":0.5}; fields: """
+            + ", ".join(_BYPASS_FIELDS),
+        ) from None
+    for name, value in found.items():
+        own = _current(name, kind)
+        if own in texts and _parse(SETTINGS[name], Spelling(name, own, False), texts[own]) != value:
+            raise UsageProblem(
+                f"{which} and {own} {texts[own]}: they give {name} different values",
+                "give one of them",
+            )
+    return found
+
+
+def _bypass_config(where: str, text: str) -> dict[str, Any]:
+    """Read Dynamo's JSON object; raises ConfigError, which begins with ``where``."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{where}: expected a JSON object, got {text[:80]!r}") from None
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{where}: expected a JSON object, got {text[:80]!r}")
+    found = {}
+    for field_name, value in parsed.items():
+        name = _BYPASS_FIELDS.get(field_name)
+        if name is None:
+            raise ConfigError(f"{where}: unknown field {field_name[:80]!r}")
+        if SETTINGS[name].choices and isinstance(value, str):
+            value = value.replace("_", "-")
+        try:
+            found[name] = SETTINGS[name].check(value)
+        except ConfigError as error:
+            problem = str(error).partition(": ")[2]
+            raise ConfigError(f"{where}: {field_name}: {problem}") from None
+    return found
+
+
+def _without_line(config: RouterConfig, naming: Callable[[str], str]) -> str:
+    """What a policy that reads the load of prefill workers lacks; empty where it lacks nothing."""
+    policy = config.conditional_disagg_policy
+    if not config.conditional_disagg_enabled or policy not in LOAD_POLICIES:
+        return ""
+    if config.bypass_busy_threshold is not None:
+        return ""
+    own, queue = "conditional_disagg_prefill_busy_threshold", "router_queue_threshold"
+    return (
+        f"{naming('conditional_disagg_policy')} {policy}: {naming(own)} or {naming(queue)} is"
+        " needed: the load above which a prefill worker is busy"
+    )
+
+
+def _refuse_bypass(config: RouterConfig, sources: Mapping[str, str]) -> None:
+    """Raise UsageProblem where conditional disaggregation cannot work, as Dynamo does."""
+    whole = [name for name in _BYPASS_FIELDS.values() if _typed_name(name, sources) in
+             (BYPASS_FLAG, BYPASS_VARIABLE)]  # fmt: skip
+    if not config.conditional_disagg_enabled:
+        if whole:
+            typed = _typed_name(whole[0], sources)
+            raise UsageProblem(
+                f"{typed} without {_flag(_SKIPPING)}: conditional disaggregation is off",
+                f"add {_flag(_SKIPPING)}, or remove {typed}",
+            )
+        return
+    given = _typed_name(_SKIPPING, sources) or _flag(_SKIPPING)
+    _refuse_other(
+        given, "conditional disaggregation", {"router_mode": "kv", "use_kv_events": True},
+        config, sources,
+    )  # fmt: skip
+    unmet = _without_line(config, _flag)
+    if unmet:
+        raise UsageProblem(unmet, "set one of them, or use the policy isl-bounding")
+
+
+def _refuse_other(
+    given: str, what: str, wanted: Mapping[str, Any], config: RouterConfig,
+    sources: Mapping[str, str],
+) -> None:  # fmt: skip
+    """Raise UsageProblem where a setting that ``what`` needs has another value."""
+    for name, needed in wanted.items():
+        value = getattr(config, name)
+        if value != needed:
+            other = _typed_name(name, sources) or _flag(name)
+            text = other if isinstance(value, bool) else f"{other} {value}"
+            raise UsageProblem(
+                f"{given} and {text}: {what} needs {_flag(name)}"
+                + ("" if isinstance(needed, bool) else f" {needed}"),
+                f"remove {given} or {text}",
+            )
+
+
 def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> None:
     """Raise UsageProblem, with both names, where settings exclude each other."""
+    _refuse_bypass(config, sources)
     policy = "router_approximate_cache_policy"
     if config.router_approximate_cache_policy == "lru" and config.use_kv_events:
         events = _typed_name("use_kv_events", sources) or _flag("use_kv_events")
@@ -352,22 +489,14 @@ def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> 
             "specify what is modelled, for example --ais-backend vllm --ais-system h200_sxm "
             f"--ais-model-path MODEL, or remove {given}",
         )
-    for name, wanted in (("router_mode", "kv"), ("router_track_prefill_tokens", True)):
-        value = getattr(config, name)
-        if value != wanted:
-            other = _typed_name(name, sources) or _flag(name)
-            text = other if isinstance(value, bool) else f"{other} {value}"
-            raise UsageProblem(
-                f"{given} and {text}: the model needs {_flag(name)}"
-                + ("" if isinstance(wanted, bool) else f" {wanted}"),
-                f"remove {given} or {text}",
-            )
+    wanted = {"router_mode": "kv", "router_track_prefill_tokens": True}
+    _refuse_other(given, "the model", wanted, config, sources)
 
 
 def _unknown_variables(env: Mapping[str, str | bool]) -> Iterator[str]:
     """Warnings for variables of the router that are no setting's, as by a typing error."""
     known = [name for option in ROUTER_OPTIONS.values() for name in option.env]
-    known.append(MISMATCH_VARIABLE)
+    known += (MISMATCH_VARIABLE, BYPASS_VARIABLE)
     for name in sorted(env):
         if name.startswith(_ROUTER_VARIABLES) and name not in known:
             near = get_close_matches(name, known, n=1)

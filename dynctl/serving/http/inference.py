@@ -47,6 +47,8 @@ from dynctl.wire.openai import (
 from router_core import HashingError, RoutingPlan
 
 DECISION_HEADER: Final = "x-dynctl-decision"
+#: Why the prefill hop was left out, where it was.
+BYPASS_HEADER: Final = "x-dynctl-prefill-skipped"
 #: Client headers that are passed to engines.
 _FORWARDED: Final = ("traceparent", "tracestate")
 
@@ -448,7 +450,11 @@ class Inference:
         )
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
-        return {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}
+        headers = {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}
+        bypass = None if record.plan is None else record.plan.bypass
+        if bypass is not None and bypass.bypassed:
+            headers[BYPASS_HEADER] = bypass.reason
+        return headers
 
     def _error(self, http: web.Request, error: HttpError, record: RequestRecord) -> web.Response:
         if not is_operator(http, self._config.api_token):

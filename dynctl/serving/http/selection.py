@@ -8,7 +8,7 @@ after ``active_request_expiry_secs``.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -32,7 +32,7 @@ from dynctl.serving.http.selection_request import SelectionReader, naming_fields
 from dynctl.serving.refusal import HttpError, refusal
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import STAGES, Decision, RoutingRequest, Stage
+from router_core import STAGES, Bypass, Decision, RoutingRequest, Stage
 
 #: Maximum of booked requests; further ones are refused.
 MAX_BOOKINGS = 65_536
@@ -42,12 +42,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Booking:
-    """A request that another frontend has in flight. ``seen_at``: time of its last report."""
+    """A request that another frontend has in flight. ``seen_at``: time of its last report.
+
+    ``bypass``: the verdict with which its prefill hop was kept or left out.
+    """
 
     request: RoutingRequest
     record: RequestRecord
     prefill: Decision | None
     seen_at: float
+    bypass: Bypass | None = None
 
 
 class SelectionApi:
@@ -119,7 +123,9 @@ class SelectionApi:
             hops = hops[:1]
         for hop in hops:
             service.book(hop, request, record)
-        self._bookings[request.id] = Booking(request, record, plan.prefill, service.clock())
+        self._bookings[request.id] = Booking(
+            request, record, plan.prefill, service.clock(), plan.bypass
+        )
         return json_response(selection_result(plan, [hop.stage for hop in hops]), 201)
 
     async def overlap_scores(self, http: web.Request) -> web.StreamResponse:
@@ -156,7 +162,7 @@ class SelectionApi:
         active = service.router.load.bookings(request.id)
         if any(one.stage == "decode" for one in active):
             raise _duplicate(request.id)
-        plan = service.continue_plan(request, booking.prefill)
+        plan = replace(service.continue_plan(request, booking.prefill), bypass=booking.bypass)
         booking.record.prefill_done_at = service.clock()
         service.free(request.id, "prefill")
         service.decided(plan, request, booking.record)

@@ -53,6 +53,14 @@ class DecisionLog(ServiceObserver):
     def on_decision(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
     ) -> None:
+        if plan.bypass is not None and self.level != "off":
+            extra = {"decision": plan.id, "bypassed": plan.bypass.bypassed}
+            self._logger.info(
+                "Conditional disagg decision request_id=%s bypass=%s reason=%s: %s",
+                json.dumps(plan.id, ensure_ascii=False),
+                str(plan.bypass.bypassed).lower(), plan.bypass.reason, plan.bypass.message,
+                extra=extra,
+            )  # fmt: skip
         refusal = plan.refusal
         if refusal is not None:
             self.refusal(refusal, record.received_wall)
@@ -180,7 +188,7 @@ def _winner(decision: Decision) -> int:
 
 
 def _cached(decision: Decision, position: int) -> int:
-    return 0 if decision.stage == "decode" else decision.overlap_blocks(position)
+    return decision.overlap_blocks(position) if decision.credits_overlap else 0
 
 
 def _weight(value: float) -> str:

@@ -23,7 +23,7 @@ from dynctl.serving.telemetry.decision_storage import (
     packed_size,
 )
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core import RoutingPlan, RoutingRequest, Worker, topology_of
+from router_core import Bypass, RoutingPlan, RoutingRequest, Worker, topology_of
 
 DEFAULT_BYTES = 64 * 1024 * 1024
 #: One in this many uneventful plans is kept whole.
@@ -35,6 +35,7 @@ MAX_WAITING = 64
 # large side. A test compares them with tracemalloc.
 _PLAN = 500
 _CARD = 1_600
+_BYPASS = 600
 
 
 class Remembered(NamedTuple):
@@ -48,6 +49,7 @@ class Remembered(NamedTuple):
     size: int
     relaxed: bool
     implied: tuple[Any, ...]
+    bypass: Bypass | None
     prefill: PackedHop | BriefHop | None
     decode: PackedHop | BriefHop | None
 
@@ -61,6 +63,7 @@ class Remembered(NamedTuple):
             None if self.decode is None else self.decode.expand(),
             self.implied,
             self.relaxed,
+            self.bypass,
         )
 
     def cards(self) -> Iterator[Worker]:
@@ -267,6 +270,7 @@ def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
         elif len(hop.notes) > (not hop.overlap_modelled):
             whole = True
     size = _PLAN + 2 * len(plan.id) + len(plan.model) + CONSTRAINT_BYTES * len(plan.implied)
+    size += _BYPASS if plan.bypass is not None else 0
     kept: list[PackedHop | BriefHop | None] = []
     for hop in (prefill, decode):
         if hop is None:
@@ -279,7 +283,16 @@ def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
             kept.append(brief(hop))
             size += brief_size(hop)
     return Remembered(
-        plan.id, at, plan.model, outcome, whole, size, plan.relaxed, plan.implied, *kept
+        plan.id,
+        at,
+        plan.model,
+        outcome,
+        whole,
+        size,
+        plan.relaxed,
+        plan.implied,
+        plan.bypass,
+        *kept,
     )
 
 

@@ -110,6 +110,8 @@ _COMPONENT: tuple[tuple[str, Kind, str, tuple[str, ...], tuple[float, ...], bool
 _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("decisions_total", "counter", "Routing plans by their outcome and the hop that decided it",
      ("stage", "outcome")),
+    ("conditional_disagg_total", "counter", "Verdicts of conditional disaggregation: whether the "
+     "prefill hop was left out, and why", ("bypassed", "reason")),
     ("worker_ready", "gauge", "1 = the worker responds to its probe, 0 = it is ejected",
      ("worker", "worker_id", "role")),
     ("worker_cached_blocks", "gauge", "Blocks in a rank's index (estimated without KV events)",

@@ -143,6 +143,9 @@ class Metrics(ServiceObserver):
         self.on_received(record)
         final = plan.final
         self._counters["dynctl_decisions_total"].inc((final.stage, final.outcome))
+        if plan.bypass is not None:
+            verdict = (str(plan.bypass.bypassed).lower(), plan.bypass.reason)
+            self._counters["dynctl_conditional_disagg_total"].inc(verdict)
         if final.outcome == "all_busy":
             labels = (record.endpoint, self._model(record))
             self._counters["dynamo_frontend_model_rejection_total"].inc(labels)

@@ -55,6 +55,7 @@ _DYNCTL_ONLY: Final = "Dynamo has no such setting"
 #: Settings of dynctl's own router -> their value for a router that does not have them.
 _NOT_IN_DYNAMO: Final[Mapping[str, Any]] = {
     "decode_capacity_guard": False,
+    "conditional_disagg_require_can_prefill": False,
     "kv_transfer_domain": None,
     "kv_transfer_enforcement": None,
     "kv_transfer_preferred_weight": None,
@@ -169,7 +170,8 @@ def _bypass_doubts(observer: Observer) -> Iterator[Doubt]:
         if item.worker.role is Role.DECODE and item.sources
     ]
     if names:
-        yield doubt("DYR0743", workers=some_names(names))
+        varies = Varies(settings={"conditional_disagg_enabled": [True]})
+        yield doubt("DYR0743", varies=varies, workers=some_names(names))
 
 
 def _assumed_settings(

@@ -93,11 +93,16 @@ _KV: Final = (
     "router_predicted_ttl_secs",
     "use_remote_indexer",
     "serve_indexer",
+    "conditional_disagg_enabled",
+    "conditional_disagg_policy",
+    "conditional_disagg_eff_isl_threshold",
+    "conditional_disagg_eff_isl_ratio_threshold",
+    "conditional_disagg_prefill_busy_threshold",
+    "conditional_disagg_decode_busy_threshold",
 )
 #: Unsupported keys -> (values that change no decision, the effect of other values).
 _UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "router_policy_config": ((None,), "a policy file replaces cost parameters and queues"),
-    "conditional_disagg_enabled": ((None, False), "prefill may be left to a decode worker"),
     "shared_cache_type": ((None, "none"), "hits in a shared cache lower the cost"),
     "enforce_disagg": ((None, False), "requests are refused without a prefill worker"),
     "session_affinity_ttl_secs": ((None,), "requests of a session stay with their worker"),
@@ -114,7 +119,6 @@ _HARMLESS: Final = frozenset(
         "shared_cache_multiplier",
     }
 )
-_CONDITIONAL: Final = "conditional_disagg_"
 
 
 class _Reading:
@@ -162,6 +166,8 @@ class _Reading:
     def take(self, where: str, name: str, value: Any) -> None:
         """Read a setting that dynctl has under the same name."""
         setting = SETTINGS[name]
+        if setting.choices and isinstance(value, str):
+            value = value.replace("_", "-")
         try:
             checked = setting.check(value)
         except ConfigError as error:
@@ -183,7 +189,7 @@ class _Reading:
             harmless, effect = _UNSUPPORTED[name]
             if value not in harmless:
                 self.name(where, value, f"not built yet; in Dynamo {effect}")
-        elif not name.startswith(_CONDITIONAL):
+        else:
             self.name(where, value, "unknown setting with an unknown effect")
 
 

@@ -35,6 +35,18 @@ BESIDE = {
         "router_kv_transfer_weight": "50",
         "router_kv_transfer_qos": str(LINKS),
     },
+    "conditional_disagg_policy": {
+        "conditional_disagg_enabled": "true",
+        "conditional_disagg_prefill_busy_threshold": "1",
+    },
+    "conditional_disagg_prefill_busy_threshold": {
+        "conditional_disagg_enabled": "true",
+        "conditional_disagg_policy": "prefill-load",
+    },
+    "conditional_disagg_eff_isl_threshold": {"conditional_disagg_enabled": "true"},
+    "conditional_disagg_eff_isl_ratio_threshold": {"conditional_disagg_enabled": "true"},
+    "conditional_disagg_decode_busy_threshold": {"conditional_disagg_enabled": "true"},
+    "conditional_disagg_require_can_prefill": {"conditional_disagg_enabled": "true"},
     "router_prefill_load_model": {
         "ais_backend": "vllm",
         "ais_system": "h200_sxm",
@@ -252,7 +264,7 @@ FOREIGN = frozenset(
         *("--disaggregation-mode", "--is-decode-worker", "--is-prefill-worker"),
         *("--enable-cache-report", "--enable-prompt-tokens-details", "--kv-events-config"),
         *("--page-size", "--prefix-caching-hash-algo", "--publish-events-and-metrics"),
-        *("--served-model-name", "--durable-kv-events", "--router-conditional-disagg"),
+        *("--served-model-name", "--durable-kv-events"),
         "--router-session-affinity-ttl-secs",
     )
 )

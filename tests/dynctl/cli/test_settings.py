@@ -6,8 +6,8 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.settings.router_options import ROUTER_OPTIONS
-from dynctl.settings.router_settings import Resolved, bounds, resolve
-from router_core import PRESETS, SETTINGS
+from dynctl.settings.router_settings import Resolved, bounds, parse_assignments, resolve
+from router_core import PRESETS, SETTINGS, ConfigError, RouterConfig
 
 
 def test_flag_wins_over_environment_and_environment_over_preset():
@@ -269,3 +269,74 @@ def test_a_load_model_without_what_it_needs_names_each_flag(flags, named):
     assert "remove --router-prefill-load-model aic" in caught.value.hint
     with pytest.raises(UsageProblem, match="DYN_ROUTER_PREFILL_LOAD_MODEL ais: "):
         resolve({}, {"DYN_ROUTER_PREFILL_LOAD_MODEL": "ais"})
+
+
+_ON = {"--router-conditional-disagg": True}
+_JSON = "--router-conditional-disagg-config"
+
+
+@pytest.mark.seed("dynamo-1.6: skip the hop")
+def test_dynamos_json_has_the_settings_of_conditional_disaggregation():
+    text = (
+        '{"policy":"isl_or_load","eff_isl_threshold":4096,"eff_isl_ratio_threshold":0.8,'
+        '"prefill_busy_threshold":16,"decode_busy_threshold":null}'
+    )
+    found = resolve({**_ON, _JSON: text}, {})
+    assert found.config.conditional_disagg_policy == "isl-or-load"
+    assert found.config.conditional_disagg_eff_isl_threshold == 4096
+    assert found.config.conditional_disagg_eff_isl_ratio_threshold == 0.8
+    assert found.config.conditional_disagg_prefill_busy_threshold == 16.0
+    assert found.config.conditional_disagg_decode_busy_threshold is None
+    assert found.sources["conditional_disagg_policy"] == f"flag {_JSON}"
+    assert found.warnings == ()
+    env = {"DYN_ROUTER_CONDITIONAL_DISAGG": "1", "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG": text}
+    found = resolve({"--router-bypass-eff-isl-threshold": "7"}, env)
+    assert found.config.conditional_disagg_eff_isl_threshold == 7  # a flag corrects a variable
+    assert found.sources["conditional_disagg_policy"] == "env DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG"
+    _, values, ignored = parse_assignments(
+        RouterConfig(), ["router_conditional_disagg=1", f"conditional_disagg_config={text}"]
+    )
+    assert (values["conditional_disagg_eff_isl_threshold"], ignored) == (4096, [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({_JSON: "{}"}, ""),
+        ({_JSON: '{"policy":"isl_bounding"}'}, f"{_JSON} without --router-conditional-disagg: "),
+        ({**_ON, _JSON: "isl"}, f"{_JSON}: expected a JSON object, got 'isl'"),
+        ({**_ON, _JSON: "[" * 9_999}, f"{_JSON}: expected a JSON object"),
+        ({**_ON, _JSON: "[1]"}, f"{_JSON}: expected a JSON object"),
+        ({**_ON, _JSON: '{"moon":1}'}, f"{_JSON}: unknown field 'moon'"),
+        ({**_ON, _JSON: '{"policy":1}'}, f"{_JSON}: policy: expected str, got 1"),
+        ({**_ON, _JSON: '{"eff_isl_threshold":1.5}'}, "eff_isl_threshold: expected int, got 1.5"),
+        ({**_ON, _JSON: '{"eff_isl_ratio_threshold":1.5}'}, "expected at most 1, got 1.5"),
+        ({**_ON, _JSON: '{"decode_busy_threshold":NaN}'}, "expected a finite number"),
+        (
+            {**_ON, _JSON: '{"eff_isl_threshold":1}', "--router-bypass-eff-isl-threshold": "2"},
+            f"{_JSON} and --router-bypass-eff-isl-threshold 2: they give",
+        ),
+        ({**_ON, "--router-mode": "random"}, "--router-conditional-disagg and --router-mode rando"),
+        ({**_ON, "--router-kv-events": False}, "and --no-router-kv-events: conditional disaggreg"),
+        (
+            {**_ON, "--router-bypass-policy": "prefill-load"},
+            "--router-bypass-policy prefill-load: --router-bypass-prefill-busy-threshold or "
+            "--router-queue-threshold is needed",
+        ),
+    ],
+)
+def test_contradictions_of_conditional_disaggregation_are_named(flags, words):
+    if not words:
+        assert resolve(flags, {}).config == RouterConfig()
+        return
+    with pytest.raises(UsageProblem) as caught:
+        resolve(flags, {})
+    assert words in str(caught.value)
+
+
+def test_a_dry_run_needs_the_line_of_a_load_policy_too():
+    given = ["conditional_disagg_enabled=1", "bypass_policy=isl_or_load"]
+    with pytest.raises(ConfigError, match="conditional_disagg_prefill_busy_threshold or router_qu"):
+        parse_assignments(RouterConfig(), given)
+    config, _, _ = parse_assignments(RouterConfig(), [*given, "router_queue_threshold=2"])
+    assert config.bypass_busy_threshold == 2.0

@@ -161,3 +161,127 @@ async def test_prefill_runs_again_only_where_decode_may_have_taken_its_blocks(
         assert hops.booked == [prefill, failed, *again, answered]
         fleet.service.free("other")
         await fleet.idle()
+
+
+# -- conditional disaggregation ----------------------------------------------------------------
+
+SKIPPING = RouterConfig(conditional_disagg_enabled=True)
+ONE_OF_EACH: list[dict[str, Any]] = [
+    {"name": "p0", "role": "prefill"},
+    {"name": "d0", "role": "decode"},
+    {"name": "d1", "role": "decode"},
+]
+SKIPPED = "x-dynctl-prefill-skipped"
+
+
+async def warmed(fleet) -> str:
+    """The decode worker that served a first turn, once the router knows what it cached."""
+    await fleet.connected()
+    status, body, headers = await fleet.chat(WORDS * 8, max_tokens=3, nvext=IDS)
+    assert status == 200, body
+    assert SKIPPED not in headers
+    prefill, warm = map(str, names(fleet, body["nvext"]["worker_id"]))
+    assert prefill == "p0"
+    router = fleet.service.router
+    (slot,) = router.registry.slots(router.registry.by_name(warm).worker_id)
+    await until(lambda: router.index.block_count(slot) >= 8)
+    await fleet.idle()
+    return warm
+
+
+@pytest.mark.seed("dynamo-1.6: skip the hop")
+async def test_a_warm_decode_worker_takes_a_short_follow_up_itself():
+    async with site(ONE_OF_EACH, router=SKIPPING) as fleet:
+        warm = await warmed(fleet)
+        hops = Hops()
+        fleet.service.observers.append(hops)
+        text = WORDS * 8 + "and then?"
+        status, answer, headers = await fleet.chat(text, max_tokens=3, nvext=IDS)
+        assert status == 200, answer
+        assert hops.booked == [("aggregated", warm)]
+        assert headers[SKIPPED] == "short_prefill"
+        assert answer["usage"]["completion_tokens"] == 3
+        status, past = await fleet.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
+        assert status == 200
+        assert past["prefill"] is None
+        assert past["bypass"]["decode"] == warm
+        assert past["bypass"]["message"].startswith(f"prefill hop left out: {warm} computes ")
+        # A prompt that no decode worker knows takes the hop.
+        status, answer, headers = await fleet.chat("other " * 100, max_tokens=3)
+        assert status == 200, answer
+        assert SKIPPED not in headers
+        assert [stage for stage, _ in hops.booked] == ["aggregated", "prefill", "decode"]
+        _, page = await fleet.get("/metrics")
+        counts = 'dynctl_conditional_disagg_total{{bypassed="{}",reason="{}"}} {}'
+        assert counts.format("true", "short_prefill", 1) in page.decode()
+        assert counts.format("false", "little_cached", 2) in page.decode()
+        await fleet.idle()
+
+
+@pytest.mark.seed("dynamo-1.6: skip the hop")
+async def test_what_a_bypassed_request_computes_is_booked_on_the_decode_worker_and_freed():
+    async with site(ONE_OF_EACH, router=SKIPPING) as fleet:
+        warm = await warmed(fleet)
+        seen: dict[str, tuple[int, int, int]] = {}
+
+        class Loads(ServiceObserver):
+            def on_hop(self, decision, request, record) -> None:
+                seen.update(fleet.load())
+
+        fleet.service.observers.append(Loads())
+        status, events, headers = await fleet.stream(WORDS * 8 + "and then?", max_tokens=5)
+        assert (status, events[-1]) == (200, "[DONE]")
+        assert headers[SKIPPED] == "short_prefill"
+        requests, tokens, blocks = seen[warm]
+        assert requests == 1
+        assert 0 < tokens < 64  # what is not cached
+        assert blocks >= 8
+        assert seen["p0"] == (0, 0, 0)
+        await fleet.idle()
+
+
+@pytest.mark.seed("dynamo-1.6: skip the hop")
+async def test_a_bypassed_decode_that_fails_is_tried_elsewhere_with_the_hop(monkeypatch):
+    async with site(ONE_OF_EACH, router=SKIPPING, health=SLOW_HEALTH) as fleet:
+        warm = await warmed(fleet)
+        hops = Hops()
+        fleet.service.observers.append(hops)
+        open_upstream = fleet.frontend.upstream.open
+
+        async def fails(url, body, headers, **more):
+            if url.startswith(fleet.engines[warm].url):
+                raise UpstreamFailure("reset", f"{warm} failed")
+            return await open_upstream(url, body, headers, **more)
+
+        monkeypatch.setattr(fleet.frontend.upstream, "open", fails)
+        status, body, headers = await fleet.chat(WORDS * 8 + "and then?", max_tokens=3)
+        assert status == 200, body
+        assert SKIPPED not in headers
+        other = "d1" if warm == "d0" else "d0"
+        assert hops.booked == [("aggregated", warm), ("prefill", "p0"), ("decode", other)]
+        await fleet.idle()
+
+
+@pytest.mark.seed("dynamo-1.6: skip the hop")
+async def test_a_decode_worker_that_cannot_prefill_gets_the_hop():
+    engines: list[dict[str, Any]] = [
+        {"name": "p0", "role": "prefill"},
+        {"name": "d0", "role": "decode", "can_prefill": False},
+    ]
+    async with site(engines, router=SKIPPING) as fleet:
+        assert await warmed(fleet) == "d0"
+        status, body, headers = await fleet.chat(WORDS * 8 + "and then?", max_tokens=3)
+        assert status == 200, body
+        assert SKIPPED not in headers
+        _, past = await fleet.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
+        assert past["bypass"]["reason"] == "no_decode_worker"
+
+
+async def test_without_the_setting_nothing_is_said_about_it():
+    async with site(ONE_OF_EACH) as fleet:
+        await warmed(fleet)
+        status, _, headers = await fleet.chat(WORDS * 8 + "and then?", max_tokens=3)
+        assert status == 200
+        _, past = await fleet.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
+        assert "bypass" not in past
+        assert past["prefill"] is not None
