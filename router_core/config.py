@@ -425,10 +425,11 @@ SETTINGS: dict[str, Setting] = _describe()
 _SETTINGS_READY = True
 
 #: Preset name -> the defaults it changes. ``dynamo-1.6`` is what live deployments run;
-#: ``dynamo-0.9`` follows the 0.9 guides (queue at 4.0, 503 on overload, size pruning).
+#: ``dynamo-0.9`` follows the 0.9 guides (round-robin, queue at 4.0, 503 on overload, size pruning).
 PRESETS: dict[str, dict[str, Any]] = {
     "dynamo-1.6": {},
     "dynamo-0.9": {
+        "router_mode": "round-robin",
         "router_queue_threshold": 4.0,
         "overload_status_code": 503,
         "router_max_tree_size": 2**20,

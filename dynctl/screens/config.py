@@ -9,6 +9,7 @@ from dynctl.documents.config import ConfigReport, SettingRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import amount
+from router_core import SETTINGS
 
 
 def config_report(result: ConfigReport, canvas: Canvas) -> str:
@@ -22,6 +23,14 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
         Column("help", "MEANING", lambda s: s.help, lambda s: s.help, rank=4, wide=True),
     ]
     head = f"preset {result.preset or 'unknown'}, from {result.source}\n"
+    changed = [
+        f"{setting.name} {_value(setting)}"
+        for setting in result.settings
+        if setting.source == f"preset {result.preset}"
+        and setting.value != SETTINGS[setting.name].default
+    ]
+    if changed:
+        head += "\n".join(canvas.paragraph(", ".join(changed), first="changes ")) + "\n"
     hidden = sum(not setting.known for setting in result.settings)
     if hidden:
         note = (

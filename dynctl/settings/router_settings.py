@@ -99,6 +99,16 @@ class Resolved:
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    @property
+    def changed_by_preset(self) -> str | None:
+        """The settings that the preset changes and nothing else sets, as one sentence."""
+        changed = [
+            f"{_flag(name)} {_shown(value)}"
+            for name, value in PRESETS[self.preset].items()
+            if value != SETTINGS[name].default and self.sources[name] == f"preset {self.preset}"
+        ]
+        return f"preset {self.preset}: {', '.join(changed)}" if changed else None
+
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
@@ -157,7 +167,7 @@ def resolve(
     for key in SETTINGS:
         warnings += _texts(no_effect(key, _typed_name(key, sources), config, _flag))
     for key, value in PRESETS[name].items():
-        if key not in values and not SETTINGS[key].is_built(value):
+        if key not in values and value != SETTINGS[key].default:
             warnings += _texts(
                 no_effect(key, f"preset {name}: {key} {_shown(value)}", config, _flag)
             )

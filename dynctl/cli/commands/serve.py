@@ -308,6 +308,8 @@ def _config(
     given["log_level"] = given["log_level"].strip().lower()
     flags, preset = split_preset(router_flags)
     resolved = resolve(flags, os.environ, preset_name=preset)
+    if resolved.changed_by_preset is not None:
+        talk(resolved.changed_by_preset)
     for warning in resolved.warnings:
         talk(f"warning: {warning}")
     drain = given.pop("drain_timeout")

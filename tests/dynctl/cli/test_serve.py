@@ -77,7 +77,7 @@ def test_serve_alone_means_the_frontend(dynctl, started):
     ("arguments", "expected"),
     [
         (["--router-temperature", "-1"], "--router-temperature: expected at least 0, got -1.0"),
-        (["--router-mode", "direct"], "(not built yet)"),
+        (["--router-mode", "fastest"], "--router-mode: expected one of kv, round-robin, "),
         (["--preset", "x"], "--preset x: expected one of dynamo-1.6, dynamo-0.9"),
         (["--decision-memory", "lots"], "--decision-memory lots: expected a size"),
         (["--log-decisions", "some"], "--log-decisions some: expected one of off, winner, all"),
@@ -283,3 +283,19 @@ def test_replicas_that_cannot_be(dynctl, started, line, problem):
     ran = dynctl("serve", "frontend", *line.split())
     assert (ran.code, started) == (2, [])
     assert problem in ran.err
+
+
+def test_the_start_shows_what_a_preset_changes(dynctl, started):
+    ran = dynctl("serve", "frontend", "--preset", "dynamo-0.9")
+    assert (ran.code, len(started)) == (0, 1)
+    first = ran.err.splitlines()[0]
+    assert first.startswith("preset dynamo-0.9: --router-mode round-robin, ")
+    assert dynctl("serve", "frontend").err == ""
+
+
+def test_config_show_lists_what_a_preset_changes(dynctl):
+    ran = dynctl("config", "show", "--preset", "dynamo-0.9", "--router-queue-threshold", "2")
+    lines = ran.out.splitlines()
+    assert lines[1].startswith("changes router_mode round-robin, ")
+    assert "router_queue_threshold 4" not in ran.out
+    assert "changes" not in dynctl("config", "show").out.splitlines()[1]

@@ -11,7 +11,11 @@ from router_core import PRESETS, SETTINGS, ConfigError, RouterConfig
 
 
 def test_flag_wins_over_environment_and_environment_over_preset():
-    env = {"DYN_ROUTER_TEMPERATURE": "0.5", "DYN_ROUTER_PREFILL_LOAD_SCALE": "2"}
+    env = {
+        "DYN_ROUTER_TEMPERATURE": "0.5",
+        "DYN_ROUTER_PREFILL_LOAD_SCALE": "2",
+        "DYN_ROUTER_MODE": "kv",
+    }
     found = resolve({"--router-temperature": "0.7"}, env, preset_name="dynamo-0.9")
     assert found.config.router_temperature == 0.7
     assert found.sources["router_temperature"] == "flag --router-temperature"
@@ -229,11 +233,34 @@ def test_values_that_switch_a_feature_off_need_no_feature():
     assert resolve({**flags, "--router-replica-sync": False}, {}).warnings == ()
 
 
-def test_a_preset_names_its_values_without_effect():
-    warnings = resolve({}, {}, preset_name="dynamo-0.9").warnings
+@pytest.mark.parametrize("mode", ["kv", None])
+def test_a_preset_names_its_values_without_effect(mode):
+    flags = {} if mode is None else {"--router-mode": mode}
+    warnings = resolve(flags, {}, preset_name="dynamo-0.9").warnings
     for name, value in PRESETS["dynamo-0.9"].items():
+        setting = SETTINGS[name]
+        if value == setting.default:
+            continue
         named = any(one.startswith(f"preset dynamo-0.9: {name} ") for one in warnings)
-        assert named is not SETTINGS[name].is_built(value)
+        elsewhere = mode is None and setting.only != ()
+        assert named is (elsewhere or not setting.is_built(value))
+
+
+@pytest.mark.seed("router-guide: arguments: --router-mode")
+@pytest.mark.seed("router-guide: arguments: --router-queue-threshold")
+def test_the_preset_of_0_9_follows_its_guide_and_says_so():
+    found = resolve({}, {}, preset_name="dynamo-0.9")
+    config = found.config
+    assert (config.router_mode, config.router_queue_threshold) == ("round-robin", 4.0)
+    assert config.overload_status_code == 503
+    assert found.changed_by_preset == (
+        "preset dynamo-0.9: --router-mode round-robin, --router-queue-threshold 4.0, "
+        "--http-overload-status-code 503, --router-max-tree-size 1048576"
+    )
+    kept = resolve({"--router-mode": "kv"}, {}, preset_name="dynamo-0.9").changed_by_preset
+    assert kept is not None
+    assert "--router-mode" not in kept
+    assert resolve({}, {}).changed_by_preset is None
     given = resolve({"--router-queue-threshold": "2"}, {}, preset_name="dynamo-0.9").warnings
     assert not any("preset dynamo-0.9: router_queue_threshold" in one for one in given)
 

@@ -102,7 +102,7 @@ async def test_a_refusal_reaches_memory_metrics_and_log(log_lines):
 
 
 async def test_every_hop_is_logged_as_0_9_did_and_never_the_prompt(log_lines):
-    old = preset("dynamo-0.9")
+    old = preset("dynamo-0.9").with_values({"router_mode": "kv"})  # as the guide sets it
     async with site(two_zones(), router=old, preset="dynamo-0.9", log_decisions="all") as fleet:
         status, _, headers = await fleet.chat(f"{SECRET} {WORDS * 4}", max_tokens=3)
         assert status == 200
