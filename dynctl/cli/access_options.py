@@ -356,16 +356,16 @@ def access_settings(access: Mapping[str, Any], token: str | None) -> dict[str, A
         given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
         raise UsageProblem(f"{given} needs {missing}", "set both, or none")
     return {
-        "api_token": _secret("--admin-token", token, access["admin_token_file"]),
+        "api_token": secret("--admin-token", token, access["admin_token_file"]),
         "api_keys": tuple(access["api_key"] or ()),
-        "engine_api_key": _secret(
+        "engine_api_key": secret(
             "--engine-api-key", access["engine_api_key"], access["engine_api_key_file"]
         ),
         **{name: access[name] for name in _FIELDS},
     }
 
 
-def _secret(flag: str, given: str | None, file: Path | None) -> str | None:
+def secret(flag: str, given: str | None, file: Path | None) -> str | None:
     """A secret from its flag or its file, which may end with a line break."""
     if file is None:
         return given

@@ -32,6 +32,7 @@ STREAM_DISCONNECTED = "STREAM_DISCONNECTED"
 TOO_FEW_WELL = "TOO_FEW_WELL"
 WORKER_EJECTED = "WORKER_EJECTED"
 WORKERS_BUSY = "WORKERS_BUSY"
+ROUTER_LOST = "ROUTER_LOST"
 
 #: Conditions that make the index or the load of a worker (or of a model) doubtful.
 INDEX_OR_LOAD: Final = frozenset(

@@ -92,6 +92,8 @@ class FrontendConfig:
     ``key_requests_per_minute`` and ``key_concurrency`` (0: none). ``engine_api_key`` is sent to the
     engines of ``workers`` and ``workers_file``. ``tls_cert`` and ``tls_key`` are PEM files;
     ``unix_socket`` is a second listener, for operators.
+    ``router_url``: the router process that decides and knows the workers, which ``router_token``
+    proves an operator to; ``share_port``: other frontends of this host may listen on the same port.
     ``compressed_requests`` accepts bodies with a Content-Encoding.
     ``replicas``: with which other routers load is shared; None: with none.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
@@ -108,6 +110,9 @@ class FrontendConfig:
     workers_file: Path | None = None
     workers_file_poll_s: float = 1.0
     block_size: int = 16
+    router_url: str | None = None
+    router_token: str | None = field(default=None, repr=False)
+    share_port: bool = False
     api_token: str | None = field(default=None, repr=False)
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: Path | None = None

@@ -170,7 +170,7 @@ class RequestFlow:
         while True:
             request = excluding(call.request, tries.failed, service.router.registry)
             began = service.clock()
-            plan = service.plan(request)
+            plan = await service.place(request)
             call.record.route_s += service.clock() - began
             if not plan.ok:
                 if self._may_try_again(tries):
@@ -186,7 +186,7 @@ class RequestFlow:
             try:
                 if plan.prefill is None:
                     return await self._aggregated(call, request, plan)
-                address = self._bootstrap(plan.prefill)
+                address = pair_address(self._fleet, plan.prefill)
                 if address is not None:
                     return await self._bootstrapped(call, request, plan, address)
                 return await self._prefill_then_decode(call, request, plan, tries)
@@ -243,7 +243,8 @@ class RequestFlow:
         call.record.prefill_done_at = service.clock()
         while True:
             # The fleet may have changed while prefill ran, so decode is decided only now.
-            plan = replace(service.continue_plan(request, prefill), bypass=plan.bypass)
+            decided = await service.place_decode(request, prefill)
+            plan = replace(decided, bypass=plan.bypass)
             decode = plan.decode
             if decode is None or decode.winner is None:
                 raise _DecodeGone(plan)
@@ -445,19 +446,13 @@ class RequestFlow:
                 )
             head += more
 
-    def _bootstrap(self, prefill: Decision) -> tuple[str, int] | None:
-        """Where the decode engine meets the prefill engine; None: it waits for that one's end."""
-        if prefill.mode in _SYNCHRONOUS:
-            return None
-        member = self._fleet.by_id(prefill.require().worker_id)
-        return None if member is None else member.bootstrap
-
     # -- trying again ----------------------------------------------------------------------
 
     def _note(self, call: Call, tries: _Tries, error: _HopFailed) -> None:
         tries.count += 1
         tries.last = error.failure
-        if error.failure.kind != "refused":  # that one is ejected already
+        # One that refuses connections is ejected already, unless another process does it.
+        if error.failure.kind != "refused" or self._service.remote:
             tries.failed.add(error.worker.worker_id)
         if error.failure.fatal:
             tries.died.append(error.worker.name)
@@ -495,6 +490,14 @@ class RequestFlow:
             for worker in self._service.router.registry
             if worker.role is Role.PREFILL and taints & worker.runtime_config.taints
         }
+
+
+def pair_address(fleet: Fleet, prefill: Decision) -> tuple[str, int] | None:
+    """Where the decode engine meets the prefill engine; None: it waits for that one's end."""
+    if prefill.mode in _SYNCHRONOUS:
+        return None
+    member = fleet.by_id(prefill.require().worker_id)
+    return None if member is None else member.bootstrap
 
 
 def _tokens_before(decision: Decision) -> int:

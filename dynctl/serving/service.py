@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.replicas import ReplicaRow
+from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
@@ -116,7 +117,8 @@ class RoutingService:
     """One router with its clock, tokenizers, conditions and observers.
 
     ``clock`` gives monotonic seconds, ``wall`` wall-clock seconds, ``sample`` numbers in [0, 1).
-    ``id_prefix`` starts every decision id; each process has another.
+    ``id_prefix`` starts every decision id; each process has another. ``learns``: the caches of
+    workers without KV events are estimated.
     """
 
     def __init__(
@@ -129,8 +131,9 @@ class RoutingService:
         wall: Clock = time.time,
         sample: Clock = random.random,
         id_prefix: str | None = None,
+        learns: bool = True,
     ) -> None:
-        self.router = Router(config, exact_reuse=True, learns=True)
+        self.router = Router(config, exact_reuse=True, learns=learns)
         self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
         self.wall = wall
@@ -146,6 +149,10 @@ class RoutingService:
         self._health: tuple[float, FleetHealth] | None = None
         #: The fleet changed since the last evaluation.
         self._health_outdated = False
+        #: Whether a router in another process decides now.
+        self.remote = False
+        #: Grows with each change of workers, their availability, settings or thresholds.
+        self.changes = 0
         self.observers: list[ServiceObserver] = []
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
@@ -290,6 +297,37 @@ class RoutingService:
         self.advance()
         return self.router.plan(request, samples=drawn, view=view, detail=detail)
 
+    async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
+        """As :meth:`plan`, where the router may be another process (`serving.remote`); that one
+        books the plan in the same step, unless it is ``dry``."""
+        return self.plan(request, detail=dry)
+
+    async def place_decode(self, request: RoutingRequest, prefill: Decision) -> RoutingPlan:
+        """As :meth:`continue_plan`, likewise."""
+        return self.continue_plan(request, prefill)
+
+    async def dry_route(self, request: RoutingRequest, *, preset: str | None) -> RouteResult:
+        """As :meth:`explain`, likewise."""
+        return self.explain(request, preset=preset)
+
+    def explain(
+        self, request: RoutingRequest, *, preset: str | None, more: Sequence[Doubt] = ()
+    ) -> RouteResult:
+        """A dry run as a document. ``more`` doubts come first."""
+        plan = self.plan(request, detail=True)
+        return route_result(
+            self.router,
+            request,
+            plan,
+            now=self.clock(),
+            preset=preset,
+            doubts=[
+                *more,
+                *(doubt("DYR0704", varies=Varies(overlap=True), why=n) for n in request.notes),
+                *self.doubts(plan.model),
+            ],
+        )
+
     def continue_plan(
         self, request: RoutingRequest, prefill: Decision, *, detail: bool = False
     ) -> RoutingPlan:
@@ -356,6 +394,7 @@ class RoutingService:
             return applied
         if isinstance(change, _CHANGES_OF_HEALTH):
             self._health_outdated = True
+            self.changes += 1
         if isinstance(change, KvEvent):
             kind = type(change.event).__name__.removeprefix("Blocks").removeprefix("Window").lower()
             self.kv_events[kind, applied.code] += 1
@@ -478,7 +517,12 @@ class RoutingService:
         """The LoRA adapters that a registered worker has now."""
         if self._adapters_of.get(worker_id, ()) != names:
             self._adapters_of[worker_id] = names
+            self.changes += 1
             self._gather_names()
+
+    def adapters_of(self, worker_id: int) -> tuple[str, ...]:
+        """The LoRA adapters of a registered worker."""
+        return self._adapters_of.get(worker_id, ())
 
     def remove_worker(self, worker_id: int) -> Applied:
         worker = self.router.registry.get(worker_id)

@@ -1,9 +1,10 @@
 """`dynctl serve frontend` and `serve router`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -14,6 +15,7 @@ from dynctl.cli.access_options import (
     health_of,
     limits_of,
     replicas_of,
+    secret,
     with_access_options,
 )
 from dynctl.cli.router_flags import split_preset, with_router_flags
@@ -21,6 +23,7 @@ from dynctl.cli.router_flags import split_preset, with_router_flags
 _LISTEN = "Listening"
 _WORKERS = "Workers and models"
 _LOGS = "Logs and decisions"
+_SHARED = "A router in another process"
 #: Bytes below which no useful index fits.
 _LEAST_INDEX = 1 << 20
 
@@ -142,6 +145,45 @@ BlockSize = Annotated[
         rich_help_panel=_WORKERS,
     ),
 ]
+RouterUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--router",
+        metavar="URL",
+        envvar="DYNCTL_ROUTER",
+        help="A dynctl serve router that knows the workers and decides, for any number of "
+        "frontends; without an answer from it requests are routed by load alone.",
+        rich_help_panel=_SHARED,
+    ),
+]
+RouterToken = Annotated[
+    str | None,
+    typer.Option(
+        "--router-token",
+        metavar="TOKEN",
+        envvar="DYNCTL_ROUTER_TOKEN",
+        help="The --admin-token of that router. Prefer the variable or --router-token-file.",
+        rich_help_panel=_SHARED,
+    ),
+]
+RouterTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--router-token-file",
+        metavar="FILE",
+        help="File with the --admin-token of that router.",
+        rich_help_panel=_SHARED,
+    ),
+]
+SharePort = Annotated[
+    bool,
+    typer.Option(
+        "--share-port",
+        help="Let other frontends with --router on this host listen on the same port; the kernel "
+        "spreads connections over them.",
+        rich_help_panel=_SHARED,
+    ),
+]
 LogDecisions = Annotated[
     str,
     typer.Option(
@@ -205,6 +247,10 @@ def frontend(
     model_path: ModelPath = None,
     model_name: ModelName = None,
     block_size: BlockSize = 16,
+    router: RouterUrl = None,
+    router_token: RouterToken = None,
+    router_token_file: RouterTokenFile = None,
+    share_port: SharePort = False,
     api_token: ApiToken = None,
     log_decisions: LogDecisions = "off",
     log_format: LogFormat = "text",
@@ -219,9 +265,11 @@ def frontend(
 
     For example: dynctl serve frontend --worker http://127.0.0.1:8001,zone=zone-a --model-path DIR
     """
+    shared = _shared_router(router, router_token, router_token_file, share_port=share_port)
     config = _config(
         router_flags,
         access,
+        **shared,
         host=http_host,
         port=http_port,
         workers=tuple(worker or ()),
@@ -293,6 +341,71 @@ def router(
     return int(run_router(config))
 
 
+def _shared_router(
+    url: str | None, token: str | None, token_file: Path | None, *, share_port: bool
+) -> dict[str, Any]:
+    """The options about a router in another process as fields of FrontendConfig."""
+    if url is None:
+        if share_port:
+            raise UsageProblem(
+                "--share-port needs --router",
+                "start one dynctl serve router, and each frontend with --router URL: frontends on "
+                "one port must share what they know",
+            )
+        if token_file is not None:
+            raise UsageProblem("--router-token-file needs --router")
+        return {}
+    address = _address(url)
+    if address is None:
+        shown = "URL" if "@" in url else url[:200]
+        raise UsageProblem(
+            f"--router {shown}: expected the address of a dynctl serve router, for example "
+            "http://127.0.0.1:8080"
+        )
+    return {
+        "router_url": address,
+        "router_token": secret("--router-token", token, token_file),
+        "share_port": share_port,
+    }
+
+
+def _address(url: str) -> str | None:
+    """Scheme, host and port of a URL that has nothing else; None for another one."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    if not valid or parts.username or parts.path.strip("/") or parts.query or parts.fragment:
+        return None
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _refuse_own_workers(given: Mapping[str, Any]) -> None:
+    """Raise UsageProblem for options of workers where another process has them."""
+    for flag, name in (("--worker", "workers"), ("--workers-file", "workers_file")):
+        if given[name]:
+            raise UsageProblem(
+                f"{flag} and --router: set only one of them",
+                "the workers are those of the router: give them to dynctl serve router",
+            )
+
+
+def _without_effect(given: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
+    """What is set and has no effect because another process decides."""
+    for name, source in sources.items():
+        kind, _, spelled = source.partition(" ")
+        if kind in ("flag", "env") and name != "overload_status_code":
+            yield spelled
+    for flag, name, default in (
+        ("--model-name", "model_name", None),
+        ("--kv-cache-block-size", "block_size", 16),
+        ("--index-memory", "index_memory_bytes", 4 << 30),
+    ):
+        if given[name] != default:
+            yield flag
+
+
 def _config(
     router_flags: Mapping[str, str | bool],
     access: Mapping[str, Any],
@@ -312,11 +425,17 @@ def _config(
         talk(resolved.changed_by_preset)
     for warning in resolved.warnings:
         talk(f"warning: {warning}")
+    if given.get("router_url"):
+        _refuse_own_workers(given)
     drain = given.pop("drain_timeout")
     memory = _size("--decision-memory", given.pop("decision_memory"))
     index_memory = _size("--index-memory", given.pop("index_memory"))
     if index_memory < _LEAST_INDEX:
         raise UsageProblem(f"--index-memory: expected at least 1MiB, got {index_memory:,} bytes")
+    given["index_memory_bytes"] = index_memory
+    if given.get("router_url"):
+        for spelled in _without_effect(given, resolved.sources):
+            talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
     port = given.pop("system_port")
     given |= access_settings(access, given.pop("api_token"))
     replicas = replicas_of(access, resolved.config.router_replica_sync)
@@ -332,7 +451,6 @@ def _config(
         origins=resolved.sources,
         admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
         decision_memory_bytes=memory,
-        index_memory_bytes=index_memory,
         limits=Limits(drain_s=drain, **limits_of(access)),
         health=health_of(access),
         replicas=replicas,

@@ -12,8 +12,7 @@ import msgspec
 from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.documents.doubts import Varies, doubt
-from dynctl.documents.route_result import RouteResult, route_result
+from dynctl.documents.route_result import RouteResult
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, HandoffRefused, Refused, RequestFlow
 from dynctl.serving.http.auth import is_operator
@@ -44,7 +43,7 @@ from dynctl.wire.openai import (
     parse_completion_request,
     parse_embedding_request,
 )
-from router_core import HashingError, RoutingPlan
+from router_core import HashingError
 
 DECISION_HEADER: Final = "x-dynctl-decision"
 #: Why the prefill hop was left out, where it was.
@@ -149,7 +148,7 @@ class Inference:
         except Refused as error:
             raise self._refusal(error, prepared, record) from None
         except HandoffRefused as error:
-            _check_one_engine(error.plan, prepared, parsed)
+            _check_one_engine(prepared, parsed, handed_off=error.plan.prefill is not None)
             raise
         except GaveUp as error:
             raise engine_failure_error(error, record) from None
@@ -223,22 +222,9 @@ class Inference:
         except RequestError as error:
             raise client_error(error) from None
         prepared = await self._prepare(self._named(parsed), record)
-        plan = service.plan(prepared.request, detail=True)
-        _check_one_engine(plan, prepared, parsed)
-        return route_result(
-            service.router,
-            prepared.request,
-            plan,
-            now=service.clock(),
-            preset=preset,
-            doubts=[
-                *(
-                    doubt("DYR0704", varies=Varies(overlap=True), why=note)
-                    for note in prepared.request.notes
-                ),
-                *service.doubts(plan.model),
-            ],
-        )
+        found = await service.dry_route(prepared.request, preset=preset)
+        _check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
+        return found
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -399,10 +385,10 @@ class Inference:
         record: RequestRecord,
     ) -> web.StreamResponse:
         request = prepared.request
-        plan = self._service.plan(request, detail=True)
+        plan = await self._service.place(request, dry=True)
         if not plan.ok:
             raise self._refusal(Refused(plan), prepared, record)
-        _check_one_engine(plan, prepared, parsed)
+        _check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)
         body = msgspec.json.encode(dry_run_body(plan, prepared.tokens.ids, parsed))
         record.status, record.outcome = 200, "success"
         headers = self._headers(record)
@@ -471,11 +457,11 @@ class Inference:
 
 
 def _check_one_engine(
-    plan: RoutingPlan, prepared: Prepared, parsed: ChatRequest | CompletionRequest
+    prepared: Prepared, parsed: ChatRequest | CompletionRequest, *, handed_off: bool
 ) -> None:
     """Refuse what cannot be handed off: a prefill engine returns the location of the KV cache of
     the first prompt only, and embeddings have nothing to decode."""
-    if plan.prefill is None:
+    if not handed_off:
         return
     served = "and prefill and decode workers serve this model"
     if isinstance(parsed, EmbeddingRequest):

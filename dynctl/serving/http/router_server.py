@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
+from aiohttp import web
+
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.http.server import Frontend, run
 
@@ -19,10 +22,30 @@ class RouterProcess(Frontend):
     """A frontend process with selections and bookings instead of inference."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        super().__init__(config, inference=False, extra_routes=[lambda _: self.selection.routes()])
+        super().__init__(config, inference=False, extra_routes=[lambda _: self._routes()])
         self.selection = SelectionApi(
             self.service, token=config.api_token, body_bytes=config.limits.body_bytes
         )
+        self.frontends = FrontendsApi(
+            self.service,
+            self.fleet,
+            self.selection,
+            preset=config.preset,
+            token=config.api_token,
+            body_bytes=config.limits.body_bytes,
+        )
+
+    async def start(self) -> None:
+        await super().start()
+        self.service.tasks.start("frontend leases", self._end_leases)
+
+    def _routes(self) -> list[web.RouteDef]:
+        return self.selection.routes() + self.frontends.routes()
+
+    async def _end_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self.frontends.lease_s / 8)
+            self.frontends.sweep()
 
     async def drain(self) -> None:
         """Refuse new bookings. The requests of existing ones run in their frontends."""

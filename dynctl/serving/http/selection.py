@@ -8,6 +8,7 @@ after ``active_request_expiry_secs``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -32,7 +33,7 @@ from dynctl.serving.http.selection_request import SelectionReader, naming_fields
 from dynctl.serving.refusal import HttpError, refusal
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import STAGES, Bypass, Decision, RoutingRequest, Stage
+from router_core import STAGES, Bypass, Decision, RoutingPlan, RoutingRequest, Stage
 
 #: Maximum of booked requests; further ones are refused.
 MAX_BOOKINGS = 65_536
@@ -45,6 +46,8 @@ class Booking:
     """A request that another frontend has in flight. ``seen_at``: time of its last report.
 
     ``bypass``: the verdict with which its prefill hop was kept or left out.
+    ``owner``: the frontend process with a lease that placed it, at its ``attempt``-th time; such a
+    process gets ``answer`` again where it repeats a message.
     """
 
     request: RoutingRequest
@@ -52,6 +55,9 @@ class Booking:
     prefill: Decision | None
     seen_at: float
     bypass: Bypass | None = None
+    owner: str = ""
+    attempt: int = 0
+    answer: bytes = b""
 
 
 class SelectionApi:
@@ -63,11 +69,11 @@ class SelectionApi:
         self._service = service
         self._token = token
         self._reader = SelectionReader(service, body_bytes)
-        self._bookings: dict[str, Booking] = {}
+        self.bookings: dict[str, Booking] = {}
         self.draining = False
 
     def __len__(self) -> int:
-        return len(self._bookings)
+        return len(self.bookings)
 
     def routes(self) -> list[web.RouteDef]:
         token = self._token
@@ -94,39 +100,58 @@ class SelectionApi:
 
     async def select_and_book(self, http: web.Request) -> web.StreamResponse:
         """Select, and count the request as load of its winners in the same step."""
-        self._admit()
-        service = self._service
-        received, wall = service.clock(), service.wall()
+        self.admit()
         selection, request = await self._reader.read(http)
-        self._admit()
-        if request.id in self._bookings or service.router.load.bookings(request.id):
+        self.admit()
+        if request.id in self.bookings or self._service.router.load.bookings(request.id):
             raise _duplicate(request.id)
-        record = RequestRecord(
-            request.id, request.id, "select", received, wall, request.model,
-            isl_tokens=request.isl_tokens,
-        )  # fmt: skip
-        for observer in service.observers:
-            observer.on_received(record)
-        # No await from here to the bookings: other requests would see the same load.
+        plan, booked = self.place(request, lambda _: selection.prefill_only)
+        if not plan.ok:
+            raise refusal(plan, self._service.router.config)
+        return json_response(selection_result(plan, booked), 201)
+
+    def place(
+        self,
+        request: RoutingRequest,
+        prefill_only: Callable[[RoutingPlan], bool],
+        *,
+        owner: str = "",
+        attempt: int = 0,
+    ) -> tuple[RoutingPlan, list[Stage]]:
+        """Decide and book without an await in between: other requests would see the same load.
+
+        Returns the booked hops too; none where the plan is a refusal. ``prefill_only``: whether
+        decode is decided when prefill is done. An earlier booking of the request is replaced.
+        """
+        service, earlier = self._service, self.bookings.pop(request.id, None)
         began = service.clock()
+        if earlier is not None:
+            service.free(request.id)
+            record = earlier.record
+        else:
+            record = RequestRecord(
+                request.id, request.id, "select", began, service.wall(), request.model,
+                isl_tokens=request.isl_tokens,
+            )  # fmt: skip
+            for observer in service.observers:
+                observer.on_received(record)
         plan = service.plan(request)
-        record.route_s = service.clock() - began
+        record.route_s += service.clock() - began
         service.decided(plan, request, record)
         if not plan.ok:
             record.outcome, record.finished_at = "refused", service.clock()
-            error = refusal(plan, service.router.config)
-            record.status = error.status
+            record.status = refusal(plan, service.router.config).status
             self._finished(record)
-            raise error
+            return plan, []
         hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
-        if selection.prefill_only:
+        if len(hops) > 1 and prefill_only(plan):
             hops = hops[:1]
         for hop in hops:
             service.book(hop, request, record)
-        self._bookings[request.id] = Booking(
-            request, record, plan.prefill, service.clock(), plan.bypass
+        self.bookings[request.id] = Booking(
+            request, record, plan.prefill, service.clock(), plan.bypass, owner, attempt
         )
-        return json_response(selection_result(plan, [hop.stage for hop in hops]), 201)
+        return plan, [hop.stage for hop in hops]
 
     async def overlap_scores(self, http: web.Request) -> web.StreamResponse:
         """The number of leading blocks of the prompt that each rank of the model has cached."""
@@ -156,31 +181,52 @@ class SelectionApi:
     async def decode(self, http: web.Request) -> web.StreamResponse:
         """Prefill is done: free it, decide decode with the current fleet, and book it."""
         booking = self._booking(http)
-        service, request = self._service, booking.request
-        if booking.prefill is None:
-            raise bad_request(f"booking {request.id} has no prefill hop", code="no_prefill_hop")
-        active = service.router.load.bookings(request.id)
+        request_id = booking.request.id
+        active = self._service.router.load.bookings(request_id)
         if any(one.stage == "decode" for one in active):
-            raise _duplicate(request.id)
-        plan = replace(service.continue_plan(request, booking.prefill), bypass=booking.bypass)
-        booking.record.prefill_done_at = service.clock()
-        service.free(request.id, "prefill")
-        service.decided(plan, request, booking.record)
+            raise _duplicate(request_id)
+        plan = self.place_decode(booking)
         if plan.decode is None or plan.decode.winner is None:
-            raise refusal(plan, service.router.config)
-        service.book(plan.decode, request, booking.record)
+            raise refusal(plan, self._service.router.config)
         return json_response(selection_result(plan, ["decode"]), 201)
+
+    def place_decode(self, booking: Booking, allowed: frozenset[int] | None = None) -> RoutingPlan:
+        """Free the prefill hop, decide decode again, and book it if it has a winner.
+
+        ``allowed`` replaces the request's allowed workers. Raises HttpError for a booking without
+        a prefill hop.
+        """
+        service = self._service
+        if booking.prefill is None:
+            raise bad_request(
+                f"booking {booking.request.id} has no prefill hop", code="no_prefill_hop"
+            )
+        request = booking.request
+        if allowed is not None:
+            request = booking.request = replace(request, allowed_worker_ids=allowed)
+        booking.record.prefill_done_at = service.clock()
+        # Also a decode hop that failed.
+        service.free(request.id)
+        plan = replace(service.continue_plan(request, booking.prefill), bypass=booking.bypass)
+        service.decided(plan, request, booking.record)
+        if plan.decode is not None and plan.decode.winner is not None:
+            service.book(plan.decode, request, booking.record)
+        return plan
 
     async def first_token(self, http: web.Request) -> web.StreamResponse:
         """The first output token arrived: the request's prefill load ends."""
         booking = self._booking(http)
+        self.first_output(booking)
+        return json_response(self._state(booking))
+
+    def first_output(self, booking: Booking) -> None:
+        """The prefill load of the request ends."""
         service, record = self._service, booking.record
         service.prefill_done(booking.request.id)
         if record.first_token_at is None:
             record.first_token_at = service.clock()
             for observer in service.observers:
                 observer.on_first_token(record)
-        return json_response(self._state(booking))
 
     async def output_block(self, http: web.Request) -> web.StreamResponse:
         """Generation filled one more block. ``decay_fraction`` 0..1 as in Dynamo."""
@@ -209,16 +255,29 @@ class SelectionApi:
         ``?outcome=success|error|cancelled`` go into the metrics."""
         booking = self._booking(http)
         stage, tokens, outcome = _ending(http)
-        self._service.free(booking.request.id, stage)
+        self.ended(booking, stage, tokens, outcome)
+        return json_response(self._state(booking))
+
+    def ended(
+        self,
+        booking: Booking,
+        stage: Stage | None,
+        tokens: int,
+        outcome: str,
+        *,
+        computed: bool = True,
+    ) -> None:
+        """End a hop, or (``stage`` None) the booking; ``outcome`` is that of the record. Not
+        ``computed``: it never reached the engine."""
+        self._service.free(booking.request.id, stage, computed=computed)
         if stage is None:
-            del self._bookings[booking.request.id]
+            del self.bookings[booking.request.id]
             record = booking.record
             record.output_events = tokens
             record.outcome = outcome
             record.status = 200 if outcome == "success" else 500
             record.finished_at = self._service.clock()
             self._finished(record)
-        return json_response(self._state(booking))
 
     def sweep(self) -> int:
         """Remove expired bookings; returns their number."""
@@ -228,11 +287,11 @@ class SelectionApi:
         silent_since = self._service.clock() - config.active_request_expiry_secs
         gone = [
             booking
-            for request_id, booking in self._bookings.items()
+            for request_id, booking in self.bookings.items()
             if booking.seen_at < silent_since and not load.bookings(request_id)
         ]
         for booking in gone:
-            del self._bookings[booking.request.id]
+            del self.bookings[booking.request.id]
             booking.record.outcome, booking.record.status = "cancelled", 499
             booking.record.finished_at = self._service.clock()
             self._finished(booking.record)
@@ -250,17 +309,18 @@ class SelectionApi:
         """The load booked on each rank by this router, and the load that the rank reported."""
         model = http.query.get("model")
         rows = [row for row in self._service.workers() if model in (None, row.model)]
-        return json_response(potential_loads(rows, bookings=len(self._bookings)))
+        return json_response(potential_loads(rows, bookings=len(self.bookings)))
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Raise HttpError where a further booking is refused."""
         if self.draining:
             raise HttpError(
                 503, "the router is shutting down", "service_unavailable", "draining",
                 headers={"retry-after": "1"},
             )  # fmt: skip
-        if len(self._bookings) >= MAX_BOOKINGS:
+        if len(self.bookings) >= MAX_BOOKINGS:
             raise HttpError(
                 503,
                 f"{MAX_BOOKINGS:,} requests are booked, the maximum of this router; "
@@ -272,7 +332,7 @@ class SelectionApi:
 
     def _booking(self, http: web.Request) -> Booking:
         request_id = http.match_info["id"]
-        booking = self._bookings.get(request_id)
+        booking = self.bookings.get(request_id)
         if booking is None:
             raise not_found(
                 f"no booking {request_id[:200]!r}: it ended, expired or never existed",

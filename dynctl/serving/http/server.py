@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -44,8 +45,10 @@ from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFee
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
+from dynctl.serving.mirrored_fleet import MirroredFleet
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
+from dynctl.serving.remote import RemoteRouting, RouterLink, RouterLost
 from dynctl.serving.replicas import ALIVE_S, TOPICS, ReplicaSync
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.audit import ReuseAudit
@@ -68,6 +71,18 @@ _CHECK_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
 _GC_THRESHOLDS = (20_000, 20, 50)
+
+#: Seconds to read past decisions of the router; it waits for the next one for up to 30.
+_READ_S = 35.0
+#: Requests of operators that a frontend with ``--router`` refuses.
+AT_THE_ROUTER = frozenset(
+    {
+        ("POST", "/busy_threshold"),
+        ("POST", "/v1/workers"),
+        ("DELETE", "/v1/workers/{worker:.+}"),
+        ("GET", "/v1/view"),
+    }
+)
 
 Routes = Callable[["Frontend"], Iterable[web.RouteDef]]
 
@@ -99,15 +114,31 @@ class Frontend:
         except ValueError as error:
             raise StartError(str(error)) from None
         tokenizer = None if config.model_path is None else load_tokenizer(config.model_path)
-        service = self.service = RoutingService(
-            config.router, PromptTokenizers(tokenizer), default_block_size=config.block_size
-        )
+        tokenizers = PromptTokenizers(tokenizer)
+        self.link: RouterLink | None = None
+        self.service: RoutingService
+        if config.router_url is None:
+            self.service = RoutingService(
+                config.router, tokenizers, default_block_size=config.block_size
+            )
+        else:
+            self.link = RouterLink(
+                config.router_url, config.router_token, f"{random.getrandbits(40):010x}"
+            )
+            self.service = RemoteRouting(
+                self.link, config.router, tokenizers, default_block_size=config.block_size
+            )
+        service = self.service
         table, self._size_unknown = configured_table(config.router, config.model_path)
         if table is not None:
             service.apply(TransferTableSet(table))
         service.router.bound = IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK)
         self.upstream = Upstream(config.limits)
-        self.fleet = Fleet(service, self.upstream, config)
+        self.fleet = (
+            MirroredFleet(service, self.upstream, config)
+            if isinstance(service, RemoteRouting)
+            else Fleet(service, self.upstream, config)
+        )
         self.flow = RequestFlow(service, self.fleet, self.upstream, config.limits)
         self.keys = _keys(config, service)
         self.inference = Inference(service, self.flow, config, self.keys)
@@ -147,6 +178,8 @@ class Frontend:
             self.audit,
             DecisionLog(config.log_decisions, config.preset, tree_size=self._cached_blocks),
         ]
+        if isinstance(service, RemoteRouting):
+            service.not_for = (self.memory,)
         self._serves_inference = inference
         self._extra_routes = tuple(extra_routes)
         self._runners: list[web.AppRunner] = []
@@ -171,7 +204,7 @@ class Frontend:
         Clients wait for the first reading of the engines' caches too, at most FIRST_READ_S.
         """
         config = self.config
-        listener = _listen(config.host, config.port)
+        listener = _listen(config.host, config.port, share=config.share_port)
         self.port = listener.getsockname()[1]
         try:
             self._share_load()
@@ -225,6 +258,8 @@ class Frontend:
             self.replicas.leave()
             await self.replicas.plane.close()
         await self.fleet.close()
+        if self.link is not None:
+            await self.link.close()
         await self.upstream.close()
 
     def build_app(self) -> web.Application:
@@ -243,10 +278,10 @@ class Frontend:
                     web.post("/v1/embeddings", self._keyed(self.inference.embeddings)),
                 ]
             )
-        app.add_routes(self.control.routes(self._keyed))
+        app.add_routes(self._ours(self.control.routes(self._keyed)))
         app.router.add_get("/metrics", self.metrics.handle)
         app.router.add_get(FLEET_PATH, guarded(self.feed.handle, self.config.api_token))
-        app.add_routes(self.admin.routes())
+        app.add_routes(self._ours(self.admin.routes()))
         for more in self._extra_routes:
             app.add_routes(more(self))
         return app
@@ -279,6 +314,8 @@ class Frontend:
 
     async def _join(self) -> None:
         config = self.config
+        if self.link is not None:
+            await self.link.start(self.service.tasks)
         await asyncio.gather(*(self.fleet.add(spec, "command line") for spec in self._specs))
         if config.workers_file is not None:
             file = WorkersFile(
@@ -326,6 +363,22 @@ class Frontend:
         app.router.add_get("/ready", self.control.ready)
         app.router.add_get("/metrics", self.metrics.handle)
         return app
+
+    def _ours(self, routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+        """The routes; with ``--router``, past decisions are those of the router process, and
+        changes and the view belong there."""
+        link, token = self.link, self.config.api_token
+        if link is None:
+            return list(routes)
+        found = []
+        for route in routes:
+            handler: Handler = route.handler
+            if (route.method, route.path) in AT_THE_ROUTER:
+                handler = guarded(partial(_elsewhere, link.url), token, json=False)
+            elif route.path.startswith("/v1/decisions"):
+                handler = guarded(_read_at(link, handler), token)
+            found.append(web.RouteDef(route.method, route.path, handler, route.kwargs))
+        return found
 
     def _keyed(self, handler: Handler) -> Handler:
         return keyed(handler, self.keys, self.config.api_token)
@@ -434,6 +487,30 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         )
 
 
+async def _elsewhere(router: str, http: web.Request) -> web.StreamResponse:
+    raise HttpError(
+        409,
+        f"{http.method} {http.path[:200]}: the router process at {router} owns this; send the "
+        "request there",
+        "conflict",
+        "owned_by_router",
+    )
+
+
+def _read_at(link: RouterLink, local: Handler) -> Handler:
+    """Read at the router; decisions that this process made while it was lost are here."""
+
+    async def read(http: web.Request) -> web.StreamResponse:
+        with contextlib.suppress(RouterLost):
+            status, body = await link.read(http.path_qs, _READ_S)
+            if status != 404:
+                headers = {"content-type": "application/json"}
+                return web.Response(status=status, body=body, headers=headers)
+        return await local(http)
+
+    return read
+
+
 def run_frontend(config: FrontendConfig) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
     return run(lambda: Frontend(config), config)
@@ -538,10 +615,15 @@ def _unix_listener(path: Path) -> socket.socket:
         raise StartError(f"--unix-socket {path}: {error.strerror or error}") from None
 
 
-def _listen(host: str, port: int, flag: str = "--http-port") -> socket.socket:
+def _listen(
+    host: str, port: int, flag: str = "--http-port", *, share: bool = False
+) -> socket.socket:
+    """A bound socket. ``share``: the kernel spreads connections over all that share the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if share:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

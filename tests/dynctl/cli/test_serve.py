@@ -299,3 +299,60 @@ def test_config_show_lists_what_a_preset_changes(dynctl):
     assert lines[1].startswith("changes router_mode round-robin, ")
     assert "router_queue_threshold 4" not in ran.out
     assert "changes" not in dynctl("config", "show").out.splitlines()[1]
+
+
+ROUTER = "http://127.0.0.1:8080"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["--share-port"], "--share-port needs --router"),
+        (["--router-token-file", "x"], "--router-token-file needs --router"),
+        (["--router", "8080"], "expected the address of a dynctl serve router"),
+        (["--router", "http://u:s3cret@h:1"], "expected the address of a dynctl serve router"),
+        (["--router", "http://h:1/v1"], "expected the address of a dynctl serve router"),
+        (["--router", "http://h:99999"], "expected the address of a dynctl serve router"),
+        (["--router", ROUTER, "--worker", "http://h:1"], "--worker and --router"),
+        (["--router", ROUTER, "--workers-file", "w.yaml"], "--workers-file and --router"),
+    ],
+    ids=str,
+)
+def test_problems_of_a_shared_router_are_named(dynctl, started, given, problem):
+    ran = dynctl("serve", "frontend", *given)
+    assert (ran.code, started) == (2, [])
+    assert problem in ran.err
+    assert "s3cret" not in ran.err
+
+
+def test_a_shared_router_and_its_token(dynctl, started, tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("t0ken\n")
+    ran = dynctl(
+        "serve", "frontend", "--router", ROUTER + "/", "--share-port",
+        "--router-token-file", str(tmp_path / "token"),
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    monkeypatch.setenv("DYNCTL_ROUTER", ROUTER)
+    monkeypatch.setenv("DYNCTL_ROUTER_TOKEN", "of the environment")
+    assert dynctl("serve", "frontend").code == 0
+    first, second = started
+    assert (first.router_url, first.router_token, first.share_port) == (ROUTER, "t0ken", True)
+    assert (second.router_url, second.router_token) == (ROUTER, "of the environment")
+    assert "t0ken" not in repr(first)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--router-mode", "random"],
+        ["--router-temperature", "0.5"],
+        ["--model-name", "m"],
+        ["--kv-cache-block-size", "32"],
+        ["--index-memory", "1GiB"],
+    ],
+    ids=str,
+)
+def test_what_a_shared_router_decides_is_named(dynctl, started, option):
+    ran = dynctl("serve", "frontend", "--router", ROUTER, *option)
+    assert (ran.code, len(started)) == (0, 1)
+    assert f"warning: {option[0]} has no effect with --router" in ran.err

@@ -63,6 +63,10 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     match kind:
         case inspect.StructType(cls=cls):
             return documents_of(cls)
+        case inspect.DataclassType(cls=cls, fields=fields):
+            return st.builds(cls, **{one.name: values(one.type) for one in fields})
+        case inspect.FrozenSetType(item_type=item):
+            return st.frozensets(values(item), max_size=2)
         case inspect.VarTupleType(item_type=item):
             return st.lists(values(item), max_size=2).map(tuple)
         case inspect.CollectionType(item_type=item):

@@ -44,6 +44,15 @@ TABLE = {
     ("DELETE", "/v1/bookings/{id}"): "operator",
     ("POST", "/v1/overlap_scores"): "operator",
     ("GET", "/v1/loads"): "operator",
+    ("GET", "/v1/frontends"): "operator",
+    ("POST", "/v1/frontends/{name}/join"): "operator",
+    ("POST", "/v1/frontends/{name}/fleet"): "operator",
+    ("POST", "/v1/frontends/{name}/resume"): "operator",
+    ("POST", "/v1/frontends/{name}/place"): "operator",
+    ("POST", "/v1/frontends/{name}/decode"): "operator",
+    ("POST", "/v1/frontends/{name}/explain"): "operator",
+    ("POST", "/v1/frontends/{name}/reports"): "operator",
+    ("POST", "/v1/frontends/{name}/leave"): "operator",
 }
 #: Headers that show that a request on loopback is not from a program of this machine.
 FOREIGN = [

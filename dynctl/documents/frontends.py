@@ -1,0 +1,450 @@
+"""What a frontend process and the router process of ``--router`` send to each other.
+
+A frontend joins and gets a lease with the fleet; it sends each request's hashes, never text or
+token ids, and gets the chosen workers; it reports what happens to the request. Times are seconds.
+Both processes may have different versions of dynctl: unknown fields are ignored, and a change that
+an older process would misunderstand raises :data:`PROTOCOL`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from dynctl.base.decode_errors import RequestError
+from router_core import (
+    Bypass,
+    CostInputs,
+    CostParameters,
+    Decision,
+    FunnelStep,
+    Outcome,
+    Reason,
+    Rejection,
+    RouterConfig,
+    RoutingConstraints,
+    RoutingPlan,
+    RoutingRequest,
+    Stage,
+    TaintConstraint,
+    Worker,
+    WorkerWithDpRank,
+)
+
+#: Frontends and routers with different numbers refuse each other.
+PROTOCOL = 1
+#: Maximum of reports in one message, and of requests in one message of running ones.
+MAX_REPORTS = 4096
+MAX_FRONTENDS = 256
+_U64_MAX = 2**64 - 1
+_MOST_BLOCKS = 1 << 20
+_MOST_TOKENS = 1 << 30
+
+
+class Join(msgspec.Struct, frozen=True):
+    """``POST /v1/frontends/NAME/join``: a process starts, or returns after it lost its lease."""
+
+    protocol: int
+    version: str = ""
+
+
+class FleetCard(msgspec.Struct, frozen=True):
+    """One worker as a frontend needs it. Keys of engines are never sent.
+
+    ``worker`` is the plain form of `router_core.Worker`; ``reason``: why it gets no requests.
+    ``given``: the worker comes from the command line or the workers file of the router, so the
+    frontend's own engine key may be sent there.
+    """
+
+    worker: dict[str, Any]
+    reason: str | None = None
+    adapters: tuple[str, ...] = ()
+    bootstrap: tuple[str, int] | None = None
+    forward_authorization: bool = False
+    given: bool = False
+
+
+class FleetCards(msgspec.Struct, frozen=True):
+    """The fleet, the router's settings and the thresholds of each model. ``version`` changes when
+    one of them does."""
+
+    version: str
+    cards: list[FleetCard]
+    settings: dict[str, Any]
+    thresholds: dict[str, dict[str, float | int | None]]
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """The answer to `Join`. Without a message from the frontend for ``lease_s`` seconds the lease
+    ends, and its bookings with it."""
+
+    lease: str
+    lease_s: float
+    fleet: FleetCards
+    version: str = ""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """``POST .../place``: choose the workers of a request and book it as their load.
+
+    ``attempt`` counts the places of one request: a later one replaces the bookings of an earlier
+    one, the same one again gets the same answer. ``dry``: book nothing.
+    """
+
+    lease: str
+    request: RoutingRequest
+    attempt: int = 0
+    dry: bool = False
+
+
+class PlaceDecode(msgspec.Struct, frozen=True):
+    """``POST .../decode``: prefill of a request is done; choose its decode worker again.
+
+    ``allowed`` are the request's allowed workers now, without those that failed it; None: all.
+    """
+
+    lease: str
+    id: str
+    attempt: int
+    allowed: frozenset[int] | None = None
+
+
+class RejectedRank(msgspec.Struct, frozen=True):
+    """A rank that a filter rejected."""
+
+    worker_id: int
+    dp_rank: int
+    reason: Reason
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One filter of a refusal."""
+
+    filter: str
+    entered: int
+    left: int
+    rejected: list[RejectedRank] = []
+    skipped: str | None = None
+
+
+class Hop(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One hop: its winner with the winner's inputs, or (``worker_id`` None) why there is none."""
+
+    stage: Stage
+    mode: str
+    worker_id: int | None = None
+    dp_rank: int = 0
+    cost: float = 0.0
+    overlap_blocks: int = 0
+    indexed_blocks: int | None = None
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    prefill_tokens: int = 0
+    active_blocks: int = 0
+    active_requests: int = 0
+    outcome: Outcome = "selected"
+    message: str | None = None
+    notes: tuple[str, ...] = ()
+    constraints: RoutingConstraints | None = None
+    funnel: list[Step] = []
+
+
+class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to `Place` and `PlaceDecode`: a `RoutingPlan` without the losing candidates.
+
+    ``booked``: the hops that count as load from now on.
+    """
+
+    id: str
+    booked: list[Stage] = []
+    prefill: Hop | None = None
+    decode: Hop | None = None
+    implied: tuple[TaintConstraint, ...] = ()
+    relaxed: bool = False
+    bypass: Bypass | None = None
+
+
+class FirstOutput(msgspec.Struct, frozen=True, tag="first"):
+    """The client gets the first output of the request."""
+
+    id: str
+    attempt: int
+
+
+class Block(msgspec.Struct, frozen=True, tag="block"):
+    """Generation filled one more block."""
+
+    id: str
+    attempt: int
+    decay_fraction: float | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, tag="end"):
+    """A hop of the request ended, or (``stage`` None) the request. Not ``computed``: it never
+    reached the engine."""
+
+    id: str
+    attempt: int
+    stage: Stage | None = None
+    outcome: str = "success"
+    output_tokens: int = 0
+    computed: bool = True
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """These requests still run."""
+
+    ids: list[str]
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """An engine sent the first output of a request."""
+
+    worker_id: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """An engine failed a request that was sent ``ago_s`` seconds before (None: not known).
+
+    ``kind`` and ``status`` as in `UpstreamFailure`.
+    """
+
+    worker_id: int
+    kind: str
+    message: str
+    status: int = 0
+    ago_s: float | None = None
+
+
+Report = FirstOutput | Block | Ended | Alive | Answered | Failed
+
+
+class Reports(msgspec.Struct, frozen=True):
+    """``POST .../reports``: what happened since the last message, in order; renews the lease.
+
+    ``number`` counts the messages of a lease from 1: one that was received already changes nothing.
+    """
+
+    lease: str
+    number: int
+    reports: list[Report] = []
+
+
+class Received(msgspec.Struct, frozen=True):
+    """The answer to `Reports`. ``fleet``: the version of the fleet now."""
+
+    fleet: str
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """``POST .../fleet``, ``.../leave``: a message without more."""
+
+    lease: str
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A request that was placed before the lease began, and the hops that count as load."""
+
+    request: RoutingRequest
+    attempt: int
+    hops: list[Hop]
+    first_output: bool = False
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """``POST .../resume``: requests to book again under a new lease."""
+
+    lease: str
+    running: list[Running]
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The answer to `Resume`: how many are booked. Others run on workers that are gone."""
+
+    booked: int
+
+
+class FrontendRow(msgspec.Struct, frozen=True):
+    """One frontend process of ``GET /v1/frontends``."""
+
+    name: str
+    bookings: int
+    age_s: float
+    silent_s: float
+    version: str = ""
+
+
+class FrontendList(msgspec.Struct, frozen=True):
+    """The answer of ``GET /v1/frontends``."""
+
+    frontends: list[FrontendRow]
+    lease_s: float
+
+
+def check_request(request: RoutingRequest, block_size: int) -> None:
+    """Check what the types of the message do not; raises RequestError with the field."""
+
+    def wrong(field: str, problem: str) -> RequestError:
+        return RequestError(400, "out_of_range", f"request.{field}", problem)
+
+    if not request.id or len(request.id) > 256 or not request.id.isprintable():
+        raise wrong("id", "expected 1 to 256 printable characters")
+    if request.block_size != block_size:
+        raise wrong("block_size", f"expected {block_size}, got {request.block_size}")
+    if not 0 <= request.isl_tokens <= _MOST_TOKENS:
+        raise wrong("isl_tokens", f"expected 0 to {_MOST_TOKENS}, got {request.isl_tokens}")
+    lists = [request.sequence_hashes, request.local_hashes, *request.more_hashes]
+    for hashes in lists:
+        if hashes and not (min(hashes) >= 0 and max(hashes) <= _U64_MAX):
+            raise wrong("sequence_hashes", "expected unsigned 64-bit numbers")
+    blocks = len(request.sequence_hashes) + sum(map(len, request.more_hashes))
+    if blocks > min(_MOST_BLOCKS, request.isl_tokens // block_size):
+        problem = f"{request.isl_tokens} tokens of {block_size} a block have fewer than {blocks}"
+        raise wrong("sequence_hashes", f"{problem} blocks")
+    if request.local_hashes and len(request.local_hashes) != len(request.sequence_hashes):
+        raise wrong("local_hashes", "expected as many as sequence_hashes")
+    if len(request.more_hashes) > _MOST_BLOCKS or len(request.lengths) > _MOST_BLOCKS:
+        raise wrong("lengths", f"expected at most {_MOST_BLOCKS} prompts")
+
+
+def placement(plan: RoutingPlan, booked: list[Stage]) -> Placement:
+    """The part of a plan that its frontend needs."""
+    return Placement(
+        plan.id,
+        booked,
+        hop_of(plan.prefill),
+        hop_of(plan.decode),
+        plan.implied,
+        plan.relaxed,
+        plan.bypass,
+    )
+
+
+def hop_of(decision: Decision | None) -> Hop | None:
+    """The part of a decision that its frontend needs."""
+    if decision is None:
+        return None
+    at, inputs = decision.winner, decision.inputs
+    if at is None:
+        return Hop(
+            decision.stage,
+            decision.mode,
+            outcome=decision.outcome,
+            message=decision.message,
+            notes=decision.notes,
+            constraints=decision.constraints,
+            funnel=[_step(step) for step in decision.funnel],
+        )
+    ref = decision.refs[at]
+    hop = Hop(
+        decision.stage,
+        decision.mode,
+        ref.worker_id,
+        ref.dp_rank,
+        decision.costs[at],
+        notes=decision.notes,
+        outcome=decision.outcome,
+    )
+    if inputs is None:
+        return hop
+    return msgspec.structs.replace(
+        hop,
+        overlap_blocks=inputs.overlap_blocks[at],
+        indexed_blocks=None if inputs.indexed_blocks is None else inputs.indexed_blocks[at],
+        host_blocks=0 if inputs.host_blocks is None else inputs.host_blocks[at],
+        disk_blocks=0 if inputs.disk_blocks is None else inputs.disk_blocks[at],
+        prefill_tokens=inputs.prefill_tokens[at],
+        active_blocks=inputs.active_blocks[at],
+        active_requests=inputs.active_requests[at],
+    )
+
+
+def plan_of(
+    found: Placement,
+    request: RoutingRequest,
+    find: Callable[[int], Worker | None],
+    config: RouterConfig,
+) -> RoutingPlan:
+    """The plan with the winners as its only candidates; raises KeyError for a worker that is
+    unknown here."""
+    return RoutingPlan(
+        found.id,
+        request.model,
+        None if found.prefill is None else decision_of(found.prefill, request, find, config),
+        None if found.decode is None else decision_of(found.decode, request, find, config),
+        found.implied,
+        found.relaxed,
+        found.bypass,
+    )
+
+
+def decision_of(
+    hop: Hop,
+    request: RoutingRequest,
+    find: Callable[[int], Worker | None],
+    config: RouterConfig,
+) -> Decision:
+    """As :func:`plan_of`, for one hop."""
+    common: Mapping[str, Any] = {
+        "id": request.id,
+        "stage": hop.stage,
+        "mode": hop.mode,
+        "model": request.model,
+        "isl_tokens": request.isl_tokens,
+        "block_size": request.block_size,
+        "prompt_blocks": request.prompt_blocks,
+        "temperature": 0.0,
+        "sample": 0.0,
+        "parameters": CostParameters.for_stage(config, hop.stage),
+        "overlap_modelled": request.overlap_modelled,
+        "lora_name": request.lora_name,
+        "salted": request.salted,
+        "notes": hop.notes,
+        "outcome": hop.outcome,
+        "message": hop.message,
+    }
+    if hop.worker_id is None:
+        funnel = tuple(_funnel_step(step, find) for step in hop.funnel)
+        return Decision(**common, funnel=funnel, constraints=hop.constraints or request.constraints)
+    worker = find(hop.worker_id)
+    if worker is None or hop.dp_rank not in worker.ranks:
+        raise KeyError(hop.worker_id)
+    return Decision(
+        **common,
+        constraints=request.constraints,
+        workers=(worker,),
+        refs=(WorkerWithDpRank(hop.worker_id, hop.dp_rank),),
+        inputs=CostInputs(
+            request.isl_tokens,
+            request.block_size,
+            request.prompt_blocks,
+            (hop.overlap_blocks,),
+            (hop.prefill_tokens,),
+            (hop.active_blocks,),
+            None,
+            (hop.active_requests,),
+            host_blocks=(hop.host_blocks,) if hop.host_blocks else None,
+            disk_blocks=(hop.disk_blocks,) if hop.disk_blocks else None,
+            indexed_blocks=None if hop.indexed_blocks is None else (hop.indexed_blocks,),
+        ),
+        costs=(hop.cost,),
+        winner=0,
+    )
+
+
+def _step(step: FunnelStep) -> Step:
+    rejected = [
+        RejectedRank(one.worker.worker_id, one.dp_rank, one.reason) for one in step.rejected
+    ]
+    return Step(step.filter, step.entered, step.left, rejected, step.skipped)
+
+
+def _funnel_step(step: Step, find: Callable[[int], Worker | None]) -> FunnelStep:
+    rejected = []
+    for one in step.rejected:
+        worker = find(one.worker_id)
+        if worker is not None:
+            rejected.append(Rejection(worker, one.dp_rank, one.reason))
+    return FunnelStep(step.filter, step.entered, step.left, tuple(rejected), step.skipped)

@@ -1,0 +1,466 @@
+"""The router's side of ``serve frontend --router``: leases, placements and reports of frontends.
+
+The router owns the fleet, the index and all bookings. A frontend process has a lease, which each of
+its messages renews; when it ends, the frontend's bookings end with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from dynctl import version
+from dynctl.base.decode_errors import RequestError
+from dynctl.documents.frontends import (
+    MAX_FRONTENDS,
+    MAX_REPORTS,
+    PROTOCOL,
+    Alive,
+    Answered,
+    Block,
+    Ended,
+    Failed,
+    FirstOutput,
+    FleetCard,
+    FleetCards,
+    FrontendList,
+    FrontendRow,
+    Join,
+    Joined,
+    Lease,
+    Place,
+    PlaceDecode,
+    Received,
+    Report,
+    Reports,
+    Resume,
+    Resumed,
+    Running,
+    check_request,
+    decision_of,
+    placement,
+)
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.fleet import Fleet
+from dynctl.serving.flow import pair_address
+from dynctl.serving.http.auth import guarded
+from dynctl.serving.http.bodies import bodies_of
+from dynctl.serving.http.json_responses import bad_request, json_response, not_found
+from dynctl.serving.http.selection import MAX_BOOKINGS, Booking, SelectionApi
+from dynctl.serving.http.selection_request import naming_fields
+from dynctl.serving.refusal import HttpError
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord
+from router_core import Progressed, RoutingPlan, RoutingRequest, Stage
+
+#: Seconds without a message after which a frontend is taken for dead.
+LEASE_S: Final = 10.0
+#: Least seconds between two readings of the fleet for its version.
+_CARDS_S: Final = 0.2
+_MAX_NAME: Final = 64
+_OUTCOMES: Final = ("success", "refused", "upstream_error", "client_error", "cancelled", "internal")
+_FAILURES: Final = ("refused", "connect", "reset", "timeout", "status", "protocol", "ejected")
+
+_log = logging.getLogger(__name__)
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+@dataclass(slots=True)
+class Frontend:
+    """One frontend process. ``number``: of its last message of reports."""
+
+    name: str
+    lease: str
+    version: str
+    joined_at: float
+    seen_at: float
+    number: int = 0
+    bookings: set[str] = field(default_factory=set)
+
+
+class FrontendsApi:
+    """Leases and placements over the bookings of a `SelectionApi`."""
+
+    def __init__(
+        self,
+        service: RoutingService,
+        fleet: Fleet,
+        selection: SelectionApi,
+        *,
+        token: str | None = None,
+        body_bytes: int = 16 << 20,
+        lease_s: float = LEASE_S,
+        preset: str | None = None,
+    ) -> None:
+        self._service = service
+        self._fleet = fleet
+        self._selection = selection
+        self._token = token
+        self._body_bytes = body_bytes
+        self.lease_s = lease_s
+        self._preset = preset
+        self._frontends: dict[str, Frontend] = {}
+        self._process = secrets.token_hex(4)
+        self._versions = 0
+        self._cards = b""
+        self._shown: FleetCards | None = None
+        self._read: tuple[int, float] | None = None
+
+    def __len__(self) -> int:
+        return len(self._frontends)
+
+    def routes(self) -> list[web.RouteDef]:
+        token, base = self._token, "/v1/frontends"
+        return [
+            web.get(base, guarded(self.listed, token)),
+            web.post(base + "/{name}/join", guarded(self.join, token)),
+            web.post(base + "/{name}/fleet", guarded(self.fleet, token)),
+            web.post(base + "/{name}/resume", guarded(self.resume, token)),
+            web.post(base + "/{name}/place", guarded(self.place, token)),
+            web.post(base + "/{name}/decode", guarded(self.decode, token)),
+            web.post(base + "/{name}/explain", guarded(self.explain, token)),
+            web.post(base + "/{name}/reports", guarded(self.reports, token)),
+            web.post(base + "/{name}/leave", guarded(self.leave, token)),
+        ]
+
+    # -- leases ----------------------------------------------------------------------------
+
+    async def listed(self, _http: web.Request) -> web.StreamResponse:
+        """The frontend processes and their bookings."""
+        now = self._service.clock()
+        rows = [
+            FrontendRow(
+                one.name, len(one.bookings), now - one.joined_at, now - one.seen_at, one.version
+            )
+            for one in self._frontends.values()
+        ]
+        return json_response(FrontendList(rows, self.lease_s))
+
+    async def join(self, http: web.Request) -> web.StreamResponse:
+        """A frontend starts or returns; the bookings of its earlier lease end."""
+        name, message = _name(http), await self._message(http, Join)
+        if message.protocol != PROTOCOL:
+            raise HttpError(
+                409,
+                f"the frontend has dynctl {message.version[:32] or 'of an unknown version'} and "
+                f"protocol {message.protocol}, this router {version()} and protocol {PROTOCOL}: "
+                "run the same version of both",
+                "conflict",
+                "other_protocol",
+            )
+        if self._selection.draining:
+            self._selection.admit()
+        old = self._frontends.pop(name, None)
+        if old is not None:
+            self._end_bookings(old)
+        if len(self._frontends) >= MAX_FRONTENDS:
+            raise HttpError(
+                503,
+                f"{MAX_FRONTENDS} frontends have joined, the maximum of this router",
+                "overloaded",
+                "too_many_frontends",
+                headers={"retry-after": "10"},
+            )
+        now = self._service.clock()
+        lease = secrets.token_hex(8)
+        self._frontends[name] = Frontend(name, lease, message.version[:32], now, now)
+        _log.info("frontend %s joined (%d in all)", name, len(self))
+        return json_response(Joined(lease, self.lease_s, self._fleet_cards(), version()))
+
+    async def fleet(self, http: web.Request) -> web.StreamResponse:
+        """The fleet as it is now."""
+        self._frontend(http, await self._message(http, Lease))
+        return json_response(self._fleet_cards())
+
+    async def leave(self, http: web.Request) -> web.StreamResponse:
+        """The frontend stops; its bookings end."""
+        frontend = self._frontend(http, await self._message(http, Lease))
+        del self._frontends[frontend.name]
+        ended = self._end_bookings(frontend)
+        _log.info("frontend %s left", frontend.name)
+        return json_response({"ended": ended})
+
+    def sweep(self) -> int:
+        """End the leases without messages for ``lease_s`` seconds, with their bookings; returns
+        their number."""
+        silent_since = self._service.clock() - self.lease_s
+        gone = [one for one in self._frontends.values() if one.seen_at < silent_since]
+        for frontend in gone:
+            del self._frontends[frontend.name]
+            ended = self._end_bookings(frontend)
+            _log.warning(
+                "frontend %s sent nothing for %g s: its %d bookings end",
+                frontend.name, self.lease_s, ended,
+            )  # fmt: skip
+        return len(gone)
+
+    # -- requests --------------------------------------------------------------------------
+
+    async def place(self, http: web.Request) -> web.StreamResponse:
+        """Choose the workers of a request and book it as their load, in one step."""
+        message = await self._message(http, Place)
+        frontend = self._frontend(http, message)
+        request = self._checked(message.request)
+        if message.dry:
+            return json_response(placement(self._service.plan(request, detail=True), []))
+        known = self._selection.bookings.get(request.id)
+        if known is not None:
+            if known.owner != frontend.name or known.attempt > message.attempt:
+                raise HttpError(
+                    409, f"request {request.id} is booked already", "conflict", "duplicate"
+                )
+            if known.attempt == message.attempt and known.answer:
+                return _json(known.answer)
+        else:
+            self._selection.admit()
+        plan, booked = self._selection.place(
+            request, self._hands_off, owner=frontend.name, attempt=message.attempt
+        )
+        self._dispatched(plan, booked)
+        answer = msgspec.json.encode(placement(plan, booked))
+        booking = self._selection.bookings.get(request.id)
+        if booking is None:
+            frontend.bookings.discard(request.id)
+        else:
+            booking.answer = answer
+            frontend.bookings.add(request.id)
+        return _json(answer)
+
+    async def decode(self, http: web.Request) -> web.StreamResponse:
+        """Prefill is done: choose the decode worker with the current fleet."""
+        message = await self._message(http, PlaceDecode)
+        booking = self._booking(self._frontend(http, message), message.id, message.attempt)
+        if booking is None:
+            raise not_found(f"no booking {message.id[:200]!r}", code="unknown_booking")
+        plan = self._selection.place_decode(booking, message.allowed)
+        booked: list[Stage] = ["decode"] if plan.ok else []
+        self._dispatched(plan, booked)
+        return json_response(placement(plan, booked))
+
+    async def explain(self, http: web.Request) -> web.StreamResponse:
+        """A dry run as a RouteResult."""
+        message = await self._message(http, Place)
+        self._frontend(http, message)
+        request = self._checked(message.request)
+        return json_response(self._service.explain(request, preset=self._preset))
+
+    async def resume(self, http: web.Request) -> web.StreamResponse:
+        """Book requests again that run since before the lease."""
+        message = await self._message(http, Resume)
+        frontend = self._frontend(http, message)
+        booked = 0
+        for one in message.running[:MAX_REPORTS]:
+            if len(self._selection) < MAX_BOOKINGS:
+                booked += self._resume(frontend, one)
+        return json_response(Resumed(booked))
+
+    async def reports(self, http: web.Request) -> web.StreamResponse:
+        """What happened to requests and engines; renews the lease."""
+        message = await self._message(http, Reports)
+        frontend = self._frontend(http, message)
+        if message.number > frontend.number:
+            frontend.number = message.number
+            for report in message.reports[:MAX_REPORTS]:
+                self._take(frontend, report)
+        return json_response(Received(self._fleet_cards().version))
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _take(self, frontend: Frontend, report: Report) -> None:
+        service = self._service
+        match report:
+            case FirstOutput(id, attempt):
+                booking = self._booking(frontend, id, attempt)
+                if booking is not None:
+                    self._selection.first_output(booking)
+            case Block(id, attempt, fraction):
+                if self._booking(frontend, id, attempt) is not None:
+                    service.output_block(id, fraction)
+            case Ended(id, attempt, stage, outcome, tokens, computed):
+                booking = self._booking(frontend, id, attempt)
+                if booking is not None:
+                    outcome = outcome if outcome in _OUTCOMES else "internal"
+                    self._selection.ended(
+                        booking, stage, max(0, tokens), outcome, computed=computed
+                    )
+                    if stage is None:
+                        frontend.bookings.discard(id)
+            case Alive(ids):
+                now = service.clock()
+                for one in ids:
+                    booking = self._booking(frontend, one)
+                    if booking is not None:
+                        booking.seen_at = now
+                        service.apply(Progressed(one))
+            case Answered(worker_id):
+                self._fleet.answered(worker_id)
+            case Failed(worker_id, kind, text, status, ago_s):
+                failure = UpstreamFailure(
+                    kind if kind in _FAILURES else "protocol", text[:500], status=status
+                )
+                sent_at = None if ago_s is None else service.clock() - max(0.0, ago_s)
+                self._fleet.report_failure(worker_id, failure, sent_at)
+
+    def _resume(self, frontend: Frontend, running: Running) -> int:
+        """Book a request again; 0 where its workers are gone."""
+        service, request = self._service, self._checked(running.request)
+        if request.id in self._selection.bookings:
+            return 0
+        find, config = service.router.registry.get, service.router.config
+        prefill, booked = None, 0
+        record = RequestRecord(
+            request.id, request.id, "select", service.clock(), service.wall(), request.model,
+            isl_tokens=request.isl_tokens,
+        )  # fmt: skip
+        for hop in running.hops[:2]:
+            try:
+                decision = decision_of(hop, request, find, config)
+            except KeyError:
+                continue
+            if decision.winner is None:
+                continue
+            if hop.stage == "prefill":
+                prefill = decision
+            booked |= service.apply(service.router.booking(decision, request)).ok
+        if not booked:
+            return 0
+        if running.first_output:
+            service.prefill_done(request.id)
+            record.first_token_at = service.clock()
+        self._selection.bookings[request.id] = Booking(
+            request,
+            record,
+            prefill,
+            service.clock(),
+            owner=frontend.name,
+            attempt=running.attempt,
+        )
+        frontend.bookings.add(request.id)
+        return 1
+
+    def _dispatched(self, plan: RoutingPlan, booked: list[Stage]) -> None:
+        """The frontend sends the request to these hops now."""
+        for hop in (plan.prefill, plan.decode):
+            if hop is not None and hop.ref is not None and hop.stage in booked:
+                member = self._fleet.by_id(hop.ref.worker_id)
+                if member is not None:
+                    self._fleet.dispatched(member)
+
+    def _hands_off(self, plan: RoutingPlan) -> bool:
+        """Whether decode is decided after prefill: no bootstrap pair, which get it together."""
+        return plan.prefill is None or pair_address(self._fleet, plan.prefill) is None
+
+    def _checked(self, request: RoutingRequest) -> RoutingRequest:
+        service = self._service
+        if request.model not in service.models():
+            raise HttpError(
+                404,
+                f"request.model: {request.model[:200]!r} is not served by this router",
+                "not_found_error",
+                "unknown_model",
+                param="request.model",
+            )
+        with naming_fields():
+            check_request(request, service.block_size(request.model))
+        return request
+
+    def _booking(
+        self, frontend: Frontend, request_id: str, attempt: int | None = None
+    ) -> Booking | None:
+        """The frontend's booking, of this attempt; None for one that ended or was replaced."""
+        booking = self._selection.bookings.get(request_id)
+        if booking is None or booking.owner != frontend.name:
+            return None
+        if attempt is not None and booking.attempt != attempt:
+            return None
+        booking.seen_at = self._service.clock()
+        return booking
+
+    def _end_bookings(self, frontend: Frontend) -> int:
+        ended = 0
+        for request_id in frontend.bookings:
+            booking = self._selection.bookings.get(request_id)
+            if booking is not None and booking.owner == frontend.name:
+                self._selection.ended(booking, None, 0, "cancelled")
+                ended += 1
+        frontend.bookings.clear()
+        return ended
+
+    def _frontend(self, http: web.Request, message: Any) -> Frontend:
+        """The process that sent the message, and renews its lease; raises HttpError 410."""
+        frontend = self._frontends.get(_name(http))
+        if frontend is None or frontend.lease != message.lease:
+            raise HttpError(
+                410, "the lease of this frontend ended: join again", "gone", "lease_ended"
+            )
+        frontend.seen_at = self._service.clock()
+        return frontend
+
+    async def _message(self, http: web.Request, form: type[Message]) -> Message:
+        """The body as a message; raises HttpError (400, 408, 413)."""
+        with bodies_of(http).of(http) as body:
+            raw = await body.read(http, self._body_bytes)
+        try:
+            return msgspec.json.decode(raw, type=form)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            text = str(error) if isinstance(error, msgspec.ValidationError) else "not valid JSON"
+            raise bad_request(f"{form.__name__}: {text}", code="invalid_message") from None
+        except (TypeError, ValueError, OverflowError, RequestError) as error:
+            raise bad_request(f"{form.__name__}: {error}", code="invalid_message") from None
+
+    def _fleet_cards(self) -> FleetCards:
+        """The fleet; read again at most every 0.2 s, and only after a change."""
+        service, now = self._service, self._service.clock()
+        if self._shown is not None and self._read is not None:
+            changes, at = self._read
+            if changes == service.changes or now - at < _CARDS_S:
+                return self._shown
+        self._read = service.changes, now
+        router = service.router
+        cards = []
+        for worker in router.registry:
+            member = self._fleet.by_id(worker.worker_id)
+            reason = router.registry.unavailable_reason(worker.worker_id)
+            adapters = service.adapters_of(worker.worker_id)
+            if member is None:
+                cards.append(FleetCard(worker.to_dict(), reason, adapters))
+                continue
+            spec = member.spec
+            cards.append(
+                FleetCard(
+                    worker.to_dict(),
+                    reason,
+                    adapters,
+                    member.bootstrap,
+                    spec.forward_authorization,
+                    member.source != "api" and spec.api_key_env is None,
+                )
+            )
+        settings = {name: getattr(router.config, name) for name in router.config.__slots__}
+        thresholds = {
+            model: dict(router.busy.thresholds(model).to_dict()) for model in service.models()
+        }
+        encoded = msgspec.json.encode((cards, settings, thresholds))
+        if self._shown is None or encoded != self._cards:
+            self._versions += 1
+            self._cards = encoded
+            self._shown = FleetCards(
+                f"{self._process}-{self._versions}", cards, settings, thresholds
+            )
+        return self._shown
+
+
+def _name(http: web.Request) -> str:
+    name = http.match_info["name"]
+    if not name.isprintable() or len(name) > _MAX_NAME:
+        raise bad_request(f"name: expected 1 to {_MAX_NAME} printable characters", code="name")
+    return name
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, headers={"content-type": "application/json"})

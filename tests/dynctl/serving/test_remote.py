@@ -1,0 +1,437 @@
+"""Frontends with ``--router``: one router process decides and books for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from dynctl.serving.config import FrontendConfig, Limits
+from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.server import Frontend
+from dynctl.serving.remote import RemoteRouting
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.engine.process import RunningEngine, start_engine
+from dynctl.tokenization import DEMO_MODEL_DIR
+from tests.dynctl.serving.fleets import (
+    QUICK_ENGINE,
+    QUICK_HEALTH,
+    TOKENIZER,
+    WORDS,
+    Site,
+    chat_body,
+    text_of,
+)
+from tests.waiting import patience, until
+
+pytestmark = pytest.mark.seed("dynamo-1.6: standalone router: several frontend processes")
+
+
+class Several:
+    """A router, its engines, and frontends that share it; all in this process."""
+
+    def __init__(self, stack: AsyncExitStack, client: aiohttp.ClientSession) -> None:
+        self.engines: dict[str, RunningEngine] = {}
+        self.frontends: list[Site] = []
+        self.router: RouterProcess
+        self._stack = stack
+        self._client = client
+        self._workers: tuple[str, ...] = ()
+        self._values: dict[str, Any] = {}
+
+    async def start_router(self, port: int = 0, **settings: Any) -> None:
+        self._values = {**self._values, **settings}
+        values = {"workers": self._workers, "health": QUICK_HEALTH, **self._values}
+        self.router = RouterProcess(FrontendConfig(port=port, **values))
+        await self.router.start()
+        self._stack.push_async_callback(self.router.close)
+
+    async def add_frontend(self, **settings: Any) -> Site:
+        values = {
+            "port": 0,
+            "model_path": DEMO_MODEL_DIR,
+            "health": QUICK_HEALTH,
+            "limits": Limits(drain_s=2.0),
+            "router_url": self.router.url,
+            **settings,
+        }
+        frontend = Frontend(FrontendConfig(**values))
+        await frontend.start()
+        self._stack.push_async_callback(frontend.close)
+        site = Site(frontend, self._client)
+        site.engines = self.engines
+        self.frontends.append(site)
+        return site
+
+    async def kill_router(self) -> None:
+        """As after SIGKILL: connections are cut, nothing is said."""
+        for connections in self.router.connections:
+            await connections.close()
+        await self.router.close()
+
+    def booked(self) -> int:
+        """Requests that the router has booked."""
+        return len(self.router.selection)
+
+    def load(self) -> dict[str, tuple[int, int, int]]:
+        return Site(self.router, self._client).load()
+
+
+@asynccontextmanager
+async def several(
+    engines: Sequence[Mapping[str, Any]] = ({"name": "a0"}, {"name": "b0"}),
+    frontends: int = 2,
+    *,
+    router: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Several]:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        )
+        found = Several(stack, client)
+        for given in engines:
+            engine = await start_engine(EngineConfig(**{**QUICK_ENGINE, **given}), TOKENIZER)
+            stack.push_async_callback(engine.close)
+            found.engines[given["name"]] = engine
+        found._workers = tuple(f"{one.url},name={name}" for name, one in found.engines.items())
+        await found.start_router(**(router or {}))
+        streams = found.router.fleet.index.all_states
+        await until(lambda: all(state.connected for state in streams().values()))
+        for _ in range(frontends):
+            await found.add_frontend(**settings)
+        yield found
+
+
+def remote(site: Site) -> RemoteRouting:
+    service = site.service
+    assert isinstance(service, RemoteRouting)
+    return service
+
+
+def conditions(site: Site) -> set[str]:
+    site.service.health()
+    return {one.code for one in site.service.conditions}
+
+
+def worker_of(answer: Any) -> int:
+    """The id of the worker that answered."""
+    return int(answer["nvext"]["worker_id"]["decode_worker_id"])
+
+
+NVEXT = {"extra_fields": ["worker_id"]}
+
+
+async def test_frontends_share_the_index_and_the_load():
+    async with several() as fleet:
+        one, other = fleet.frontends
+        status, first, _ = await one.chat(WORDS * 12, nvext=NVEXT)
+        assert status == 200
+        chosen = fleet.router.service.router.registry.get(worker_of(first))
+        assert chosen is not None
+        index = fleet.router.service.router
+        slot = index.registry.slot(chosen.worker_id, 0)
+        assert slot is not None
+        await until(lambda: index.cached_blocks(slot) > 8)
+        for site in (other, one, other):
+            await until(lambda: fleet.booked() == 0)
+            status, again, _ = await site.chat(WORDS * 12, nvext=NVEXT)
+            assert status == 200
+            assert worker_of(again) == chosen.worker_id, "the shared index did not count"
+        await until(lambda: fleet.booked() == 0)
+        assert all(row == (0, 0, 0) for row in fleet.load().values())
+
+
+async def test_streams_and_their_bookings():
+    async with several() as fleet:
+        one, _ = fleet.frontends
+        status, events, _ = await one.stream("hello there", max_tokens=8)
+        assert status == 200
+        assert text_of(events)
+        assert events[-1] == "[DONE]"
+        await until(lambda: fleet.booked() == 0)
+
+
+async def test_a_running_request_counts_for_the_other_frontend():
+    slow = {"speedup_ratio": 0.5}
+    async with several(({"name": "a0", **slow}, {"name": "b0", **slow})) as fleet:
+        one, other = fleet.frontends
+        running = [
+            asyncio.create_task(site.chat(f"{number} " + WORDS, max_tokens=4, nvext=NVEXT))
+            for number, site in enumerate((one, other))
+        ]
+        answers = await asyncio.gather(*running)
+        assert {status for status, _, _ in answers} == {200}
+        workers = {worker_of(body) for _, body, _ in answers}
+        assert len(workers) == 2, "both requests went to one engine"
+
+
+async def test_a_decision_is_explained_by_both_processes():
+    async with several() as fleet:
+        one, other = fleet.frontends
+        _, _, headers = await one.chat("explain me")
+        decision = headers["x-dynctl-decision"]
+        for site in (one, other):
+            status, past = await site.get(f"/v1/decisions/{decision}")
+            assert status == 200, past
+            assert past["id"] == decision
+            assert len(past["decode"]["candidates"]) == 2
+        status, listed = await other.get("/v1/decisions?limit=5")
+        assert status == 200
+        assert [row["id"] for row in listed["decisions"]] == [decision]
+
+
+async def test_a_dry_run_is_that_of_the_router():
+    async with several() as fleet:
+        site = fleet.frontends[0]
+        await site.chat(WORDS * 12)
+        index = fleet.router.service.router
+        await until(lambda: sum(index.cached_blocks(slot) for slot in range(2)) > 8)
+        await until(lambda: fleet.booked() == 0)
+        body = {"model": "demo", "messages": [{"role": "user", "content": WORDS * 12}]}
+        status, result, _ = await site.post("/v1/route", body)
+        assert status == 200
+        rows = result["decode"]["candidates"]
+        assert max(row["overlap_blocks"] for row in rows) > 8
+        assert fleet.booked() == 0
+
+
+async def test_only_hashes_travel():
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        seen: list[bytes] = []
+        link = remote(site).link
+        exchange = link._exchange
+
+        async def recorded(action: str, body: bytes, timeout_s: float | None) -> bytes:
+            seen.append(body)
+            return await exchange(action, body, timeout_s)
+
+        link._exchange = recorded  # type: ignore[method-assign]
+        await site.chat("a confidential sentence about platypuses " * 8, user="alice")
+        await until(lambda: fleet.booked() == 0)
+        sent = b"".join(seen)
+        assert b"sequence_hashes" in sent
+        assert b"platypus" not in sent
+        assert b"alice" not in sent
+        tokens = TOKENIZER.encode("a confidential sentence about platypuses")
+        assert ",".join(map(str, tokens[2:6])).encode() not in sent
+
+
+DISAGGREGATED = (
+    {"name": "p0", "role": "prefill"},
+    {"name": "d0", "role": "decode"},
+    {"name": "d1", "role": "decode"},
+)
+
+
+async def test_prefill_then_decode():
+    async with several(DISAGGREGATED, frontends=1) as fleet:
+        site = fleet.frontends[0]
+        status, body, headers = await site.chat(WORDS, nvext=NVEXT)
+        assert status == 200, body
+        ids = body["nvext"]["worker_id"]
+        registry = fleet.router.service.router.registry
+        chosen = {hop: registry.get(int(ids[f"{hop}_worker_id"])) for hop in ("prefill", "decode")}
+        assert chosen["prefill"] == registry.by_name("p0")
+        assert chosen["decode"] in (registry.by_name("d0"), registry.by_name("d1"))
+        await until(lambda: fleet.booked() == 0)
+        assert all(row == (0, 0, 0) for row in fleet.load().values())
+        status, past = await site.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
+        assert past["prefill"]["winner"]["worker"] == "p0"
+
+
+async def test_a_failed_engine_is_excluded_and_booked_once():
+    async with several() as fleet:
+        fleet.engines["a0"].engine.faults.update({"refuse": 500})
+        registry = fleet.router.service.router.registry
+        broken = registry.by_name("a0")
+        assert broken is not None
+        # The router learns of failures from both frontends and ejects the engine.
+        number = 0
+        async with asyncio.timeout(patience(20)):
+            while registry.unavailable_reason(broken.worker_id) is None:
+                for site in fleet.frontends:
+                    number += 1
+                    status, body, _ = await site.chat(f"{number} {WORDS}")
+                    assert status == 200, body
+        ejected = {one.code for one in fleet.router.service.conditions}
+        assert "WORKER_EJECTED" in ejected
+        copies = [site.service.router.registry for site in fleet.frontends]
+        await until(lambda: all(one.unavailable_reason(broken.worker_id) for one in copies))
+        await until(lambda: fleet.booked() == 0)
+        assert all(row == (0, 0, 0) for row in fleet.load().values())
+
+
+async def test_a_refusal_of_the_router_explains_itself():
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        taint = {"required_taints": ["nowhere"]}
+        status, body, _ = await site.chat("x", nvext={"routing_constraints": taint})
+        assert status == 503
+        details = body["error"]["dynctl"]
+        assert details["filter"] == "taints" or details["rejected"], details
+        assert {row["worker"] for row in details["rejected"]} == {"a0", "b0"}
+        assert fleet.booked() == 0
+
+
+async def test_a_client_that_leaves_leaves_no_booking():
+    slow = {"name": "a0", "speedup_ratio": 0.2}
+    async with several((slow,), frontends=1) as fleet:
+        site = fleet.frontends[0]
+        request = asyncio.create_task(site.chat(WORDS * 8, max_tokens=64))
+        await until(lambda: fleet.booked() == 1)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        await until(lambda: fleet.booked() == 0)
+
+
+async def test_workers_that_come_and_go_are_those_of_the_router():
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        status, listed = await site.get("/v1/workers")
+        assert {row["name"] for row in listed["workers"]} == {"a0", "b0"}
+        await fleet.router.fleet.remove("b0")
+        await until(lambda: len(site.frontend.fleet) == 1)
+        _, models = await site.get("/v1/models")
+        assert [row["id"] for row in models["data"]] == ["demo"]
+        status, body, _ = await site.post("/busy_threshold", {"model": "demo"})
+        assert status == 409
+        assert fleet.router.url in body["error"]["message"]
+
+
+# -- loss --------------------------------------------------------------------------------------
+
+
+async def test_without_the_router_requests_are_routed_by_load_and_it_heals():
+    async with several() as fleet:
+        for site in fleet.frontends:
+            await site.chat(WORDS)
+        port = fleet.router.port
+        answers: list[int] = []
+        stop = asyncio.Event()
+
+        async def client(site: Site, number: int) -> None:
+            count = 0
+            while not stop.is_set():
+                count += 1
+                status, _, _ = await site.chat(f"{number} {count} " + WORDS, max_tokens=4)
+                answers.append(status)
+
+        clients = [
+            asyncio.create_task(client(site, number))
+            for number, site in enumerate(fleet.frontends * 3)
+        ]
+        await until(lambda: len(answers) > 20)
+        await fleet.kill_router()
+        await until(lambda: all("ROUTER_LOST" in conditions(one) for one in fleet.frontends))
+        served = len(answers)
+        await until(lambda: len(answers) > served + 20)
+        site = fleet.frontends[0]
+        status, result, _ = await site.post("/v1/route", chat_body("x"))
+        assert status == 200
+        assert "DYR0730" in {row["code"] for row in result["doubts"]}
+        await fleet.start_router(port)
+        await until(lambda: not any("ROUTER_LOST" in conditions(one) for one in fleet.frontends))
+        served = len(answers)
+        decided = fleet.router.memory.recorded
+        await until(lambda: len(answers) > served + 20)
+        assert fleet.router.memory.recorded > decided
+        stop.set()
+        await asyncio.gather(*clients)
+        assert set(answers) == {200}
+        await until(lambda: fleet.booked() == 0)
+        assert all(row == (0, 0, 0) for row in fleet.load().values())
+
+
+async def test_running_requests_are_booked_again_at_a_new_router():
+    slow = {"speedup_ratio": 0.05}
+    engines = ({"name": "a0", **slow}, {"name": "b0", **slow})
+    async with several(engines, frontends=1) as fleet:
+        site = fleet.frontends[0]
+        running = [
+            asyncio.create_task(site.stream(f"{n} " + WORDS, max_tokens=20)) for n in range(3)
+        ]
+        await until(lambda: fleet.booked() == 3)
+        before = {name: row[0] for name, row in fleet.load().items()}
+        port = fleet.router.port
+        await fleet.kill_router()
+        await until(lambda: "ROUTER_LOST" in conditions(site))
+        await fleet.start_router(port)
+        await until(lambda: "ROUTER_LOST" not in conditions(site))
+        assert fleet.booked() == 3
+        assert {name: row[0] for name, row in fleet.load().items()} == before
+        assert {status for status, _, _ in await asyncio.gather(*running)} == {200}
+        await until(lambda: fleet.booked() == 0)
+
+
+async def test_a_silent_frontend_loses_its_lease_and_its_bookings():
+    slow = {"name": "a0", "speedup_ratio": 0.05}
+    async with several((slow,), frontends=2) as fleet:
+        dead, alive = fleet.frontends
+        running = asyncio.create_task(dead.stream(WORDS, max_tokens=64))
+        await until(lambda: fleet.booked() == 1)
+        await dead.frontend.service.tasks.close()  # no heartbeats: as after SIGKILL
+        remote(dead).link.up = False
+        fleet.router.frontends.lease_s = 0.5
+        await until(lambda: fleet.booked() == 0)
+        assert fleet.load()["a0"] == (0, 0, 0)
+        status, _ = await Site(fleet.router, alive.client).get("/v1/frontends")
+        assert status == 200
+        # The other one joins again where its lease ended too.
+        await until(lambda: remote(alive).link.up)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_frontend_that_stops_leaves():
+    async with several() as fleet:
+        assert len(fleet.router.frontends) == 2
+        await fleet.frontends[0].frontend.close()
+        assert len(fleet.router.frontends) == 1
+
+
+async def test_a_frontend_starts_without_its_router():
+    async with several(frontends=0) as fleet:
+        port = fleet.router.port
+        url = fleet.router.url
+        await fleet.kill_router()
+        site = await fleet.add_frontend(router_url=url)
+        assert "ROUTER_LOST" in conditions(site)
+        status, _, _ = await site.chat("x")
+        assert status == 404
+        await fleet.start_router(port)
+        await until(lambda: "ROUTER_LOST" not in conditions(site))
+        status, _, _ = await site.chat("x")
+        assert status == 200
+
+
+async def test_a_wrong_token_is_named():
+    async with several(frontends=0, router={"api_token": "t0ken"}) as fleet:
+        site = await fleet.add_frontend(router_token="other")
+        found = [one for one in site.service.conditions if one.code == "ROUTER_LOST"]
+        assert "--router-token" in found[0].message
+        assert "other" not in found[0].message
+        right = await fleet.add_frontend(router_token="t0ken")
+        assert "ROUTER_LOST" not in conditions(right)
+        status, _, _ = await right.chat("x")
+        assert status == 200
+
+
+async def test_frontends_share_a_port():
+    async with several(frontends=1, share_port=True) as fleet:
+        one = fleet.frontends[0]
+        other = await fleet.add_frontend(port=one.frontend.port, share_port=True)
+        assert other.frontend.port == one.frontend.port
+        seen: set[str] = set()
+        async with asyncio.timeout(patience(20)):
+            while len(seen) < 2:
+                async with aiohttp.ClientSession() as client:
+                    url = one.url("/v1/chat/completions")
+                    async with client.post(url, json=chat_body("x")) as answer:
+                        assert answer.status == 200
+                        seen.add(answer.headers["x-dynctl-decision"][:10])
