@@ -439,7 +439,9 @@ def _config(
     port = given.pop("system_port")
     given |= access_settings(access, given.pop("api_token"))
     replicas = replicas_of(access, resolved.config.router_replica_sync)
-    if resolved.config.router_replica_sync and replicas is None:
+    if given.get("router_url"):
+        replicas = None  # the router shares the load of all its frontends
+    elif resolved.config.router_replica_sync and replicas is None:
         talk(
             "warning: no replica to share load with: set --router-replica-bind and "
             "--router-replica-peer, or --router-replica-nats"
