@@ -271,8 +271,11 @@ def _bypass(
         decode_load = None
         if gate is not None:
             size = worker.runtime_config.total_kv_blocks
+            # With the request, its last incomplete block too; shared blocks count once.
             blocks = inputs.active_blocks[position]
             blocks += math.ceil(request.isl_tokens / request.block_size)
+            if inputs.shared_blocks is not None:
+                blocks -= inputs.shared_blocks[position]
             decode_load = BusyLine(worker.name, blocks, None if not size else gate * size)
         cached = inputs.cached_tokens(position, alone.parameters)
         bypassed, reason = rule.decide(request.isl_tokens, cached, prefill_load, decode_load)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dynctl.base.options import GlobalOptions
 from dynctl.sources.dynamo.source import DynamoSource
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated
-from tests.dynamo.observed import observing
+from tests.dynamo.observed import observing, possible
 from tests.dynamo.test_scenarios_load import Score, cost, logit, prompt, route, routed
 
 Finding = Callable[[str], None]
@@ -100,6 +100,7 @@ def test_requests_that_began_before_are_waited_for(finding: Finding) -> None:
 
 def test_conditional_disaggregation_with_a_warm_decode_worker(finding: Finding) -> None:
     score, chance, bypassed = Score("conditional disaggregation", "DYR0743"), random.Random(3), 0
+    known = Score("conditional disaggregation, with --set", "")
     plans = [
         WorkerPlan("prefill-0", "prefill", "held"),
         WorkerPlan("decode-0", "decode", "held", args=("--publish",)),
@@ -119,11 +120,18 @@ def test_conditional_disaggregation_with_a_warm_decode_worker(finding: Finding) 
 
             fleet.wait_until(cached, "the cached blocks to be known")
             expected = route(fleet, tokens, fleet.frontend)
+            given = ("conditional_disagg_enabled=true",)
+            told = route(fleet, tokens, fleet.frontend, assignments=given)
+            assert "DYR0743" not in {one.code for one in told.doubts}
             answer = fleet.frontend.complete(tokens)
             assert answer.ok, answer
+            decode = answer.placement.decode
+            known.judge(told, right=decode is not None and (decode, decode) in possible(told))
             bypassed += answer.placement.prefill in (None, answer.placement.decode)
             score.count(expected, answer)
     score.report(finding)
+    known.report(finding)
+    assert known.right == 4
     finding(f"conditional disaggregation: {bypassed} of 4 were prefilled by the decode worker")
     assert (score.named, bypassed) == (4, 4)
 

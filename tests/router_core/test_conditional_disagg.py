@@ -177,6 +177,16 @@ def test_a_decode_worker_without_its_size_keeps_the_hop_behind_a_gate() -> None:
     assert verdict(made).reason == "decode_size_unknown"
 
 
+def test_the_gate_counts_a_block_that_is_active_already_once() -> None:
+    made = fleet(conditional_disagg_decode_busy_threshold=0.1)
+    held = made.plan(request(112, "held")).decode
+    assert held is not None
+    apply_all(made, made.booking(held, request(112, "held")))
+    load = verdict(made, 108, pin_decode=Pin(4)).decode_load
+    assert load is not None
+    assert (load.value, load.limit) == (7 + 7 - 6, 10)
+
+
 def test_a_decode_worker_that_cannot_prefill_is_not_asked() -> None:
     workers = (
         worker(1, "p", "prefill"),
