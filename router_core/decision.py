@@ -323,6 +323,18 @@ class Decision:
             return self.costs
         return total_costs(self.terms, inputs.multipliers, len(self.costs))
 
+    @property
+    def greedy(self) -> int | None:
+        """The position that this hop alone would choose at temperature 0.
+
+        The winner if it is one of the cheapest, else the one that the sample picks.
+        """
+        if self.winner is None:
+            return None
+        own = self.own_costs
+        first = pick(own, 0.0, self.sample)
+        return self.winner if own[self.winner] == own[first] else first
+
     # -- details ---------------------------------------------------------------------------
 
     def probabilities(self) -> list[float]:

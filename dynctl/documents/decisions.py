@@ -16,6 +16,7 @@ from dynctl.documents.route_result import (
     bypass_row,
     decision_ref,
     decision_result,
+    pair_choice,
     preference_row,
 )
 from router_core import Decision, RoutingPlan
@@ -164,6 +165,7 @@ def past_decision(
         decode=_shown(plan.decode, whole),
         relaxed=plan.relaxed,
         bypass=bypass_row(plan),
+        pairs=pair_choice(plan, lambda _: None) if whole else UNSET,
         at=at,
         whole=whole,
         attempt=len(earlier) + 1,

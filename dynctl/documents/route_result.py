@@ -6,7 +6,8 @@ key of a worker: ids exceed 2^53, the largest integer that JSON readers keep exa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -115,6 +116,10 @@ class CandidateRow(msgspec.Struct, frozen=True):
     booked_prefill_tokens: int | UnsetType = UNSET
     device: str | UnsetType = UNSET
     predicted_blocks: int | UnsetType = UNSET
+    #: The class of the distance to there, by the table of links: a level, or ``beyond``.
+    transfer_level: str | UnsetType = UNSET
+    #: The part of the cost that is the lowest cost of a decode worker after this one.
+    following: float | UnsetType = UNSET
 
 
 class PrefillPrediction(msgspec.Struct, frozen=True):
@@ -232,6 +237,22 @@ class ByPrefill(msgspec.Struct, frozen=True):
     decode: DecisionResult | None
 
 
+class PairRow(msgspec.Struct, frozen=True):
+    """A prefill and a decode worker; ``cost`` is the sum of both hops. ``decode`` None: not known
+    for a past decision."""
+
+    prefill: Ref
+    decode: Ref | None
+    cost: float
+
+
+class PairChoice(msgspec.Struct, frozen=True):
+    """The pair that was chosen, and the one that choosing hop by hop would have found."""
+
+    best: PairRow
+    greedy: PairRow
+
+
 class WorkerSetRow(msgspec.Struct, frozen=True):
     """One set of workers that a frontend can draw before it chooses a worker in it.
 
@@ -307,6 +328,8 @@ class RouteResult(msgspec.Struct, frozen=True):
     worker_sets: list[WorkerSetRow] = []
     status: int | None = None
     bypass: BypassRow | UnsetType = UNSET
+    #: Where prefill and decode are chosen as a pair, at temperature 0.
+    pairs: PairChoice | UnsetType = UNSET
     kind: str = "RouteResult"
     schema: int = SCHEMA
 
@@ -359,6 +382,13 @@ def route_result(
         ],
         question,
     )
+
+    def decode_after(position: int) -> Ref | None:
+        if prefill is None:
+            return None
+        other = replace(prefill, winner=position)
+        return decision_ref(router.continue_plan(request, other, view=view).decode)
+
     return RouteResult(
         id=plan.id,
         model=plan.model,
@@ -376,6 +406,7 @@ def route_result(
         decode_by_prefill=by_prefill,
         relaxed=plan.relaxed,
         bypass=bypass_row(plan),
+        pairs=pair_choice(plan, decode_after),
     )
 
 
@@ -620,7 +651,34 @@ def _candidate_row(row: Candidate) -> CandidateRow:
         else row.booked_prefill_tokens,
         device=UNSET if row.worker.device is None else row.worker.device,
         predicted_blocks=row.predicted_blocks or UNSET,
+        transfer_level=UNSET if row.transfer_level is None else row.transfer_level,
+        following=UNSET if row.following is None else float(row.following),
     )
+
+
+def pair_choice(
+    plan: RoutingPlan, decode_after: Callable[[int], Ref | None]
+) -> PairChoice | UnsetType:
+    """The chosen pair beside that of a choice hop by hop.
+
+    ``decode_after``: the decode worker after the prefill candidate at a position; None: not known.
+    """
+    prefill, decode = plan.prefill, plan.decode
+    if prefill is None or decode is None or prefill.temperature > 0 or prefill.inputs is None:
+        return UNSET
+    chosen, greedy, following = prefill.winner, prefill.greedy, prefill.inputs.following
+    if chosen is None or greedy is None or decode.winner is None or following is None:
+        return UNSET
+    own = prefill.own_costs
+    best = PairRow(
+        _ref_at(prefill, chosen),
+        _ref_at(decode, decode.winner),
+        float(own[chosen] + decode.costs[decode.winner]),
+    )
+    if greedy == chosen:
+        return PairChoice(best, best)
+    cost = float(own[greedy] + following[greedy])
+    return PairChoice(best, PairRow(_ref_at(prefill, greedy), decode_after(greedy), cost))
 
 
 def preference_row(decision: Decision) -> PreferenceRow | None:

@@ -50,6 +50,8 @@ class ExplainScreen:
                 for implied in words.implied(result):
                     lines += canvas.paragraph(implied, first="  implies  ")
         lines.append("")
+        for text in words.pairs(result):
+            lines += _labelled(canvas, "pairs", text)
         lines += _answer(result, canvas)
         return "\n".join(lines) + "\n"
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import UNSET
+
 from dynctl.documents.route_result import (
     CandidateRow,
     DecisionResult,
@@ -192,7 +194,8 @@ def _columns(
             )
         )
     if result.mode == "kv":
-        columns.append(_bar_column(_BAR_BLOCKS if canvas.unicode else _BAR_ASCII))
+        more = any(row.following is not UNSET or "transfer" in row.terms for row in rows)
+        columns.append(_bar_column(_BAR_BLOCKS if canvas.unicode else _BAR_ASCII, more))
     if roomy:
         columns += _roomy_columns()
     return columns
@@ -231,6 +234,10 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
     ]
     if "active_requests" in names:
         columns.append(_term_column("active_requests", "active", 1))
+    if "transfer" in names:
+        columns.append(_TRANSFER)
+    if any(row.following is not UNSET for hop in hops for row in hop.candidates):
+        columns.append(_FOLLOWING)
     return columns
 
 
@@ -240,6 +247,36 @@ def _trust(line: _Line) -> str:
 
 _TRUST: Final[tuple[Column[_Line], ...]] = (
     Column("index", "index", _trust, lambda line: line.row.index, rank=1),
+)
+
+
+def _transfer(line: _Line) -> str:
+    """The class of the distance, and the time that it takes: ``zone 0.5 ms``."""
+    value, level = line.row.terms.get("transfer"), line.row.transfer_level
+    if value is None or level is UNSET:
+        return "-"
+    return f"{level} " + (f"{value:,.3f} s" if value >= 1 else f"{value * 1000:,.3g} ms")
+
+
+def _following(line: _Line) -> str:
+    return "-" if line.row.following is UNSET else blocks(line.row.following)
+
+
+_TRANSFER: Final[Column[_Line]] = Column(
+    "transfer",
+    "transfer",
+    _transfer,
+    lambda line: line.row.terms.get("transfer"),
+    right=True,
+    rank=1,
+)
+_FOLLOWING: Final[Column[_Line]] = Column(
+    "following",
+    "next hop",
+    _following,
+    lambda line: None if line.row.following is UNSET else line.row.following,
+    right=True,
+    rank=1,
 )
 
 
@@ -392,8 +429,8 @@ def _behind(line: _Line) -> str:
     return "" if gap == 0 else f"+{blocks(gap)}"
 
 
-def _bar_column(marks: str) -> Column[_Line]:
-    heading = f"{marks[0]}pre {marks[1]}dec"
+def _bar_column(marks: str, more: bool) -> Column[_Line]:
+    heading = f"{marks[0]}pre {marks[1]}dec" + (f" {marks[2]}more" if more else "")
     return Column(
         "bar", heading, lambda line: _bar(line, marks), lambda line: line.row.terms, rank=5
     )
@@ -405,10 +442,15 @@ def _bar(line: _Line, marks: str) -> str:
         return ""
     drawn = ""
     reached = 0.0
-    for term in line.terms:
-        share = term.weight * line.row.terms.get(term.name, 0.0) * line.row.multiplier
+    shares = [
+        (term.name, term.weight * line.row.terms.get(term.name, 0.0) * line.row.multiplier)
+        for term in line.terms
+    ]
+    if line.row.following is not UNSET:
+        shares.append(("following", line.row.following))
+    for name, share in shares:
         reached += share
         cells = round(reached / line.worst * _BAR_CELLS) - len(drawn)
-        mark = {"prefill_blocks": marks[0], "decode_blocks": marks[1]}.get(term.name, marks[2])
+        mark = {"prefill_blocks": marks[0], "decode_blocks": marks[1]}.get(name, marks[2])
         drawn += mark * max(0, cells)
     return drawn or "."

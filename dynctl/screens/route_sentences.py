@@ -15,6 +15,7 @@ from dynctl.documents.route_result import (
     DecisionResult,
     DeviceBudgetRow,
     FunnelRow,
+    PairRow,
     Ref,
     RejectedRow,
     RouteResult,
@@ -39,6 +40,7 @@ _TERMS = {
     "decode_blocks": "decode",
     "active_requests": "active requests",
     "turns_until_due": "turns until due",
+    "transfer": "transfer seconds",
 }
 _LOADS = {
     "active_prefill_tokens": "active prefill token",
@@ -161,6 +163,8 @@ def formula(hop: DecisionResult) -> str:
     if preferred:
         total = f"{total} * x pref" if len(parts) == 1 else f"({total}) * x pref"
     units = {term.unit for term in hop.terms}
+    if any(row.following is not UNSET for row in hop.candidates):
+        total += " + next hop"
     total += f"  ({units.pop()})" if len(units) == 1 else ""
     if not any(term.name == "decode_blocks" for term in hop.terms) and hop.stage == "prefill":
         total += "; decode blocks are not tracked on this hop" if hop.mode == "kv" else ""
@@ -181,6 +185,24 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     for note in hop.notes:
         if note not in result.assumptions and all(note != one.what for one in result.doubts):
             yield f"note: {note}"
+
+
+def pairs(result: RouteResult) -> Iterator[str]:
+    """The chosen pair beside that of a choice hop by hop."""
+    if result.pairs is UNSET:
+        return
+    best, greedy = result.pairs.best, result.pairs.greedy
+    if greedy.prefill == best.prefill:
+        yield f"best: {_pair(best)}; greedy chooses the same pair"
+        return
+    more = greedy.cost - best.cost
+    lost = f"{blocks(more)} blocks more" if more > 0 else "the same"
+    yield f"best: {_pair(best)}; greedy: {_pair(greedy)}, {lost}"
+
+
+def _pair(row: PairRow) -> str:
+    decode = "its decode worker" if row.decode is None else row.decode.worker
+    return f"{row.prefill.worker} + {decode} = {blocks(row.cost)}"
 
 
 def answer(result: RouteResult) -> list[str]:

@@ -24,7 +24,14 @@ from dynctl.sources.dynamo.event_lines import event_line, load_line, remark
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.events import KvMetrics, RouterEvent
-from router_core import BlocksRemoved, BlocksStored, Cleared
+from router_core import (
+    BlocksRemoved,
+    BlocksStored,
+    Cleared,
+    Link,
+    TransferTable,
+    TransferTableSet,
+)
 from tests.golden.fleets import (
     TOKENS,
     load,
@@ -102,6 +109,17 @@ def tied() -> ViewSource:
     )
 
 
+def linked(enforcement: str | None = None, **config: object) -> ViewSource:
+    """Two zones with the weight of Dynamo's proposal, 50, and a slow link between them."""
+    source = two_zones(
+        enforcement, router_kv_transfer_weight=50.0, router_kv_transfer_qos="qos.yaml", **config
+    )
+    table = TransferTable((("zone", Link(0.0005, 3.125e9)),), Link(0.03, 0.625e9), 131_072)
+    applied = source.view.router.apply(TransferTableSet(table), 0.0)
+    assert applied.ok, applied
+    return source
+
+
 def topology(source: ViewSource, domain: str | None = None) -> Callable[[int], str]:
     result = topology_show("test", source.workers(), settings(source), domain=domain)
     return lambda width: draw(result, Canvas(width))
@@ -166,6 +184,8 @@ def screens() -> dict[str, Callable[[int], str]]:
         "what-if": explained(
             two_zones(), assignments=("load.prefill-a0.prefill_tokens=+17", "prefill_load_scale=2")
         ),
+        "distance": explained(linked(router_own_domains="zone=zone-b")),
+        "pairs": explained(linked("required", router_pair_selection="best")),
         "workers": lambda width: draw(WorkerList("test", workers), Canvas(width)),
         "workers-large": lambda width: draw(
             WorkerList("test", big_fleet().workers()[195:205]), Canvas(width)
