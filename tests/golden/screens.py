@@ -112,7 +112,11 @@ def tied() -> ViewSource:
 def linked(enforcement: str | None = None, **config: object) -> ViewSource:
     """Two zones with the weight of Dynamo's proposal, 50, and a slow link between them."""
     source = two_zones(
-        enforcement, router_kv_transfer_weight=50.0, router_kv_transfer_qos="qos.yaml", **config
+        enforcement,
+        None,
+        router_kv_transfer_weight=50.0,
+        router_kv_transfer_qos="qos.yaml",
+        **config,
     )
     table = TransferTable((("zone", Link(0.0005, 3.125e9)),), Link(0.03, 0.625e9), 131_072)
     applied = source.view.router.apply(TransferTableSet(table), 0.0)
