@@ -226,12 +226,12 @@ function __dynctl_flags
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
                 '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
-                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
-                '--ais-backend'\t'Prefill load model: the backend' \
+                '--router-prefill-load-model'\t'How active prefill tokens fall with time: ais or aic (by an estimate ..' \
+                '--ais-backend'\t'Prefill load model: the engine (the estimate is the same for each)' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
-                '--ais-system'\t'Prefill load model: the accelerator' \
-                '--ais-model-path'\t'Prefill load model: the model' \
-                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--ais-system'\t'Prefill load model: the accelerator, for example h200_sxm' \
+                '--ais-model-path'\t'Prefill load model: directory of the model, with its config.json' \
+                '--ais-tp-size'\t'Prefill load model: accelerators that share the model (none: 1)' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
                 '--serve-indexer'\t'Serve this router\'s index to other routers' \
                 '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
@@ -348,12 +348,12 @@ function __dynctl_flags
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
                 '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
-                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
-                '--ais-backend'\t'Prefill load model: the backend' \
+                '--router-prefill-load-model'\t'How active prefill tokens fall with time: ais or aic (by an estimate ..' \
+                '--ais-backend'\t'Prefill load model: the engine (the estimate is the same for each)' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
-                '--ais-system'\t'Prefill load model: the accelerator' \
-                '--ais-model-path'\t'Prefill load model: the model' \
-                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--ais-system'\t'Prefill load model: the accelerator, for example h200_sxm' \
+                '--ais-model-path'\t'Prefill load model: directory of the model, with its config.json' \
+                '--ais-tp-size'\t'Prefill load model: accelerators that share the model (none: 1)' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
                 '--serve-indexer'\t'Serve this router\'s index to other routers' \
                 '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
@@ -470,12 +470,12 @@ function __dynctl_flags
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
                 '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
-                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
-                '--ais-backend'\t'Prefill load model: the backend' \
+                '--router-prefill-load-model'\t'How active prefill tokens fall with time: ais or aic (by an estimate ..' \
+                '--ais-backend'\t'Prefill load model: the engine (the estimate is the same for each)' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
-                '--ais-system'\t'Prefill load model: the accelerator' \
-                '--ais-model-path'\t'Prefill load model: the model' \
-                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--ais-system'\t'Prefill load model: the accelerator, for example h200_sxm' \
+                '--ais-model-path'\t'Prefill load model: directory of the model, with its config.json' \
+                '--ais-tp-size'\t'Prefill load model: accelerators that share the model (none: 1)' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
                 '--serve-indexer'\t'Serve this router\'s index to other routers' \
                 '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
@@ -802,12 +802,12 @@ function __dynctl_flags
                 '--router-replica-sync'\t'Share active-request state between router replicas' \
                 '--no-router-replica-sync'\t'Share active-request state between router replicas' \
                 '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
-                '--router-prefill-load-model'\t'Model of how active prefill tokens decay with time' \
-                '--ais-backend'\t'Prefill load model: the backend' \
+                '--router-prefill-load-model'\t'How active prefill tokens fall with time: ais or aic (by an estimate ..' \
+                '--ais-backend'\t'Prefill load model: the engine (the estimate is the same for each)' \
                 '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
-                '--ais-system'\t'Prefill load model: the accelerator' \
-                '--ais-model-path'\t'Prefill load model: the model' \
-                '--ais-tp-size'\t'Prefill load model: tensor-parallel size' \
+                '--ais-system'\t'Prefill load model: the accelerator, for example h200_sxm' \
+                '--ais-model-path'\t'Prefill load model: directory of the model, with its config.json' \
+                '--ais-tp-size'\t'Prefill load model: accelerators that share the model (none: 1)' \
                 '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
                 '--serve-indexer'\t'Serve this router\'s index to other routers' \
                 '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
@@ -963,7 +963,7 @@ function __dynctl_arguments
                 'live:context'
         case 'explain'
             printf '%s\n' \
-                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0760 DYR0761 DYR0762 DYR0763 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT ROUTER_LOST SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT ROUTER_LOST SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case 'why'
             printf '%s\n' \
                 'free'
@@ -999,6 +999,8 @@ function __dynctl_meaning
             echo 'file'
         case '*:--against' '*:--kube-context'
             echo 'live:kube-context'
+        case '*:--ais-backend'
+            echo 'words:vllm sglang trtllm'
         case '*:--context'
             echo 'live:context'
         case '*:--discovery'
@@ -1056,14 +1058,14 @@ function __dynctl_meaning
         case '*:--router-pair-selection'
             echo 'words:greedy best'
         case '*:--router-prefill-load-model'
-            echo 'words:none ais aic'
+            echo 'words:none ais aic measured'
         case '*:--router-queue-policy'
             echo 'words:fcfs wspt lcfs'
         case '*:--selector' '*:-l'
             echo 'live:selector'
         case '*:--suppress'
-            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0760 DYR0761 DYR0762 DYR0763 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT ROUTER_LOST SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--capacity' '*:--container' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--min-rate' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--rate' '*:--ratio' '*:--replay' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--seed' '*:--set' '*:--sort-by' '*:--speedup-ratio' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--weight' '*:--worker' '*:-n'
+            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT ROUTER_LOST SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--capacity' '*:--container' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--min-rate' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--rate' '*:--ratio' '*:--replay' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--seed' '*:--set' '*:--sort-by' '*:--speedup-ratio' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--weight' '*:--worker' '*:-n'
             echo 'free'
     end
 end

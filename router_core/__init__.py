@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
         SnapshotError, WorkerError,
     )
-    from router_core.load import ActiveRequest, PotentialLoad
+    from router_core.load import ActiveRequest, PotentialLoad, decay_fraction
     from router_core.policy_classes import (
         NO_CLASSES, PolicyClass, PolicyClasses, PolicyTable, read_policy_classes,
     )
@@ -109,7 +109,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "Overlaps",
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
-    "ActiveRequest", "PotentialLoad",
+    "ActiveRequest", "PotentialLoad", "decay_fraction",
     "NO_CLASSES", "PolicyClass", "PolicyClasses", "PolicyTable", "read_policy_classes",
     "ClassStats", "QueueEntry", "QueueFull", "RouterQueue", "Turn",
 ]
@@ -152,7 +152,7 @@ _MODULES = {
     "errors":
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "
         "WorkerError",
-    "load": "ActiveRequest PotentialLoad",
+    "load": "ActiveRequest PotentialLoad decay_fraction",
     "policy_classes": "NO_CLASSES PolicyClass PolicyClasses PolicyTable read_policy_classes",
     "router_queue": "ClassStats QueueEntry QueueFull RouterQueue Turn",
 }

@@ -43,7 +43,8 @@ class Setting:
     ``needs`` names the feature that a setting belongs to where that feature is not built yet (for
     ``unbuilt_values`` only, where there are some): such a setting is checked and has no effect.
     ``without`` says what happens instead. ``only``: the other settings that it depends on.
-    ``dry_run``: why a dry run cannot show its effect. Every warning about a setting
+    ``dry_run``: why a dry run cannot show its effect (that of ``dry_run_values`` only, where there
+    are some). Every warning about a setting
     without an effect comes from these four.
     """
 
@@ -59,6 +60,7 @@ class Setting:
     without: str = "ignored"
     only: tuple[Only, ...] = ()
     dry_run: str = ""
+    dry_run_values: tuple[Any, ...] = ()
 
     @property
     def built(self) -> bool:
@@ -150,11 +152,12 @@ _WITH_EVENTS = Only("use_kv_events", (True,))
 _WITHOUT_EVENTS = Only("use_kv_events", (False,))
 _BY_ISL = (POLICIES[0], POLICIES[2])
 _SKIPPING = (*_IN_KV, Only("conditional_disagg_enabled", (True,)))
-_MODELLED = (Only("router_prefill_load_model", ("ais", "aic")),)
+_MODELLED = (Only("router_prefill_load_model", ("ais", "aic", "measured")),)
 _QUEUED = (*_IN_KV, Only("router_queue_threshold", instead="router_policy_config"))
 _FILLED = "the index of a dry run is filled already"
 _WAITING = "it bounds requests that wait, and a dry run does not wait"
 _RUNNING = "it acts on running requests, and a dry run sends none"
+_PREDICTED = "running requests keep the durations that were predicted when they began"
 
 
 def _setting(default: Any, **metadata: Any) -> Any:
@@ -322,22 +325,28 @@ class RouterConfig:
     """Seconds for which a routed prefix counts as cached before its events arrive."""
     router_prefill_load_model: str = _setting(
         "none",
-        choices=("none", "ais", "aic"),
-        needs="the prefill load model",
-        unbuilt_values=("ais", "aic"),
-        without="prefill load stays static",
+        choices=("none", "ais", "aic", "measured"),
+        only=_IN_KV,
+        dry_run=_PREDICTED,
+        dry_run_values=("ais", "aic", "measured"),
     )
-    """Model of how active prefill tokens decay with time."""
-    ais_backend: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
-    """Prefill load model: the backend."""
-    ais_backend_version: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
+    """Model of how active prefill tokens fall with time: ``aic`` or ``ais`` an estimate for the
+    accelerator and model of the ``ais_`` settings, ``measured`` the durations of earlier prefills
+    (and the estimate before there are enough), ``none`` keeps them until the first output token."""
+    ais_backend: str | None = _setting(
+        None, choices=("vllm", "sglang", "trtllm"), only=_MODELLED, dry_run=_PREDICTED
+    )
+    """Prefill load model: the engine. The estimate is the same for each."""
+    ais_backend_version: str | None = _setting(
+        None, needs="a database of measured kernel times", only=_MODELLED
+    )
     """Prefill load model: the backend's version."""
-    ais_system: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
-    """Prefill load model: the accelerator."""
-    ais_model_path: str | None = _setting(None, needs="the prefill load model", only=_MODELLED)
-    """Prefill load model: the model."""
-    ais_tp_size: int | None = _setting(None, low=1, needs="the prefill load model", only=_MODELLED)
-    """Prefill load model: tensor-parallel size."""
+    ais_system: str | None = _setting(None, only=_MODELLED, dry_run=_PREDICTED)
+    """Prefill load model: the accelerator, for example ``h200_sxm``."""
+    ais_model_path: str | None = _setting(None, only=_MODELLED, dry_run=_PREDICTED)
+    """Prefill load model: directory of the model, with its config.json."""
+    ais_tp_size: int | None = _setting(None, low=1, high=1024, only=_MODELLED, dry_run=_PREDICTED)
+    """Prefill load model: accelerators that share the model; None for 1."""
     encoder_cuda_to_cpu_ratio: float = _setting(
         8.0, low=1.0, only=(Only("router_mode", ("device-aware-weighted",)),)
     )

@@ -32,7 +32,7 @@ _MOST_PLANS = 256
 #: Modes in which the running requests of the candidates decide.
 _IN_FLIGHT = ("power-of-two", "least-loaded", "device-aware-weighted", "direct")
 
-LoadRange = Literal["known", "more", "fewer", "shared"]
+LoadRange = Literal["known", "more", "fewer", "shared", "prefill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ class Unknown:
 
     ``settings``: name -> values that it may have, besides the one in force. ``load``: ``more``: any
     load from the counted one on; ``fewer``: from the counted one divided by ``copies`` to the
-    counted one; ``shared``: the sums are right, and any of the active blocks may be blocks of this
-    prompt. ``overlap``: 0 to all of the prompt's blocks may be cached. ``turn``: the position of
-    the rotation. ``workers``: the ids that load and overlap are about; None for all.
+    counted one; ``prefill``: 0 to the counted prefill tokens; ``shared``: the sums are right, and
+    any of the active blocks may be blocks of this prompt. ``overlap``: 0 to all of the prompt's
+    blocks may be cached. ``turn``: the position of the rotation. ``workers``: the ids that load and
+    overlap are about; None for all.
     """
 
     settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -309,7 +310,7 @@ def _busy(question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]) ->
     kinds = {one.load for one in unknowns}
     for hop in _hops(plan, refused=True):
         rejected = any(step.filter == "busy" and step.left < step.entered for step in hop.funnel)
-        if "fewer" in kinds and rejected:
+        if kinds & {"fewer", "prefill"} and rejected:
             return Consequence(hop.stage, None)
         thresholds = question.view.busy.thresholds(hop.model)
         if "more" in kinds and hop.winner is not None and thresholds.any:
@@ -398,6 +399,8 @@ def _against(
                 prefill[position] //= one.copies
                 blocks[position] //= one.copies
                 requests[position] //= one.copies
+            elif one.load == "prefill" and not wins:
+                prefill[position] = 0
             elif one.load == "shared":
                 if wins and requests[position]:
                     requests[position] += _ANY_LOAD

@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS, RouterConfig
@@ -65,10 +66,14 @@ class SettingRow(msgspec.Struct, frozen=True):
 
 
 class ConfigReport(msgspec.Struct, frozen=True):
+    """The answer of `config show`. ``prefill_load``: the prefill load model in sentences, absent
+    without one."""
+
     source: str
     preset: str | None
     settings: list[SettingRow]
     warnings: list[str] = []
+    prefill_load: list[str] | UnsetType = UNSET
     kind: str = "RouterConfig"
     schema: int = SCHEMA
 

@@ -63,6 +63,7 @@ _KNOWN: Final = (
     "cache_salt",
     "lora_name",
     "hops",
+    "expected_output_tokens",
 )
 
 
@@ -80,6 +81,7 @@ class SelectRequest:
     """One selection. Exactly one of the three columns is set; hashes come with ``isl_tokens``.
 
     ``prefill_only`` books the prefill hop alone: decode is decided again when prefill is done.
+    ``expected_output_tokens``: by which the weight of its blocks falls while it generates.
     """
 
     model: str | None
@@ -95,6 +97,7 @@ class SelectRequest:
     cache_salt: str | None = None
     lora_name: str | None = None
     prefill_only: bool = False
+    expected_output_tokens: int | None = None
 
 
 class SelectedHop(msgspec.Struct, frozen=True):
@@ -199,6 +202,7 @@ def parse_select(body: Mapping[str, Any]) -> SelectRequest:
     if allowed is not None:
         items = read_array(allowed, "allowed_worker_ids", longest=_MAX_ALLOWED)
         allowed = tuple(_worker(item, f"allowed_worker_ids[{i}]") for i, item in enumerate(items))
+    expected = found.get("expected_output_tokens")
     hops = found.get("hops")
     if hops not in (None, "all", "prefill"):
         raise RequestError(400, "out_of_range", "hops", "expected all or prefill")
@@ -216,6 +220,9 @@ def parse_select(body: Mapping[str, Any]) -> SelectRequest:
         cache_salt=_optional_text(found, "cache_salt", 1024),
         lora_name=_optional_text(found, "lora_name", 1024),
         prefill_only=hops == "prefill",
+        expected_output_tokens=None
+        if expected is None
+        else read_integer(expected, "expected_output_tokens", 1, U32_MAX),
     )
 
 

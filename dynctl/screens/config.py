@@ -44,6 +44,10 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
     if unbuilt:
         note = f"not supported yet, validated and ignored: {', '.join(unbuilt)}"
         text += "\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
+    if result.prefill_load:
+        text += "\n"
+        for sentence in result.prefill_load:
+            text += "\n".join(canvas.paragraph(sentence, first="", rest="  ")) + "\n"
     return text
 
 

@@ -360,8 +360,11 @@ class RequestFlow:
     def _answered(self, decision: Decision, began: float, *, quick: bool) -> None:
         """The hop's winner sent its first output."""
         worker = _winner(decision)
+        took = self._service.clock() - began
+        computes = decision.parameters.track_prefill_tokens
+        if computes and (quick or decision.stage == "prefill"):
+            self._service.prefill_took(decision, took)
         if quick:
-            took = self._service.clock() - began
             self._first_outputs.observe(worker.model, _tokens_before(decision), took)
         self._fleet.answered(worker.worker_id)
 

@@ -8,7 +8,7 @@ requests, and notifies observers (metrics, logs, decision memory). ``serve front
 import logging
 import random
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -22,6 +22,7 @@ from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
 from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluate
 from dynctl.serving.config import SMALL_FLEET
+from dynctl.serving.prefill_load import PrefillModel, predicted_plan, prefill_tokens
 from dynctl.serving.prompts import (
     NOT_MODELLED,
     Prompt,
@@ -118,7 +119,7 @@ class RoutingService:
 
     ``clock`` gives monotonic seconds, ``wall`` wall-clock seconds, ``sample`` numbers in [0, 1).
     ``id_prefix`` starts every decision id; each process has another. ``learns``: the caches of
-    workers without KV events are estimated.
+    workers without KV events are estimated. ``prefill_model`` predicts how long prefills take.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class RoutingService:
         sample: Clock = random.random,
         id_prefix: str | None = None,
         learns: bool = True,
+        prefill_model: PrefillModel | None = None,
     ) -> None:
         self.router = Router(config, exact_reuse=True, learns=learns)
         self.tokenizers = tokenizers or PromptTokenizers()
@@ -170,6 +172,12 @@ class RoutingService:
         #: Other name of a model -> the model.
         self.aliases: Mapping[str, str] = {}
         self.started_at = clock()
+        #: Predicts how long prefills take; None: their load stays until the first output token.
+        self.prefill_model = prefill_model
+        #: (model, role) -> prefills that were predicted and measured, and the seconds of both.
+        self.prefill_times: defaultdict[tuple[str, str], list[float]] = defaultdict(
+            lambda: [0, 0.0, 0.0]
+        )
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
         #: Block size -> hasher that caches the beginnings of prompts.
@@ -295,7 +303,8 @@ class RoutingService:
         drawn = samples or (self.sample(), self.sample())
         detail = detail or self._small_fleet
         self.advance()
-        return self.router.plan(request, samples=drawn, view=view, detail=detail)
+        plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
+        return plan if self.prefill_model is None else predicted_plan(self.prefill_model, plan)
 
     async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
         """As :meth:`plan`, where the router may be another process (`serving.remote`); that one
@@ -335,6 +344,19 @@ class RoutingService:
         detail = detail or self._small_fleet
         self.advance()
         return self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
+
+    def prefill_took(self, decision: Decision, seconds: float) -> None:
+        """The prefill of a decision ended, ``seconds`` after it was sent to its worker."""
+        model, worker, inputs = self.prefill_model, decision.worker, decision.inputs
+        if model is None or worker is None or inputs is None or decision.winner is None:
+            return
+        tokens, _ = prefill_tokens(decision)
+        model.observe(worker, int(inputs.prefill_tokens[decision.winner]) + tokens, seconds)
+        if decision.predicted is not None:
+            row = self.prefill_times[worker.model, worker.role.value]
+            row[0] += 1
+            row[1] += decision.predicted.seconds
+            row[2] += seconds
 
     def advance(self) -> None:
         """Let the prefill tokens whose duration is predicted fall to those of this moment."""

@@ -265,12 +265,13 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_ROUTER_PREDICTED_TTL_SECS",
     ),
     "router_prefill_load_model": _option(
-        "model of how active prefill tokens decay with time",
+        "how active prefill tokens fall with time: ais or aic (by an estimate for the "
+        "accelerator), measured (as earlier prefills did), or not at all",
         "--router-prefill-load-model",
         "DYN_ROUTER_PREFILL_LOAD_MODEL",
     ),
     "ais_backend": _option(
-        "prefill load model: the backend",
+        "prefill load model: the engine (the estimate is the same for each)",
         "--ais-backend",
         "--aic-backend",
         "DYN_AIS_BACKEND",
@@ -284,21 +285,21 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_AIC_BACKEND_VERSION",
     ),
     "ais_system": _option(
-        "prefill load model: the accelerator",
+        "prefill load model: the accelerator, for example h200_sxm",
         "--ais-system",
         "--aic-system",
         "DYN_AIS_SYSTEM",
         "DYN_AIC_SYSTEM",
     ),
     "ais_model_path": _option(
-        "prefill load model: the model",
+        "prefill load model: directory of the model, with its config.json",
         "--ais-model-path",
         "--aic-model-path",
         "DYN_AIS_MODEL_PATH",
         "DYN_AIC_MODEL_PATH",
     ),
     "ais_tp_size": _option(
-        "prefill load model: tensor-parallel size",
+        "prefill load model: accelerators that share the model (none: 1)",
         "--ais-tp-size",
         "--aic-tp-size",
         "DYN_AIS_TP_SIZE",

@@ -56,7 +56,7 @@ _BYPASS_FIELDS: Final = {
 
 _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
 _LOAD_MODEL: Final = "router_prefill_load_model"
-#: What a prefill load model needs to know.
+#: What an estimate of the prefill load model needs to know.
 _MODELLED_BY: Final = ("ais_backend", "ais_system", "ais_model_path")
 
 #: Names of the 0.9 overlap score weight: 0 switches the cache credit off too.
@@ -247,7 +247,8 @@ def no_effect(
         text = f"{typed}: {setting.needs} is not built yet: {setting.without}"
         yield NoEffect(name, text, True)
         return
-    if in_dry_run and setting.dry_run:
+    shown = bool(setting.dry_run_values) and value not in setting.dry_run_values
+    if in_dry_run and setting.dry_run and not shown:
         yield NoEffect(name, f"{typed} has no effect: {setting.dry_run}", True)
         return
     for only in setting.only:
@@ -493,11 +494,17 @@ def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> 
         return
     given = f"{_typed_name(_LOAD_MODEL, sources) or _flag(_LOAD_MODEL)} {model}"
     missing = [_flag(name) for name in _MODELLED_BY if getattr(config, name) is None]
-    if missing:
+    # Measured durations need no description of what is measured.
+    optional = model == "measured" and (
+        len(missing) == len(_MODELLED_BY) and config.ais_tp_size is None
+    )
+    if missing and not optional:
         raise UsageProblem(
             f"{given}: {', '.join(missing)} not set",
             "specify what is modelled, for example --ais-backend vllm --ais-system h200_sxm "
-            f"--ais-model-path MODEL, or remove {given}",
+            + f"--ais-model-path DIR, or remove {given}"
+            if model != "measured"
+            else "specify all of them, for the estimate before enough is measured, or none",
         )
     wanted = {"router_mode": "kv", "router_track_prefill_tokens": True}
     _refuse_other(given, "the model", wanted, config, sources)

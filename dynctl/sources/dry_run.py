@@ -18,7 +18,14 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
-from dynctl.documents.doubts import Doubt, doubt, percent, without_settings
+from dynctl.documents.doubts import (
+    Doubt,
+    Varies,
+    doubt,
+    percent,
+    some_names,
+    without_settings,
+)
 from dynctl.documents.route_result import RouteResult, WorkerSetRow, index_doubts, route_result
 from dynctl.documents.view import SavedView
 from dynctl.settings.router_settings import NoEffect, parse_assignments
@@ -89,7 +96,16 @@ class DryRun:
     def route(self) -> RouteResult:
         """Where the request would go, and why."""
         view = self._view
+        self._router.advance(view.now)
         config, load, shown, ignored = what_if(self._router, self._query.assignments)
+        modelled = (config or self._router.config).router_prefill_load_model != "none"
+        if self._of_dynamo and modelled:
+            # A frontend with the model decides by what is left of the load.
+            ignored = [one for one in ignored if one.setting != "router_prefill_load_model"]
+            names = self._without_duration()
+            if names:
+                varies = Varies(load="prefill", workers=names)
+                self.doubts.append(doubt("DYR0748", varies=varies, workers=some_names(names)))
         for one in ignored:
             self._note(doubt("DYR0727", matters=one.elsewhere, why=one.text))
             shown.pop(one.setting)
@@ -134,6 +150,16 @@ class DryRun:
             doubts=doubts,
             certain=not any(one.matters for one in doubts),
         )
+
+    def _without_duration(self) -> list[str]:
+        """The model's workers with active prefill whose predicted duration is not known."""
+        slots = {
+            one.slot for one in self._router.load if one.prefill_tokens and one.predicted_s is None
+        }
+        of = self._router.registry.worker
+        serving = {worker.worker_id for worker in self._workers}
+        names = [of(slot).name for slot in sorted(slots) if of(slot).worker_id in serving]
+        return list(dict.fromkeys(names))
 
     def hashes(
         self, worker_set: str | None = None, tokens: Sequence[int] | None = None

@@ -47,8 +47,8 @@ def read_model_files(directory: Path) -> ModelFiles:
             "tokenizers (a slow one is converted by AutoTokenizer.from_pretrained(..)"
             ".save_pretrained(..))"
         )
-    settings = _json_object(directory / "tokenizer_config.json")
-    model = _json_object(directory / "config.json")
+    settings = read_json_object(directory / "tokenizer_config.json")
+    model = read_json_object(directory / "config.json")
     templates = _templates(directory, settings)
     special = {
         name: text
@@ -71,7 +71,7 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise TokenizerError(f"{path} does not exist")
-    return _json_object(path)
+    return read_json_object(path)
 
 
 def _read(path: Path, limit: int) -> str | None:
@@ -91,7 +91,8 @@ def _read(path: Path, limit: int) -> str | None:
         raise TokenizerError(f"{path} is not UTF-8 (byte {error.start})") from error
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, empty if it does not exist. Raises :class:`TokenizerError`."""
     text = _read(path, MAX_CONFIG_BYTES)
     if text is None:
         return {}
@@ -109,7 +110,7 @@ def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, tuple[
     path = directory / "tokenizer_config.json"
     found = _named_templates(settings.get("chat_template"), path)
     path = directory / "chat_template.json"
-    found |= _named_templates(_json_object(path).get("chat_template"), path)
+    found |= _named_templates(read_json_object(path).get("chat_template"), path)
     path = directory / "chat_template.jinja"
     text = _read(path, MAX_CONFIG_BYTES)
     if text is not None:

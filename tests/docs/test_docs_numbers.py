@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from router_core import (
+    Booked,
     LoadReported,
     Pin,
     PrefillDone,
@@ -264,6 +265,21 @@ def test_busy() -> None:
         limit = float(value) if "." in value else int(value)
         apply_all(fleet, ThresholdsSet(MODEL, {name: limit}), reported(reports))
         assert is_busy(fleet) is (busy == "yes"), reports
+
+
+def test_prefill_load() -> None:
+    made = {}
+    for column, second in (("all", 6.0), ("one", None)):
+        made[column] = router(worker(1))
+        for name, tokens, seconds in (("a", 1000, 10.0), ("b", 600, second)):
+            change = Booked(name, "aggregated", 1, 0, tokens, predicted_s=seconds)
+            assert made[column].apply(change, 0.0).ok
+    for at, what, *expected in rows("prefill-load"):
+        for one, shown in zip(made.values(), expected, strict=True):
+            if "first output" in what:
+                one.apply(PrefillDone("a"), float(at))
+            one.advance(float(at))
+            assert f"{one.load.prefill_tokens[0]:,}" == shown
 
 
 def test_latch() -> None:

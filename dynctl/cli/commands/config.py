@@ -44,17 +44,25 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
 
 
 def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
+    from msgspec import UNSET
+
     from dynctl.documents.config import ConfigReport
     from dynctl.settings.router_settings import resolve
 
     flags, preset = split_preset(router_flags)
     resolved = resolve(flags, os.environ, preset_name=preset)
+    model = None
+    if resolved.config.router_prefill_load_model != "none":
+        from dynctl.serving.prefill_load import prefill_model
+
+        model = prefill_model(resolved.config)
     values = {name: getattr(resolved.config, name) for name in resolved.sources}
     return ConfigReport(
         source="flags, environment and preset of this command",
         preset=resolved.preset,
         settings=_rows(values, resolved.sources, resolved.preset),
         warnings=list(resolved.warnings),
+        prefill_load=UNSET if model is None else model.describe(),
     )
 
 

@@ -18,7 +18,7 @@ from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.nvext import NvExt
 from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
-from router_core import Decision, RoutingPlan, RoutingRequest
+from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 
 _BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
 _EVENT_BYTES = 16 * 1024 * 1024
@@ -53,7 +53,7 @@ class OutputBlocks:
             self._blocks += 1
             decay = None
             if self._osl:
-                decay = max(0.0, 1.0 - self._tokens / self._osl)
+                decay = decay_fraction(self._tokens, self._osl)
             self._service.output_block(self._request.id, decay)
 
 

@@ -33,7 +33,7 @@ from dynctl.serving.http.selection_request import SelectionReader, naming_fields
 from dynctl.serving.refusal import HttpError, refusal
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import STAGES, Bypass, Decision, RoutingPlan, RoutingRequest, Stage
+from router_core import STAGES, Bypass, Decision, RoutingPlan, RoutingRequest, Stage, decay_fraction
 
 #: Maximum of booked requests; further ones are refused.
 MAX_BOOKINGS = 65_536
@@ -48,6 +48,8 @@ class Booking:
     ``bypass``: the verdict with which its prefill hop was kept or left out.
     ``owner``: the frontend process with a lease that placed it, at its ``attempt``-th time; such a
     process gets ``answer`` again where it repeats a message.
+    ``first``: the hop that computes the prompt; ``expected``: output tokens that its client
+    expects; None where not known.
     """
 
     request: RoutingRequest
@@ -58,6 +60,8 @@ class Booking:
     owner: str = ""
     attempt: int = 0
     answer: bytes = b""
+    first: Decision | None = None
+    expected: int | None = None
 
 
 class SelectionApi:
@@ -105,7 +109,11 @@ class SelectionApi:
         self.admit()
         if request.id in self.bookings or self._service.router.load.bookings(request.id):
             raise _duplicate(request.id)
-        plan, booked = self.place(request, lambda _: selection.prefill_only)
+        plan, booked = self.place(
+            request,
+            lambda _: selection.prefill_only,
+            expected=selection.expected_output_tokens,
+        )
         if not plan.ok:
             raise refusal(plan, self._service.router.config)
         return json_response(selection_result(plan, booked), 201)
@@ -117,6 +125,7 @@ class SelectionApi:
         *,
         owner: str = "",
         attempt: int = 0,
+        expected: int | None = None,
     ) -> tuple[RoutingPlan, list[Stage]]:
         """Decide and book without an await in between: other requests would see the same load.
 
@@ -149,8 +158,9 @@ class SelectionApi:
         for hop in hops:
             service.book(hop, request, record)
         self.bookings[request.id] = Booking(
-            request, record, plan.prefill, service.clock(), plan.bypass, owner, attempt
-        )
+            request, record, plan.prefill, service.clock(), plan.bypass, owner, attempt,
+            first=plan.prefill or plan.decode, expected=expected,
+        )  # fmt: skip
         return plan, [hop.stage for hop in hops]
 
     async def overlap_scores(self, http: web.Request) -> web.StreamResponse:
@@ -205,6 +215,7 @@ class SelectionApi:
         if allowed is not None:
             request = booking.request = replace(request, allowed_worker_ids=allowed)
         booking.record.prefill_done_at = service.clock()
+        self._prefill_took(booking)
         # Also a decode hop that failed.
         service.free(request.id)
         plan = replace(service.continue_plan(request, booking.prefill), bypass=booking.bypass)
@@ -222,6 +233,7 @@ class SelectionApi:
     def first_output(self, booking: Booking) -> None:
         """The prefill load of the request ends."""
         service, record = self._service, booking.record
+        self._prefill_took(booking)
         service.prefill_done(booking.request.id)
         if record.first_token_at is None:
             record.first_token_at = service.clock()
@@ -229,9 +241,10 @@ class SelectionApi:
                 observer.on_first_token(record)
 
     async def output_block(self, http: web.Request) -> web.StreamResponse:
-        """Generation filled one more block. ``decay_fraction`` 0..1 as in Dynamo."""
+        """Generation filled one more block. ``decay_fraction`` 0..1 as in Dynamo; without one it
+        follows from the expected output tokens of the selection, if it has any."""
         booking = self._booking(http)
-        fraction = None
+        fraction = self._decay(booking)
         if http.can_read_body:
             body = await read_json_object(http)
             with naming_fields():
@@ -347,6 +360,21 @@ class SelectionApi:
             booking.request.id,
             [ActiveHop(one.stage, one.prefill_tokens, one.output_blocks) for one in active],
         )
+
+    def _decay(self, booking: Booking) -> float | None:
+        """The part of the expected output that is left after one more block."""
+        active = self._service.router.load.bookings(booking.request.id)
+        if booking.expected is None or not active:
+            return None
+        generated = (active[-1].output_blocks + 1) * booking.request.block_size
+        return decay_fraction(generated, booking.expected)
+
+    def _prefill_took(self, booking: Booking) -> None:
+        """The prefill of the booking ends now, if it has not ended before."""
+        service, first = self._service, booking.first
+        for one in service.router.load.bookings(booking.request.id):
+            if first is not None and one.stage == first.stage and one.prefill_tokens:
+                service.prefill_took(first, service.clock() - one.booked_at)
 
     def _finished(self, record: RequestRecord) -> None:
         for observer in self._service.observers:

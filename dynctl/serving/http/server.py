@@ -46,6 +46,7 @@ from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
 from dynctl.serving.mirrored_fleet import MirroredFleet
+from dynctl.serving.prefill_load import prefill_model
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.remote import RemoteRouting, RouterLink, RouterLost
@@ -119,7 +120,10 @@ class Frontend:
         self.service: RoutingService
         if config.router_url is None:
             self.service = RoutingService(
-                config.router, tokenizers, default_block_size=config.block_size
+                config.router,
+                tokenizers,
+                default_block_size=config.block_size,
+                prefill_model=prefill_model(config.router),
             )
         else:
             self.link = RouterLink(
@@ -415,6 +419,9 @@ class Frontend:
             fleet,
             len(self.fleet),
         )
+        model = self.service.prefill_model
+        for text in () if model is None else model.describe():
+            _log.info("%s", text)
         if config.host not in _LOOPBACK and config.api_token is None:
             _log.warning(
                 "%s is reachable from other hosts: they get inference only; writes and routing "

@@ -124,6 +124,12 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
      "router expected to be cached", ("worker", "role")),
     ("worker_reported_cached_tokens_total", "counter", "Of these requests, prompt tokens that the "
      "engine reused", ("worker", "role")),
+    ("prefills_predicted_total", "counter", "Prefills that were measured, and whose duration the "
+     "prefill load model had predicted", ("model", "role")),
+    ("prefill_predicted_seconds_total", "counter", "Of these prefills, their predicted duration",
+     ("model", "role")),
+    ("prefill_measured_seconds_total", "counter", "Of these prefills, their duration from dispatch "
+     "to the first output, with those that ran before them", ("model", "role")),
     ("condition", "gauge", "1 = the condition holds for the subject", ("code", "subject")),
     ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
      "themselves", ("task",)),

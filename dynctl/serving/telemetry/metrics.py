@@ -45,6 +45,9 @@ COUNTED_ELSEWHERE = frozenset(
         "dynamo_component_kv_cache_events_applied",
         "dynctl_background_task_failures_total",
         "dynctl_engine_failures_total",
+        "dynctl_prefill_measured_seconds_total",
+        "dynctl_prefill_predicted_seconds_total",
+        "dynctl_prefills_predicted_total",
         "dynctl_probes_excused_total",
         "dynctl_replica_events_total",
         "dynctl_replica_missed_total",
@@ -349,6 +352,11 @@ class Metrics(ServiceObserver):
         }
         yield self._text("dynctl_worker_ready", answering.items())
         yield from self._predictions()
+        times = self._service.prefill_times
+        for place, name in enumerate(
+            ("prefills_predicted", "prefill_predicted_seconds", "prefill_measured_seconds")
+        ):
+            yield self._text(f"dynctl_{name}_total", [(k, row[place]) for k, row in times.items()])
         for name, last in (
             ("input_sequence_tokens", self._last_isl),
             ("time_to_first_token_seconds", self._last_ttft),

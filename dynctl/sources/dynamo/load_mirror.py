@@ -186,7 +186,7 @@ def _gauge(worker_id: int, dp_rank: int) -> str:
 def _mirrored(router: Router, slot: int, gauge: str) -> tuple[int, int]:
     """The prefill tokens and blocks of a slot without those that are booked for its gauge."""
     load = router.load
-    tokens, blocks = load.prefill_tokens[slot], load.decode_blocks[slot]
+    tokens, blocks = load.booked_prefill(slot), load.decode_blocks[slot]
     for booked in load.bookings(gauge):
         tokens, blocks = tokens - booked.prefill_tokens, blocks - booked.anonymous_blocks
     return tokens, blocks

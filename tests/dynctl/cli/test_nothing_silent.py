@@ -19,9 +19,15 @@ from dynctl.cli.global_options import _without_effect
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS, Setting
 
+#: What the estimate of the prefill load model needs.
+MODELLED = {
+    "ais_backend": "vllm",
+    "ais_system": "h200_sxm",
+    "ais_model_path": str(Path(__file__).parents[2] / "captures" / "tiny-model"),
+}
 LINKS = Path(__file__).with_name("links.yaml")
 #: Settings whose values are not any text.
-TEXTS = {"router_kv_transfer_qos": str(LINKS), "router_own_domains": "zone=zone-a"}
+TEXTS = {"router_kv_transfer_qos": str(LINKS), "router_own_domains": "zone=zone-a", **MODELLED}
 #: Settings that another one must accompany.
 BESIDE = {
     "kv_transfer_enforcement": {"kv_transfer_domain": "zone"},
@@ -47,10 +53,11 @@ BESIDE = {
     "conditional_disagg_eff_isl_ratio_threshold": {"conditional_disagg_enabled": "true"},
     "conditional_disagg_decode_busy_threshold": {"conditional_disagg_enabled": "true"},
     "conditional_disagg_require_can_prefill": {"conditional_disagg_enabled": "true"},
-    "router_prefill_load_model": {
-        "ais_backend": "vllm",
-        "ais_system": "h200_sxm",
-        "ais_model_path": "m",
+    "router_prefill_load_model": MODELLED,
+    **{
+        name: {"router_prefill_load_model": "aic", **MODELLED}
+        for name in SETTINGS
+        if name.startswith("ais_")
     },
     "encoder_cuda_to_cpu_ratio": {"router_mode": "device-aware-weighted"},
     "router_approximate_cache_policy": {"use_kv_events": "false"},
@@ -109,7 +116,7 @@ def test_every_setting_has_an_effect_or_is_named(
         monkeypatch.setenv(option.env[0], text)
         given = []
     for other, value in BESIDE.get(name, {}).items():
-        given += as_flags(other, value)
+        given += as_flags(other, value) if other != name else []
     ran = dynctl(*command.split(), *given, *(["-o", "json"] if command == "config show" else []))
     assert ran.code == 0
     if started:
@@ -127,7 +134,7 @@ def test_every_setting_has_an_effect_or_is_named(
 def test_every_set_of_a_dry_run_has_an_effect_or_is_named(dynctl: Any, name: str) -> None:
     setting = SETTINGS[name]
     typed = f"{name}={another_value(setting)}"
-    others = [f"{key}={value}" for key, value in BESIDE.get(name, {}).items()]
+    others = [f"{key}={value}" for key, value in BESIDE.get(name, {}).items() if key != name]
     line = [word for one in (*others, typed) for word in ("--set", one)]
     ran = dynctl("route", "--demo", "hello", *line, "-o", "json")
     assert ran.code == 0

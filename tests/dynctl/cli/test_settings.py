@@ -62,7 +62,7 @@ def test_every_spelling_of_every_setting_is_read(name: str):
         text = str(value)
     extra = {"--kv-transfer-preferred-weight": "1"} if text == "preferred" else {}
     if name == "router_prefill_load_model":
-        extra = {f"--ais-{one}": "x" for one in ("backend", "system", "model-path")}
+        extra = {"--ais-backend": "vllm", "--ais-system": "x", "--ais-model-path": "x"}
     elif name == "router_approximate_cache_policy":
         extra = {"--router-kv-events": "false"}
     for index, spelling in enumerate((*option.flags, *option.env)):
@@ -276,6 +276,9 @@ def test_unknown_variables_of_the_router_are_named():
 _MODELLED = {"--ais-backend": "vllm", "--ais-system": "h200_sxm", "--aic-model-path": "m"}
 
 
+@pytest.mark.seed("router-guide: AIC: required: --router-mode kv")
+@pytest.mark.seed("router-guide: AIC: required: --router-track-prefill-tokens")
+@pytest.mark.parametrize("model", ["aic", "ais", "measured"])
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -288,12 +291,19 @@ _MODELLED = {"--ais-backend": "vllm", "--ais-system": "h200_sxm", "--aic-model-p
         ),
     ],
 )
-def test_a_load_model_without_what_it_needs_names_each_flag(flags, named):
+def test_a_load_model_without_what_it_needs_names_each_flag(flags, named, model):
+    given = {**flags, "--router-prefill-load-model": model}
+    if model == "measured" and not flags:
+        assert resolve(given, {}).config.router_prefill_load_model == "measured"
+        return
     with pytest.raises(UsageProblem) as caught:
-        resolve({**flags, "--router-prefill-load-model": "aic"}, {})
-    for one in ("--router-prefill-load-model aic", *named):
+        resolve(given, {})
+    for one in (f"--router-prefill-load-model {model}", *named):
         assert one in caught.value.message
-    assert "remove --router-prefill-load-model aic" in caught.value.hint
+    expected = f"remove --router-prefill-load-model {model}"
+    if model == "measured" and named == ["--ais-model-path"]:
+        expected = "specify all of them"
+    assert expected in caught.value.hint
     with pytest.raises(UsageProblem, match="DYN_ROUTER_PREFILL_LOAD_MODEL ais: "):
         resolve({}, {"DYN_ROUTER_PREFILL_LOAD_MODEL": "ais"})
 

@@ -1,0 +1,346 @@
+"""Predicted durations of prefills: the estimate, what is measured, and what requests show of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynctl.base.errors import UsageProblem
+from dynctl.serving.prefill_load import ACCELERATORS, Estimate, Measured, prefill_model
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.wire.model_config import ModelShape
+from router_core import Role, RouterConfig
+from tests.dynctl.serving.fleets import WORDS, site
+from tests.dynctl.serving.routed import worker
+from tests.dynctl.serving.test_router_service import TOKENS, loads, routing
+from tests.dynctl.wire.test_model_config import DEEPSEEK_V3, LLAMA_8B
+from tests.waiting import until
+
+SHAPE = ModelShape(32, 4096, 128_256, 6_979_321_856, 8192, 65_536)
+FP8 = replace(SHAPE, weights="fp8", arithmetic="fp8")
+WORKER = worker(1)
+
+
+# -- the estimate ------------------------------------------------------------------------------
+
+
+def seconds(tokens: int, cached: int = 0, system: str = "h200_sxm", tp: int = 1) -> float:
+    return Estimate(system, SHAPE, tp, "m").seconds(tokens, cached)
+
+
+def test_the_estimate_is_the_longer_of_computing_and_reading() -> None:
+    # 2 * 6.98e9 weights * 8,192 tokens + 2 * 32 layers * 8,192 * 8,192 * 8,193 / 2 pairs, and the
+    # output matrix once, at half of 989 TFLOPS.
+    operations = 2 * 6_979_321_856 * 8192 + 2 * 32 * 8192 * 8192 * 8193 / 2 + 2 * 4096 * 128_256
+    assert seconds(8192) == pytest.approx(operations / (989e12 * 0.5))
+    # One token: its weights and the output matrix are read, at 80 % of 4,800 GB/s.
+    weights = (6_979_321_856 + 4096 * 128_256) * 2
+    assert seconds(1) == pytest.approx(weights / (4.8e12 * 0.8), rel=1e-3)
+    # What is cached is read, not computed.
+    cached = (weights + 100_000 * 131_072) / (4.8e12 * 0.8)
+    assert seconds(1, 100_000) == pytest.approx(cached, rel=1e-3)
+    assert seconds(0) == 0.0
+
+
+def test_faster_arithmetic_and_more_accelerators_are_faster() -> None:
+    assert seconds(8192, tp=8) == pytest.approx(seconds(8192) / 8)
+    assert Estimate("h200_sxm", FP8, 1, "m").seconds(2048, 0) < seconds(2048) * 0.6
+    # The A100 has no FP8 arithmetic: it computes as bf16, and reads half of the bytes.
+    assert Estimate("a100_sxm", FP8, 1, "m").seconds(8192, 0) == seconds(8192, system="a100_sxm")
+    assert Estimate("a100_sxm", FP8, 1, "m").seconds(1, 0) < seconds(1, system="a100_sxm") * 0.6
+
+
+@given(
+    st.sampled_from(sorted(ACCELERATORS)),
+    st.integers(1, 8),
+    st.integers(0, 200_000),
+    st.integers(0, 200_000),
+    st.integers(0, 1000),
+)
+def test_more_tokens_never_take_less_time(
+    system: str, tp: int, tokens: int, cached: int, more: int
+) -> None:
+    for kind in (SHAPE, FP8, replace(SHAPE, experts=8, active_experts=2, expert_weights=10**9)):
+        model = Estimate(system, kind, tp, "m")
+        least = model.seconds(tokens, cached)
+        assert 0 <= least <= model.seconds(tokens + more, cached)
+        assert least <= model.seconds(tokens, cached + more)
+
+
+def test_every_accelerator_has_a_peak_for_the_formats_and_a_bandwidth() -> None:
+    for name, one in ACCELERATORS.items():
+        assert 100 <= one.tera["bf16"] <= 3_000, name
+        assert 300 <= one.bandwidth <= 10_000, name
+        assert all(one.tera[kind] > one.tera["bf16"] for kind in one.tera if kind != "bf16"), name
+
+
+def configured(tmp_path: Path, **values: object) -> RouterConfig:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    given = {
+        "router_prefill_load_model": "aic",
+        "ais_backend": "vllm",
+        "ais_system": "h200_sxm",
+        "ais_model_path": str(tmp_path),
+    }
+    return RouterConfig().with_values(given | values)
+
+
+@pytest.mark.seed("router-guide: AIC: --aic-backend, --aic-system, --aic-model-path")
+@pytest.mark.seed("router-guide: AIC: --aic-tp-size")
+@pytest.mark.parametrize("name", ["aic", "ais"])
+def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, name: str) -> None:
+    config = configured(tmp_path, router_prefill_load_model=name, ais_tp_size=2)
+    model = prefill_model(config)
+    assert isinstance(model, Estimate)
+    first, second, third = model.describe()
+    assert "2 h200_sxm (989 TFLOPS bf16 at 50%, 4,800 GB/s at 80% each" in first
+    assert f"{tmp_path.name}: 6.98 billion weights a token (bf16), 32 layers" in second
+    assert third.startswith("predicted prefill: 512 tokens ")
+    predicted = model.predict(WORKER, 512, 64)
+    assert predicted is not None
+    assert predicted.model == "estimate for h200_sxm, tp 2"
+    assert (predicted.tokens, predicted.cached) == (512, 64)
+    assert prefill_model(RouterConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"ais_system": "h200"}, "--ais-system h200: unknown accelerator; expected one of a100"),
+        ({"ais_model_path": "org/name"}, "--ais-model-path org/name: org/name/config.json does"),
+        ({"ais_system": None}, "--router-prefill-load-model aic: --ais-system and"),
+    ],
+)
+def test_a_description_that_cannot_be_used_is_refused(
+    tmp_path: Path, values: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        prefill_model(configured(tmp_path, **values))
+    assert named in caught.value.message
+
+
+def test_a_broken_config_names_file_and_field(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**DEEPSEEK_V3, "v_head_dim": None}))
+    with pytest.raises(UsageProblem, match=r"--ais-model-path .*: v_head_dim: expected 1 to"):
+        prefill_model(config)
+
+
+# -- measured ----------------------------------------------------------------------------------
+
+
+def learned(pairs: list[tuple[int, float]], before: Estimate | None = None) -> Measured:
+    model = Measured(before)
+    for tokens, took in pairs:
+        model.observe(WORKER, tokens, took)
+    return model
+
+
+def predicted_s(model: Measured, tokens: int) -> float | None:
+    found = model.predict(WORKER, tokens, 0)
+    return None if found is None else found.seconds
+
+
+def test_until_enough_is_measured_the_estimate_is_used_or_nothing() -> None:
+    pairs = [(100 * n, 0.01 + 0.0001 * 100 * n) for n in range(1, 20)]
+    assert predicted_s(learned(pairs), 500) is None
+    estimate = Estimate("h200_sxm", SHAPE, 1, "m")
+    before = learned(pairs, estimate).predict(WORKER, 500, 0)
+    assert before is not None
+    assert before.model == "estimate for h200_sxm, tp 1"
+    model = learned([*pairs, (2000, 0.21)], estimate)
+    after = model.predict(WORKER, 500, 0)
+    assert after is not None
+    assert after.model == "measured on 20 prefills of aggregated workers of tiny"
+    assert after.seconds == pytest.approx(0.06)
+    # Another role of the same model is measured on its own.
+    assert model.predict(replace(WORKER, role=Role.PREFILL), 500, 0) == estimate.predict(
+        WORKER, 500, 0
+    )
+
+
+def test_one_length_gives_a_proportion() -> None:
+    model = learned([(1000, 0.5)] * 30)
+    assert predicted_s(model, 1000) == pytest.approx(0.5)
+    assert predicted_s(model, 2000) == pytest.approx(1.0)
+
+
+def test_slow_first_prefills_and_single_outliers_change_little() -> None:
+    rng = random.Random(1)
+    pairs = [(n, 0.02 + 0.0001 * n) for n in (rng.randrange(100, 8000) for _ in range(200))]
+    pairs[0] = (50, 60.0)  # a warm-up
+    pairs[5] = (4000, 120.0)
+    pairs[100] = (300, 90.0)
+    pairs[150] = (5000, 1e-6)
+    found = predicted_s(learned(pairs), 4000)
+    assert found == pytest.approx(0.42, rel=0.15)
+
+
+def test_a_lasting_change_is_followed() -> None:
+    rng = random.Random(2)
+    lengths = [rng.randrange(100, 8000) for _ in range(2200)]
+    model = learned([(n, 0.02 + 0.0001 * n) for n in lengths[:200]])
+    for n in lengths[200:]:
+        model.observe(WORKER, n, 10 * (0.02 + 0.0001 * n))
+    assert predicted_s(model, 4000) == pytest.approx(4.2, rel=0.05)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 10**7),
+            st.floats(allow_nan=True, allow_infinity=True),
+        ),
+        max_size=80,
+    ),
+    st.integers(0, 10**7),
+)
+def test_any_measurement_gives_a_finite_duration(
+    pairs: list[tuple[int, float]], tokens: int
+) -> None:
+    found = predicted_s(learned(pairs), tokens)
+    assert found is None or 0.0 <= found < float("inf")
+
+
+def test_the_number_of_groups_is_bounded() -> None:
+    model = Measured()
+    for number in range(1000):
+        model.observe(replace(WORKER, model=f"m{number}"), 100, 0.1)
+    assert len(model._lines) == 256
+
+
+# -- in a process ------------------------------------------------------------------------------
+
+
+class Fixed:
+    """A model that takes a second for 10 tokens."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def predict(self, worker, tokens, cached):
+        from router_core import PredictedPrefill
+
+        return PredictedPrefill("fixed", tokens, cached, tokens / 10)
+
+    def observe(self, worker, tokens, took):
+        self.seen.append((tokens, took))
+
+    def describe(self):
+        return ["fixed"]
+
+
+@pytest.mark.seed("router-guide: settings: --router-prefill-load-model")
+@pytest.mark.seed("router-guide: AIC: stores one prompt-load hint for the admitted request")
+async def test_load_falls_everywhere_alike() -> None:
+    async with routing() as (client, service, _, clock):
+        service.prefill_model = model = Fixed()
+        metrics = Metrics(service, router_id=7)
+        body = {"token_ids": TOKENS, "request_id": "r1", "model": "tiny"}
+        assert (await client.post("/v1/select_and_book", json=body)).status == 201
+        assert await loads(client) == {1: (1, 34, 2), 2: (0, 0, 0)}
+        clock.now += 1.7
+        assert await loads(client) == {1: (1, 17, 2), 2: (0, 0, 0)}
+        (row,) = [one for one in service.workers() if one.worker_id == 1]
+        assert row.ranks[0].active_prefill_tokens == 17
+        assert row.ranks[0].booked_prefill_tokens == 34
+        gauge = next(
+            line for line in metrics.render().splitlines()
+            if line.startswith("dynamo_frontend_worker_active_prefill_tokens{") and '"1"' in line
+        )  # fmt: skip
+        assert gauge.endswith(" 17")
+        # A decision sees the same.
+        request = replace((await _prepared(service)).request, id="r2")
+        decision = service.plan(request).final
+        rows = {one.worker.worker_id: one for one in decision.rows()}
+        assert rows[1].active_prefill_tokens == 17
+        assert rows[1].booked_prefill_tokens == 34
+        assert decision.predicted is not None
+        assert decision.predicted.model == "fixed"
+        clock.now += 0.3
+        await client.post("/v1/bookings/r1/first_token")
+        ((tokens, took),) = model.seen
+        assert (tokens, round(took, 6)) == (34, 2.0)
+        text = metrics.render()
+        assert 'dynctl_prefills_predicted_total{model="tiny",role="aggregated"} 1' in text
+        assert 'dynctl_prefill_predicted_seconds_total{model="tiny",role="aggregated"} 3.4' in text
+        assert 'dynctl_prefill_measured_seconds_total{model="tiny",role="aggregated"} 2' in text
+        # Once only: the end is not another prefill.
+        await client.post("/v1/bookings/r1/first_token")
+        assert len(model.seen) == 1
+
+
+async def _prepared(service: RoutingService):
+    from dynctl.serving.prompts import Prompt
+
+    return await service.prepare("tiny", Prompt(token_ids=tuple(range(100, 134))))
+
+
+async def test_the_prefill_of_two_hops_is_measured_when_decode_begins() -> None:
+    workers = (worker(1, "prefill"), worker(2, "decode"))
+    async with routing(*workers) as (client, service, _, clock):
+        service.prefill_model = model = Fixed()
+        body = {"token_ids": TOKENS, "request_id": "r1", "hops": "prefill"}
+        assert (await client.post("/v1/select_and_book", json=body)).status == 201
+        clock.now += 1.5
+        assert (await client.post("/v1/bookings/r1/decode")).status == 201
+        await client.post("/v1/bookings/r1/first_token")
+        ((tokens, took),) = model.seen
+        assert (tokens, round(took, 6)) == (34, 1.5)
+
+
+async def test_blocks_of_a_booking_weigh_less_towards_the_expected_end() -> None:
+    async with routing() as (client, _service, _, _):
+        body = {"token_ids": TOKENS, "request_id": "r1", "expected_output_tokens": 64}
+        assert (await client.post("/v1/select_and_book", json=body)).status == 201
+        seen = []
+        for _ in range(5):
+            await client.post("/v1/bookings/r1/output_block")
+            seen.append((await loads(client))[1][2])
+        # 2 prompt blocks and 1 to 5 of the output, times 0.75, 0.5, 0.25, 0 and 0.
+        assert seen == [2, 2, 1, 0, 0]
+        await client.post("/v1/bookings/r1/output_block", json={"decay_fraction": 1.0})
+        assert (await loads(client))[1][2] == 8
+
+
+@pytest.mark.parametrize("value", [0, -1, "many", 2**32])
+async def test_a_wrong_expected_output_is_refused(value: object) -> None:
+    async with routing() as (client, _, _, _):
+        body = {"token_ids": TOKENS, "expected_output_tokens": value}
+        answer = await client.post("/v1/select_and_book", json=body)
+        assert answer.status == 400
+        assert (await answer.json())["error"]["param"] == "expected_output_tokens"
+
+
+async def test_a_frontend_measures_predicts_and_explains() -> None:
+    config = RouterConfig().with_values({"router_prefill_load_model": "measured"})
+    async with site([{"name": "a"}, {"name": "b"}], router=config) as found:
+        for number in range(24):
+            status, _, _ = await found.stream(WORDS * (1 + number % 5) + str(number), max_tokens=2)
+            assert status == 200
+        await until(lambda: sum(row[0] for row in found.service.prefill_times.values()) >= 1)
+        status, result, _ = await found.post("/v1/route", {"model": "demo", "prompt": WORDS})
+        assert status == 200
+        hop = result["decode"]
+        assert hop["prefill_load"]["model"].startswith("measured on ")
+        assert hop["prefill_load"]["tokens"] + hop["prefill_load"]["cached"] == result["tokens"]
+        assert 0 < hop["prefill_load"]["seconds"] < 60
+        model = found.service.prefill_model
+        assert isinstance(model, Measured)
+
+
+async def test_without_a_model_nothing_is_predicted_or_shown() -> None:
+    async with site([{"name": "a"}]) as found:
+        assert (await found.stream("hello"))[0] == 200
+        _, result, _ = await found.post("/v1/route", {"model": "demo", "prompt": "hello"})
+        assert "prefill_load" not in result["decode"]
+        assert "booked_prefill_tokens" not in json.dumps(result)
+        assert found.service.prefill_times == {}
