@@ -226,6 +226,14 @@ class BlockOwnership:
         self._extra.pop(slot, None)
         self._extra_total.pop(slot, None)
 
+    def copies(self, slot: int) -> list[tuple[int, int]]:
+        """The engine's name and the further copies of each block with several of them."""
+        return list(self._extra.get(slot, {}).items())
+
+    def has_groups(self, slot: int) -> bool:
+        """Whether events of several cache groups arrived."""
+        return slot in self._groups
+
     def is_main(self, slot: int, group: int) -> bool:
         """Whether ``group`` is the slot's main group; 0 is, where no events had a group."""
         groups = self._groups.get(slot)

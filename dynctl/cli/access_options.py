@@ -22,6 +22,7 @@ _CLIENTS = "Limits of clients"
 _ENGINES = "Limits of engines"
 _REPLICAS = "Other routers of the fleet"
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LONGEST_URL = 1024
 _LONGEST_SECRET = 16 * 1024
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.1, "max": 86400}
 
@@ -312,6 +313,21 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         "default",
     ),
+    "index_peer": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--index-peer",
+                metavar="URL",
+                envvar="DYNCTL_INDEX_PEERS",
+                help="Begin with the index of this frontend or router, and read from the engines "
+                "only what came after it (repeatable: the first that answers). It gets the admin "
+                "token.",
+                rich_help_panel=_REPLICAS,
+            ),
+        ],
+        None,
+    ),
 }
 
 _OF_REPLICAS = ("router_replica_bind", "router_replica_peer", "router_replica_nats")
@@ -444,6 +460,15 @@ def replicas_of(access: Mapping[str, Any], sync: bool) -> "ReplicaConfig | None"
     if not given:
         return None
     return ReplicaConfig(None if bind is None else _bound(bind), tuple(peers or ()), nats, group)
+
+
+def index_peers_of(access: Mapping[str, Any]) -> tuple[str, ...]:
+    """The routers whose index this one begins with; raises UsageProblem."""
+    urls = tuple(access["index_peer"] or ())
+    for url in urls:
+        if not re.fullmatch(r"https?://[^\s/?#@]+/?", url) or len(url) > _LONGEST_URL:
+            raise UsageProblem(f"--index-peer {url[:200]}: expected http://HOST:PORT or https://..")
+    return urls
 
 
 def _bound(text: str) -> str:

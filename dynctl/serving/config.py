@@ -95,7 +95,8 @@ class FrontendConfig:
     ``router_url``: the router process that decides and knows the workers, which ``router_token``
     proves an operator to; ``share_port``: other frontends of this host may listen on the same port.
     ``compressed_requests`` accepts bodies with a Content-Encoding.
-    ``replicas``: with which other routers load is shared; None: with none.
+    ``replicas``: with which other routers load is shared; None: with none. ``index_peers``: URLs
+    of routers whose index this one begins with; ``api_token`` is sent to them.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
@@ -135,3 +136,4 @@ class FrontendConfig:
     system_port: int | None = None
     announce: bool = False
     replicas: ReplicaConfig | None = None
+    index_peers: tuple[str, ...] = ()

@@ -37,6 +37,20 @@ class _Queued:
     changes: Iterator[Change]
 
 
+@dataclass(frozen=True, slots=True)
+class IndexSeed:
+    """The index of a rank that another router had, to begin with.
+
+    ``sequence`` and ``digest``: of the last batch in it, at ``endpoint``.
+    """
+
+    endpoint: str
+    block_size: int
+    sequence: int
+    digest: int
+    events: Callable[[], Iterator[CacheEvent]]
+
+
 @dataclass(slots=True)
 class _Stream:
     stream: ZmqKvEvents
@@ -69,6 +83,10 @@ class IndexRuntime:
         self._wake = asyncio.Event()
         self._context: Any = None  # ZMQ's; only adapters use it
         self._worker: asyncio.Task[None] | None = None
+        #: (worker id, rank) -> what its stream begins with.
+        self.seeds: dict[tuple[int, int], IndexSeed] = {}
+        #: Ranks that began with a seed.
+        self.seeded = 0
         #: Worker id -> how often it was unfollowed; values queued before that are stale.
         self._generation: Counter[int] = Counter()
 
@@ -90,12 +108,32 @@ class IndexRuntime:
                 self.take(value)
 
         stream = ZmqKvEvents(source, emit, self._clock, context=self._context)
+        seed = self.seeds.pop(key, None)
+        if seed is not None and self._fits(seed, source, stream):
+            stream.resume(seed.sequence, seed.digest)
+            begin = _seeded(*key, seed.events())
+            self._waiting.append(_Queued(source.worker_id, generation, begin))
+            self._wake.set()
+            self.seeded += 1
         old = self._streams.pop(key, None)
         if old is not None:
             old.task.cancel()
         of = f"{name or source.worker_id} rank {source.dp_rank}"
         task = self._tasks.start("KV event stream", stream.run, of)
         self._streams[key] = _Stream(stream, task)
+
+    @staticmethod
+    def _fits(seed: IndexSeed, source: KvEventSource, stream: ZmqKvEvents) -> bool:
+        return seed.endpoint == stream.endpoint and seed.block_size == source.block_size
+
+    def position(self, worker_id: int, dp_rank: int) -> tuple[str, int, int] | None:
+        """Endpoint of a rank's stream, number and digest of its last batch; None unless it is
+        connected and nothing is missing. Only what is applied counts while nothing waits."""
+        held = self._streams.get((worker_id, dp_rank))
+        position = None if held is None else held.stream.position()
+        if held is None or position is None:
+            return None
+        return held.stream.endpoint, *position
 
     def unfollow(self, worker_id: int) -> None:
         """Stop all streams of a worker and drop their values that are not applied yet."""
@@ -213,6 +251,12 @@ class IndexRuntime:
             if self._clock() >= end:
                 return True
         return False
+
+
+def _seeded(worker_id: int, dp_rank: int, events: Iterator[CacheEvent]) -> Iterator[Change]:
+    for event in events:
+        for piece in _cut(event):
+            yield KvEvent(worker_id, dp_rank, piece)
 
 
 def _pieces(value: StreamValue) -> Iterator[Change]:

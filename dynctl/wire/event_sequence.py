@@ -51,6 +51,11 @@ class EventSequence:
         """The next number."""
         return self._first if self.last is None else self.last + 1
 
+    @property
+    def last_digest(self) -> int | None:
+        """The digest of the last applied message, if it was given."""
+        return None if self.last is None else self._digests.get(self.last)
+
     def missing_before(self, number: int) -> int:
         """How many numbers are missing between the last applied one and ``number``.
 

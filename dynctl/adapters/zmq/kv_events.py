@@ -106,6 +106,21 @@ class ZmqKvEvents:
         """
         await self._tried.wait()
 
+    def resume(self, sequence: int, digest: int) -> None:
+        """Begin after a batch that another reader applied; before :meth:`run`.
+
+        The replay socket shows whether the engine is still the process that published it.
+        """
+        self._sequence.advance(sequence, digest)
+
+    def position(self) -> tuple[int, int] | None:
+        """Number and digest of the last applied batch; None unless the stream is connected and
+        nothing is missing."""
+        digest = self._sequence.last_digest
+        if not self._connected or self._unread or any(self._missing.values()) or digest is None:
+            return None
+        return self._sequence.expected - 1, digest
+
     def state(self) -> StreamState:
         """A snapshot of the counters."""
         return StreamState(

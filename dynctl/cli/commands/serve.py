@@ -13,6 +13,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.cli.access_options import (
     access_settings,
     health_of,
+    index_peers_of,
     limits_of,
     replicas_of,
     secret,
@@ -456,6 +457,7 @@ def _config(
         limits=Limits(drain_s=drain, **limits_of(access)),
         health=health_of(access),
         replicas=replicas,
+        index_peers=index_peers_of(access),
         system_port=None if port == -1 else port,
     )
 

@@ -42,6 +42,7 @@ from dynctl.serving.http.connections import (
     unix_listener,
 )
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
+from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
@@ -165,6 +166,7 @@ class Frontend:
             sources=config.origins,
             enabled=config.admin_api,
         )
+        self.exchange = IndexExchange(service, self.fleet, config.api_token)
         self.feed = FleetFeed(
             service,
             self.memory,
@@ -214,6 +216,7 @@ class Frontend:
             self._share_load()
             self.upstream.start()
             self.fleet.index.start()
+            await self.exchange.take(config.index_peers, config.api_token)
             await self._join()
             await self.fleet.index.first_read(FIRST_READ_S)
             # Health first: a load balancer may ask as soon as clients are accepted.
@@ -286,6 +289,7 @@ class Frontend:
         app.router.add_get("/metrics", self.metrics.handle)
         app.router.add_get(FLEET_PATH, guarded(self.feed.handle, self.config.api_token))
         app.add_routes(self._ours(self.admin.routes()))
+        app.add_routes(self.exchange.routes())
         for more in self._extra_routes:
             app.add_routes(more(self))
         return app

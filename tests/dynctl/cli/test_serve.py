@@ -356,3 +356,16 @@ def test_what_a_shared_router_decides_is_named(dynctl, started, option):
     ran = dynctl("serve", "frontend", "--router", ROUTER, *option)
     assert (ran.code, len(started)) == (0, 1)
     assert f"warning: {option[0]} has no effect with --router" in ran.err
+
+
+def test_index_peers(dynctl, started):
+    line = "--index-peer http://a:8000 --index-peer https://b"
+    assert dynctl("serve", "frontend", *line.split()).code == 0
+    assert started[0].index_peers == ("http://a:8000", "https://b")
+
+
+@pytest.mark.parametrize("url", ["a:8000", "http://", "http://u:p@a", "http://a/v1?x", "ftp://a"])
+def test_index_peers_that_cannot_be(dynctl, started, url):
+    ran = dynctl("serve", "frontend", "--index-peer", url)
+    assert (ran.code, started) == (2, [])
+    assert f"error: --index-peer {url}: expected http://HOST:PORT" in ran.err

@@ -30,6 +30,7 @@ TABLE = {
     ("GET", "/v1/decisions"): "operator",
     ("GET", "/v1/decisions/{id}"): "operator",
     ("GET", "/v1/view"): "operator",
+    ("GET", "/v1/index"): "operator",
     ("GET", "/v1/fleet"): "operator",
     ("GET", "/v1/workers"): "operator",
     ("GET", "/v1/workers/{worker}"): "operator",
