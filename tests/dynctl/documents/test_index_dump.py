@@ -50,9 +50,9 @@ def whole(rank: RankDump) -> bytes:
 def test_the_index_of_a_dump_is_the_same(actions):
     made = router()
     for blocks, act in actions:
-        event = stored(blocks)
+        event: BlocksStored | BlocksRemoved = stored(blocks)
         if act == "remove":
-            event = BlocksRemoved(event.block_hashes[-1:])
+            event = BlocksRemoved(stored(blocks).block_hashes[-1:])
         elif act == "copy":
             event = stored(blocks, counted=True)
         elif act == "host":

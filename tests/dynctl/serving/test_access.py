@@ -95,7 +95,7 @@ async def statuses(url: str, headers: dict[str, str]) -> dict[tuple[str, str], t
             filled = path.replace("{worker}", "a0").replace("{model}", "demo").replace("{id}", "x")
             body = BODY if method == "POST" else None
             async with client.request(method, url + filled, json=body, headers=headers) as answer:
-                found[method, path] = answer.status, await answer.text()
+                found[method, path] = answer.status, await answer.text(errors="replace")
     return found
 
 
