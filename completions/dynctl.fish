@@ -208,6 +208,8 @@ function __dynctl_flags
                 '--router-bypass-decode-busy-threshold'\t'Keep the prefill hop where the decode worker would have more active ..' \
                 '--router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
                 '--no-router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
+                '--router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
+                '--no-router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
                 '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
@@ -331,6 +333,8 @@ function __dynctl_flags
                 '--router-bypass-decode-busy-threshold'\t'Keep the prefill hop where the decode worker would have more active ..' \
                 '--router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
                 '--no-router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
+                '--router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
+                '--no-router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
                 '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
@@ -454,6 +458,8 @@ function __dynctl_flags
                 '--router-bypass-decode-busy-threshold'\t'Keep the prefill hop where the decode worker would have more active ..' \
                 '--router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
                 '--no-router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
+                '--router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
+                '--no-router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
                 '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
@@ -786,6 +792,8 @@ function __dynctl_flags
                 '--router-bypass-decode-busy-threshold'\t'Keep the prefill hop where the decode worker would have more active ..' \
                 '--router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
                 '--no-router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
+                '--router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
+                '--no-router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
                 '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
                 '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
                 '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \

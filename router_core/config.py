@@ -147,6 +147,7 @@ QUEUE_POLICIES = ("fcfs", "wspt", "lcfs")
 
 
 _IN_KV = (Only("router_mode", ("kv",)),)
+_NOT_IN_KV = (Only("router_mode", tuple(mode for mode in ROUTER_MODES if mode != "kv")),)
 _WITH_DOMAIN = Only("kv_transfer_domain")
 _WITH_EVENTS = Only("use_kv_events", (True,))
 _WITHOUT_EVENTS = Only("use_kv_events", (False,))
@@ -259,6 +260,8 @@ class RouterConfig:
     fraction of its KV blocks."""
     conditional_disagg_require_can_prefill: bool = _setting(True, only=_SKIPPING)
     """Leave out the prefill hop only for decode workers that can prefill; Dynamo does not look."""
+    router_taints_in_all_modes: bool = _setting(True, only=_NOT_IN_KV)
+    """Apply taints and KV-transfer policies in modes other than kv too (off: as in Dynamo 1.6)."""
     router_on_degraded: str = _setting(
         "discount", choices=("discount", "approximate", "load-only", "full"), only=_IN_KV
     )
@@ -376,6 +379,11 @@ class RouterConfig:
                 "kv_transfer_preferred_weight: required when kv_transfer_enforcement is "
                 "preferred, expected 0 to 1, got none"
             )
+
+    @property
+    def applies_taints(self) -> bool:
+        """Whether requests' constraints and KV-transfer policies are in force."""
+        return self.router_taints_in_all_modes or self.router_mode == "kv"
 
     @property
     def skips_prefill(self) -> bool:

@@ -25,7 +25,7 @@ from router_core.selection import (
     role_mask,
     select,
 )
-from router_core.taints import RoutingConstraints
+from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
 from router_core.topology import ImpliedConstraints, TransferGroups, implied_constraints
 from router_core.worker_sets import slots_of
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, Role, Worker
@@ -108,7 +108,8 @@ def continue_plan(
             note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
             decode, relaxed = replace(free, notes=(*free.notes, note)), True
     decode = _with_message(view, request, decode)
-    return replace(prefill_only, decode=decode, implied=derived.constraints, relaxed=relaxed)
+    implied = derived.constraints if view.config.applies_taints else ()
+    return replace(prefill_only, decode=decode, implied=implied, relaxed=relaxed)
 
 
 def decode_by_prefill(
@@ -208,7 +209,12 @@ def _select(
 
         following = partial(following_costs, view, request, context=decode)
         context = replace(context, following=following)
-    return select(view, context, sample=sample, detail=detail)
+    if view.config.applies_taints or (not context.constraints.items and context.domain is None):
+        return select(view, context, sample=sample, detail=detail)
+    context = replace(context, constraints=NO_CONSTRAINTS, domain=None)
+    decision = select(view, context, sample=sample, detail=detail)
+    note = f"mode {view.profile.mode} does not apply taints and KV-transfer policies here"
+    return replace(decision, notes=(*decision.notes, note))
 
 
 def _context(
@@ -339,7 +345,7 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
     is on where they are chosen.
     """
     guarded = view.config.decode_capacity_guard or chooses_pairs(view)
-    if not guarded or view.profile.mode == "direct":
+    if not guarded or view.profile.mode == "direct" or not view.config.applies_taints:
         return None, 0
     groups = _groups(view)
     if not groups.groups and not groups.underivable:

@@ -174,6 +174,11 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "--router-bypass-require-can-prefill",
         "DYN_ROUTER_BYPASS_REQUIRE_CAN_PREFILL",
     ),
+    "router_taints_in_all_modes": _option(
+        "apply taints and KV-transfer policies in modes other than kv too (off: as in Dynamo 1.6)",
+        "--router-taints-in-all-modes",
+        "DYN_ROUTER_TAINTS_IN_ALL_MODES",
+    ),
     "router_on_degraded": _option(
         "what cached blocks count for while a worker's index is incomplete: discount (half), "
         "approximate (what this router sent there), load-only (nothing) or full",

@@ -110,6 +110,10 @@ class DryRun:
             self._note(doubt("DYR0727", matters=one.elsewhere, why=one.text))
             shown.pop(one.setting)
         state = self._router.view(config, load, self._table(config))
+        if self._of_dynamo and "router_mode" in shown:
+            mode = shown["router_mode"]
+            for found in mode_doubts(mode, f"--set router_mode={mode}"):
+                self._note(found)
         assumptions = list(view.assumptions)
         if self.lora is not None and self.model != self.lora:
             assumptions.append(
@@ -222,6 +226,9 @@ class DryRun:
         request = self._request(worker_set)
         plan = router.plan(request, samples=_samples(self.tokens), view=state, detail=True)
         doubts = [*view.doubts, *self.doubts]
+        if "router_mode" in known:
+            # Those of the view are about another mode.
+            doubts = [one for one in doubts if one.code not in _OF_MODE or one in self.doubts]
         if not any(one.code == "DYR0705" for one in doubts):
             doubts += index_doubts(router, plan)
         doubts += self._request_doubts(request, plan)
@@ -426,7 +433,7 @@ def _status(result: RouteResult, config: RouterConfig) -> int | None:
     if refused.outcome == "policy_underivable":
         return 500
     emptied = next((step.filter for step in refused.funnel if step.entered and not step.left), "")
-    by_filter = {"allowed": 400, "available": 503, "taints": 500}
+    by_filter = {"direct": 400, "allowed": 400, "available": 503, "taints": 500}
     return config.overload_status_code if emptied == "busy" else by_filter.get(emptied)
 
 
@@ -474,6 +481,19 @@ def _samples(tokens: Sequence[int]) -> tuple[float, float]:
     data = array("q", tokens).tobytes()
     first, second = (xxh3_64_intdigest(data, seed) for seed in (1, 2))
     return (first >> 11) / 2**53, (second >> 11) / 2**53
+
+
+#: Doubts that follow from the router mode.
+_OF_MODE: Final = ("DYR0716", "DYR0744")
+
+
+def mode_doubts(mode: str, why: str) -> list[Doubt]:
+    """The doubt about a mode that decides by what a frontend counts and does not export."""
+    if mode == "round-robin":
+        return [doubt("DYR0716", varies=Varies(turn=True), why=why)]
+    if mode in ("power-of-two", "least-loaded", "device-aware-weighted"):
+        return [doubt("DYR0744", varies=Varies(load="more"), mode=mode)]
+    return []
 
 
 LOADS: Final = ("prefill_tokens", "decode_blocks")

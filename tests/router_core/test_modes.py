@@ -95,6 +95,27 @@ def test_required_topology_holds_in_every_mode(mode: str) -> None:
         apply_all(made, made.booking(plan.final, request(32, f"r{n}")))
 
 
+def test_taints_can_be_left_to_kv_as_in_dynamo() -> None:
+    made = router(
+        worker(1, "pA", "prefill", zone="a", policy="required"),
+        worker(2, "dA", "decode", zone="a"),
+        worker(3, "dB", "decode", zone="b"),
+        router_mode="round-robin",
+        router_taints_in_all_modes=False,
+    )
+    seen = set()
+    for n in range(4):
+        plan: Any = made.plan(request(32, f"r{n}"))
+        seen.add(plan.decode.worker.name)
+        assert plan.implied == ()
+        assert "does not apply taints" in plan.decode.notes[0]
+        assert plan.prefill.notes == ()
+        apply_all(made, made.booking(plan.decode, request(32, f"r{n}")))
+    assert seen == {"dA", "dB"}
+    apply_all(made, ConfigSet({"router_mode": "kv"}))
+    assert made.plan(request(32)).final.worker == made.registry.by_name("dA")
+
+
 def test_the_temperature_belongs_to_kv() -> None:
     made = three("least-loaded", router_temperature=1.0)
     assert made.plan(request(32)).final.temperature == 0.0

@@ -127,10 +127,11 @@ class RequestCounts:
 
 def live_router() -> Router:
     """A router that decides as a live Dynamo's does, which has no decode-capacity guard."""
-    # Dynamo has no guard, counts what its index has, complete or not, and does not look whether a
-    # decode worker can prefill.
+    # Dynamo has no guard, applies taints in mode kv only, counts what its index has, complete or
+    # not, and does not look whether a decode worker can prefill.
     values = {
         "decode_capacity_guard": False,
+        "router_taints_in_all_modes": False,
         "router_on_degraded": "full",
         "conditional_disagg_require_can_prefill": False,
     }

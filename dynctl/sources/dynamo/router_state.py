@@ -12,6 +12,7 @@ from typing import Any, Final
 from dynctl.documents.doubts import Doubt, Varies, doubt, some_names
 from dynctl.documents.route_result import UNKNOWN_LOAD
 from dynctl.health.deployment import ProblemCode, RegisteredWorker
+from dynctl.sources.dry_run import mode_doubts
 from dynctl.sources.dynamo.load_mirror import gauge_changes, known_as_sums
 from dynctl.sources.dynamo.observer import PRESET, Observer
 from dynctl.sources.thresholds import Thresholds
@@ -214,15 +215,6 @@ def _advertised_settings(settings: CardSettings) -> list[Doubt]:
     mode = values.get("router_mode", "")
     doubts += mode_doubts(mode, f"the workers' cards set router mode {mode}")
     return doubts
-
-
-def mode_doubts(mode: str, why: str) -> list[Doubt]:
-    """The doubt about a mode that decides by what a frontend counts and does not export."""
-    if mode == "round-robin":
-        return [doubt("DYR0716", varies=Varies(turn=True), why=why)]
-    if mode in ("power-of-two", "least-loaded", "device-aware-weighted"):
-        return [doubt("DYR0744", varies=Varies(load="more"), mode=mode)]
-    return []
 
 
 def unknown_thresholds(why: str) -> Doubt:

@@ -59,6 +59,7 @@ BESIDE = {
         for name in SETTINGS
         if name.startswith("ais_")
     },
+    "router_taints_in_all_modes": {"router_mode": "random"},
     "encoder_cuda_to_cpu_ratio": {"router_mode": "device-aware-weighted"},
     "router_approximate_cache_policy": {"use_kv_events": "false"},
 }

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.doubts import Varies, doubt
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
 from dynctl.screens.canvas import Canvas
@@ -19,15 +21,19 @@ from dynctl.sources.view import ViewSource, open_view_bytes
 from dynctl.tokenization import DEMO_MODEL_DIR, encode_as_dynamo, load_tokenizer
 from router_core import (
     BlocksStored,
+    Booked,
+    ConfigSet,
     KvEvent,
     ModelRuntimeConfig,
     Role,
     Router,
+    RouterConfig,
     Worker,
     WorkerAvailability,
     WorkerUpserted,
     hash_prompt,
 )
+from router_core.cost import draw_two
 
 CHAT = [{"role": "user", "content": "What is the weather in Rome?"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -304,3 +310,82 @@ def test_a_pin_that_contradicts_the_transfer_policy_of_a_drawn_worker_is_doubted
     assert found.what.endswith("lead to a refusal: w1")
     assert "DYR0725" not in codes(answer(view, pin_decode="w4", pin_prefill="w2", **settings))
     assert not answer(view, pin_decode="w4", pin_prefill="w1", **settings).ok
+
+
+# -- router modes ----------------------------------------------------------------------------------
+
+
+def fleet_of(mode: str, *workers: Worker) -> SavedView:
+    view = dynamo(*(workers or (member(1), member(2), member(3))))
+    values = {"router_mode": mode, "router_taints_in_all_modes": False}
+    assert view.router.apply(ConfigSet(values), 0.0).ok
+    return view
+
+
+@pytest.mark.parametrize("mode", ["power-of-two", "least-loaded", "device-aware-weighted"])
+def test_what_a_frontend_counts_inside_is_a_doubt(mode: str) -> None:
+    result = answer(dynamo(member(1), member(2), member(3)), assignments=[f"router_mode={mode}"])
+    assert result.mode == mode
+    assert not result.certain
+    assert "DYR0744" in codes(result)
+    alone = answer(dynamo(member(1)), assignments=[f"router_mode={mode}"])
+    assert alone.certain
+
+
+def test_the_drawn_pair_is_in_the_answer() -> None:
+    result = answer(dynamo(member(1), member(2), member(3)), assignments=["mode=power-of-two"])
+    hop = result.decode
+    assert hop is not None
+    assert hop.drawn is not UNSET
+    assert hop.sample is not UNSET
+    names = [row.worker for row in hop.candidates]
+    assert [names.index(ref.worker) for ref in hop.drawn] == list(draw_two(3, hop.sample))
+    assert hop.winner == hop.drawn[0]
+    assert hop.tied == []
+    (draw,) = [one for one in result.doubts if one.code == "DYR0728"]
+    assert (draw.matters, result.certain) == (True, False)
+    assert f"here {hop.drawn[0].worker} and {hop.drawn[1].worker}" in draw.what
+
+
+def test_a_pair_without_choice_is_certain() -> None:
+    """Two candidates are always drawn both, and the loads differ."""
+    made = Router(RouterConfig(router_mode="power-of-two"))
+    for worker in (member(1), member(2)):
+        assert made.apply(WorkerUpserted(worker), 0.0).ok
+    assert made.apply(Booked("x", "aggregated", 2, 0), 0.0).ok
+    result = answer(SavedView(made, 1.0, "dynamo-1.6"))
+    assert result.winner.decode is not None
+    assert (result.winner.decode.worker, result.certain) == ("w1", True)
+    assert result.decode is not None
+    assert [row.probability for row in result.decode.candidates] == [1.0, 0.0]
+
+
+def test_a_mode_that_is_set_replaces_the_doubt_about_the_mode_of_the_cards() -> None:
+    cards = [doubt("DYR0716", varies=Varies(turn=True), why="the workers' cards set round-robin")]
+    view = dynamo(member(1), member(2), doubts=tuple(cards))
+    assert "DYR0716" in codes(answer(view))
+    assert "DYR0716" not in codes(answer(view, assignments=["router_mode=random"]))
+    assert "DYR0716" in codes(answer(view, assignments=["router_mode=round-robin"]))
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "random", "least-loaded", "direct"])
+def test_dynamo_applies_no_taints_in_other_modes_than_kv(mode: str) -> None:
+    """As observed: a required taint that no worker has is answered with 200."""
+    result = answer(fleet_of(mode, member(1)), required=["nope"], pin_decode="w1")
+    assert result.ok
+    assert result.decode is not None
+    assert result.decode.notes == [
+        f"mode {mode} does not apply taints and KV-transfer policies here"
+    ]
+    refused = answer(fleet_of("kv", member(1)), required=["nope"])
+    assert (refused.ok, refused.status) == (False, 500)
+
+
+def test_direct_refuses_as_dynamo_does() -> None:
+    result = answer(fleet_of("direct"))
+    assert (result.ok, result.status) == (False, 400)
+    shown = route_short(result, Canvas(width=100))
+    assert "mode direct: the request names no worker" in shown
+    chosen = answer(fleet_of("direct"), pin_decode="w2")
+    assert chosen.winner.decode is not None
+    assert (chosen.winner.decode.worker, chosen.certain) == ("w2", True)
