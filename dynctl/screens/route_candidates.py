@@ -303,7 +303,7 @@ def _roomy_columns() -> list[Column[_Line]]:
         Column(
             "active_prefill_tokens",
             "prefill tokens",
-            lambda line: count(line.row.active_prefill_tokens),
+            _prefill_tokens,
             lambda line: line.row.active_prefill_tokens,
             right=True,
             rank=6,
@@ -324,6 +324,11 @@ def _roomy_columns() -> list[Column[_Line]]:
             rank=10,
         ),
     ]
+
+
+def _prefill_tokens(line: _Line) -> str:
+    left, booked = line.row.active_prefill_tokens, line.row.booked_prefill_tokens
+    return count(left) if booked in (UNSET, left) else f"{count(left)} of {booked:,}"
 
 
 def _domain_column(domain: str, rank: int) -> Column[_Line]:

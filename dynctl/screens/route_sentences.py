@@ -182,9 +182,29 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
         yield " ".join(_how(hop, result))
     if hop.preference is not None:
         yield _preference(hop)
+    yield from _prefill_load(hop)
     for note in hop.notes:
         if note not in result.assumptions and all(note != one.what for one in result.doubts):
             yield f"note: {note}"
+
+
+def _prefill_load(hop: DecisionResult) -> Iterator[str]:
+    """What the prefill load model leaves of the active prefill, and what it predicts."""
+    fallen = [
+        f"{row.active_prefill_tokens:,} of {row.booked_prefill_tokens:,} on {row.worker}"
+        for row in hop.candidates
+        if row.booked_prefill_tokens not in (UNSET, row.active_prefill_tokens)
+    ]
+    if fallen:
+        more = f" and {len(fallen) - 3:,} more" if len(fallen) > 3 else ""
+        listed = ", ".join(fallen[:3])
+        yield f"active prefill tokens that are left of those booked: {listed}{more}"
+    load = hop.prefill_load
+    if load is not UNSET:
+        yield (
+            f"prefill of {plural(load.tokens, 'token')} is predicted to take "
+            f"{load.seconds * 1e3:,.3g} ms ({load.model})"
+        )
 
 
 def pairs(result: RouteResult) -> Iterator[str]:

@@ -75,7 +75,7 @@ def worlds(draw: st.DrawFn) -> tuple[Router, Question, list[Unknown]]:
     wanted = request(draw(st.integers(1, 120)))
     rows = draw(st.one_of(ROWS, st.just(DISTANT)))
     numbers = st.sets(st.integers(1, len(rows)))
-    load: Any = draw(st.sampled_from(["known", "more", "fewer", "shared"]))
+    load: Any = draw(st.sampled_from(["known", "more", "fewer", "shared", "prefill"]))
     copies, loaded, stale = draw(st.integers(1, 3)), draw(numbers), draw(numbers)
     names = draw(SETTINGS)
     base: dict[str, Any] = {}
@@ -102,6 +102,8 @@ def worlds(draw: st.DrawFn) -> tuple[Router, Question, list[Unknown]]:
         elif number in loaded and load == "fewer":
             tokens = draw(st.integers(tokens, tokens * copies))
             blocks = draw(st.integers(blocks, blocks * copies))
+        elif number in loaded and load == "prefill":
+            tokens = draw(st.integers(tokens, tokens * 9))
         elif number in loaded and load == "shared":
             blocks, prompt = real.load.decode_blocks[real.registry.slots(number)[0]], None
         book(known, number, f"own{number}", tokens, blocks, None)
@@ -219,6 +221,17 @@ def test_load_that_is_counted_twice_can_make_a_busy_worker_eligible() -> None:
     question = asked((4, 150, 0), (0, 0, 0), active_prefill_tokens_threshold=100)
     assert winners(question.plan)[1].worker_id == 2
     assert [one.worker for one in consequences(question, Unknown(load="fewer", copies=2))] == [None]
+
+
+def test_prefill_that_falls_unseen_can_make_a_worker_cheaper_or_eligible() -> None:
+    prefill = Unknown(load="prefill")
+    near, far = asked((0, 0, 3), (0, 160, 0)), asked((0, 0, 3), (0, 160, 4))
+    assert [one.worker for one in consequences(near, prefill)] == ["w2"]
+    assert not list(consequences(far, prefill))  # its blocks alone are dearer
+    assert certain(far, [prefill])
+    assert certain(near, [replace(prefill, workers=frozenset({1}))])
+    busy = asked((4, 150, 0), (0, 0, 0), active_prefill_tokens_threshold=100)
+    assert [one.worker for one in consequences(busy, prefill)] == [None]
 
 
 def test_an_index_that_is_out_of_date_counts_for_its_workers_only() -> None:

@@ -5,13 +5,14 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
+from msgspec import UNSET
 
-from dynctl.documents.route_result import decision_result
+from dynctl.documents.route_result import PrefillPrediction, decision_result
 from dynctl.serving.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.decision_storage import BriefHop, brief, pack
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import WorkerUpserted, constraints, flip
+from router_core import Booked, PredictedPrefill, WorkerUpserted, constraints, flip
 from router_core.config import ROUTER_MODES
 from tests.dynctl.serving.routed import request, router, store, worker
 
@@ -95,6 +96,26 @@ def test_predicted_blocks_survive_in_both_forms():
     assert [type(row.predicted_blocks) is int for row in shown] == [
         bool(row.predicted_blocks) for row in decision.rows()
     ]
+
+
+def test_what_a_prefill_load_model_leaves_and_predicts_survives_in_both_forms():
+    made = router(worker(1), worker(2), worker(3))
+    made.apply(Booked("r", "aggregated", 1, 0, 100, predicted_s=10.0), 0.0)
+    made.advance(5.0)
+    decision = made.plan(request()).final
+    decision = replace(decision, predicted=PredictedPrefill("m", 34, 0, 1.5))
+    for after in (pack(decision).expand(), brief(decision).expand()):
+        assert after.predicted == decision.predicted
+        assert after.inputs is not None
+        assert after.inputs.booked_tokens is not None
+        for row in after.rows():
+            [before] = [one for one in decision.rows() if one.ref == row.ref]
+            assert replace(row, probability=before.probability) == before
+    shown = decision_result(decision)
+    assert [row.booked_prefill_tokens for row in shown.candidates] == [100, 0, 0]
+    assert shown.prefill_load == PrefillPrediction("m", 34, 0, 1.5)
+    plain = decision_result(made.plan(request()).final)
+    assert plain.prefill_load is UNSET
 
 
 def test_packed_preferences_survive():

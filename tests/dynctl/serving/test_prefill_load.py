@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from dataclasses import replace
@@ -335,6 +336,46 @@ async def test_a_frontend_measures_predicts_and_explains() -> None:
         assert 0 < hop["prefill_load"]["seconds"] < 60
         model = found.service.prefill_model
         assert isinstance(model, Measured)
+
+
+async def test_both_hops_of_a_frontend_measure_the_prefill_hop_only() -> None:
+    engines = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
+    config = RouterConfig().with_values({"router_prefill_load_model": "measured"})
+    async with site(engines, router=config) as found:
+        model = found.service.prefill_model = Fixed()
+        for number in range(3):
+            status, _, _ = await found.chat(f"{number} {WORDS}", max_tokens=2)
+            assert status == 200
+        assert list(found.service.prefill_times) == [("demo", "prefill")]
+        assert len(model.seen) == 3
+        assert all(tokens > 0 and took > 0 for tokens, took in model.seen)
+        status, body, _ = await found.post("/v1/route", {"model": "demo", "prompt": WORDS})
+        assert status == 200
+        assert body["prefill"]["prefill_load"]["model"] == "fixed"
+        assert "prefill_load" not in body["decode"]
+        await found.idle()
+
+
+async def test_a_running_prefill_falls_in_every_answer_of_a_frontend() -> None:
+    slow = {"name": "a", "prefill_tokens_per_s": 1.0, "speedup_ratio": 1.0}
+    async with site([slow], router=RouterConfig()) as found:
+        found.service.prefill_model = Fixed()
+        running = asyncio.create_task(found.stream(WORDS * 40, max_tokens=1))
+        try:
+            await until(lambda: found.service.router.load.decays)
+            started = found.service.router.load.booked_prefill(0)
+            await until(lambda: found.service.workers()[0].ranks[0].active_prefill_tokens < started)
+            _, listed = await found.get("/v1/workers")
+            [rank] = listed["workers"][0]["ranks"]
+            assert rank["active_prefill_tokens"] < rank["booked_prefill_tokens"] == started
+            body = {"model": "demo", "prompt": "hello"}
+            _, result, _ = await found.post("/v1/route", body)
+            [row] = result["decode"]["candidates"]
+            assert row["active_prefill_tokens"] < row["booked_prefill_tokens"] == started
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await found.idle()
 
 
 async def test_without_a_model_nothing_is_predicted_or_shown() -> None:

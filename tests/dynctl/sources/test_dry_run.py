@@ -25,6 +25,7 @@ from router_core import (
     ConfigSet,
     KvEvent,
     ModelRuntimeConfig,
+    PrefillDone,
     Role,
     Router,
     RouterConfig,
@@ -389,3 +390,75 @@ def test_direct_refuses_as_dynamo_does() -> None:
     chosen = answer(fleet_of("direct"), pin_decode="w2")
     assert chosen.winner.decode is not None
     assert (chosen.winner.decode.worker, chosen.certain) == ("w2", True)
+
+
+# -- the prefill load model of a frontend ------------------------------------------------------
+
+
+def loaded(predicted_s: float | None, **view: Any) -> SavedView:
+    """w1 has a running prefill of 100 tokens, w2 none; both are empty otherwise."""
+    found = dynamo(member(1), member(2), **view)
+    booked = Booked("r", "aggregated", 1, 0, 100, predicted_s=predicted_s)
+    assert found.router.apply(booked, 0.0).ok
+    for name in ("a", "b"):
+        # Blocks of running requests: w2 is dearer by 4 blocks than w1 without its prefill.
+        held = Booked(name, "aggregated", 2, 0, anonymous_blocks=2)
+        assert found.router.apply(held, 0.0).ok
+    return found
+
+
+AIC = ("router_prefill_load_model=aic",)
+
+
+def test_durations_that_only_a_dynamo_frontend_knows_are_a_doubt() -> None:
+    assert "DYR0748" not in codes(answer(loaded(None)))
+    result = answer(loaded(None), assignments=AIC)
+    assert result.winner.decode is not None
+    assert result.winner.decode.worker == "w2"
+    [one] = [one for one in result.doubts if one.code == "DYR0748"]
+    assert one.matters  # without its prefill w1 would win
+    assert "of w1 fall with time" in one.what
+    # It is no setting without an effect, and listed as assumed.
+    assert "DYR0727" not in codes(result)
+    assert any("router_prefill_load_model=aic" in text for text in result.assumptions)
+
+
+def test_a_card_that_advertises_the_model_gives_the_same_doubt() -> None:
+    view = loaded(None)
+    view.router.apply(ConfigSet({"router_prefill_load_model": "ais"}), 0.0)
+    [one] = [one for one in answer(view).doubts if one.code == "DYR0748"]
+    assert one.matters
+
+
+def test_durations_in_the_events_of_frontends_are_followed() -> None:
+    result = answer(loaded(1.0), assignments=AIC)
+    assert result.winner.decode is not None
+    assert result.winner.decode.worker == "w1"  # a second after it began nothing is left
+    assert "DYR0748" not in codes(result)
+    assert result.decode is not None
+    assert [row.active_prefill_tokens for row in result.decode.candidates] == [0, 0]
+    assert [row.booked_prefill_tokens for row in result.decode.candidates] == [100, 0]
+
+
+def test_without_active_prefill_no_duration_is_missing() -> None:
+    view = loaded(None)
+    view.router.apply(PrefillDone("r"), 0.5)
+    assert "DYR0748" not in codes(answer(view, assignments=AIC))
+
+
+def opened(data: bytes) -> SavedView:
+    return open_view_bytes(data, "view.json", "test").view
+
+
+def test_a_saved_view_repeats_what_was_left() -> None:
+    view = loaded(2.0)
+    answered = answer(view)
+    data = ViewSource(view, "test").save()
+    again = ViewSource(opened(data), "test").route(RouteQuery(token_ids=TOKENS))
+    assert answered.decode is not None
+    assert again.decode is not None
+    assert again.decode.candidates == answered.decode.candidates
+    assert [row.active_prefill_tokens for row in again.decode.candidates] == [50, 0]
+    listed = ViewSource(opened(data), "test").workers()
+    assert [row.ranks[0].active_prefill_tokens for row in listed] == [50, 0]
+    assert [row.ranks[0].booked_prefill_tokens for row in listed] == [100, 0]
