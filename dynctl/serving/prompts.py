@@ -245,7 +245,7 @@ def _shortened_text(
     if prompt.keep is None or prompt.add_special_tokens is False:
         return prompt.shortened(ids)
     added = tokenizer.encode_prompt("")
-    return prompt.shortened(ids, len(added) if ids[: len(added)] == added else 0)
+    return prompt.shortened(ids, len(added) if list(ids[: len(added)]) == added else 0)
 
 
 def _tokens(ids: Sequence[int] | None, source: Source) -> PromptTokens:

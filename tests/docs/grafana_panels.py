@@ -374,6 +374,21 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                 says="Probes that failed while the frontend's own event loop was late.",
             ),
             Panel(
+                "Tokenizer cache",
+                (
+                    Query(
+                        f"sum by (instance) (dynctl_tokenizer_cache_bytes{{{_FILTER}}})",
+                        "{{instance}}",
+                    ),
+                ),
+                "bytes",
+                says="Text between special tokens that earlier prompts had, with its token ids.",
+            ),
+            Panel(
+                "Texts found in the tokenizer cache",
+                (Query(_rate("dynctl_tokenizer_cache_total", _FILTER, "result"), "{{result}}"),),
+            ),
+            Panel(
                 "Kept decisions",
                 (Query(f"sum by (instance) (dynctl_decision_memory_plans{{{_FILTER}}})", "kept"),),
             ),

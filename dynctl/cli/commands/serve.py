@@ -125,6 +125,16 @@ ModelPath = Annotated[
         rich_help_panel=_WORKERS,
     ),
 ]
+TokenizerChoice = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        metavar="auto|fast|exact",
+        help="auto: the fastest encoder that gives the same token ids; fast: fastokens; exact: "
+        "tokenizers.",
+        rich_help_panel=_WORKERS,
+    ),
+]
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -246,6 +256,7 @@ def frontend(
     worker: Workers = None,
     workers_file: WorkersFile = None,
     model_path: ModelPath = None,
+    tokenizer: TokenizerChoice = "auto",
     model_name: ModelName = None,
     block_size: BlockSize = 16,
     router: RouterUrl = None,
@@ -276,6 +287,7 @@ def frontend(
         workers=tuple(worker or ()),
         workers_file=workers_file,
         model_path=model_path,
+        tokenizer=tokenizer,
         model_name=model_name,
         block_size=block_size,
         api_token=api_token,
@@ -304,6 +316,7 @@ def router(
     worker: Workers = None,
     workers_file: WorkersFile = None,
     model_path: ModelPath = None,
+    tokenizer: TokenizerChoice = "auto",
     model_name: ModelName = None,
     block_size: BlockSize = 16,
     api_token: ApiToken = None,
@@ -325,6 +338,7 @@ def router(
         workers=tuple(worker or ()),
         workers_file=workers_file,
         model_path=model_path,
+        tokenizer=tokenizer,
         model_name=model_name,
         block_size=block_size,
         api_token=api_token,
@@ -419,6 +433,7 @@ def _config(
 
     _choice("--log-decisions", given["log_decisions"], ("off", "winner", "all"))
     _choice("--log-format", given["log_format"], ("text", "json"))
+    _choice("--tokenizer", given["tokenizer"], ("auto", "fast", "exact"))
     given["log_level"] = given["log_level"].strip().lower()
     flags, preset = split_preset(router_flags)
     resolved = resolve(flags, os.environ, preset_name=preset)

@@ -389,7 +389,8 @@ class Inference:
         if not plan.ok:
             raise self._refusal(Refused(plan), prepared, record)
         _check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)
-        body = msgspec.json.encode(dry_run_body(plan, prepared.tokens.ids, parsed))
+        ids = None if prepared.tokens.ids is None else list(prepared.tokens.ids)
+        body = msgspec.json.encode(dry_run_body(plan, ids, parsed))
         record.status, record.outcome = 200, "success"
         headers = self._headers(record)
         if not parsed.stream:

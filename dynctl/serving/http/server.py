@@ -116,6 +116,7 @@ class Frontend:
         except ValueError as error:
             raise StartError(str(error)) from None
         tokenizer = None if config.model_path is None else load_tokenizer(config.model_path)
+        self._tokenizer = tokenizer
         tokenizers = PromptTokenizers(tokenizer)
         self.link: RouterLink | None = None
         self.service: RoutingService
@@ -157,6 +158,7 @@ class Frontend:
             router_id=self.router_id,
             memory=self.memory,
             audit=self.audit.rows,
+            tokenizer_cache=lambda: {} if tokenizer is None else tokenizer.encoder.cache(),
         )
         self.admin = Admin(
             service,
@@ -217,7 +219,7 @@ class Frontend:
             self.upstream.start()
             self.fleet.index.start()
             await self.exchange.take(config.index_peers, config.api_token)
-            await self._join()
+            await asyncio.gather(self._join(), self._speed_up())
             await self.fleet.index.first_read(FIRST_READ_S)
             # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
@@ -331,6 +333,14 @@ class Frontend:
             )
             await file.load()
             self.service.tasks.start("workers file reload", file.run)
+
+    async def _speed_up(self) -> None:
+        """Choose the encoder of the tokenizer, while the engines are probed."""
+        if self._tokenizer is None or self.config.tokenizer == "exact":
+            return
+        reasons = await asyncio.to_thread(self._tokenizer.speed_up, self.config.tokenizer)
+        for reason in reasons:
+            _log.info("tokenizer: %s", reason)
 
     async def _serve(
         self,
@@ -460,8 +470,8 @@ class Frontend:
         self._log_tokenizer()
 
     def _log_tokenizer(self) -> None:
-        if self.config.model_path is not None:
-            _log.info("tokenizer: %s", self.config.model_path)
+        if self._tokenizer is not None:
+            _log.info("tokenizer: %s (%s)", self.config.model_path, self._tokenizer.encoder.name)
             return
         if any(member.facts.engine_id is not None for member in self.fleet):
             _log.info("tokenizer: the engines' /tokenize, one more round trip per request")

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from aiohttp import web
 
@@ -76,12 +76,14 @@ class Metrics(ServiceObserver):
         router_id: int,
         memory: DecisionMemory | None = None,
         audit: Callable[[], list[AuditRow]] = list,
+        tokenizer_cache: Callable[[], Mapping[str, int]] = dict,
         namespace: str = "dynamo",
         component: str = "backend",
     ) -> None:
         self._service = service
         self._memory = memory
         self._audit = audit
+        self._tokenizer_cache = tokenizer_cache
         self.families = families(router_id=router_id, namespace=namespace, component=component)
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -295,6 +297,10 @@ class Metrics(ServiceObserver):
         if self._memory is not None:
             yield self._text("dynctl_decision_memory_bytes", [((), self._memory.size)])
             yield self._text("dynctl_decision_memory_plans", [((), len(self._memory))])
+        cache = self._tokenizer_cache()
+        yield self._text("dynctl_tokenizer_cache_bytes", [((), cache.get("bytes", 0))])
+        found = {("hit",): cache.get("hits", 0), ("miss",): cache.get("misses", 0)}
+        yield self._text("dynctl_tokenizer_cache_total", found.items())
 
     def _model_gauges(self) -> Iterator[str]:
         registry = self._service.router.registry
