@@ -26,6 +26,7 @@ NAMES = (
     "index",
     "memory",
     "decision",
+    "pairs",
     "frontend",
     "recovery",
     "startup",

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from dynctl.serving.transfer_file import read_transfer_file
 from router_core import (
     Booked,
     LoadReported,
@@ -21,7 +22,7 @@ from router_core import (
 )
 from router_core.cost import CostInputs, CostParameters, kv_terms, probabilities, total_costs
 from router_core.taints import canonical_taint, constraints, preference_multiplier
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, Block, blocks
 from tests.docs.tables import table, tables
 from tests.router_core.fleet import (
     MODEL,
@@ -288,6 +289,20 @@ def test_latch() -> None:
     for reports, busy in rows("latch"):
         apply_all(fleet, reported(reports))
         assert is_busy(fleet) is (busy == "yes"), reports
+
+
+def test_distance(tmp_path: Path) -> None:
+    (text,) = [
+        "\n".join(one.lines)
+        for one in blocks(PAGE.read_text(encoding="utf-8"))
+        if isinstance(one, Block) and one.language == "yaml"
+    ]
+    path = tmp_path / "links.yaml"
+    path.write_text(text)
+    links = read_transfer_file(path)
+    for tokens, *cells in rows("distance"):
+        seconds = links.seconds(int(number(tokens)) * (links.bytes_per_token or 0))
+        assert cells == [f"{one * 1000:,.1f} ms, {50 * one:,.3f} blocks" for one in seconds]
 
 
 def test_every_table_of_the_page_is_worked_out_here() -> None:

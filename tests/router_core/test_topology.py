@@ -189,6 +189,7 @@ def two_zones(*, decode_in_a: bool) -> list[Worker]:
     return fleet
 
 
+@pytest.mark.seed("dep-topology: failure handling: No same-domain decode workers")
 def test_row_1_no_same_domain_decode() -> None:
     refused = policy_fleet("required", *two_zones(decode_in_a=False)).plan(request(40))
     assert refused.final.outcome == "no_eligible_worker"
@@ -201,6 +202,7 @@ def test_row_1_no_same_domain_decode() -> None:
     assert (local.final.worker.name, local.relaxed) == ("dA", False)
 
 
+@pytest.mark.seed("dep-topology: failure handling: Worker missing topology level")
 def test_row_2_workers_that_lack_the_level() -> None:
     bare = worker(4, "dN", "decode")
     for enforcement in ("required", "fallback"):
@@ -220,12 +222,16 @@ def test_row_2_workers_that_lack_the_level() -> None:
     assert rejection.reason.code == "missing_domain"
 
 
+@pytest.mark.seed("dep-topology: failure handling: kv_transfer_topology_level unset")
 def test_row_3_level_unset_is_no_filtering() -> None:
     plan = router(*two_zones(decode_in_a=True)).plan(request(40))
     assert names(plan.final) == {"dA", "dB"}
     assert plan.implied == ()
 
 
+@pytest.mark.seed(
+    "dep-topology: failure handling: prefill worker has no decode workers in its domain"
+)
 @pytest.mark.parametrize("enforcement", ["required", "fallback"])
 def test_row_4_prefill_prefers_domains_with_decode(enforcement: str) -> None:
     fleet = policy_fleet(
@@ -442,6 +448,7 @@ def test_guard_does_not_apply_to_preferred() -> None:
     assert "decode_capacity" not in {step.filter for step in plan.prefill.funnel}
 
 
+@pytest.mark.seed("dep-topology: backward compatibility: level defaults to None")
 @given(
     st.lists(
         st.tuples(

@@ -113,6 +113,7 @@ def test_a_domain_is_a_plain_file_name(world: World, mount: Path, domain: str) -
         world.read(env(mount, DYN_KV_TRANSFER_DOMAIN=domain))
 
 
+@pytest.mark.seed("dep-topology: failure handling: Topology volume files not present")
 @pytest.mark.parametrize("content", [None, "", " \n"])
 def test_a_missing_or_empty_file_is_polled_for_30_seconds(
     world: World, tmp_path: Path, content: str | None
