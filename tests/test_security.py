@@ -104,6 +104,15 @@ HELD_BY = {
         "dynctl/serving/test_keys.py::test_engines_get_their_key_and_never_the_clients",
         "dynctl/serving/test_keys.py::test_workers_of_the_api_get_no_key_and_name_no_variable",
     ],
+    "A frontend with `--router` sends": [
+        "dynctl/serving/test_remote.py::test_only_hashes_travel",
+        "dynctl/serving/test_remote.py::test_keys_of_engines_and_the_token_stay_apart",
+        "dynctl/serving/test_remote.py::test_a_wrong_token_is_named",
+    ],
+    "A frontend process has the rights": [
+        "dynctl/serving/test_access.py::test_the_table_has_every_endpoint",
+        "dynctl/serving/test_remote.py::test_frontends_share_a_port",
+    ],
     "`DYN_DISABLE_FRONTEND_ADMIN_API": [
         "dynctl/serving/test_admin.py::test_the_admin_api_can_be_switched_off"
     ],

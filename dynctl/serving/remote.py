@@ -60,7 +60,7 @@ SILENT_S: Final = 3.0
 #: Seconds that reports wait for others, so that one message has many of them.
 _GATHER_S: Final = 0.002
 #: Seconds that the start waits for the router.
-START_S: Final = 5.0
+START_S = 5.0
 #: Seconds before another attempt to join: the first, and the longest.
 _AGAIN_S: Final = (0.1, 2.0)
 #: Seconds between two lists of the running requests: less than a booking's shortest expiry.
@@ -122,7 +122,7 @@ class RouterLink:
         self._waiting: set[EngineStream] = set()
         self._alive_at = 0.0
         self._reason = ""
-        self._tried = asyncio.Event()
+        self._answered = asyncio.Event()
 
     # -- life ------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class RouterLink:
         tasks.start("router link", self._run)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S):
-                await self._tried.wait()
+                await self._answered.wait()
 
     async def close(self) -> None:
         """Leave: the router ends what is still booked."""
@@ -203,11 +203,12 @@ class RouterLink:
                     await self._join()
                 except (UpstreamFailure, RouterLost, RouterRefused) as error:
                     self._lost(str(error))
+                    if not isinstance(error, UpstreamFailure):
+                        self._answered.set()
                     await asyncio.sleep(pause)
                     pause = min(_AGAIN_S[1], 2 * pause)
                     continue
-                finally:
-                    self._tried.set()
+                self._answered.set()
                 pause = _AGAIN_S[0]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_S):

@@ -28,6 +28,7 @@ NAMES = (
     "decision",
     "pairs",
     "frontend",
+    "processes",
     "recovery",
     "startup",
     "top",

@@ -16,7 +16,7 @@ from types import TracebackType
 
 FRONTEND_CORE, LOAD_CORE = 0, 1
 _TICKS = os.sysconf("SC_CLK_TCK")
-_DEMO_MODEL = Path(__file__).parents[2] / "dynctl" / "tokenization" / "demo_model"
+DEMO_MODEL = Path(__file__).parents[2] / "dynctl" / "tokenization" / "demo_model"
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,21 @@ class Command:
 
 
 class Contestant:
-    """A running frontend; use as a context manager. The process tree ends with it."""
+    """A running frontend; use as a context manager. The process tree ends with it.
 
-    def __init__(self, command: Command) -> None:
+    ``pinned``: it has one core and this process another one.
+    """
+
+    def __init__(self, command: Command, *, pinned: bool = True) -> None:
         self.name = command.name
+        self._pinned = pinned
         self._command = command
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         self.port = 0
 
     def __enter__(self) -> "Contestant":
-        with_core(FRONTEND_CORE)
+        if self._pinned:
+            with_core(FRONTEND_CORE)
         try:
             self._process = subprocess.Popen(
                 self._command.argv,
@@ -49,7 +54,8 @@ class Contestant:
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )
         finally:
-            with_core(LOAD_CORE)
+            if self._pinned:
+                with_core(LOAD_CORE)
         try:
             self.port = self._command.port or self._told_port()
             self._await_ready()
@@ -127,7 +133,7 @@ def commands(
         Command("dynctl, routed by load", (*run, "tests.bench.frontend_ours", *urls)),
         Command(
             "dynctl, tokenizing",
-            (*run, "tests.bench.frontend_ours", "--model-path", str(_DEMO_MODEL), *urls),
+            (*run, "tests.bench.frontend_ours", "--model-path", str(DEMO_MODEL), *urls),
         ),
         Command("bare aiohttp proxy", (*run, "tests.bench.bare_proxy", *urls)),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from dynctl.serving import remote as remote_module
 from dynctl.serving.config import FrontendConfig, Limits
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.remote import RemoteRouting
@@ -39,7 +42,7 @@ class Several:
         self.frontends: list[Site] = []
         self.router: RouterProcess
         self._stack = stack
-        self._client = client
+        self.client = client
         self._workers: tuple[str, ...] = ()
         self._values: dict[str, Any] = {}
 
@@ -62,7 +65,7 @@ class Several:
         frontend = Frontend(FrontendConfig(**values))
         await frontend.start()
         self._stack.push_async_callback(frontend.close)
-        site = Site(frontend, self._client)
+        site = Site(frontend, self.client)
         site.engines = self.engines
         self.frontends.append(site)
         return site
@@ -78,7 +81,7 @@ class Several:
         return len(self.router.selection)
 
     def load(self) -> dict[str, tuple[int, int, int]]:
-        return Site(self.router, self._client).load()
+        return Site(self.router, self.client).load()
 
 
 @asynccontextmanager
@@ -222,6 +225,25 @@ async def test_only_hashes_travel():
         assert ",".join(map(str, tokens[2:6])).encode() not in sent
 
 
+async def test_keys_of_engines_and_the_token_stay_apart():
+    async with several(frontends=0, router={"api_token": "t0ken"}) as fleet:
+        added = {"url": fleet.engines["b0"].url, "name": "added"}
+        headers = {"authorization": "Bearer t0ken"}
+        await fleet.router.fleet.remove("b0")
+        status, body, _ = await Site(fleet.router, fleet.client).post(
+            "/v1/workers", added, headers=headers
+        )
+        assert status == 201, body
+        site = await fleet.add_frontend(router_token="t0ken", engine_api_key="sk-engine")
+        sent = site.frontend.upstream._credentials
+        assert sent == {fleet.engines["a0"].url: "Bearer sk-engine"}
+        # Nothing that the router sends has a key, and its token goes to no engine.
+        status, cards = await site.get("/v1/workers")
+        assert status == 200
+        assert "sk-engine" not in str(cards)
+        assert remote(site).link._upstream._credentials == {fleet.router.url: "Bearer t0ken"}
+
+
 DISAGGREGATED = (
     {"name": "p0", "role": "prefill"},
     {"name": "d0", "role": "decode"},
@@ -348,6 +370,35 @@ async def test_without_the_router_requests_are_routed_by_load_and_it_heals():
         assert all(row == (0, 0, 0) for row in fleet.load().values())
 
 
+async def test_a_router_that_hangs_is_lost_and_requests_go_on(monkeypatch):
+    monkeypatch.setattr(remote_module, "SILENT_S", 0.5)
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        await site.chat(WORDS)
+        hanging = asyncio.Event()
+        link = remote(site).link
+        exchange = link._exchange
+
+        async def stopped(action: str, body: bytes, timeout_s: float | None) -> bytes:
+            """As a connection to a stopped process: it is open, and no byte comes."""
+            if not hanging.is_set():
+                return await exchange(action, body, timeout_s)
+            waiting = link._waiting
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while waiting is link._waiting:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+            raise UpstreamFailure("timeout", "the router did not respond in time")
+
+        link._exchange = stopped  # type: ignore[method-assign]
+        hanging.set()
+        status, _, _ = await site.chat(WORDS)
+        assert status == 200
+        assert "ROUTER_LOST" in conditions(site)
+        hanging.clear()
+        await until(lambda: "ROUTER_LOST" not in conditions(site))
+
+
 async def test_running_requests_are_booked_again_at_a_new_router():
     slow = {"speedup_ratio": 0.05}
     engines = ({"name": "a0", **slow}, {"name": "b0", **slow})
@@ -395,7 +446,8 @@ async def test_a_frontend_that_stops_leaves():
         assert len(fleet.router.frontends) == 1
 
 
-async def test_a_frontend_starts_without_its_router():
+async def test_a_frontend_starts_without_its_router(monkeypatch):
+    monkeypatch.setattr(remote_module, "START_S", 0.2)
     async with several(frontends=0) as fleet:
         port = fleet.router.port
         url = fleet.router.url

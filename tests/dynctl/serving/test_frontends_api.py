@@ -1,0 +1,345 @@
+"""The router's side of ``serve frontend --router``: leases, repeated and late messages, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from dynctl.documents.frontends import PROTOCOL
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.fleet import Fleet
+from dynctl.serving.http import frontends as frontends_api
+from dynctl.serving.http.frontends import FrontendsApi
+from dynctl.serving.http.selection import SelectionApi
+from dynctl.serving.http.server import error_middleware
+from dynctl.serving.service import RoutingService
+from router_core import RouterConfig
+from tests.dynctl.serving.routed import request, worker
+
+pytestmark = pytest.mark.seed("dynamo-1.6: standalone router: several frontend processes")
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Rig:
+    """A router without engines, and frontends that are only messages."""
+
+    def __init__(self, client: TestClient[Any, Any], service: RoutingService) -> None:
+        self.client = client
+        self.service = service
+        self.selection: SelectionApi
+        self.api: FrontendsApi
+        self.clock: Clock
+        self.leases: dict[str, str] = {}
+
+    async def send(self, name: str, action: str, **message: Any) -> tuple[int, Any]:
+        url = f"/v1/frontends/{name}/{action}"
+        body = {"lease": self.leases.get(name, ""), **message}
+        raw = msgspec.json.encode(body)
+        headers = {"content-type": "application/json"}
+        async with self.client.post(url, data=raw, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def join(self, name: str) -> Any:
+        status, joined = await self.send(name, "join", protocol=PROTOCOL)
+        assert status == 200, joined
+        self.leases[name] = joined["lease"]
+        return joined
+
+    async def place(self, name: str, request_id: str = "r1", **more: Any) -> tuple[int, Any]:
+        return await self.send(name, "place", request=request(request_id=request_id), **more)
+
+    async def report(self, name: str, number: int, *reports: dict[str, Any]) -> tuple[int, Any]:
+        return await self.send(name, "reports", number=number, reports=list(reports))
+
+    def running(self) -> dict[int, int]:
+        """Worker id -> requests booked there."""
+        load, registry = self.service.router.load, self.service.router.registry
+        return {
+            one.worker_id: sum(load.requests[slot] for slot in registry.slots(one.worker_id))
+            for one in registry
+        }
+
+
+@asynccontextmanager
+async def rig(*workers: Any) -> AsyncIterator[Rig]:
+    clock = Clock()
+    service = RoutingService(RouterConfig(), clock=clock, sample=lambda: 0.0, id_prefix="d")
+    for one in workers or (worker(1), worker(2)):
+        assert service.upsert_worker(one).ok
+    config = FrontendConfig()
+    fleet = Fleet(service, Upstream(config.limits), config)
+    selection = SelectionApi(service)
+    api = FrontendsApi(service, fleet, selection)
+    app = web.Application(middlewares=[error_middleware])
+    app.add_routes(api.routes())
+    async with TestClient(TestServer(app)) as client:
+        found = Rig(client, service)
+        found.selection, found.api, found.clock = selection, api, clock
+        yield found
+
+
+def end(request_id: str = "r1", attempt: int = 0, **more: Any) -> dict[str, Any]:
+    return {"type": "end", "id": request_id, "attempt": attempt, **more}
+
+
+# -- one request -------------------------------------------------------------------------------
+
+
+async def test_a_placement_is_booked_once_however_often_it_is_sent():
+    async with rig() as router:
+        await router.join("f")
+        first = await router.place("f")
+        assert first[0] == 200
+        assert first[1]["booked"] == ["aggregated"]
+        assert await router.place("f") == first
+        assert sum(router.running().values()) == 1
+        assert len(router.selection) == 1
+
+
+async def test_a_later_attempt_replaces_the_booking():
+    async with rig() as router:
+        await router.join("f")
+        _, first = await router.place("f")
+        failed = first["decode"]["worker_id"]
+        other = next(one for one in (1, 2) if one != failed)
+        again = request(request_id="r1", allowed_worker_ids=frozenset({other}))
+        status, second = await router.send("f", "place", request=again, attempt=1)
+        assert (status, second["decode"]["worker_id"]) == (200, other)
+        assert router.running() == {failed: 0, other: 1}
+        # What the first attempt reports late changes nothing.
+        await router.report("f", 1, end(attempt=0))
+        assert router.running() == {failed: 0, other: 1}
+        status, _ = await router.place("f", attempt=0)
+        assert status == 409
+        await router.report("f", 2, end(attempt=1))
+        assert router.running() == {failed: 0, other: 0}
+        assert len(router.selection) == 0
+
+
+async def test_repeated_reports_count_once():
+    async with rig() as router:
+        await router.join("f")
+        await router.place("f")
+        block = {"type": "block", "id": "r1", "attempt": 0, "decay_fraction": None}
+        for _ in range(3):
+            status, _ = await router.report("f", 1, block)
+            assert status == 200
+        (one,) = router.service.router.load.bookings("r1")
+        assert one.output_blocks == 1
+        await router.report("f", 2, block)
+        (one,) = router.service.router.load.bookings("r1")
+        assert one.output_blocks == 2
+
+
+async def test_the_first_output_ends_the_prefill_load():
+    async with rig() as router:
+        await router.join("f")
+        await router.place("f")
+        (one,) = router.service.router.load.bookings("r1")
+        assert one.prefill_tokens == 34
+        await router.report("f", 1, {"type": "first", "id": "r1", "attempt": 0})
+        (one,) = router.service.router.load.bookings("r1")
+        assert one.prefill_tokens == 0
+
+
+async def test_a_dry_placement_books_nothing():
+    async with rig() as router:
+        await router.join("f")
+        status, found = await router.place("f", dry=True)
+        assert (status, found.get("booked", [])) == (200, [])
+        assert found["decode"]["worker_id"] in (1, 2)
+        assert sum(router.running().values()) == 0
+
+
+async def test_a_refusal_books_nothing_and_has_its_reasons():
+    async with rig() as router:
+        await router.join("f")
+        wanted = request(request_id="r1", allowed_worker_ids=frozenset({9}))
+        status, found = await router.send("f", "place", request=wanted)
+        assert status == 200
+        assert "worker_id" not in found["decode"]
+        assert found["decode"]["outcome"] == "no_eligible_worker"
+        rejected = found["decode"]["funnel"][-1]["rejected"]
+        assert {row["reason"]["code"] for row in rejected} == {"not_allowed"}
+        assert len(router.selection) == 0
+
+
+async def test_decode_is_placed_when_prefill_is_done():
+    async with rig(worker(1, "prefill"), worker(2, "decode"), worker(3, "decode")) as router:
+        await router.join("f")
+        _, found = await router.place("f")
+        assert found["booked"] == ["prefill"]
+        assert router.running() == {1: 1, 2: 0, 3: 0}
+        status, placed = await router.send("f", "decode", id="r1", attempt=0)
+        assert (status, placed["booked"]) == (200, ["decode"])
+        first = placed["decode"]["worker_id"]
+        # Another one after a failure: the first one is free again.
+        other = 5 - first
+        status, placed = await router.send("f", "decode", id="r1", attempt=0, allowed=[1, other])
+        assert (status, placed["decode"]["worker_id"]) == (200, other)
+        assert router.running() == {1: 0, first: 0, other: 1}
+        status, error = await router.send("f", "decode", id="r2", attempt=0)
+        assert (status, error["error"]["code"]) == (404, "unknown_booking")
+
+
+# -- leases ------------------------------------------------------------------------------------
+
+
+async def test_a_lease_ends_with_its_bookings_and_no_others():
+    async with rig() as router:
+        await router.join("dead")
+        await router.join("alive")
+        await router.place("dead", "r1")
+        await router.place("alive", "r2")
+        router.clock.now += frontends_api.LEASE_S - 1
+        await router.report("alive", 1)
+        router.clock.now += 2
+        assert router.api.sweep() == 1
+        assert list(router.selection.bookings) == ["r2"]
+        assert sum(router.running().values()) == 1
+        status, error = await router.place("dead", "r3")
+        assert (status, error["error"]["code"]) == (410, "lease_ended")
+
+
+async def test_joining_again_ends_what_was_booked_before():
+    async with rig() as router:
+        await router.join("f")
+        await router.place("f")
+        old = router.leases["f"]
+        await router.join("f")
+        assert sum(router.running().values()) == 0
+        new, router.leases["f"] = router.leases["f"], old
+        assert (await router.place("f"))[0] == 410
+        router.leases["f"] = new
+        assert (await router.place("f"))[0] == 200
+
+
+async def test_running_requests_are_booked_under_a_new_lease():
+    async with rig() as router:
+        await router.join("f")
+        _, placed = await router.place("f")
+        hop = placed["decode"]
+        await router.join("f")
+        running = {
+            "request": request(request_id="r1"),
+            "attempt": 3,
+            "hops": [hop],
+            "first_output": True,
+        }
+        gone = {**running, "request": request(request_id="r2"), "hops": [{**hop, "worker_id": 9}]}
+        # Twice: the answer was lost.
+        for booked in (1, 0):
+            answer = await router.send("f", "resume", running=[running, gone])
+            assert answer == (200, {"booked": booked})
+        (one,) = router.service.router.load.bookings("r1")
+        assert (one.prefill_tokens, router.running()[hop["worker_id"]]) == (0, 1)
+        await router.report("f", 1, end(attempt=3))
+        assert sum(router.running().values()) == 0
+
+
+async def test_a_frontend_touches_only_its_own_bookings():
+    async with rig() as router:
+        await router.join("f")
+        await router.join("g")
+        await router.place("f")
+        await router.report("g", 1, end(), {"type": "alive", "ids": ["r1"]})
+        assert len(router.selection) == 1
+        assert (await router.place("g"))[0] == 409
+
+
+async def test_requests_that_run_long_do_not_expire():
+    async with rig() as router:
+        await router.join("f")
+        await router.place("f", "r1")
+        await router.place("f", "r2")
+        for number in range(1, 40):
+            router.clock.now += 9
+            await router.report("f", number, {"type": "alive", "ids": ["r1"]})
+            router.service.expire()
+            router.selection.sweep()
+        assert list(router.selection.bookings) == ["r1"]
+        assert sum(router.running().values()) == 1
+
+
+async def test_the_fleet_has_a_new_version_when_it_changes():
+    async with rig() as router:
+        joined = await router.join("f")
+        assert len(joined["fleet"]["cards"]) == 2
+        _, same = await router.report("f", 1)
+        assert same["fleet"] == joined["fleet"]["version"]
+        router.service.set_available(1, "no response for 3 s")
+        router.clock.now += 1
+        _, changed = await router.report("f", 2)
+        assert changed["fleet"] != same["fleet"]
+        _, fleet = await router.send("f", "fleet")
+        assert [card["reason"] for card in fleet["cards"]] == ["no response for 3 s", None]
+
+
+async def test_a_full_router_and_other_versions_are_named(monkeypatch):
+    monkeypatch.setattr(frontends_api, "MAX_FRONTENDS", 1)
+    async with rig() as router:
+        await router.join("f")
+        status, error = await router.send("g", "join", protocol=PROTOCOL)
+        assert (status, error["error"]["code"]) == (503, "too_many_frontends")
+        status, error = await router.send("h", "join", protocol=PROTOCOL + 1, version="9.9")
+        assert (status, error["error"]["code"]) == (409, "other_protocol")
+        assert "9.9" in error["error"]["message"]
+
+
+# -- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"isl_tokens": -1}, "isl_tokens"),
+        ({"isl_tokens": 2**40}, "isl_tokens"),
+        ({"isl_tokens": "many"}, "isl_tokens"),
+        ({"block_size": 32}, "block_size"),
+        ({"sequence_hashes": [-1, 2]}, "sequence_hashes"),
+        ({"sequence_hashes": [2**64]}, "sequence_hashes"),
+        ({"sequence_hashes": [1, 2, 3]}, "sequence_hashes"),
+        ({"local_hashes": [1]}, "local_hashes"),
+        ({"id": ""}, "id"),
+        ({"id": "x" * 300}, "id"),
+        ({"id": "\x00"}, "id"),
+        ({"model": "other"}, "model"),
+        ({"pin_decode": {"worker_id": "a"}}, "pin_decode"),
+        ({"constraints": {"items": [{"taint": "x", "kind": "loved"}]}}, "constraints"),
+    ],
+    ids=str,
+)
+async def test_an_invalid_request_is_named_and_books_nothing(changes, problem):
+    async with rig() as router:
+        await router.join("f")
+        plain = msgspec.to_builtins(request(request_id="r1"))
+        status, error = await router.send("f", "place", request={**plain, **changes})
+        assert status in (400, 404), error
+        assert problem in error["error"]["message"]
+        assert len(router.selection) == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"lease": 1}', b"[" * 5000, b"\xff", b'{"lease":"x"}']
+)
+@pytest.mark.parametrize("action", ["join", "place", "decode", "reports", "resume", "leave"])
+async def test_a_message_that_is_none(action, body):
+    async with rig() as router:
+        url = f"/v1/frontends/f/{action}"
+        headers = {"content-type": "application/json"}
+        async with router.client.post(url, data=body, headers=headers) as answer:
+            assert answer.status in (400, 410), await answer.text()
+            assert (await answer.json())["error"]["message"]
