@@ -297,9 +297,7 @@ def _in_bounds(
     if busy is not None:
         return busy
     for hop in _hops(plan):
-        if _drawn(hop):
-            continue
-        found = _challenger(hop, unknowns)
+        found = _undrawn(hop, unknowns) if _drawn(hop) else _challenger(hop, unknowns)
         if found is not None:
             return Consequence(hop.stage, hop.workers[found].name)
     return None
@@ -325,6 +323,14 @@ def _other_verdict(plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequenc
     if any(one.overlap or one.load != "known" for one in unknowns):
         return Consequence(plan.final.stage, None)
     return None
+
+
+def _undrawn(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
+    """A candidate that no draw can choose, and other running requests could; None if none is."""
+    if decision.mode not in _IN_FLIGHT or all(one.load == "known" for one in unknowns):
+        return None
+    chances = decision.probabilities()
+    return next((i for i, chance in enumerate(chances) if chance == 0), None)
 
 
 def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:

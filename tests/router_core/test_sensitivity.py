@@ -263,3 +263,13 @@ def test_too_many_combinations_are_not_certain() -> None:
     )
     assert not list(consequences(question, many))
     assert not certain(question, [many])
+
+
+def test_a_worker_outside_of_a_draw_can_win_where_running_requests_are_unknown() -> None:
+    made = router(worker(1), worker(2), worker(3), router_mode="least-loaded")
+    apply_all(made, active(3, "x"))
+    plan = made.plan(request(32))
+    asked = Question(made, request(32), plan, made.view())
+    (found,) = consequences(asked, Unknown(load="more"))
+    assert found.worker == "w3"
+    assert not list(consequences(asked, Unknown(overlap=True)))
