@@ -183,6 +183,11 @@ class BusyTracker:
             row.active_prefill_tokens = active_prefill_tokens
         self.update(slot)
 
+    @property
+    def limits(self) -> bool:
+        """Whether any threshold is set."""
+        return self.default.any or any(one.any for one in self._thresholds.values())
+
     def update(self, slot: int) -> None:
         """Check a rank, and with it its worker, with the current values."""
         worker = self._registry.worker(slot)

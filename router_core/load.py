@@ -17,7 +17,6 @@ A duration of 0 counts no tokens of its own. Source: Dynamo 1.6 (``ais`` prefill
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -61,25 +60,38 @@ class ActiveRequest:
 class _Prefills:
     """The prefills of a rank, oldest first, of which ``predicted`` have a duration: at least one.
 
-    ``tokens`` is their sum without decay; the first is the anchor ``since`` that time.
+    ``tokens`` is their sum without decay; the first is the anchor ``since`` that time. The other
+    fields follow from these: ``gone`` tokens count no more, and of the rest up to ``most`` go, as
+    many as ``anchor`` in each ``duration``.
     """
 
     tokens: int
     since: float
     active: dict[tuple[str, Stage], ActiveRequest] = field(default_factory=dict)
     predicted: int = 0
+    gone: int = 0
+    most: int = 0
+    anchor: int = 0
+    duration: float = 1.0
+
+    def changed(self) -> None:
+        """Derive what is derived, after a prefill began or ended."""
+        first = next(iter(self.active.values()))
+        self.gone, self.anchor, self.duration = 0, first.prefill_tokens, 1.0
+        self.most = self.tokens if self.predicted == len(self.active) else self.anchor
+        if first.predicted_s is None:
+            self.anchor = 0
+        elif first.predicted_s > 0:
+            self.duration = first.predicted_s
+        else:
+            self.gone, self.anchor = self.anchor, 0
 
     def left(self, now: float) -> int:
         """Prompt tokens that are expected to wait still, 0 to ``tokens``."""
-        anchor = next(iter(self.active.values()))
-        own, duration = anchor.prefill_tokens, anchor.predicted_s
-        if duration is None:
-            return self.tokens
-        done = max(0.0, now - self.since) / duration if duration > 0 else 1.0
-        if self.predicted == len(self.active):
-            # A tiny duration makes this infinite.
-            return self.tokens - int(min(own * done, self.tokens))
-        return self.tokens - own + math.ceil(own * (1.0 - min(1.0, done)))
+        # A tiny duration makes the product infinite.
+        elapsed = now - self.since
+        went = self.anchor * (elapsed / self.duration) if elapsed > 0 else 0.0
+        return self.tokens - self.gone - int(min(went, self.most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +155,15 @@ class ActiveSequences:
         """Whether the prefill tokens of a slot fall with time."""
         return bool(self._prefills)
 
-    def advance(self, now: float) -> tuple[int, ...]:
+    def advance(self, now: float) -> list[int]:
         """Set the prefill tokens of all slots to those of ``now``; returns the changed slots."""
-        return tuple(slot for slot in self._prefills if self._decay(slot, now))
+        column, changed = self.prefill_tokens, []
+        for slot, prefills in self._prefills.items():
+            left = prefills.left(now)
+            if left != column[slot]:
+                column[slot] = left
+                changed.append(slot)
+        return changed
 
     def booked_prefill(self, slot: int) -> int:
         """The prefill tokens of a slot without decay: those of all prefills that began there."""
@@ -357,7 +375,8 @@ class ActiveSequences:
         prefills.active[key] = booking
         prefills.tokens += booking.prefill_tokens
         prefills.predicted += booking.predicted_s is not None
-        self._decay(slot, now)
+        prefills.changed()
+        self.prefill_tokens[slot] = prefills.left(now)
 
     def _end_prefill(self, key: tuple[str, Stage], booking: ActiveRequest, now: float) -> None:
         slot = booking.slot
@@ -373,18 +392,11 @@ class ActiveSequences:
         prefills.tokens -= booking.prefill_tokens
         prefills.predicted -= booking.predicted_s is not None
         if prefills.predicted:
-            self._decay(slot, now)
+            prefills.changed()
+            self.prefill_tokens[slot] = prefills.left(now)
         else:
             del self._prefills[slot]
             self.prefill_tokens[slot] = prefills.tokens
-
-    def _decay(self, slot: int, now: float) -> bool:
-        """Set the prefill tokens of a slot to those of ``now``; whether they changed."""
-        left = self._prefills[slot].left(now)
-        if left == self.prefill_tokens[slot]:
-            return False
-        self.prefill_tokens[slot] = left
-        return True
 
     def _hold(self, slot: int, hashes: tuple[int, ...]) -> int:
         """Add the blocks to a slot; returns how many no request held there before."""

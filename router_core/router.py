@@ -372,8 +372,10 @@ class Router:
         ``predicted_s``, and changes only what follows from the bookings and the time.
         """
         if self.load.decays:
-            for slot in self.load.advance(now):
-                self.busy.update(slot)
+            changed = self.load.advance(now)
+            if self.busy.limits:
+                for slot in changed:
+                    self.busy.update(slot)
 
     def sweep(self, max_blocks: int = 2_000, now: float | None = None) -> bool:
         """Remove some cached blocks of lost workers; True while there is more to do.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core.changes import Booked, Expired, Freed, OutputBlock, PrefillDone, Progressed
+from router_core.load import decay_fraction
 from router_core.router import Router
 from tests.router_core.fleet import active, apply_all, request, router, worker
 
@@ -45,6 +46,7 @@ def test_duplicate_bookings_and_unknown_requests_change_nothing() -> None:
     assert made.snapshot() == before
 
 
+@pytest.mark.seed("dynamo-1.6: load tracking: output blocks")
 @pytest.mark.parametrize(
     ("prompt", "shared", "outputs", "fraction", "expected"),
     [
@@ -110,6 +112,26 @@ def test_prefill_ends_on_every_hop_once_and_counts_as_progress() -> None:
     assert made.load.prefill_tokens == [7, 0]
     apply_all(made, Expired(), now=400.0)
     assert [(one.request_id, one.stage) for one in made.load] == [("a", "prefill"), ("a", "decode")]
+
+
+@pytest.mark.seed("router-guide: arguments: --router-track-prefill-tokens")
+@pytest.mark.parametrize(("tracked", "tokens", "cost"), [(True, 40, 5.0), (False, 0, 2.0)])
+def test_prompt_tokens_are_load_of_their_worker_only_where_they_are_tracked(
+    tracked: bool, tokens: int, cost: float
+) -> None:
+    made = router(worker(1), router_track_prefill_tokens=tracked)
+    wanted = request(40)
+    apply_all(made, made.booking(made.plan(wanted).final, wanted))
+    assert made.load.prefill_tokens == [tokens]
+    # Another prompt of 40 tokens, 2 blocks: (40 + 40) / 16 blocks of prefill with tracking, and 2
+    # blocks beside the 2 that are active.
+    assert made.plan(request(40, "r2", seed=1)).final.costs == [cost + 4.0 if tracked else 4.0]
+
+
+@pytest.mark.seed("dynamo-1.6: load tracking: output blocks")
+def test_the_weight_follows_the_expected_output() -> None:
+    assert [decay_fraction(done, 64) for done in (0, 16, 48, 64, 80)] == [1.0, 0.75, 0.25, 0.0, 0.0]
+    assert decay_fraction(16, 0) == 0.0
 
 
 def test_stale_bookings_expire_and_progress_keeps_them() -> None:

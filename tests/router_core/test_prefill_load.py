@@ -42,6 +42,7 @@ def test_the_oldest_prefill_falls_and_the_next_begins_when_it_ends() -> None:
     assert not made.load.decays
 
 
+@pytest.mark.seed("dynamo-1.6: load tracking: prefill load model")
 def test_a_prefill_that_takes_longer_than_predicted_eats_into_the_next() -> None:
     made = router(worker(1))
     apply_all(made, prefill("a", 1000, 10.0), prefill("b", 600, 6.0), now=0.0)

@@ -66,6 +66,7 @@ def change(draw: st.DrawFn) -> c.Change:
             draw(st.integers(0, 99)),
             request(draw(st.integers(0, 99))).sequence_hashes,
             draw(st.integers(0, 3)),
+            predicted_s=draw(st.sampled_from([None, None, 0.0, 100.0])),
         ),
         c.PrefillDone(draw(NAMES)),
         c.Progressed(draw(NAMES)),
@@ -132,6 +133,8 @@ def test_a_snapshot_plus_later_changes_equals_the_state(
         straight.sweep(100)
     if cut == len(steps):
         resumed = Router.restore(json.loads(json.dumps(straight.snapshot())))
+    for made in (resumed, straight):
+        made.advance(float(len(steps) * 40))
     assert answers(resumed) == answers(straight)
     one, other = straight.snapshot(), resumed.snapshot()
     for part in ("config", "registry", "load", "busy", "rotation", "freshness"):

@@ -276,6 +276,17 @@ def test_unknown_variables_of_the_router_are_named():
 _MODELLED = {"--ais-backend": "vllm", "--ais-system": "h200_sxm", "--aic-model-path": "m"}
 
 
+@pytest.mark.seed("router-guide: AIC: optional: --aic-backend-version")
+def test_the_version_of_a_backend_has_no_effect_and_is_named():
+    flags = {**_MODELLED, "--router-prefill-load-model": "aic", "--aic-backend-version": "1.0"}
+    found = resolve(flags, {})
+    expected = (
+        "--aic-backend-version: a database of measured kernel times is not built yet: ignored"
+    )
+    assert expected in found.warnings
+    assert found.config.ais_backend_version == "1.0"
+
+
 @pytest.mark.seed("router-guide: AIC: required: --router-mode kv")
 @pytest.mark.seed("router-guide: AIC: required: --router-track-prefill-tokens")
 @pytest.mark.parametrize("model", ["aic", "ais", "measured"])

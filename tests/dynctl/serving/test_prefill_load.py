@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynctl.base.errors import UsageProblem
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.server import Frontend
 from dynctl.serving.prefill_load import ACCELERATORS, Estimate, Measured, prefill_model
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.wire.model_config import ModelShape
 from router_core import Role, RouterConfig
 from tests.dynctl.serving.fleets import WORDS, site
-from tests.dynctl.serving.routed import worker
+from tests.dynctl.serving.routed import store, worker
 from tests.dynctl.serving.test_router_service import TOKENS, loads, routing
 from tests.dynctl.wire.test_model_config import DEEPSEEK_V3, LLAMA_8B
 from tests.waiting import until
@@ -93,8 +97,10 @@ def configured(tmp_path: Path, **values: object) -> RouterConfig:
     return RouterConfig().with_values(given | values)
 
 
-@pytest.mark.seed("router-guide: AIC: --aic-backend, --aic-system, --aic-model-path")
-@pytest.mark.seed("router-guide: AIC: --aic-tp-size")
+@pytest.mark.seed("router-guide: AIC: required: --aic-backend")
+@pytest.mark.seed("router-guide: AIC: required: --aic-system")
+@pytest.mark.seed("router-guide: AIC: required: --aic-model-path")
+@pytest.mark.seed("router-guide: AIC: optional: --aic-tp-size")
 @pytest.mark.parametrize("name", ["aic", "ais"])
 def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, name: str) -> None:
     config = configured(tmp_path, router_prefill_load_model=name, ais_tp_size=2)
@@ -109,6 +115,41 @@ def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, na
     assert predicted.model == "estimate for h200_sxm, tp 2"
     assert (predicted.tokens, predicted.cached) == (512, 64)
     assert prefill_model(RouterConfig()) is None
+
+
+@pytest.mark.seed("router-guide: AIC: the standalone router uses the same AIC flags")
+def test_frontend_and_router_have_the_model_of_their_flags(tmp_path: Path) -> None:
+    config = FrontendConfig(router=configured(tmp_path))
+    for process in (Frontend(config), RouterProcess(config)):
+        model = process.service.prefill_model
+        assert isinstance(model, Estimate)
+        found = model.predict(WORKER, 512, 0)
+        assert found is not None
+        assert found.model == "estimate for h200_sxm, tp 1"  # tp is 1 by default
+    wrong = FrontendConfig(router=configured(tmp_path, ais_system="h200"))
+    with pytest.raises(UsageProblem, match="--ais-system h200"):
+        RouterProcess(wrong)
+    assert Frontend(FrontendConfig()).service.prefill_model is None
+
+
+@pytest.mark.seed("router-guide: AIC: computes prefix")
+@pytest.mark.seed("router-guide: AIC: computes effective_isl")
+@pytest.mark.seed("router-guide: AIC: affects router-side prompt load accounting only")
+async def test_what_is_cached_on_the_chosen_worker_is_not_predicted() -> None:
+    async with routing() as (_, service, _, _):
+        plain = await _prepared(service)
+        before = service.plan(plain.request).final
+        service.prefill_model = Fixed()
+        store(service.router, 1, range(100, 132))
+        decision = service.plan(plain.request).final
+        assert decision.predicted is not None
+        # Two blocks of 16 tokens are cached; of 34 tokens 2 are left.
+        assert (decision.predicted.cached, decision.predicted.tokens) == (32, 2)
+        assert before.predicted is None
+        booked = service.router.booking(decision, plain.request)
+        assert (booked.prefill_tokens, booked.predicted_s) == (2, 0.2)
+        # The blocks of the prompt count as before.
+        assert len(booked.sequence_hashes) == 2
 
 
 @pytest.mark.parametrize(
@@ -239,7 +280,7 @@ class Fixed:
         return ["fixed"]
 
 
-@pytest.mark.seed("router-guide: settings: --router-prefill-load-model")
+@pytest.mark.seed("router-guide: arguments: --router-prefill-load-model")
 @pytest.mark.seed("router-guide: AIC: stores one prompt-load hint for the admitted request")
 async def test_load_falls_everywhere_alike() -> None:
     async with routing() as (client, service, _, clock):
@@ -376,6 +417,34 @@ async def test_a_running_prefill_falls_in_every_answer_of_a_frontend() -> None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         await found.idle()
+
+
+@pytest.mark.parametrize("nvext", [{"agent_hints": {"osl": 64}}, {}])
+async def test_blocks_of_a_stream_weigh_less_towards_the_expected_length(
+    nvext: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RouterConfig().with_values({"router_track_output_blocks": True})
+    async with site([{"name": "a"}], router=config) as found:
+        service, seen = found.service, []
+        count = service.output_block
+
+        def counted(request_id: str, decay: float | None = None) -> object:
+            applied = count(request_id, decay)
+            seen.append((decay, found.load()["a"][2]))
+            return applied
+
+        monkeypatch.setattr(service, "output_block", counted)
+        assert (await found.stream("hello", max_tokens=80, nvext=nvext))[0] == 200
+        await found.idle()
+        decays, blocks = zip(*seen, strict=True)
+        assert len(seen) >= 4
+        if nvext:
+            assert all(0.0 <= later < one for one, later in pairwise(decays[:3]))
+            assert decays[-1] == 0.0
+            assert blocks[-1] == 0
+        else:
+            assert set(decays) == {None}
+            assert list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
 
 
 async def test_without_a_model_nothing_is_predicted_or_shown() -> None:
