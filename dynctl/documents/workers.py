@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from dynctl.documents.codec import decode, field_values
+from dynctl.documents.replicas import ReplicaRow
 from router_core import Router, Worker
 
 SCHEMA = 1
@@ -140,10 +141,12 @@ class UnregisteredEngine(msgspec.Struct, frozen=True):
 
 
 class WorkerList(msgspec.Struct, frozen=True):
-    """The answer of `workers list`. ``source``: where the rows come from."""
+    """The answer of `workers list`. ``source``: where the rows come from. ``replicas``: the routers
+    whose requests count in the load too; absent without replica sync."""
 
     source: str
     workers: list[WorkerRow] = []
+    replicas: list[ReplicaRow] | UnsetType = UNSET
     kind: str = "WorkerList"
     schema: int = SCHEMA
 
@@ -155,8 +158,11 @@ class WorkerDetail(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
-class _WorkersAnswer(msgspec.Struct, frozen=True):
+class WorkersAnswer(msgspec.Struct, frozen=True):
+    """The answer of ``GET /v1/workers``."""
+
     workers: list[WorkerRow]
+    replicas: list[ReplicaRow] | UnsetType = UNSET
 
 
 def worker_rows(router: Router, now: float) -> list[WorkerRow]:
@@ -186,9 +192,14 @@ def _engine_rank(rank: RankRow, events: StreamState | None) -> EngineRank:
     return EngineRank(**values, events=events)
 
 
-def decode_worker_rows(data: bytes) -> list[WorkerRow]:
+def decode_workers(data: bytes) -> WorkersAnswer:
     """Read the answer of ``GET /v1/workers``; raises WireError."""
-    return decode(data, _WorkersAnswer, "workers").workers
+    return decode(data, WorkersAnswer, "workers")
+
+
+def decode_worker_rows(data: bytes) -> list[WorkerRow]:
+    """The workers alone of :func:`decode_workers`."""
+    return decode_workers(data).workers
 
 
 def rank_rows(

@@ -101,7 +101,7 @@ class _Peer:
 
     ``freed``: key -> number of the last Free, its time, and whether it came before its Add.
     ``reported``: the number that it had sent by its last report; ``synced_to``: when it sent all
-    its bookings.
+    its bookings. ``strangers``: requests ran on unknown workers at the last judgement.
     """
 
     router_id: int
@@ -116,6 +116,7 @@ class _Peer:
     silent: bool = False
     mismatches: int = 0
     synced_to: int = -1
+    strangers: bool = False
     asked_at: float = float("-inf")
     bookings: dict[_Key, _Mirrored] = field(default_factory=dict)
     freed: dict[_Key, tuple[int, float, bool]] = field(default_factory=dict)
@@ -591,6 +592,22 @@ class ReplicaSync:
             )
         else:
             self._service.clear_condition(codes.REPLICA_SILENT, peer.name)
+        self._judge_workers(peer)
+
+    def _judge_workers(self, peer: _Peer) -> None:
+        """Report requests on workers that are unknown here, in two reports in a row."""
+        unknown = [key[1] for key, held in peer.bookings.items() if not held.applied]
+        if unknown and peer.strangers:
+            named = ", ".join(f"{one:016x}" for one in sorted(set(unknown))[:3])
+            self._service.set_condition(
+                codes.REPLICA_WORKERS_DIFFER,
+                peer.name,
+                f"{len(unknown):,} of its requests run on workers that are unknown here (ids "
+                f"{named}): their load does not count",
+            )
+        elif not unknown:
+            self._service.clear_condition(codes.REPLICA_WORKERS_DIFFER, peer.name)
+        peer.strangers = bool(unknown)
 
     def _judge_addresses(self, now: float) -> None:
         """Report listed addresses at which no router was heard lately."""
@@ -617,7 +634,8 @@ class ReplicaSync:
         self._clear(peer)
 
     def _clear(self, peer: _Peer) -> None:
-        for code in (codes.REPLICA_BEHIND, codes.REPLICA_SILENT):
+        of_peers = (codes.REPLICA_BEHIND, codes.REPLICA_SILENT, codes.REPLICA_WORKERS_DIFFER)
+        for code in of_peers:
             self._service.clear_condition(code, peer.name)
 
     def rows(self) -> list[ReplicaRow]:

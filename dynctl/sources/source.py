@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dynctl.documents.config import ConfigDocument
+    from dynctl.documents.replicas import ReplicaRow
     from dynctl.documents.route_result import RouteResult
     from dynctl.documents.snapshot import DecisionLine, Snapshot
     from dynctl.documents.workers import WorkerRow
@@ -33,6 +34,11 @@ class Source(Protocol):
     @property
     def doubts(self) -> tuple[str, ...]:
         """Whole sentences: what is unknown about the last list of workers or replicas."""
+        ...
+
+    @property
+    def other_routers(self) -> list[ReplicaRow] | None:
+        """Those whose requests count in the load of the last list of workers; None: not shared."""
         ...
 
     def route(self, query: RouteQuery) -> RouteResult: ...

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from dynctl import version
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.config import ConfigDocument, config_document
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import Header, Part, Snapshot
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
@@ -38,6 +39,7 @@ class ViewSource:
         self.view = view
         self.title = title
         self.doubts: tuple[str, ...] = ()
+        self.other_routers: list[ReplicaRow] | None = None
 
     @property
     def router(self) -> Router:

@@ -19,6 +19,12 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.yaml_reader import YamlError, read_yaml_documents
 from dynctl.documents import codec
 from dynctl.documents.fleet_load import Condition, FleetLoad, Transfer, WorkerLoad
+from dynctl.documents.index_dump import Chain, RankDump, decode_dump, encode_dump
+from dynctl.documents.replicas import (
+    ReplicaMessage,
+    decode_replica_message,
+    encode_replica_message,
+)
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.selection import parse_select
 from dynctl.documents.view import decode_view, encode_view
@@ -116,6 +122,8 @@ def targets() -> Iterator[Target]:
     yield Target("view", decode_view, _views, weight=0.5)
     yield Target("route-result", _route_result, _route_results)
     yield Target("fleet-load", _fleet_load, _fleet_loads)
+    yield Target("replica-message", decode_replica_message, _replica_messages)
+    yield Target("index-dump", _index_dump, _index_dumps)
 
 
 # ---- events
@@ -440,6 +448,24 @@ def _route_results() -> list[Message]:
 def _views() -> list[Message]:
     router = two_zones().view.router
     return [(encode_view(router.capture(), now=NOW),)]
+
+
+def _replica_messages() -> list[Message]:
+    alive = ReplicaMessage("alive", "http://a:8000", 7, 3, [1, 2])
+    part = ReplicaMessage("bookings", "a", 7, 3, part=1, parts=2, events=b"\x80")
+    return [(encode_replica_message(one),) for one in (alive, part)]
+
+
+def _index_dump(body: bytes) -> None:
+    for rank in decode_dump(body):
+        for event in rank.events():
+            assert len(event.block_hashes) == len(event.local_hashes)
+
+
+def _index_dumps() -> list[Message]:
+    chain = Chain(None, bytes(16), bytes(range(16)))
+    rank = RankDump(1, 0, "m", 16, "tcp://e:1", 7, 9, [chain], [(0, 2)], {"disk": [(None, 1, 2)]})
+    return [(b"".join(encode_dump("1", [rank])),)]
 
 
 def _fleet_load(body: bytes) -> None:

@@ -22,6 +22,8 @@ def list_workers(
     no_headers: NoHeaders = False,
 ) -> int:
     """List the workers: role, topology, state, load, cached blocks, age of the data."""
+    from msgspec import UNSET
+
     from dynctl.base.errors import UsageProblem
     from dynctl.documents.workers import WorkerList
     from dynctl.screens.columns import sort_rows
@@ -48,7 +50,8 @@ def list_workers(
     screen: Any = worker_rows_only if no_headers else None
     if every and not rows and not no_headers:
         screen = no_match(len(every), model=model, role=role, selector=selector)
-    emit(WorkerList(source.title, rows), options, screen=screen)
+    others = UNSET if source.other_routers is None else source.other_routers
+    emit(WorkerList(source.title, rows, others), options, screen=screen)
     doubted(source.doubts)
     return 0
 

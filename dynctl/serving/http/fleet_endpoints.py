@@ -23,7 +23,6 @@ from dynctl.documents.models import (
     Readiness,
     WorkerTypeReadiness,
 )
-from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.workers import NONE_WAITING, WorkerRow, rank_rows, worker_row
 from dynctl.health.evaluation import ModelHealth
 from dynctl.serving.config import FrontendConfig
@@ -166,7 +165,9 @@ class ControlApi:
     # -- workers ---------------------------------------------------------------------------
 
     async def workers(self, _http: web.Request) -> web.Response:
-        return json_response({"workers": self._fleet.rows()})
+        sharing = self._service.sharing
+        replicas = {} if sharing is None else {"replicas": sharing.rows()}
+        return json_response({"workers": self._fleet.rows(), **replicas})
 
     async def worker(self, http: web.Request) -> web.Response:
         return json_response(self._fleet.row(self._member(http)))
@@ -231,8 +232,7 @@ class FleetFeed:
     """``GET /v1/fleet``: the load of all workers. ``others``: rows of engines not registered (yet).
 
     ``waiting``: worker id -> rank -> requests that wait in the engine; ``in_flight`` counts
-    the process's own requests; ``replicas``: the routers whose load counts too; ``probe_s``:
-    seconds between two readings of an engine's load.
+    the process's own requests; ``probe_s``: seconds between two readings of an engine's load.
     """
 
     def __init__(
@@ -246,10 +246,8 @@ class FleetFeed:
         in_flight: Callable[[], int] = lambda: 0,
         probe_s: Callable[[], float] = lambda: 1.0,
         audit: Callable[[], list[AuditRow]] = list,
-        replicas: Callable[[], list[ReplicaRow]] | None = None,
     ) -> None:
         self._service = service
-        self._replicas = replicas
         self._memory = memory
         self._transfers = transfers
         self._others = others
@@ -300,7 +298,7 @@ class FleetFeed:
             in_flight=self._in_flight(),
             recorded=self._memory.recorded,
             audit=self._audit(),
-            replicas=UNSET if self._replicas is None else self._replicas(),
+            replicas=UNSET if service.sharing is None else service.sharing.rows(),
         )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

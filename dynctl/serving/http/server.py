@@ -22,7 +22,6 @@ from dynctl.adapters.nats.replicas import NatsReplicas
 from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.replicas import ReplicaRow
 from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig, ReplicaConfig
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
@@ -178,7 +177,6 @@ class Frontend:
             in_flight=lambda: self.inference.in_flight,
             probe_s=lambda: self.fleet.load_interval,
             audit=self.audit.rows,
-            replicas=None if config.replicas is None else self._replica_rows,
         )
         service.observers += [
             self.metrics,
@@ -318,9 +316,6 @@ class Frontend:
 
         self.service.tasks.start("replica sync", lambda: plane.run(sync.take))
         self.service.tasks.start("replica heartbeat", beat)
-
-    def _replica_rows(self) -> list[ReplicaRow]:
-        return [] if self.replicas is None else self.replicas.rows()
 
     async def _join(self) -> None:
         config = self.config

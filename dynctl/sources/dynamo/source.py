@@ -44,7 +44,8 @@ from dynctl.sources.view import ViewSource
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument
-    from dynctl.documents.route_result import RouteResult
+    from dynctl.documents.replicas import ReplicaRow
+from dynctl.documents.route_result import RouteResult
 
 _PROGRESS_S: Final = 1.0
 _FOLLOW_S: Final = 0.25
@@ -64,6 +65,7 @@ class DynamoSource:
         self._urls = urls
         self.title = "live Dynamo"
         self.doubts: tuple[str, ...] = ()
+        self.other_routers: list[ReplicaRow] | None = None
 
     def route(self, query: RouteQuery) -> RouteResult:
         given = query.token_ids is not None or query.model_path is not None

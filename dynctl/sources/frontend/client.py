@@ -17,7 +17,7 @@ from dynctl.documents.decisions import DecisionList, DecisionRow
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ModelThresholds
-from dynctl.documents.workers import WorkerRow, decode_worker_rows
+from dynctl.documents.workers import WorkerRow, WorkersAnswer, decode_workers
 from dynctl.sources.http import (
     HttpFrontend,
     error_message,
@@ -88,8 +88,12 @@ class FrontendClient(HttpFrontend):
         return self.document(self.send("POST", "/v1/route", body), RouteResult)
 
     def workers(self) -> list[WorkerRow]:
+        return self.workers_and_replicas().workers
+
+    def workers_and_replicas(self) -> WorkersAnswer:
+        """The workers, and the other routers whose requests count in their load."""
         try:
-            return decode_worker_rows(self.send("GET", "/v1/workers").content)
+            return decode_workers(self.send("GET", "/v1/workers").content)
         except WireError as error:
             self.unexpected(str(error))
 

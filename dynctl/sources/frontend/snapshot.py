@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, DecisionRow
@@ -34,8 +35,8 @@ _NO_WAITING: Final = "no engine exports its queue (vLLM and SGLang do, in /metri
 def frontend_snapshot(
     frontends: Sequence[FrontendReadings], source: str, at: float, problem: str = ""
 ) -> Snapshot:
-    """One snapshot of all frontends. Cards are the first frontend's; loads are added up, since each
-    router counts its own requests."""
+    """One snapshot of all frontends. Cards are the first frontend's; loads are added up where each
+    router counts its own requests only."""
     answering = [one for one in frontends if not one.problem and one.load is not None]
     known = answering or [one for one in frontends if one.load is not None]
     first = known[0] if known else None
@@ -95,10 +96,15 @@ def _parts(
 
 
 def _added(known: Sequence[FrontendReadings]) -> list[WorkerRow]:
-    """The rows of the first, plus the load that the other routers put on the same workers."""
+    """The rows of the first, plus the load that the other routers put on the same workers.
+
+    Routers that share their load count it all themselves: then each number is the highest of them.
+    """
     rows = known[0].rows
     if len(known) == 1:
         return rows
+    shared = all(one.load is not None and one.load.replicas is not UNSET for one in known)
+    joined = max if shared else sum
     others: dict[tuple[int, int], list[RankRow]] = defaultdict(list)
     for one in known[1:]:
         for row in one.rows:
@@ -108,21 +114,23 @@ def _added(known: Sequence[FrontendReadings]) -> list[WorkerRow]:
         msgspec.structs.replace(
             row,
             ranks=[
-                _rank(rank, others.get((row.worker_id, rank.dp_rank), ())) for rank in row.ranks
+                _rank(rank, others.get((row.worker_id, rank.dp_rank), ()), joined)
+                for rank in row.ranks
             ],
         )
         for row in rows
     ]
 
 
-def _rank(rank: RankRow, others: Sequence[RankRow]) -> RankRow:
+def _rank(
+    rank: RankRow, others: Sequence[RankRow], joined: Callable[[Iterable[Any]], Any]
+) -> RankRow:
+    every = (rank, *others)
     return msgspec.structs.replace(
         rank,
-        active_requests=rank.active_requests + sum(one.active_requests for one in others),
-        active_prefill_tokens=rank.active_prefill_tokens
-        + sum(one.active_prefill_tokens for one in others),
-        active_decode_blocks=rank.active_decode_blocks
-        + sum(one.active_decode_blocks for one in others),
+        active_requests=joined(one.active_requests for one in every),
+        active_prefill_tokens=joined(one.active_prefill_tokens for one in every),
+        active_decode_blocks=joined(one.active_decode_blocks for one in every),
     )
 
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import UnsetType
+
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.documents.config import ConfigDocument
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.frontend.client import FrontendClient
@@ -32,6 +35,7 @@ class FrontendSource:
         self.clients = [FrontendClient(url, token, timeout) for url in urls]
         self.title = ", ".join(client.title for client in self.clients)
         self.doubts: tuple[str, ...] = ()
+        self.other_routers: list[ReplicaRow] | None = None
 
     def route(self, query: RouteQuery) -> RouteResult:
         if query.assignments:
@@ -39,7 +43,9 @@ class FrontendSource:
         return self._first(lambda client: client.route(query))
 
     def workers(self, *, index: bool = True) -> list[WorkerRow]:
-        return self._first(lambda client: client.workers())
+        answer = self._first(lambda client: client.workers_and_replicas())
+        self.other_routers = None if isinstance(answer.replicas, UnsetType) else answer.replicas
+        return answer.workers
 
     def thresholds(self) -> dict[str, Thresholds]:
         return self._first(lambda client: client.thresholds())

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from dynctl.documents.codec import encode
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.workers import StreamState, WorkerList, decode_worker_rows, engine_row
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.workers import worker_list
@@ -29,3 +30,21 @@ def test_a_lost_event_stream_shows_how_long_it_is_lost():
     sent = b'{"workers": [' + encode(engine) + b"]}"
     text = worker_list(WorkerList("test", decode_worker_rows(sent)), Canvas())
     assert "disconnected, 75 s" in text
+
+
+def test_other_routers_are_named_below_the_workers():
+    replicas = [
+        ReplicaRow("http://a:8000", "01", None, "in step", 0.31, 12, 0, 1),
+        ReplicaRow("http://b:8000", "02", None, "silent", 40.0, 1, 3),
+        ReplicaRow("tcp://c:5560", None, "tcp://c:5560"),
+    ]
+    text = worker_list(
+        WorkerList("test", view([worker("a", "aggregated", 2)]).workers(), replicas), Canvas()
+    )
+    assert text.splitlines()[-3:] == [
+        "router http://a:8000: in step, heard 0.3 s ago, 12 requests of it counted above, "
+        "0 messages lost",
+        "router http://b:8000: silent, heard 40 s ago, 1 request of it counted above, "
+        "3 messages lost",
+        "router tcp://c:5560: never heard",
+    ]

@@ -19,6 +19,7 @@ from dynctl.documents.replicas import (
     encode_replica_message,
 )
 from dynctl.serving import replicas as sync_module
+from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.replicas import TOPICS, ReplicaSync
 from dynctl.serving.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
@@ -465,10 +466,20 @@ def test_events_of_an_unknown_worker_count_when_it_joins():
     a.book("r", worker=3)
     world.run(2.5)
     assert b.sync.missed["unknown_worker"] == 1
-    assert b.codes() == set()
+    assert b.codes() == {("REPLICA_WORKERS_DIFFER", "a")}
     b.service.apply(WorkerUpserted(Worker(3, "w2", "m")))
     world.run(5)
     assert b.load == a.load
+    assert b.codes() == set()
+
+
+def test_worker_ids_are_the_same_where_names_are():
+    """Two routers with the same workers file have the same ids, at whatever address and time."""
+    one = parse_worker_spec("http://127.0.0.1:8101,name=a,zone=z")
+    other = parse_worker_spec("http://localhost:8101,name=a")
+    assert one.worker_id == other.worker_id
+    unnamed = parse_worker_spec("http://localhost:8101"), parse_worker_spec("http://127.0.0.1:8101")
+    assert unnamed[0].worker_id != unnamed[1].worker_id
 
 
 def test_the_bookings_of_a_lost_worker_end_everywhere():

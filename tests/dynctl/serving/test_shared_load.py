@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from dynctl.serving.config import FrontendConfig, Limits, ReplicaConfig
 from dynctl.serving.http.server import Frontend
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
+from dynctl.sources.frontend.live import LiveFrontends
+from dynctl.sources.frontend.source import FrontendSource
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig
 from tests.contract.nats_server import NatsServer
@@ -112,8 +115,9 @@ async def test_without_sync_it_does_not_know(tmp_path: Path) -> None:
         assert (await b.get("/v1/fleet"))[1].get("replicas") is None
 
 
-async def test_a_frontend_that_ends_takes_its_load_with_it(tmp_path: Path) -> None:
-    async with pair("zmq", tmp_path) as (a, b), running(a, "a long prompt " * 40):
+@pytest.mark.parametrize("plane", ["zmq", "nats"])
+async def test_a_frontend_that_ends_takes_its_load_with_it(plane: str, tmp_path: Path) -> None:
+    async with pair(plane, tmp_path) as (a, b), running(a, "a long prompt " * 40):
         await until(lambda: busy(b))
         await a.frontend.close()
         await until(lambda: not busy(b))
@@ -135,3 +139,17 @@ async def test_an_address_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
     config = FrontendConfig(port=0, replicas=ReplicaConfig(f"ipc://{tmp_path}/no/such/folder"))
     with pytest.raises(UsageProblem, match=r"--router-replica-bind ipc:.*: No such file"):
         await Frontend(config).start()
+
+
+async def test_commands_show_the_other_router_and_count_no_request_twice(tmp_path: Path) -> None:
+    async with pair("zmq", tmp_path) as (a, b), running(a, "a long prompt " * 40):
+        await until(lambda: busy(b))
+        urls = [a.frontend.url, b.frontend.url]
+        source = FrontendSource(urls)
+        rows = await asyncio.to_thread(source.workers)
+        assert sum(rank.active_requests for row in rows for rank in row.ranks) == 1
+        assert source.other_routers is not None
+        assert [one.name for one in source.other_routers] == [b.frontend.url]
+        async with LiveFrontends(urls) as live:
+            shown = await live.snapshot()
+            assert sum(rank.active_requests for row in shown.workers for rank in row.ranks) == 1
