@@ -416,6 +416,7 @@ def _without_effect(given: Mapping[str, Any], sources: Mapping[str, str]) -> Ite
         ("--model-name", "model_name", None),
         ("--kv-cache-block-size", "block_size", 16),
         ("--index-memory", "index_memory_bytes", 4 << 30),
+        ("--index-peer", "index_peers", ()),
     ):
         if given[name] != default:
             yield flag
@@ -449,6 +450,7 @@ def _config(
     if index_memory < _LEAST_INDEX:
         raise UsageProblem(f"--index-memory: expected at least 1MiB, got {index_memory:,} bytes")
     given["index_memory_bytes"] = index_memory
+    given["index_peers"] = index_peers_of(access)
     if given.get("router_url"):
         for spelled in _without_effect(given, resolved.sources):
             talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
@@ -472,7 +474,6 @@ def _config(
         limits=Limits(drain_s=drain, **limits_of(access)),
         health=health_of(access),
         replicas=replicas,
-        index_peers=index_peers_of(access),
         system_port=None if port == -1 else port,
     )
 

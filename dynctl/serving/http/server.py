@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -45,11 +44,12 @@ from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
+from dynctl.serving.http.shared_router import with_shared_router
 from dynctl.serving.mirrored_fleet import MirroredFleet
 from dynctl.serving.prefill_load import prefill_model
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
 from dynctl.serving.refusal import HttpError
-from dynctl.serving.remote import RemoteRouting, RouterLink, RouterLost
+from dynctl.serving.remote import RemoteRouting, RouterLink
 from dynctl.serving.replicas import ALIVE_S, TOPICS, ReplicaSync
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.audit import ReuseAudit
@@ -72,18 +72,6 @@ _CHECK_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
 _GC_THRESHOLDS = (20_000, 20, 50)
-
-#: Seconds to read past decisions of the router; it waits for the next one for up to 30.
-_READ_S = 35.0
-#: Requests of operators that a frontend with ``--router`` refuses.
-AT_THE_ROUTER = frozenset(
-    {
-        ("POST", "/busy_threshold"),
-        ("POST", "/v1/workers"),
-        ("DELETE", "/v1/workers/{worker:.+}"),
-        ("GET", "/v1/view"),
-    }
-)
 
 Routes = Callable[["Frontend"], Iterable[web.RouteDef]]
 
@@ -216,7 +204,8 @@ class Frontend:
             self._share_load()
             self.upstream.start()
             self.fleet.index.start()
-            await self.exchange.take(config.index_peers, config.api_token)
+            if self.link is None:
+                await self.exchange.take(config.index_peers, config.api_token)
             await asyncio.gather(self._join(), self._speed_up())
             await self.fleet.index.first_read(FIRST_READ_S)
             # Health first: a load balancer may ask as soon as clients are accepted.
@@ -285,11 +274,17 @@ class Frontend:
                     web.post("/v1/embeddings", self._keyed(self.inference.embeddings)),
                 ]
             )
-        app.add_routes(self._ours(self.control.routes(self._keyed)))
         app.router.add_get("/metrics", self.metrics.handle)
-        app.router.add_get(FLEET_PATH, guarded(self.feed.handle, self.config.api_token))
-        app.add_routes(self._ours(self.admin.routes()))
-        app.add_routes(self.exchange.routes())
+        token = self.config.api_token
+        routes = [
+            *self.control.routes(self._keyed),
+            web.get(FLEET_PATH, guarded(self.feed.handle, token)),
+            *self.admin.routes(),
+            *self.exchange.routes(),
+        ]
+        if self.link is not None:
+            routes = with_shared_router(routes, self.link, self.feed, token)
+        app.add_routes(routes)
         for more in self._extra_routes:
             app.add_routes(more(self))
         return app
@@ -376,22 +371,6 @@ class Frontend:
         app.router.add_get("/ready", self.control.ready)
         app.router.add_get("/metrics", self.metrics.handle)
         return app
-
-    def _ours(self, routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-        """The routes; with ``--router``, past decisions are those of the router process, and
-        changes and the view belong there."""
-        link, token = self.link, self.config.api_token
-        if link is None:
-            return list(routes)
-        found = []
-        for route in routes:
-            handler: Handler = route.handler
-            if (route.method, route.path) in AT_THE_ROUTER:
-                handler = guarded(partial(_elsewhere, link.url), token, json=False)
-            elif route.path.startswith("/v1/decisions"):
-                handler = guarded(_read_at(link, handler), token)
-            found.append(web.RouteDef(route.method, route.path, handler, route.kwargs))
-        return found
 
     def _keyed(self, handler: Handler) -> Handler:
         return keyed(handler, self.keys, self.config.api_token)
@@ -501,30 +480,6 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return error_response(
             HttpError(500, "internal error; the log has the details", "internal_error", 500)
         )
-
-
-async def _elsewhere(router: str, http: web.Request) -> web.StreamResponse:
-    raise HttpError(
-        409,
-        f"{http.method} {http.path[:200]}: the router process at {router} owns this; send the "
-        "request there",
-        "conflict",
-        "owned_by_router",
-    )
-
-
-def _read_at(link: RouterLink, local: Handler) -> Handler:
-    """Read at the router; decisions that this process made while it was lost are here."""
-
-    async def read(http: web.Request) -> web.StreamResponse:
-        with contextlib.suppress(RouterLost):
-            status, body = await link.read(http.path_qs, _READ_S)
-            if status != 404:
-                headers = {"content-type": "application/json"}
-                return web.Response(status=status, body=body, headers=headers)
-        return await local(http)
-
-    return read
 
 
 def run_frontend(config: FrontendConfig) -> int:

@@ -349,6 +349,7 @@ def test_a_shared_router_and_its_token(dynctl, started, tmp_path, monkeypatch):
         ["--model-name", "m"],
         ["--kv-cache-block-size", "32"],
         ["--index-memory", "1GiB"],
+        ["--index-peer", "http://127.0.0.1:1"],
     ],
     ids=str,
 )

@@ -203,6 +203,39 @@ async def test_a_dry_run_is_that_of_the_router():
         assert fleet.booked() == 0
 
 
+async def test_a_frontend_shows_the_fleet_of_its_router():
+    async with several() as fleet:
+        one, other = fleet.frontends
+        await one.chat(WORDS * 12)
+        await until(lambda: fleet.booked() == 0)
+        slots = range(2)
+        index = fleet.router.service.router
+        await until(lambda: sum(index.cached_blocks(slot) for slot in slots) > 8)
+        other.service.set_condition("TOKENIZER_DIFFERS", "demo", "of this process")
+        at_router = Site(fleet.router, fleet.client)
+        for path in ("/v1/workers", "/v1/config"):
+            _, shown = await other.get(path)
+            _, expected = await at_router.get(path)
+            assert shown.keys() == expected.keys()
+        _, shown = await other.get("/v1/workers")
+        ranks = [rank for row in shown["workers"] for rank in row["ranks"]]
+        assert sum(rank["cached_blocks"] for rank in ranks) > 8
+        _, load = await other.get("/v1/fleet")
+        assert load["recorded"] == fleet.router.memory.recorded
+        assert "TOKENIZER_DIFFERS" in {row["code"] for row in load["conditions"]}
+        status, _ = await other.get("/v1/view")
+        assert status == 409
+        port = fleet.router.port
+        await fleet.kill_router()
+        await until(lambda: "ROUTER_LOST" in conditions(other))
+        status, load = await other.get("/v1/fleet")
+        assert status == 200
+        assert "ROUTER_LOST" in {row["code"] for row in load["conditions"]}
+        status, shown = await other.get("/v1/workers")
+        assert {row["name"] for row in shown["workers"]} == {"a0", "b0"}
+        await fleet.start_router(port)
+
+
 async def test_only_hashes_travel():
     async with several(frontends=1) as fleet:
         site = fleet.frontends[0]
