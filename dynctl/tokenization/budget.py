@@ -49,8 +49,14 @@ class Budget:
     operations: int = 0
     created: int = 0
     deadline: float = field(init=False)
+    _operations: int = field(init=False)
+    _created: int = field(init=False)
+    _short: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self._operations = self.limits.operations
+        self._created = self.limits.created_chars
+        self._short = min(4096, self.limits.string_chars)
         self.deadline = self.clock() + self.limits.seconds
 
     def spend(self, operations: int = 1, chars: int = 0) -> None:
@@ -68,9 +74,22 @@ class Budget:
 
     def string(self, chars: int) -> None:
         """Count one operation before it creates a string of this length."""
-        if chars > self.limits.string_chars:
-            raise WorkLimitError(f"a string longer than {self.limits.string_chars} characters")
-        self.spend(1, chars)
+        if chars > self._short:
+            if chars > self.limits.string_chars:
+                raise WorkLimitError(f"a string longer than {self.limits.string_chars} characters")
+            self.spend(1, chars)
+            return
+        # As `spend`, for the short strings that most operations create.
+        self.operations += 1
+        self.created += chars
+        if (
+            not self.operations & 15
+            or self.operations > self._operations
+            or self.created > self._created
+        ):
+            self.operations -= 1
+            self.created -= chars
+            self.spend(1, chars)
 
     def width(self, value: object) -> None:
         """Check a number that widens its result; only a large ``int`` is refused."""

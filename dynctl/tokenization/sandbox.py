@@ -24,7 +24,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -48,6 +48,13 @@ STRING_METHODS = frozenset(
     ).split()
 )
 CONTAINER_METHODS = frozenset(("copy count get index items keys values").split())
+# The sandbox wraps the two that format.
+_PLAIN_STRING_METHODS = STRING_METHODS - {"format", "format_map"}
+_DICT_NAMES = frozenset(dir(dict))
+_EQUALITY = frozenset(("eq", "ne"))
+_LOOP_NAMES = frozenset(
+    ("depth depth0 first index index0 last length nextitem previtem revindex revindex0").split()
+)
 # Filters that do not print, join or compare the values inside their input.
 _SHALLOW = frozenset(
     (
@@ -102,10 +109,16 @@ class MeteredCode(CodeGenerator):
             for part in node.nodes
             if isinstance(part, nodes.TemplateData)
         )
-        self.writeline(f"environment.meter({chars})")
+        # A branch of an `if` runs at most once for each turn of the loop or call that it is in.
+        if chars or not frame.soft_frame:
+            self.writeline(f"environment.meter({chars})")
         super().blockvisit(body, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        if all(one.op in _EQUALITY and isinstance(one.expr, nodes.Const) for one in node.ops):
+            # Not more work than the length of the constant.
+            super().visit_Compare(node, frame)
+            return
         self.write("(environment.passing(")
         self.visit(node.expr, frame)
         self.write(")")
@@ -186,7 +199,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     # Called by the compiled template.
 
     def meter(self, chars: int) -> None:
-        self.budget.get().spend(1, chars)
+        (self.budget.current or self.budget.get()).spend(1, chars)
 
     def passing(self, value: Any) -> Any:
         """Count one operation and the length of ``value`` before it is compared or sliced."""
@@ -208,6 +221,27 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     # Called by jinja2.
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As jinja2's, with short ways for what templates read most: keys of a message, methods of
+        a string, the state of a loop, a namespace. All of these are safe there too."""
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in _DICT_NAMES:
+                try:
+                    return obj[attribute]
+                except KeyError:
+                    return self.undefined(obj=obj, name=attribute)
+        elif (kind is str and attribute in _PLAIN_STRING_METHODS) or (
+            kind is LoopContext and attribute in _LOOP_NAMES
+        ):
+            return getattr(obj, attribute)
+        elif kind is QuietNamespace and attribute[:1] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = self.budget.get()
         budget.spend()
@@ -225,7 +259,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        budget = self.budget.get()
+        budget = self.budget.current or self.budget.get()
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
             budget.string(len(left) + len(right))
             return left + right
@@ -321,7 +355,10 @@ def _printed(context: Context, value: Any) -> str:
     # pass_context stops jinja2 from folding outputs while it compiles.
     environment = context.environment
     assert isinstance(environment, ChatEnvironment)
-    budget = environment.budget.get()
+    budget = environment.budget.current or environment.budget.get()
+    if type(value) is str:
+        budget.string(len(value))
+        return value
     if not isinstance(value, str):
         budget.weigh(value)
     text = str(value)

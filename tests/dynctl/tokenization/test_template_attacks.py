@@ -3,8 +3,11 @@
 import itertools
 import shutil
 import threading
+from datetime import UTC, datetime
 
 import pytest
+from jinja2.runtime import LoopContext, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dynctl.tokenization import (
     DEMO_MODEL_DIR,
@@ -14,6 +17,8 @@ from dynctl.tokenization import (
     TemplateError,
     load_tokenizer,
 )
+from dynctl.tokenization.budget import BudgetHolder
+from dynctl.tokenization.sandbox import ChatEnvironment, QuietNamespace
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -237,3 +242,45 @@ async def test_a_heavy_template_leaves_the_event_loop(tmp_path, monkeypatch):
 )
 def test_a_number_that_is_not_a_width_is_text(source, text):
     assert render(source) == text
+
+
+_OBJECTS: tuple[object, ...] = (
+    {"role": "user", "items": 1, "__class__": 2, "format": 3, "": 4},
+    {},
+    "text",
+    QuietNamespace(role="x", items=2),
+    QuietNamespace(),
+    LoopContext([1, 2, 3], Undefined),
+    [1],
+    ("a",),
+    1,
+    None,
+)
+_ATTRIBUTES = (
+    *("role", "items", "get", "update", "pop", "__class__", "__init__", "_x", "", "format"),
+    *("format_map", "startswith", "encode", "mro", "index0", "last", "cycle", "_iterator", "call"),
+    *("append", "count", "real", "__len__", "_Namespace__attrs", "gi_frame"),
+)
+
+
+@pytest.mark.parametrize("attribute", _ATTRIBUTES)
+@pytest.mark.parametrize("number", range(len(_OBJECTS)))
+def test_short_ways_to_an_attribute_give_what_the_sandbox_gives(number: int, attribute: str):
+    owner = _OBJECTS[number]
+    environment = ChatEnvironment(BudgetHolder(), lambda: datetime.now(UTC))
+    found = environment.getattr(owner, attribute)
+    expected = ImmutableSandboxedEnvironment.getattr(environment, owner, attribute)
+    assert type(found) is type(expected)
+    if isinstance(found, Undefined):
+        assert found._undefined_exception is expected._undefined_exception
+        assert found._undefined_message == expected._undefined_message
+    elif callable(found):
+        assert getattr(found, "__name__", found) == getattr(expected, "__name__", expected)
+    else:
+        assert found == expected
+
+
+def test_branches_are_counted_by_the_loop_that_they_are_in():
+    source = "{% for a in range(999) %}{% for b in range(999) %}{% if b %}{% endif %}{% endfor %}"
+    with pytest.raises(TemplateError, match="stopped, more than"):
+        render(source + "{% endfor %}")
