@@ -612,6 +612,7 @@ class RoutingService:
                 )
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
             self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
+        self._hold_levels()
         self._context_lengths = {
             model: None if None in found else max(n for n in found if n is not None)
             for model, found in lengths.items()
@@ -623,6 +624,18 @@ class RoutingService:
             self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
         self.mismatched = set(mismatched)
         self._gather_names()
+
+    def _hold_levels(self) -> None:
+        """A condition for each level of the table of links that no worker publishes."""
+        registry, table = self.router.registry, self.router.transfer
+        for level in () if table is None else table.names:
+            unused = None
+            if len(registry) and not registry.with_domain(level):
+                unused = (
+                    f"no worker publishes the domain {level}, a level of "
+                    "--router-kv-transfer-qos: KV transfers count as those of a wider level"
+                )
+            self._hold(codes.LEVEL_NOT_PUBLISHED, level, unused)
 
     def _by_time(self, worker: Worker) -> str | None:
         """Why the policy lru does not apply to the worker; None where it does, or is not set."""

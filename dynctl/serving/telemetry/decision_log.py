@@ -108,8 +108,8 @@ def formula_line(decision: Decision, position: int) -> str:
     """The terms of a candidate's cost, in the 0.9 format.
 
     On a decode hop prefill blocks are shown with the weight 0, on a prefill hop decode blocks are
-    0. Terms that 0.9 did not have (a preference's multiplier, a weight on active requests) follow
-    at the end of its line.
+    0. Terms that 0.9 did not have (a preference's multiplier, a weight on active requests, the KV
+    transfer, the next hop of a pair) follow at the end of its line.
     """
     terms = {term.name: term for term in decision.terms}
     ref = decision.refs[position]
@@ -128,9 +128,15 @@ def formula_line(decision: Decision, position: int) -> str:
     requests = terms.get("active_requests")
     if requests is not None:
         line += f" + {_weight(requests.weight)} * {requests.values[position]} active requests"
+    transfer = terms.get("transfer")
+    if transfer is not None:
+        line += f" + {_weight(transfer.weight)} * {transfer.values[position]:.6f} transfer seconds"
     multipliers = decision.inputs.multipliers if decision.inputs is not None else None
     if multipliers is not None and multipliers[position] != 1.0:
         line += f", times {multipliers[position]:.4f} for preferred taints"
+    following = decision.inputs.following if decision.inputs is not None else None
+    if following is not None:
+        line += f", plus {following[position]:.3f} for the next hop"
     return line
 
 
@@ -164,6 +170,9 @@ def candidate_line(decision: Decision, position: int) -> str:
     line = "Candidate worker " + _fields(decision, position)
     for term in decision.terms:
         line += f" {term.name}={term.values[position]:g} {term.name}_weight={term.weight:g}"
+    following = decision.inputs.following if decision.inputs is not None else None
+    if following is not None:
+        line += f" next_hop={following[position]:g}"
     if decision.stage != "decode":
         line += f" effective_cached_blocks={float(_cached(decision, position))}"
     return line

@@ -10,6 +10,7 @@ from dynctl.serving.telemetry.decision_log import REFUSALS_A_SECOND, DecisionLog
 from dynctl.serving.telemetry.log_format import LOGGERS, TextFormatter, configure_logging
 from router_core import Decision, ModelRuntimeConfig, Role, Worker, constraints
 from tests.dynctl.serving.routed import request, router, store, worker
+from tests.router_core.test_pairs import BEST, WEIGHT, place, with_table
 
 A, B = 7587893399646425890, 7587893399646425892
 P0, P1, D = 7587893399646425930, 7587893399646425934, 7587893399646425936
@@ -133,6 +134,22 @@ def test_what_0_9_did_not_have_is_said_after_its_line():
     wanted = constraints((), {"gpu=h100": 1.0})
     line = written(made.plan(request(constraints=wanted)).decode)[0]
     assert line.endswith("1.0 * 2.125 + 2.000, times 0.4669 for preferred taints")
+
+
+def test_distances_and_the_next_hop_follow_too():
+    made = with_table(
+        router(
+            place(1, "p", "prefill", "a", "1"),
+            place(2, "d", "decode", "a", "1"),
+            **WEIGHT,
+            **BEST,
+        )
+    )
+    plan = made.plan(request())
+    assert written(plan.prefill)[0].endswith("1.0 * 2.125 + 0.000, plus 3.750 for the next hop")
+    assert written(plan.decode)[0].endswith("+ 2.000 + 50.0 * 0.035000 transfer seconds")
+    assert written(plan.prefill, old=False)[0].endswith("next_hop=3.75 effective_cached_blocks=0.0")
+    assert "transfer=0.035 transfer_weight=50" in written(plan.decode, old=False)[0]
 
 
 def test_a_weight_that_one_decimal_cannot_say_is_said_whole():

@@ -1,5 +1,6 @@
 """The router's own KV-transfer policy in front of plain engines: the proposal's table, run."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +107,57 @@ async def test_preferred_keeps_to_the_domain_while_it_is_worth_it():
         assert await chosen(fleet, 4) == {("prefill-a", "decode-a")}
         await fleet.frontend.fleet.remove("decode-a")
         assert await chosen(fleet, 2) == {("prefill-a", "decode-b")}
+
+
+LINKS = """\
+levels:
+  - {level: rack, latency: 20us, bandwidth: 400Gbit/s}
+  - {level: zone, latency: 500us, bandwidth: 25Gbit/s}
+beyond: {latency: 10ms, bandwidth: 5Gbit/s}
+bytes_per_token: 10000000
+"""
+
+
+def links(folder: Path, **more: Any) -> RouterConfig:
+    path = folder / "links.yaml"
+    path.write_text(LINKS)
+    return RouterConfig(router_kv_transfer_weight=50.0, router_kv_transfer_qos=str(path), **more)
+
+
+@pytest.mark.seed("dep-topology: future work: KV transfer cost scoring")
+async def test_requests_stay_near_while_that_costs_less(tmp_path: Path):
+    shape = fleet_of("prefill-a", "decode-a", "decode-b")
+    async with site(**shape, router=links(tmp_path)) as fleet:
+        assert await chosen(fleet, 6) == {("prefill-a", "decode-a")}
+        found = fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "rack")
+        assert "no worker publishes the domain rack" in found.message
+        assert fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zone") is None
+        await fleet.frontend.fleet.remove("decode-a")
+        assert await chosen(fleet) == {("prefill-a", "decode-b")}
+
+
+@pytest.mark.parametrize("selection", ["greedy", "best"])
+async def test_a_pair_near_each_other_beats_the_cheapest_prefill_worker(
+    tmp_path: Path, selection: str
+):
+    # The frontend is in zone-a, but the only decode worker is in zone-b.
+    shape = fleet_of("prefill-a", "prefill-b", "decode-b")
+    config = links(tmp_path, router_pair_selection=selection, router_own_domains="zone=zone-a")
+    async with site(**shape, router=config) as fleet:
+        status, _, headers = await fleet.chat(WORDS, max_tokens=2)
+        assert status == 200
+        _, past = await fleet.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
+        winner = past["winner"]["prefill"]["worker"]
+        assert [row["transfer_level"] for row in past["decode"]["candidates"]] == [
+            "zone" if winner == "prefill-b" else "beyond"
+        ]
+        if selection == "greedy":
+            assert winner == "prefill-a"
+            assert "pairs" not in past
+            return
+        levels = {row["worker"]: row["transfer_level"] for row in past["prefill"]["candidates"]}
+        assert levels == {"prefill-a": "zone", "prefill-b": "beyond"}
+        best, greedy = past["pairs"]["best"], past["pairs"]["greedy"]
+        assert best["prefill"]["worker"] == winner
+        assert greedy["prefill"]["worker"] == "prefill-a"
+        assert best["cost"] <= greedy["cost"]
