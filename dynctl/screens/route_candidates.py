@@ -150,6 +150,16 @@ def _columns(
     others = sorted({name for row in rows for name in row.domains} - set(domains))
     for name in [*domains, *others]:
         columns.append(_domain_column(name, 0 if name == domain else 9))
+    if any(hop.devices is not UNSET for hop in hops):
+        columns.append(
+            Column(
+                "device",
+                "device",
+                lambda line: "-" if line.row.device is UNSET else line.row.device,
+                lambda line: None if line.row.device is UNSET else line.row.device,
+                rank=1,
+            )
+        )
     columns += _term_columns(result, hops)
     preferred = any(row.multiplier != 1.0 for row in rows)
     if preferred:
@@ -182,7 +192,7 @@ def _columns(
             rank=4,
         )
     )
-    if any(hop.temperature > 0 for hop in hops):
+    if any(hop.temperature > 0 or hop.drawn is not UNSET for hop in hops):
         columns.append(
             Column(
                 "probability",

@@ -276,7 +276,8 @@ def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
         " entered, none left",
     )
     nearest = min(step.rejected, key=_distance, default=None)
-    if nearest is not None and len(step.rejected) > 1 and step.filter not in ("model", "role"):
+    alike = ("model", "role", "direct")
+    if nearest is not None and len(step.rejected) > 1 and step.filter not in alike:
         yield "nearest", f"{nearest.worker}: {short_taints(nearest.message)}"
     yield "admits", _admits(hop, step, nearest, result)
 
@@ -399,6 +400,7 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
         yield f"it is {name}'s turn; {second_name} is next."
     elif hop.margin is not None:
         margin = blocks(hop.margin) if hop.mode == "kv" else amount(hop.margin)
+        unit = unit.removesuffix("s") if margin == "1" else unit
         yield f"wins by {margin} {unit} over {second_name}{_flip(hop)}."
 
 
@@ -429,11 +431,10 @@ def _drawn_pair(hop: DecisionResult, drawn: Sequence[Ref], ranked: bool) -> str:
     )
     why = "the first of equals" if not hop.margin else "fewer active requests"
     count = hop.funnel[-1].left if hop.funnel else len(hop.candidates)
-    text = (
-        f"two of {count:,} drawn at random: {first} and {second}; "
-        f"{rank_name(winner, ranked)} wins, {why}{_flip(hop)}."
-    )
-    if count > len(hop.candidates):  # a past decision that was kept in brief
+    drawn_of = "both drawn" if count == 2 else f"two of {count:,} drawn at random"
+    text = f"{drawn_of}: {first} and {second}; {rank_name(winner, ranked)} wins, {why}{_flip(hop)}."
+    # A past decision that was kept in brief has no others.
+    if count > len(hop.candidates) or winner.probability == 1:
         return text
     return f"{text} Over all draws it wins {percent(winner.probability)}."
 

@@ -27,6 +27,7 @@ from dynctl.wire.dynamo.events import KvMetrics, RouterEvent
 from router_core import (
     BlocksRemoved,
     BlocksStored,
+    Booked,
     Cleared,
     Link,
     TransferTable,
@@ -45,6 +46,14 @@ from tests.golden.fleets import (
 
 HERE = Path(__file__).parent
 WIDTHS = (80, 200)
+
+
+def encoders(busy: int = 3) -> ViewSource:
+    """A worker on CPUs and two accelerators, with ``busy`` requests on one of these."""
+    workers = [worker(f"encoder-{n}", "aggregated", n + 1) for n in range(3)]
+    workers = [replace(one, device="cuda" if n else "cpu") for n, one in enumerate(workers)]
+    running = [Booked(f"r{n}", "aggregated", workers[1].worker_id, 0) for n in range(busy)]
+    return view(workers, running, {"router_mode": "device-aware-weighted"})
 
 
 def explained(source: ViewSource, **query: Any) -> Callable[[int], str]:
@@ -183,6 +192,10 @@ def screens() -> dict[str, Callable[[int], str]]:
         ),
         "round-robin": explained(two_zones(router_mode="round-robin")),
         "least-loaded": explained(two_zones(router_mode="least-loaded")),
+        "power-of-two": explained(two_zones(router_mode="power-of-two")),
+        "devices": explained(encoders()),
+        "devices-cpu": explained(encoders(busy=16)),
+        "direct": explained(two_zones(router_mode="direct"), pin_prefill="prefill-a0"),
         "large": explained(big_fleet()),
         "ranks": explained(fleet),
         "what-if": explained(
