@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         SnapshotError, WorkerError,
     )
     from router_core.load import ActiveRequest, PotentialLoad, decay_fraction
+    from router_core.sessions import BoundWorker, Session, SessionTable
     from router_core.policy_classes import (
         NO_CLASSES, PolicyClass, PolicyClasses, PolicyTable, read_policy_classes,
     )
@@ -110,6 +111,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
     "ActiveRequest", "PotentialLoad", "decay_fraction",
+    "BoundWorker", "Session", "SessionTable",
     "NO_CLASSES", "PolicyClass", "PolicyClasses", "PolicyTable", "read_policy_classes",
     "ClassStats", "QueueEntry", "QueueFull", "RouterQueue", "Turn",
 ]
@@ -153,6 +155,7 @@ _MODULES = {
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "
         "WorkerError",
     "load": "ActiveRequest PotentialLoad decay_fraction",
+    "sessions": "BoundWorker Session SessionTable",
     "policy_classes": "NO_CLASSES PolicyClass PolicyClasses PolicyTable read_policy_classes",
     "router_queue": "ClassStats QueueEntry QueueFull RouterQueue Turn",
 }

@@ -89,6 +89,7 @@ class Booked:
     ``prompt_hashes`` are the complete prompt blocks that the rank will have cached, each after its
     parent; indexes that are learned from bookings take them. ``predicted_s``: seconds that the
     prefill is expected to take, by which its tokens fall with time; None: they do not fall.
+    ``session``: the key of the request's session, which is bound to the rank from now on.
     ``replica``: another router chose the rank, so the turn of this one does not move on.
     """
 
@@ -102,6 +103,7 @@ class Booked:
     prompt_hashes: Sequence[int] = ()
     predicted_s: float | None = None
     replica: bool = False
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

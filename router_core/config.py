@@ -155,6 +155,9 @@ _BY_ISL = (POLICIES[0], POLICIES[2])
 _SKIPPING = (*_IN_KV, Only("conditional_disagg_enabled", (True,)))
 _MODELLED = (Only("router_prefill_load_model", ("ais", "aic", "measured")),)
 _QUEUED = (*_IN_KV, Only("router_queue_threshold", instead="router_policy_config"))
+_WITH_SESSIONS = (Only("router_session_affinity_ttl_secs"),)
+_SOFT_SESSIONS = (*_WITH_SESSIONS, Only("router_session_affinity_mode", ("soft",)))
+_BOUND = "requests bind a session to a worker, and a dry run sends none"
 _FILLED = "the index of a dry run is filled already"
 _WAITING = "it bounds requests that wait, and a dry run does not wait"
 _RUNNING = "it acts on running requests, and a dry run sends none"
@@ -268,6 +271,19 @@ class RouterConfig:
     """What cached blocks count for while a rank's index is incomplete: ``discount`` half of them,
     ``approximate`` what this router sent there in the last ``router_ttl_secs``, ``load-only`` none,
     ``full`` all (as in Dynamo)."""
+    router_session_affinity_ttl_secs: float | None = _setting(
+        None, low=1.0, high=31_536_000.0, dry_run=_BOUND
+    )
+    """Seconds after the last request of a session for which its worker answers the next."""
+    router_session_affinity_mode: str = _setting(
+        "hard", choices=("hard", "soft"), only=_WITH_SESSIONS, dry_run=_BOUND
+    )
+    """``hard``: the worker of a session answers while it is eligible; ``soft``: until it costs more
+    than ``router_session_affinity_yield_blocks`` above the best (in mode kv, else as ``hard``)."""
+    router_session_affinity_yield_blocks: float = _setting(
+        64.0, low=0.0, only=(*_IN_KV, *_SOFT_SESSIONS), dry_run=_BOUND
+    )
+    """Blocks by which the worker of a session may cost more than the best one, before it moves."""
     active_request_expiry_secs: float = _setting(300.0, low=1.0, dry_run=_RUNNING)
     """Seconds without progress after which a booking expires."""
     overload_status_code: int = _setting(

@@ -104,7 +104,8 @@ class CostInputs:
     ``following``: the lowest cost of a decode worker after this prefill worker, where prefill and
     decode are chosen as a pair.
     ``predicted_blocks``: how many of ``overlap_blocks`` no event has shown yet, because they were
-    booked there just now; None where there are none.
+    booked there just now; None where there are none. ``session_blocks``: what the worker of the
+    request's session is preferred by, as a cost of all others; None without soft session affinity.
     """
 
     isl_tokens: int
@@ -125,6 +126,7 @@ class CostInputs:
     transfer_levels: Sequence[str] | None = None
     following: Sequence[float] | None = None
     predicted_blocks: Sequence[int] | None = None
+    session_blocks: Sequence[float] | None = None
 
     def cached_tokens(self, position: int, parameters: CostParameters) -> int:
         """Prompt tokens that a candidate does not compute; lower tiers count by their weights.
@@ -168,6 +170,8 @@ def kv_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn
     if parameters.decode_active_request_weight:
         weight = parameters.decode_active_request_weight
         terms.append(TermColumn("active_requests", "requests", weight, inputs.active_requests))
+    if inputs.session_blocks is not None:
+        terms.append(TermColumn("session_affinity", "blocks", 1.0, inputs.session_blocks))
     if inputs.transfer_s is not None:
         # The last term: router_core.pairs adds it to the sum of the others.
         weight = parameters.kv_transfer_weight

@@ -26,6 +26,7 @@ from router_core.cost import (
 from router_core.devices import DeviceBudget
 from router_core.errors import RouterCoreError
 from router_core.freshness import TRUST, Trust
+from router_core.sessions import BoundWorker
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
 from router_core.workers import Worker, WorkerWithDpRank
 
@@ -53,6 +54,7 @@ REJECTION_CODES = (
     "policy_underivable",
     "no_decode_capacity",
     "busy",
+    "session",
 )
 
 
@@ -186,7 +188,8 @@ class Decision:
     and ``salted``: cached blocks count only with this adapter and the request's own cache salt.
     ``predicted``: how long the winner's prefill is expected to take, where a prefill load model is
     on; it does not change this decision, but the load of later ones.
-    ``queue``: on the first hop, where the router queue is on.
+    ``queue``: on the first hop, where the router queue is on. ``session``: the worker that the
+    request's session is bound to.
     ``pair``: the two positions that power-of-two drew, in this order. ``budget``: what chose
     between CPU workers and accelerators in mode device-aware-weighted.
     """
@@ -219,6 +222,7 @@ class Decision:
     queue: Queueing | None = None
     pair: tuple[int, int] | None = None
     budget: DeviceBudget | None = None
+    session: BoundWorker | None = None
 
     # -- the result ------------------------------------------------------------------------
 
@@ -289,6 +293,11 @@ class Decision:
     def predicted_blocks(self, position: int) -> int:
         """Leading prompt blocks that count because they were booked there, before their events."""
         return _at(self.inputs.predicted_blocks, position) if self.inputs is not None else 0
+
+    @property
+    def session_kept(self) -> bool:
+        """Whether the worker of the request's session was chosen."""
+        return self.session is not None and self.session.ref == self.ref
 
     def trust(self, position: int) -> Trust:
         """How far a candidate's index can be trusted."""

@@ -45,6 +45,7 @@ from router_core.selection import (
     WhatIf,
     learned_blocks,
 )
+from router_core.sessions import SessionTable
 from router_core.taints import parse_domains
 from router_core.topology import PairGroups, RouterPolicy, TransferGroupsCache
 from router_core.transfer import TransferClasses, TransferTable
@@ -115,6 +116,7 @@ class Router:
         self.learned = LearnedIndex()
         self.recent = RecencyIndex()
         self.predicted = LearnedIndex()
+        self.sessions = SessionTable()
         self._bound_learned()
         self.load = ActiveSequences()
         self.busy = BusyTracker(self.registry, self.load)
@@ -303,7 +305,15 @@ class Router:
             anonymous_blocks=0 if reuse else blocks,
             predicted_s=None if decision.predicted is None else decision.predicted.seconds,
             prompt_hashes=hashes if self.learns or self._predicts else (),
+            session=self._binds(request, decision.stage),
         )
+
+    def _binds(self, request: RoutingRequest, stage: Stage) -> str | None:
+        """The session that the hop binds; as in Dynamo, a pin moves none."""
+        session = request.session
+        if session is None or self.config.router_session_affinity_ttl_secs is None:
+            return None
+        return session.key if planning.pin_of(request, stage) is None else None
 
     # -- changes ---------------------------------------------------------------------------
 
@@ -322,7 +332,7 @@ class Router:
                 for slot in self.load.free(change.request_id, change.stage, now):
                     self.busy.update(slot)
                 for stage in c.STAGES if change.stage is None else (change.stage,):
-                    self._end_learning((change.request_id, stage), now, computed=change.computed)
+                    self._ended((change.request_id, stage), now, computed=change.computed)
                 return OK
             case c.OutputBlock():
                 return self._output_block(change, now)
@@ -360,7 +370,7 @@ class Router:
             case c.Expired():
                 slots = {b.slot for b in self.load}
                 for key in self.load.expire(now, self.config.active_request_expiry_secs):
-                    self._end_learning(key, now)
+                    self._ended(key, now)
                 for slot in slots:
                     self.busy.update(slot)
                 return OK
@@ -387,6 +397,8 @@ class Router:
         more = self.tiers.sweep(max_blocks)
         for index in self._learning:
             more = index.sweep(max_blocks, now) or more
+        if now is not None:
+            self.sessions.expire(now)
         if not self._draining and not self._emptied:
             return more
         self.index.sweep(max_blocks)
@@ -421,6 +433,7 @@ class Router:
                 },
                 "recovering": [slot for slot, f in self.freshness.items() if f.recovering],
                 "learns": self.learns,
+                "sessions": self.sessions.dump(),
                 **({"queue": self.queue.dump()} if len(self.queue) else {}),
                 **({"policy_classes": self.policy_classes.dump()} if self.policy_classes else {}),
                 **({} if self.transfer is None else {"transfer": self.transfer.to_dict()}),
@@ -464,6 +477,7 @@ class Router:
                 router.transfer = TransferTable.from_dict(plain["transfer"])
             router.recent.load(plain.get("recent", ()))
             router.predicted.load(plain.get("predicted", ()))
+            router.sessions.load(plain.get("sessions", {}))
             router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
             router.busy = BusyTracker(router.registry, router.load)
             router.busy.default = Thresholds.of(router.config)
@@ -515,6 +529,7 @@ class Router:
             self._classes,
             self._pairs,
             self.predicted,
+            None if config.router_session_affinity_ttl_secs is None else self.sessions,
         )
 
     def _queues(self, config: RouterConfig) -> bool:
@@ -718,6 +733,10 @@ class Router:
         self.busy.update(slot)
         if change.prompt_hashes:
             self._learn(slot, change, now)
+        if change.session is not None:
+            model, ref = self.registry.worker(slot).model, self.registry.ref(slot)
+            request_id = change.request_id
+            self.sessions.bind(change.session, model, change.stage, ref, request_id, now)
         return OK
 
     # -- what is learned from bookings -------------------------------------------------------
@@ -754,16 +773,21 @@ class Router:
         if self._predicts and not estimated:
             self.predicted.learn(slot, blocks, now, key=key)
 
-    def _end_learning(self, key: tuple[str, Stage], now: float, *, computed: bool = True) -> None:
+    def _ended(self, key: tuple[str, Stage], now: float, *, computed: bool = True) -> None:
         for index in self._learning:
             index.end(key, now, computed=computed)
+        self.sessions.end(*key, now)
 
     def _clear_learned(self, slot: int) -> None:
         for index in self._learning:
             index.clear(slot)
 
     def _bound_learned(self) -> None:
+        """Apply the settings of what is learned from bookings."""
         config = self.config
+        self.sessions.ttl_s = config.router_session_affinity_ttl_secs
+        if self.sessions.ttl_s is None:
+            self.sessions.clear()
         self.learned.ttl_s = config.router_ttl_secs
         self.predicted.ttl_s = config.router_predicted_ttl_secs or 0.0
         for index in (self.learned, self.recent):

@@ -27,6 +27,7 @@ from router_core.lower_tiers import LowerTiers
 from router_core.policy_classes import NO_CLASSES, PolicyClasses
 from router_core.registry import CandidateSet, WorkerRegistry
 from router_core.router_queue import RouterQueue
+from router_core.sessions import BoundWorker, Session, SessionTable
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, preference_multiplier
 from router_core.topology import PairGroups, RouterPolicy, TransferGroupsCache
 from router_core.transfer import (
@@ -71,7 +72,7 @@ class RoutingRequest:
     is a cache salt; both are part of the hashes already, and the salt itself is not kept.
     ``notes`` are copied into every decision on the request. ``policy_class``, ``priority``,
     ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
-    the router queue.
+    the router queue. ``session``: the session of the request, where the client named one.
     """
 
     id: str
@@ -96,6 +97,7 @@ class RoutingRequest:
     priority: int = 0
     strict_priority: int = 0
     arrived_at: float = 0.0
+    session: Session | None = None
 
     @classmethod
     def from_tokens(
@@ -174,7 +176,8 @@ class RoutingView:
     from ``config``; ``profile`` too, unless the router has its own. ``learned``: what ranks without
     KV events are expected to have; ``predicted``: what those with events are, until these arrive.
     ``queue``: None while requests never wait. ``transfer``: the table of links, where distances
-    cost; ``own_place``: that of the frontend, where it is known.
+    cost; ``own_place``: that of the frontend, where it is known. ``sessions``: None without
+    session affinity.
     """
 
     registry: WorkerRegistry
@@ -198,6 +201,7 @@ class RoutingView:
     classes: TransferClasses = field(default_factory=TransferClasses)
     pairs: PairGroups = field(default_factory=PairGroups)
     predicted: LearnedIndex = field(default_factory=LearnedIndex)
+    sessions: SessionTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +300,15 @@ def select(
         mask = left
         if not mask:
             break
+    bound = None
+    if request.session is not None and view.sessions is not None and mask:
+        bound = _bound_worker(view, context, rejected)
+        if bound is not None and bound.excluded is None and not _soft(view):
+            slot = view.registry.slot(*bound.ref)
+            left = mask if slot is None else 1 << slot
+            rejected.append((BoundFilter(bound), mask & ~left))
+            funnel.append(FunnelStep("session", mask.bit_count(), 1))
+            mask = left
     if detail or not mask:
         limit = None if detail else MAX_REFUSAL_REASONS
         funnel = [
@@ -325,6 +338,10 @@ def select(
         return Decision(outcome=_refused(funnel, context), **common)
     candidates = view.registry.candidates(mask)
     inputs = cost_inputs(view, context, candidates, mask, parameters)
+    if bound is not None and bound.excluded is None and _soft(view):
+        more = view.config.router_session_affinity_yield_blocks
+        column = [0.0 if ref == bound.ref else more for ref in candidates.refs]
+        inputs = replace(inputs, session_blocks=column)
     turn = view.rotation.get((request.model, stage), 0)
     terms = profile.scorer(inputs, parameters, candidates, turn)
     costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
@@ -336,6 +353,8 @@ def select(
         common |= chosen
     if view.transfer is not None and context.source is not None and inputs.transfer_s is None:
         common["notes"] = (*request.notes, SIZE_UNKNOWN)
+    if bound is not None:
+        common["session"] = bound
     return Decision(
         outcome="selected",
         workers=candidates.workers,
@@ -346,6 +365,47 @@ def select(
         winner=winner,
         **common,
     )
+
+
+class BoundFilter:
+    """Pass the rank that the request's session is bound to."""
+
+    name = "session"
+
+    def __init__(self, bound: BoundWorker) -> None:
+        self._bound = bound
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int:
+        slot = view.registry.slot(*self._bound.ref)
+        return 0 if slot is None else 1 << slot
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        bound, ref = self._bound, view.registry.ref(slot)
+        message = f"the session is bound to {bound.name}, {bound.left_s:.0f} s left"
+        return Reason("session", str(ref.worker_id), bound.name, message)
+
+
+def _soft(view: RoutingView) -> bool:
+    """Whether the worker of a session is compared with the others by cost."""
+    return view.config.router_session_affinity_mode == "soft" and view.profile.mode == "kv"
+
+
+def _bound_worker(
+    view: RoutingView, context: SelectionContext, rejected: Sequence[tuple[Filter, int]]
+) -> BoundWorker | None:
+    """The worker of the request's session; None without one, and where a pin chooses already."""
+    session, sessions = context.request.session, view.sessions
+    if session is None or sessions is None or context.pin is not None:
+        return None
+    found = sessions.find(session, context.request.model, context.stage)
+    if found is None:
+        return None
+    ref, left_s = found
+    slot = view.registry.slot(*ref)
+    if slot is None:
+        return None  # the worker left: the session starts again
+    excluded = next((one.name for one, out in rejected if out >> slot & 1), None)
+    return BoundWorker(view.registry.worker(slot).name, ref, left_s, excluded)
 
 
 def _among(

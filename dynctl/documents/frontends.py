@@ -291,6 +291,8 @@ def check_request(request: RoutingRequest, block_size: int) -> None:
 
     if not request.id or len(request.id) > 256 or not request.id.isprintable():
         raise wrong("id", "expected 1 to 256 printable characters")
+    if request.session is not None and len(request.session.key) > 64:
+        raise wrong("session", "expected a key of at most 64 characters")
     if request.block_size != block_size:
         raise wrong("block_size", f"expected {block_size}, got {request.block_size}")
     if not 0 <= request.isl_tokens <= _MOST_TOKENS:

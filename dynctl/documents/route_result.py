@@ -134,6 +134,22 @@ class PrefillPrediction(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class SessionRow(msgspec.Struct, frozen=True):
+    """The worker that the request's session is bound to, for ``left_s`` more seconds.
+
+    ``kept``: it was chosen. Else ``excluded`` is the filter that excludes it, or ``extra_cost`` the
+    cost above that of the winner, more than a session may cost.
+    """
+
+    worker: str
+    worker_id: int
+    dp_rank: int
+    left_s: float
+    kept: bool
+    excluded: str | UnsetType = UNSET
+    extra_cost: float | UnsetType = UNSET
+
+
 class FlipRow(msgspec.Struct, frozen=True):
     """``worker`` None: ``change`` is a weight."""
 
@@ -225,6 +241,8 @@ class DecisionResult(msgspec.Struct, frozen=True):
     sample: float | UnsetType = UNSET
     #: Mode device-aware-weighted: why this class of devices gets the request.
     devices: DeviceBudgetRow | UnsetType = UNSET
+    #: The worker of the request's session, where it is bound to one.
+    session: SessionRow | UnsetType = UNSET
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -556,6 +574,7 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
         preference=preference_row(decision),
         freshness=freshness,
         prefill_load=_prediction(decision),
+        session=_session(decision),
         drawn=UNSET if decision.pair is None else [_ref_at(decision, i) for i in decision.pair],
         sample=UNSET if decision.pair is None else float(decision.sample),
         devices=_devices(decision),
@@ -574,6 +593,28 @@ def _devices(decision: Decision) -> DeviceBudgetRow | UnsetType:
         accelerators=budget.accelerators,
         accelerator_requests=budget.accelerator_requests,
         allowed_cpu=budget.allowed_cpu,
+    )
+
+
+def _session(decision: Decision) -> SessionRow | UnsetType:
+    bound = decision.session
+    if bound is None:
+        return UNSET
+    extra: float | UnsetType = UNSET
+    if bound.ref in decision.refs and decision.winner is not None and not decision.session_kept:
+        at = decision.refs.index(bound.ref)
+        added = decision.inputs.session_blocks if decision.inputs is not None else None
+        # Without what the session adds to the others.
+        extra = decision.costs[at] - decision.costs[decision.winner]
+        extra += added[decision.winner] if added is not None else 0.0
+    return SessionRow(
+        worker=bound.name,
+        worker_id=bound.ref.worker_id,
+        dp_rank=bound.ref.dp_rank,
+        left_s=round(bound.left_s, 3),
+        kept=decision.session_kept,
+        excluded=bound.excluded or UNSET,
+        extra_cost=extra,
     )
 
 

@@ -8,7 +8,7 @@ or, as Dynamo's JSON writes them, signed 64-bit numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -62,6 +62,7 @@ _KNOWN: Final = (
     "allowed_worker_ids",
     "cache_salt",
     "lora_name",
+    "session_id",
     "hops",
     "expected_output_tokens",
 )
@@ -96,6 +97,7 @@ class SelectRequest:
     allowed: tuple[str | int, ...] | None = None
     cache_salt: str | None = None
     lora_name: str | None = None
+    session_id: str | None = field(default=None, repr=False)
     prefill_only: bool = False
     expected_output_tokens: int | None = None
 
@@ -219,6 +221,7 @@ def parse_select(body: Mapping[str, Any]) -> SelectRequest:
         allowed=allowed,
         cache_salt=_optional_text(found, "cache_salt", 1024),
         lora_name=_optional_text(found, "lora_name", 1024),
+        session_id=_optional_text(found, "session_id", 256),
         prefill_only=hops == "prefill",
         expected_output_tokens=None
         if expected is None

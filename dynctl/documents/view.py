@@ -136,8 +136,14 @@ class _TierForm(msgspec.Struct):
 
 
 class _LearnedForm(msgspec.Struct):
+    """The blocks of a slot, or a running booking."""
+
     slot: _Slot
-    blocks: list[tuple[int, float]]
+    blocks: list[tuple[int, float]] = []
+    request: tuple[str, str] | None = None
+    leased: list[int] = []
+    fresh: list[int] = []
+    at: float = 0.0
 
 
 class _TransferForm(msgspec.Struct):
@@ -161,6 +167,8 @@ class _SnapshotForm(msgspec.Struct):
     tiers: list[_TierForm] = []
     recovering: list[int] = []
     learned: list[_LearnedForm] = []
+    recent: list[_LearnedForm] = []
+    predicted: list[_LearnedForm] = []
     learns: bool = False
     transfer: _TransferForm | None = None
 
@@ -200,6 +208,9 @@ def encode_view(
 
     ``tokenizers``: model -> fingerprint, which shows whether another tokenizer is in use.
     """
+    snapshot = captured.document()
+    # Sessions belong to clients, and their keys mean something to the running router only.
+    snapshot.pop("sessions", None)
     return encode(
         _ViewDocument(
             now=now,
@@ -211,7 +222,7 @@ def encode_view(
             assumptions=assumptions,
             doubts=doubts,
             origins=origins,
-            snapshot=captured.document(),
+            snapshot=snapshot,
         )
     )
 

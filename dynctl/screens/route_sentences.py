@@ -19,6 +19,7 @@ from dynctl.documents.route_result import (
     Ref,
     RejectedRow,
     RouteResult,
+    SessionRow,
 )
 from dynctl.screens.numbers import age, amount, blocks, plural
 from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
@@ -183,6 +184,8 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     if hop.preference is not None:
         yield _preference(hop)
     yield from _prefill_load(hop)
+    if hop.session:
+        yield _session(hop.session)
     for note in hop.notes:
         if note not in result.assumptions and all(note != one.what for one in result.doubts):
             yield f"note: {note}"
@@ -223,6 +226,16 @@ def pairs(result: RouteResult) -> Iterator[str]:
 def _pair(row: PairRow) -> str:
     decode = "its decode worker" if row.decode is None else row.decode.worker
     return f"{row.prefill.worker} + {decode} = {blocks(row.cost)}"
+
+
+def _session(bound: SessionRow) -> str:
+    if bound.kept:
+        return f"session affinity: {bound.worker}, {bound.left_s:.0f} s left"
+    if bound.excluded:
+        why = f"{bound.worker} is excluded ({bound.excluded})"
+        return f"session affinity: {why}, so the session moves"
+    extra = f"{bound.extra_cost:.3f} more" if bound.extra_cost else "more"
+    return f"session affinity: {bound.worker} costs {extra}, so the session moves"
 
 
 def answer(result: RouteResult) -> list[str]:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -113,6 +114,10 @@ class RouterLink:
         self._base = f"{self.url}/v1/frontends/{name}"
         self._upstream = Upstream(Limits(connect_s=1.0))
         self._upstream.authorize(self.url, token)
+        #: The same in all processes that have the router's token.
+        self.session_secret = blake2b((token or "").encode(), person=b"dynctl session").digest()[
+            :32
+        ]
         self._lease = ""
         self._number = 0
         self._fleet = ""
@@ -373,6 +378,8 @@ class RemoteRouting(RoutingService):
     def __init__(self, link: RouterLink, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings, learns=False)
         self.link = link
+        # The frontends of one router know each other's sessions.
+        self.session_secret = link.session_secret
         link.owner = self
         self.mirror: Callable[[FleetCards, bool], Awaitable[None]] | None = None
         self.not_for: tuple[ServiceObserver, ...] = ()

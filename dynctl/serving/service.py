@@ -5,8 +5,10 @@ requests, and notifies observers (metrics, logs, decision memory). ``serve front
 ``serve router`` are interfaces of the same service.
 """
 
+import hashlib
 import logging
 import random
+import secrets
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +58,7 @@ from router_core import (
     RoutingPlan,
     RoutingRequest,
     RoutingView,
+    Session,
     Stage,
     ThresholdsSet,
     Worker,
@@ -187,6 +190,8 @@ class RoutingService:
         self.mismatched: set[str] = set()
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
         self._count = 0
+        #: Makes the keys of sessions say nothing about their names.
+        self.session_secret = secrets.token_bytes(32)
 
     # -- ids -------------------------------------------------------------------------------
 
@@ -233,13 +238,15 @@ class RoutingService:
         cache_salt: str | None = None,
         lora_name: str | None = None,
         not_modelled: str | None = None,
+        session: Session | None = None,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
 
         ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
         request): it is routed by load, and its decisions have this note. ``lora_name`` is a key of
-        :attr:`adapters`: only workers that have the adapter are candidates.
+        :attr:`adapters`: only workers that have the adapter are candidates. ``session``: made by
+        :meth:`session`.
         """
         started = self.clock()
         if lora_name is not None:
@@ -281,9 +288,21 @@ class RoutingService:
             salted=bool(cache_salt),
             more_hashes=tuple(one.sequence for one in hashes[1:]),
             lengths=tuple(one.count for one in found) if len(found) > 1 else (),
+            session=session,
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
+
+    def session(self, name: str | None, client: bytes = b"") -> Session | None:
+        """The session that a client names; None without one, and while affinity is off.
+
+        The key says nothing about the name, and equal names of two clients have different keys.
+        """
+        if not name or self.router.config.router_session_affinity_ttl_secs is None:
+            return None
+        whole = len(client).to_bytes(4) + client + name.encode("utf-8", "surrogateescape")
+        digest = hashlib.blake2b(whole, key=self.session_secret, digest_size=16)
+        return Session(digest.hexdigest(), self.clock())
 
     # -- deciding and booking --------------------------------------------------------------
 

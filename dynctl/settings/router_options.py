@@ -185,6 +185,23 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "--router-on-degraded",
         "DYN_ROUTER_ON_DEGRADED",
     ),
+    "router_session_affinity_ttl_secs": _option(
+        "session affinity: seconds after the last request of a session (x-dynamo-session-id, "
+        "x-session-id) for which its worker answers the next",
+        "--router-session-affinity-ttl-secs",
+        "DYN_ROUTER_SESSION_AFFINITY_TTL_SECS",
+    ),
+    "router_session_affinity_mode": _option(
+        "session affinity: keep the worker while it is eligible (hard), or until it costs more "
+        "than the yield blocks above the best (soft)",
+        "--router-session-affinity-mode",
+        "DYN_ROUTER_SESSION_AFFINITY_MODE",
+    ),
+    "router_session_affinity_yield_blocks": _option(
+        "soft session affinity: blocks by which the session's worker may cost more than the best",
+        "--router-session-affinity-yield-blocks",
+        "DYN_ROUTER_SESSION_AFFINITY_YIELD_BLOCKS",
+    ),
     "active_request_expiry_secs": _option(
         "seconds without progress after which a booking expires",
         "--router-active-request-expiry-secs",

@@ -79,6 +79,11 @@ class DryRun:
         self.doubts: list[Doubt] = []
         if query.in_session and self._of_dynamo:
             self.doubts.append(doubt("DYR0745"))
+        elif query.session_id is not None:
+            raise UsageProblem(
+                "--session-id: only a running frontend has sessions",
+                "remove it, or ask the frontend: --frontend URL, without --set and --view",
+            )
         self.model, self.lora = self._named()
         self._parsed = query.request(self.model)
         if self._of_dynamo:

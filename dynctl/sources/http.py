@@ -68,11 +68,12 @@ class HttpFrontend:
         path: str,
         body: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         """The response, whatever its status. Raises Unreachable or TimedOut."""
         limit = self.timeout if timeout is None else timeout
         try:
-            return self._request(method, path, body, limit)
+            return self._request(method, path, body, limit, headers)
         except httpx.ConnectTimeout:
             kind = TimedOut if limit <= CONNECT_S else Unreachable
             raise kind(
@@ -129,7 +130,12 @@ class HttpFrontend:
         )
 
     def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout: float,
+        headers: Mapping[str, str] | None,
     ) -> httpx.Response:
         limits = httpx.Timeout(timeout, connect=min(timeout, CONNECT_S))
         deadline = time.monotonic() + timeout
@@ -140,7 +146,7 @@ class HttpFrontend:
             trust_env=False,
             verify=tls_context() if self.url.startswith("https:") else False,
         ) as client:
-            with client.stream(method, self.url + path, json=body) as response:
+            with client.stream(method, self.url + path, json=body, headers=headers) as response:
                 content = bytearray()
                 for part in response.iter_bytes():
                     content += part

@@ -26,7 +26,8 @@ class RouteQuery:
     ``pin_prefill`` and ``pin_decode`` are worker names or ids as typed. ``assignments`` are the
     ``key=value`` texts of ``--set``. ``model_path`` is a local tokenizer directory. ``lora`` is an
     adapter's name, ``cache_salt`` the tenant's secret of the same name in a request's body.
-    ``in_session``: the request names a session, in a header (x-session-id). ``follow``: seconds
+    ``in_session``: the request names a session, in a header (x-session-id); ``session_id`` is its
+    id, where a frontend is to look it up. ``follow``: seconds
     for which a live fleet is followed at most, until the requests that began before are over.
     """
 
@@ -44,6 +45,7 @@ class RouteQuery:
     lora: str | None = None
     cache_salt: str | None = field(default=None, repr=False)
     in_session: bool = False
+    session_id: str | None = field(default=None, repr=False)
     follow: float = 0.0
 
     @property

@@ -31,6 +31,9 @@ _PINS: Final[tuple[tuple[tuple[str, ...], tuple[str, str]], ...]] = (
     ),
     (("prefill_worker_id",), ("x-dynamo-prefill-instance-id", PREFILL_HEADER)),
 )
+SESSION_HEADERS: Final = ("x-dynamo-session-id", "x-session-id")
+"""The headers with the session of a request. Of two that are given, the first counts."""
+_MAX_SESSION_ID: Final = 256
 PIN_HEADERS: Final = tuple(name for _, names in _PINS for name in names)
 """The headers that name workers: those of Dynamo 1.6, and the prefixed ones of later versions."""
 
@@ -165,6 +168,18 @@ def apply_headers(nvext: NvExt, headers: Mapping[str, str]) -> NvExt:
                 pinned |= dict.fromkeys(fields, worker)
                 break
     return msgspec.structs.replace(nvext, **pinned) if pinned else nvext
+
+
+def session_of(headers: Mapping[str, str]) -> str | None:
+    """The client's session, None without one; raises RequestError (400). It is never repeated."""
+    for name in SESSION_HEADERS:
+        value = headers.get(name)
+        if value:
+            if len(value.encode("utf-8", "surrogateescape")) > _MAX_SESSION_ID:
+                problem = f"expected at most {_MAX_SESSION_ID} bytes"
+                raise RequestError(400, "invalid_header", name, problem)
+            return value
+    return None
 
 
 def request_id_of(headers: Mapping[str, str]) -> str | None:

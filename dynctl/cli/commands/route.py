@@ -68,6 +68,10 @@ def route(
     session: Annotated[
         bool, typer.Option("--session", help="The request has a session id (x-session-id).")
     ] = False,
+    session_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Session of the request, for a dynctl frontend."),
+    ] = None,
     follow: Annotated[
         float,
         typer.Option(
@@ -120,7 +124,8 @@ def route(
         assignments=tuple(assign or ()),
         lora=lora,
         cache_salt=_salt(cache_salt),
-        in_session=session,
+        in_session=session or session_id is not None,
+        session_id=session_id,
         follow=follow,
     )
     source = connect(options)

@@ -64,6 +64,12 @@ def has_token(http: web.Request, token: str) -> bool:
     return hmac.compare_digest(offered, token.encode()) and scheme == "bearer"
 
 
+def client_of(http: web.Request, token: str | None) -> bytes:
+    """The credentials, which separate the caller from other clients; empty without any, and for
+    operators."""
+    return b"" if token is not None and has_token(http, token) else _credentials(http)[1]
+
+
 def _credentials(http: web.Request) -> tuple[str, bytes]:
     """Scheme and credentials of the Authorization header."""
     scheme, _, given = http.headers.get("Authorization", "").partition(" ")

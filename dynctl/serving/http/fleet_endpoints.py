@@ -216,7 +216,7 @@ class ControlApi:
     async def route(self, http: web.Request) -> web.Response:
         """A dry run: the worker that the request in the body would get, and why. Books nothing."""
         body = await read_json_object(http, self._config.limits.body_bytes)
-        result = await self._inference.explain(body, preset=self._config.preset)
+        result = await self._inference.explain(body, preset=self._config.preset, http=http)
         answer = json_response(result)
         answer.headers[DECISION_HEADER] = result.id
         return answer

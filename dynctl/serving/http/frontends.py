@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -56,7 +56,7 @@ from dynctl.serving.http.selection_request import naming_fields
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import Progressed, RoutingPlan, RoutingRequest, Stage
+from router_core import Progressed, RoutingPlan, RoutingRequest, Session, Stage
 
 #: Seconds without a message after which a frontend is taken for dead.
 LEASE_S: Final = 10.0
@@ -367,6 +367,8 @@ class FrontendsApi:
             )
         with naming_fields():
             check_request(request, service.block_size(request.model))
+        if request.session is not None:  # its time is that of another clock
+            request = replace(request, session=Session(request.session.key, service.clock()))
         return request
 
     def _booking(

@@ -15,7 +15,7 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.flow import Answer, Call, GaveUp, HandoffRefused, Refused, RequestFlow
-from dynctl.serving.http.auth import is_operator
+from dynctl.serving.http.auth import client_of, is_operator
 from dynctl.serving.http.bodies import Body, bodies_of
 from dynctl.serving.http.inference_requests import PATHS, Endpoint, parse_request
 from dynctl.serving.http.inference_responses import (
@@ -34,7 +34,7 @@ from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.tokenization import PromptError, TemplateError
-from dynctl.wire.nvext import REQUEST_ID_HEADER, strip_for_engine
+from dynctl.wire.nvext import REQUEST_ID_HEADER, session_of, strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
@@ -43,7 +43,7 @@ from dynctl.wire.openai import (
     parse_completion_request,
     parse_embedding_request,
 )
-from router_core import HashingError
+from router_core import HashingError, Session
 
 DECISION_HEADER: Final = "x-dynctl-decision"
 #: Why the prefill hop was left out, where it was.
@@ -138,7 +138,7 @@ class Inference:
         for observer in self._service.observers:
             observer.on_received(record)
         nvext = parsed.nvext
-        prepared = await self._prepare(parsed, record)
+        prepared = await self._prepare(parsed, record, self._session(http))
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record)
         call = self._call(http, parsed, raw, prepared, record, endpoint)
@@ -203,8 +203,11 @@ class Inference:
             self._flow.report(answer.plan, failure)
         return response
 
-    async def explain(self, body: Mapping[str, Any], *, preset: str | None) -> RouteResult:
-        """A dry run as the RouteResult contract; ``body`` is a chat or a completion request.
+    async def explain(
+        self, body: Mapping[str, Any], *, preset: str | None, http: web.Request | None = None
+    ) -> RouteResult:
+        """A dry run as the RouteResult contract; ``body`` is a chat or a completion request, and
+        ``http`` has the session.
 
         A refusal is a normal result. Raises HttpError for a request that cannot be routed.
         """
@@ -221,7 +224,8 @@ class Inference:
                 parsed = parse_completion_request(body)
         except RequestError as error:
             raise client_error(error) from None
-        prepared = await self._prepare(self._named(parsed), record)
+        session = None if http is None else self._session(http)
+        prepared = await self._prepare(self._named(parsed), record, session)
         found = await service.dry_route(prepared.request, preset=preset)
         _check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
         return found
@@ -266,8 +270,22 @@ class Inference:
             record.request_id = parsed.request_id
         return parsed
 
+    def _session(self, http: web.Request) -> Session | None:
+        """The session of a request; None while affinity is off, whatever its headers are."""
+        if self._service.router.config.router_session_affinity_ttl_secs is None:
+            return None
+        try:
+            name = session_of(http.headers)
+        except RequestError as error:
+            raise client_error(error) from None
+        client = client_of(http, self._config.api_token)
+        return self._service.session(name, client)
+
     async def _prepare(
-        self, parsed: ChatRequest | CompletionRequest, record: RequestRecord
+        self,
+        parsed: ChatRequest | CompletionRequest,
+        record: RequestRecord,
+        session: Session | None = None,
     ) -> Prepared:
         nvext = parsed.nvext
         base = self._service.base_model(parsed.model)
@@ -285,6 +303,7 @@ class Inference:
                 cache_salt=parsed.cache_salt,
                 lora_name=parsed.model if parsed.model in self._service.adapters else None,
                 not_modelled=not_modelled,
+                session=session,
             )
         except PromptError as error:
             raise HttpError(

@@ -61,6 +61,7 @@ class SelectionReader:
             else frozenset(self._worker(one, "allowed_worker_ids") for one in allowed),
             lora_name=selection.lora_name or None,
             salted=bool(selection.cache_salt),
+            session=self._service.session(selection.session_id),
         )
 
     def _model(self, selection: SelectRequest) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router_core import (
+    BoundWorker,
     CostInputs,
     CostParameters,
     Decision,
@@ -81,7 +82,7 @@ class BriefHop(NamedTuple):
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
     prefill tokens, active blocks, shared blocks, requests, multiplier, host blocks, disk blocks,
     trust, indexed blocks, booked tokens, transfer seconds, transfer level, following,
-    predicted blocks,
+    predicted blocks, session blocks,
     *term values)``. ``counts``
     are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
     """
@@ -109,6 +110,7 @@ class BriefHop(NamedTuple):
     predicted: PredictedPrefill | None
     pair: tuple[int, int] | None
     budget: DeviceBudget | None
+    session: BoundWorker | None
 
     def expand(self) -> Decision:
         """A Decision over the kept rows; a note gives the number of all candidates."""
@@ -138,6 +140,7 @@ class BriefHop(NamedTuple):
                 transfer_levels=columns[15] if columns[15][0] is not None else None,
                 following=columns[16] if columns[16][0] is not None else None,
                 predicted_blocks=columns[17] if columns[17][0] is not None else None,
+                session_blocks=columns[18] if columns[18][0] is not None else None,
             )
         return Decision(
             id=self.id,
@@ -162,7 +165,7 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[18:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[19:], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
@@ -171,6 +174,7 @@ class BriefHop(NamedTuple):
             predicted=self.predicted,
             pair=self.pair,
             budget=self.budget,
+            session=self.session,
             notes=(*self.notes, note) if len(rows) < self.candidates else self.notes,
         )
 
@@ -237,12 +241,13 @@ def brief(decision: Decision) -> BriefHop:
         decision.predicted,
         pair,
         decision.budget,
+        decision.session,
     )
 
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: tuple[Any, ...] = (None,) * 15
+    read: tuple[Any, ...] = (None,) * 16
     if inputs is not None:
         shared, multipliers = inputs.shared_blocks, inputs.multipliers
         host, disk = inputs.host_blocks, inputs.disk_blocks
@@ -262,6 +267,7 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
             None if inputs.transfer_levels is None else inputs.transfer_levels[i],
             None if inputs.following is None else inputs.following[i],
             None if inputs.predicted_blocks is None else inputs.predicted_blocks[i],
+            None if inputs.session_blocks is None else inputs.session_blocks[i],
         )
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)

@@ -27,7 +27,7 @@ from dynctl.sources.http import (
 )
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds import Thresholds, Values
-from dynctl.wire.nvext import NvExt
+from dynctl.wire.nvext import SESSION_HEADERS, NvExt
 
 #: A larger response is not from a frontend of ours.
 MAX_BYTES: Final = 512 * 1024 * 1024
@@ -85,7 +85,8 @@ class FrontendClient(HttpFrontend):
         controls = self._controls(query, asked.nvext, body.get("nvext"))
         if controls:
             body["nvext"] = controls
-        return self.document(self.send("POST", "/v1/route", body), RouteResult)
+        headers = None if query.session_id is None else {SESSION_HEADERS[0]: query.session_id}
+        return self.document(self.send("POST", "/v1/route", body, headers), RouteResult)
 
     def workers(self) -> list[WorkerRow]:
         return self.workers_and_replicas().workers
@@ -159,8 +160,14 @@ class FrontendClient(HttpFrontend):
                     controls[key] = resolve_worker(text, workers)
         return controls
 
-    def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        response = self.exchange(method, path, body)
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        response = self.exchange(method, path, body, headers=headers)
         status = response.status_code
         if status in (200, 201):
             return response

@@ -105,9 +105,14 @@ _UNSUPPORTED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "router_policy_config": ((None,), "a policy file replaces cost parameters and queues"),
     "shared_cache_type": ((None, "none"), "hits in a shared cache lower the cost"),
     "enforce_disagg": ((None, False), "requests are refused without a prefill worker"),
-    "session_affinity_ttl_secs": ((None,), "requests of a session stay with their worker"),
+    "session_affinity_ttl_secs": (
+        (None,),
+        "requests of a session stay with their worker, which only the frontend knows",
+    ),
     "router_tracking_hash": ((None, "public-xxh3-v1"), "active blocks have other hashes"),
 }
+#: Of these, what dynctl has for its own router; in a frontend of Dynamo it is not visible.
+_VISIBLE_TO_IT: Final = frozenset({"session_affinity_ttl_secs"})
 #: Keys that never change a decision by themselves: internals of a router, and settings of a feature
 #: that another key turns on.
 _HARMLESS: Final = frozenset(
@@ -188,7 +193,8 @@ class _Reading:
         if name in _UNSUPPORTED:
             harmless, effect = _UNSUPPORTED[name]
             if value not in harmless:
-                self.name(where, value, f"not built yet; in Dynamo {effect}")
+                why = "" if name in _VISIBLE_TO_IT else "not built yet; "
+                self.name(where, value, f"{why}in Dynamo {effect}")
         else:
             self.name(where, value, "unknown setting with an unknown effect")
 

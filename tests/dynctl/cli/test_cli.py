@@ -414,3 +414,10 @@ def test_an_unknown_context_or_a_dead_source_is_not_success(dynctl, monkeypatch,
 def test_wide_output_is_wider_in_a_pipe_as_well(dynctl, command):
     table, wide = (dynctl(*command, "-o", name).out for name in ("table", "wide"))
     assert max(map(len, wide.splitlines())) > max(map(len, table.splitlines()))
+
+
+def test_a_session_is_looked_up_in_a_running_frontend_only(dynctl):
+    ran = dynctl("route", "--demo", "hi", "--session-id", "alice")
+    assert ran.code == 2
+    assert "--session-id: only a running frontend has sessions" in ran.err
+    assert "alice" not in ran.err

@@ -62,6 +62,11 @@ BESIDE = {
     "router_taints_in_all_modes": {"router_mode": "random"},
     "encoder_cuda_to_cpu_ratio": {"router_mode": "device-aware-weighted"},
     "router_approximate_cache_policy": {"use_kv_events": "false"},
+    "router_session_affinity_mode": {"router_session_affinity_ttl_secs": "60"},
+    "router_session_affinity_yield_blocks": {
+        "router_session_affinity_ttl_secs": "60",
+        "router_session_affinity_mode": "soft",
+    },
 }
 
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import replace
 
-from dynctl.documents.route_result import PrefillPrediction
-from dynctl.documents.view import SavedView
+import msgspec
+import pytest
+
+from dynctl.documents.route_result import PrefillPrediction, route_result
+from dynctl.documents.view import SavedView, decode_view, encode_view
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.route import ExplainScreen
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
-from router_core import Booked, KvEvent
+from router_core import (
+    Booked,
+    Freed,
+    KvEvent,
+    Router,
+    RouterConfig,
+    Session,
+    WorkerAvailability,
+    WorkerUpserted,
+)
 from router_core.lower_tiers import DISK, HOST
-from tests.router_core.fleet import prompt, router, worker
+from tests.router_core.fleet import apply_all, prompt, request, router, worker
 from tests.router_core.test_lower_tiers import store
 
 
@@ -57,3 +69,69 @@ def test_what_is_left_of_the_prefill_load_is_shown_with_its_model() -> None:
     text = ExplainScreen(True)(msgspec.structs.replace(result, decode=hop), Canvas(130))
     expected = "prefill of 128 tokens is predicted to take 12.3 ms (estimate for h200_sxm, tp 1)"
     assert expected in " ".join(text.split())
+
+
+def test_predicted_blocks_have_a_column_and_a_doubt() -> None:
+    made = router(worker(1), worker(2), router_predicted_ttl_secs=5.0)
+    asked = request(128)
+    made.apply(made.booking(made.plan(asked).final, asked), 0.0)
+    result = ViewSource(SavedView(made, 0.0), "x").route(RouteQuery(token_ids=prompt(128)))
+    lines = [line.split() for line in ExplainScreen(True)(result, Canvas(100)).splitlines()]
+    head = next(line for line in lines if "worker" in line and "cost" in line)
+    assert head[:3] == ["worker", "cached", "predicted"]
+    assert next(line for line in lines if line[:2] == [">", "w1"])[2:4] == ["8", "8"]
+    assert [one.code for one in result.doubts if one.code == "DYR0763"] == ["DYR0763"]
+    again = decode_view(encode_view(made.capture(), now=0.0)).router
+    assert next(again.plan(asked).final.rows()).predicted_blocks == 8
+
+
+@pytest.mark.parametrize("mode", ["hard", "soft"])
+def test_the_worker_of_a_session_is_named(mode: str) -> None:
+    settings = {
+        "router_session_affinity_ttl_secs": 60.0,
+        "router_session_affinity_mode": mode,
+        "router_session_affinity_yield_blocks": 10.0,
+    }
+    made = router(worker(1), worker(2), **settings)
+    asked = replace(request(34), session=Session("key", 26.0))
+    first = replace(asked, id="first", session=Session("key", 0.0))
+    made.apply(made.booking(made.plan(first).final, first), 0.0)
+    made.apply(Freed("first"), 0.0)
+
+    def shown() -> str:
+        plan = made.plan(asked, detail=True)
+        result = route_result(made, asked, plan, now=26.0)
+        assert result.decode is not None
+        return ExplainScreen(True)(result, Canvas(200))
+
+    assert "session affinity: w1, 34 s left" in shown()
+    made.apply(made.booking(made.plan(asked).final, replace(asked, id="more", session=None)), 0.0)
+    if mode == "soft":
+        more = replace(request(161, seed=5), id="load")
+        on_first = replace(made.booking(made.plan(more).final, more), worker_id=1)
+        made.apply(on_first, 0.0)
+        assert "session affinity: w1 costs" in shown()
+        assert "more, so the session moves" in shown()
+    apply_all(made, WorkerAvailability(1, "no response"))
+    assert "session affinity: w1 is excluded (available), so the session moves" in shown()
+
+
+def test_a_saved_view_has_running_estimates_and_no_sessions() -> None:
+    settings = {
+        "use_kv_events": False,
+        "router_approximate_cache_policy": "lru",
+        "router_session_affinity_ttl_secs": 60.0,
+    }
+    made = Router(RouterConfig().with_values(settings), learns=True)
+    for one in (worker(1, kv_events=False, total_kv_blocks=99), worker(2, kv_events=False)):
+        apply_all(made, WorkerUpserted(one))
+    for name in ("a", "b"):
+        asked = replace(request(65, name, seed=len(name)), session=Session("key", 0.0))
+        made.apply(made.booking(made.plan(asked).final, asked), 0.0)
+    data = encode_view(made.capture(), now=0.0)
+    assert b"sessions" not in data
+    again = decode_view(data).router
+    assert [again.cached_blocks(slot) for slot in (0, 1)] == [
+        made.cached_blocks(slot) for slot in (0, 1)
+    ]
+    assert len(again.sessions) == 0

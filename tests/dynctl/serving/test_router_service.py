@@ -74,6 +74,25 @@ async def loads(client):
 # -- selecting ---------------------------------------------------------------------------------
 
 
+async def test_selections_of_a_session_go_to_one_worker():
+    async with routing(router_session_affinity_ttl_secs=60.0) as (client, service, _, clock):
+        chosen = []
+        for number in range(4):
+            service.sample = lambda number=number: number / 4
+            body = {"token_ids": [number] * 34, "session_id": "s", "request_id": f"r{number}"}
+            answer = await client.post("/v1/select_and_book", json=body)
+            assert answer.status in (200, 201), await answer.text()
+            chosen.append((await answer.json())["decode"]["worker"])
+        assert len(set(chosen)) == 1
+        assert len(service.router.sessions) == 1
+        clock.now += 100
+        service.free("r0")
+        body = {"token_ids": TOKENS, "session_id": "x" * 300}
+        answer = await client.post("/v1/select", json=body)
+        assert answer.status == 400
+        assert "session_id" in await answer.text()
+
+
 async def test_a_dry_selection_books_nothing():
     async with routing() as (client, service, api, _):
         store(service.router, 2, range(32))

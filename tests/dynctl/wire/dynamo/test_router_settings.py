@@ -62,8 +62,8 @@ def test_session_affinity():
     read = captured("--router-session-affinity-ttl-secs")
     assert changed(read) == {}
     assert [str(found) for found in read.not_followed] == [
-        "session_affinity_ttl_secs 60: not built yet; in Dynamo requests of a session stay with "
-        "their worker"
+        "session_affinity_ttl_secs 60: in Dynamo requests of a session stay with their worker, "
+        "which only the frontend knows"
     ]
 
 
