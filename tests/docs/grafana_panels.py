@@ -319,6 +319,20 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                 says="Prompt tokens a second; lines apart mean a wrong index (dynctl audit).",
             ),
             Panel(
+                "Mean prefill, predicted and measured",
+                tuple(
+                    Query(
+                        _rate(f"dynctl_prefill_{kind}_seconds_total", _FILTER, "model, role")
+                        + " / "
+                        + _rate("dynctl_prefills_predicted_total", _FILTER, "model, role"),
+                        "{{model}} {{role}} " + kind,
+                    )
+                    for kind in ("predicted", "measured")
+                ),
+                "s",
+                says="Only with a prefill load model. Measured includes what ran before.",
+            ),
+            Panel(
                 "Predictions",
                 (
                     Query(
