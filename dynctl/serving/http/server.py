@@ -175,6 +175,8 @@ class Frontend:
         if isinstance(service, RemoteRouting):
             service.not_for = (self.memory,)
         self._serves_inference = inference
+        # A router alone gets hashes from its frontends; it tokenizes for dry runs, if it can.
+        self._tokenizes = inference or config.model_path is not None
         self._extra_routes = tuple(extra_routes)
         self._runners: list[web.AppRunner] = []
         #: One for each listener.
@@ -224,7 +226,8 @@ class Frontend:
             raise
         start = self.service.tasks.start
         start("booking expiry", self._expire_often)
-        start("tokenizer check", self._check_tokenizers)
+        if self._tokenizes:
+            start("tokenizer check", self._check_tokenizers)
         if self.certificate is not None:
             start("certificate reload", self.certificate.watch)
         if self.config.api_key_file is not None:
@@ -441,7 +444,8 @@ class Frontend:
         silent = [w.name for w in router.registry if not w.kv_events]
         if silent:
             _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
-        self._log_tokenizer()
+        if self._tokenizes:
+            self._log_tokenizer()
 
     def _log_tokenizer(self) -> None:
         if self._tokenizer is not None:

@@ -236,6 +236,16 @@ async def test_a_frontend_shows_the_fleet_of_its_router():
         await fleet.start_router(port)
 
 
+@pytest.mark.parametrize("with_model", [False, True])
+async def test_a_router_alone_needs_no_tokenizer(caplog, with_model):
+    """Its frontends tokenize; with --model-path it can for dry runs."""
+    caplog.set_level("INFO")
+    more = {"model_path": DEMO_MODEL_DIR} if with_model else {}
+    async with several(frontends=0, router=more) as fleet:
+        fleet.router.log_start()
+        assert ("tokenizer" in caplog.text) is with_model
+
+
 async def test_only_hashes_travel():
     async with several(frontends=1) as fleet:
         site = fleet.frontends[0]
