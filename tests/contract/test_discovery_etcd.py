@@ -168,6 +168,7 @@ async def test_a_watch_moves_to_another_member(kind: Kind, server: EtcdServer, t
         await discovery.close()
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: infrastructure: ETCD_ENDPOINTS")
 async def test_unreachable_names_every_member_and_what_it_said(kind: Kind):
     ports = [free_port(), free_port()]
     discovery = kind([f"http://127.0.0.1:{port}" for port in ports])

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
@@ -93,6 +94,7 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.seed("router-guide: events: JetStream")
 async def test_the_messages_from_before_are_read_and_then_followed(tmp_path: Path) -> None:
     async with rig(tmp_path) as (made, _):
         await made.create()

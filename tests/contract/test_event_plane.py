@@ -38,6 +38,8 @@ async def following(rig, channel=None):
         yield channel, follower, recorder
 
 
+@pytest.mark.seed("router-guide: events: NATS Core")
+@pytest.mark.seed("router-guide: events: ZMQ")
 async def test_messages_arrive_in_order_as_they_were_sent(rig):
     async with following(rig) as (channel, follower, heard):
         await rig.send(channel, *map(envelope, range(40)))

@@ -165,6 +165,7 @@ async def test_connecting_to_a_server_that_is_there(tmp_path):
         await plane.close()
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: infrastructure: NATS_SERVER")
 async def test_nothing_listens():
     tasks = asyncio.all_tasks()
     plane = NatsEventPlane("nats://someone:secret@127.0.0.1:9", NatsAuth())

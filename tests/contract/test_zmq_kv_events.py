@@ -106,6 +106,7 @@ async def test_batches_arrive_in_order_as_index_events(bench):
     assert not state.connected  # it was cancelled
 
 
+@pytest.mark.seed("router-guide: events: ZMQ")
 async def test_captured_stream_of_a_real_mock_worker(bench):
     rows = [json.loads(line) for line in CAPTURE.read_text().splitlines()]
     frames = [

@@ -11,6 +11,7 @@ from tests.docs.cli_page import cli_page
 from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json
 from tests.docs.pages import DOCS
+from tests.docs.seeds_page import seeds_page
 from tests.docs.settings_table import settings_tables
 
 _END: Final = "<!-- end -->"
@@ -31,6 +32,7 @@ def _between(path: Path, name: str, made: str) -> str:
 FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "cli.md": cli_page,
     DOCS / "compatibility.md": compatibility_page,
+    DOCS / "seeds.md": seeds_page,
     DOCS / "operations.md": lambda: _between(DOCS / "operations.md", "settings", settings_tables()),
     DOCS / "grafana" / "dynctl.json": dashboard_json,
 }

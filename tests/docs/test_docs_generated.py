@@ -12,6 +12,7 @@ from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS
 from tests.docs.generated import FILES
 from tests.docs.pages import DOCS, name_of
+from tests.docs.seeds_page import items, proofs
 from tests.docs.tables import table
 from tests.dynamo.versions import minor, recorded
 
@@ -27,6 +28,13 @@ def test_every_command_and_every_option_is_on_the_page() -> None:
         assert f"\n## dynctl {command}\n" in page
     for option in ROUTER_OPTIONS.values():
         assert f"`{option.flags[0]}" in page
+
+
+def test_every_item_that_was_asked_for_has_a_test_or_a_reason() -> None:
+    listed = dict(items())
+    assert set(proofs()) - set(listed) == set(), "tests name items that tests/docs/seeds.toml lacks"
+    without = [name for name in listed if name not in proofs() and not listed[name].get("differs")]
+    assert without == []
 
 
 def test_a_version_is_known_if_and_only_if_it_is_on_the_page() -> None:

@@ -37,6 +37,7 @@ def shown() -> list[str]:
 
 
 @pytest.mark.parametrize("query", sorted(set(queries())))
+@pytest.mark.seed("smart-routing-guide-0.9: monitoring: Grafana")
 def test_a_query_asks_for_metrics_and_labels_that_are_exported(query: str) -> None:
     found = METRIC.findall(query)
     assert found

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dynctl.serving.transfer_file import read_transfer_file
 from router_core import (
     Booked,
@@ -49,6 +51,7 @@ def number(cell: str) -> float:
     return float(cell.strip("*").replace(",", "").removesuffix(" times").removesuffix("%"))
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: cost: prefill blocks")
 def test_blocks() -> None:
     for tokens, prefill, complete in rows("blocks"):
         priced = formula(int(tokens), 0)
@@ -74,6 +77,7 @@ def test_lines_of_the_0_9_guide() -> None:
         assert f"{priced['cost']:.3f}" == cost
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: cost: worker selection example")
 def test_three_workers_of_the_0_9_guide() -> None:
     shown = rows("three workers")
     fleet = router(*(worker(int(row[0])) for row in shown))
@@ -157,6 +161,8 @@ def test_two_hops() -> None:
     assert {name: both(state) for name, state in states.items()} == shown
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: temperature 0.2-0.5")
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: temperature 1.0+")
 def test_temperature() -> None:
     for temperature, *shares in rows("temperature"):
         chances = probabilities([4.5, 6.5, 10.5], float(temperature))

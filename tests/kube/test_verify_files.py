@@ -259,6 +259,7 @@ def test_card_taint_and_capacity_without_kubernetes(dynctl: Run, tmp_path: Path)
         assert row["node"]["why"] == "no cluster was read"
 
 
+@pytest.mark.seed("router-topology: troubleshooting: no topology metadata")
 def test_a_card_without_taints_is_found_without_kubernetes(dynctl: Run, tmp_path: Path) -> None:
     root = register(tmp_path / "kv", lambda config: config.update(taints=[]))
     files = ("--discovery", "file", "--file-kv", root, "--dyn-namespace", "*")

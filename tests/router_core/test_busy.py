@@ -50,6 +50,7 @@ def is_busy(made: Any, worker_id: int) -> bool:
     [(0.5, 50, False), (0.5, 51, True), (1.0, 100, False), (0.0, 0, False), (0.0, 1, True)],
 )
 @pytest.mark.parametrize("signal", ["active_decode_blocks", "kv_used_blocks"])
+@pytest.mark.seed("smart-routing-guide-0.9: thresholds: DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD")
 def test_decode_threshold_is_strict_for_either_signal(
     threshold: float, blocks: int, busy: bool, signal: str
 ) -> None:
@@ -126,6 +127,7 @@ def test_without_a_total_decode_blocks_never_make_a_worker_busy() -> None:
         ({"active_prefill_tokens_threshold_frac": 0.2}, 3, 2_000_001, True),
     ],
 )
+@pytest.mark.seed("smart-routing-guide-0.9: thresholds: DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")
 def test_prefill_thresholds(
     thresholds: dict[str, float], worker_id: int, tokens: int, busy: bool
 ) -> None:
@@ -138,6 +140,7 @@ def test_prefill_thresholds(
     assert not is_busy(booked, worker_id)
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: thresholds: DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")
 def test_any_threshold_suffices() -> None:
     made = fleet(active_decode_blocks_threshold=0.9, active_prefill_tokens_threshold=10)
     apply_all(made, LoadReported(2, 0, active_decode_blocks=0, active_prefill_tokens=11))
@@ -235,6 +238,7 @@ def test_a_new_card_is_checked_again() -> None:
 
 
 @pytest.mark.parametrize("mode", sorted(set(ROUTER_MODES) - {"direct"}))
+@pytest.mark.seed("smart-routing-guide-0.9: busy workers: excluded")
 def test_busy_workers_are_excluded_in_every_mode(mode: str) -> None:
     made = router(
         worker(1, total_kv_blocks=100),
@@ -251,6 +255,7 @@ def test_busy_workers_are_excluded_in_every_mode(mode: str) -> None:
     assert made.plan(request(32)).final.outcome == "all_busy"
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: busy workers: excluded")
 def test_the_reason_names_value_and_limit() -> None:
     made = fleet(active_decode_blocks_threshold=0.85, active_prefill_tokens_threshold=10_000)
     apply_all(made, LoadReported(2, 0, kv_used_blocks=91, active_prefill_tokens=10_240))

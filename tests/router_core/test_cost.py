@@ -48,12 +48,15 @@ def formula(
         (2.000, 44, 0, 1.5, "decode"),
     ],
 )
+@pytest.mark.seed("smart-routing-guide-0.9: cost: log lines")
 def test_log_lines_of_the_0_9_guide(
     logged: float, isl: int, overlap: int, scale: float, stage: Stage
 ) -> None:
     assert f"{formula(isl, overlap, scale=scale, stage=stage):.3f}" == f"{logged:.3f}"
 
 
+@pytest.mark.seed("router-guide: arguments: --router-kv-overlap-score-weight")
+@pytest.mark.seed("smart-routing-guide-0.9: cost: worker selection example")
 def test_worked_table_of_the_0_9_guide() -> None:
     # 160 tokens are 10 blocks; the table gives decode blocks in all, so without the new ones.
     table = {"w1": (2, 10, 18.0), "w2": (5, 5, 10.0), "w3": (8, 9, 11.0)}
@@ -171,6 +174,7 @@ def test_observed_preference_multipliers(
     ("weight", "multiplier"),
     [(0.1, 0.9051), (0.5, 0.6299), (0.85, 0.5010), (1.0, 0.4669), (1e9, 0.3679), (0.0, 1.0)],
 )
+@pytest.mark.seed("router-topology: enforcement: preferred")
 def test_multiplier_table(weight: float, multiplier: float) -> None:
     assert preference_multiplier([weight]) == pytest.approx(multiplier, abs=6e-5)
 
@@ -186,6 +190,7 @@ def test_a_preference_has_no_effect_at_cost_zero_and_none_on_a_pinned_request() 
     assert costs(fleet, pinned) == {"w1": 4.0}
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: overlap weight: 0")
 def test_credit_zero_ignores_caches_but_books_only_uncached_tokens() -> None:
     fleet = router(worker(1), worker(2), overlap_score_credit=0.0)
     apply_all(fleet, stored(1, 4))
@@ -194,6 +199,7 @@ def test_credit_zero_ignores_caches_but_books_only_uncached_tokens() -> None:
     assert fleet.booking(plan.final, request(64)).prefill_tokens == 0
 
 
+@pytest.mark.seed("router-guide: arguments: --router-track-prefill-tokens")
 def test_without_prefill_tracking_the_credit_is_taken_from_decode_blocks() -> None:
     fleet = router(worker(1), worker(2), router_track_prefill_tokens=False)
     apply_all(fleet, stored(1, 3))
@@ -282,6 +288,7 @@ def test_active_request_weight_is_a_term_only_when_it_is_set() -> None:
         (1.0, [0.0, 0.5, 1.0], (0.506, 0.307, 0.186)),
     ],
 )
+@pytest.mark.seed("router-guide: arguments: --router-temperature")
 def test_softmax_is_range_normalised(
     temperature: float, costs_seen: list[float], predicted: tuple[float, ...]
 ) -> None:
@@ -299,6 +306,7 @@ def test_a_sample_above_the_rounded_sum_picks_the_last_likely_candidate() -> Non
     assert pick(values, 0.5, sample) == 5
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: temperature 0.0")
 def test_exact_ties_are_uniform() -> None:
     draws = Counter(pick([2.0, 1.0, 1.0, 3.0, 1.0], 0.0, i / 300) for i in range(300))
     assert draws == {1: 100, 2: 100, 4: 100}
@@ -327,6 +335,8 @@ def test_pick_is_always_a_likely_candidate(
     st.floats(0, 4),
     st.floats(0, 3),
 )
+@pytest.mark.seed("router-guide: modes: KV")
+@pytest.mark.seed("smart-routing-guide-0.9: cost: combined cost")
 def test_columns_equal_the_formula_written_out(
     isl: int, rows: list[tuple[int, int, int]], scale: float, credit: float
 ) -> None:

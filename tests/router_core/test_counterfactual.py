@@ -263,6 +263,7 @@ def test_a_flip_of_least_loaded_is_a_number_of_requests() -> None:
         (0, 0, None, None, "no effect: both cost 0, so a multiplier changes nothing"),
     ],
 )
+@pytest.mark.seed("router-topology: troubleshooting: preferred crosses")
 def test_the_meter_in_numbers(
     local: int, remote: int, now: float | None, smallest: float | None, verdict: str
 ) -> None:

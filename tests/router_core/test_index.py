@@ -106,6 +106,7 @@ def test_removals_of_blocks_not_held_are_counted() -> None:
     assert depths(index) == {0: 6}
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: infrastructure: PYTHONHASHSEED")
 def test_workers_that_disagree_about_engine_hashes() -> None:
     """Dynamo keeps the first worker's names and ignores the second one's removals for good."""
     index = stored(0)

@@ -145,6 +145,8 @@ def booked(made: Router, name: str, at: float, tokens: int = 65, on: int = 0) ->
     made.apply(c.Freed(name), at)
 
 
+@pytest.mark.seed("router-guide: events: Approximate")
+@pytest.mark.seed("smart-routing-guide-0.9: engines: TensorRT-LLM events")
 def test_a_booking_counts_as_cached_and_is_called_estimated() -> None:
     made = learning(worker(1, kv_events=False), worker(2, kv_events=False))
     first = made.plan(request(65)).final
@@ -161,6 +163,8 @@ def test_a_booking_counts_as_cached_and_is_called_estimated() -> None:
     assert decision.replay().costs == decision.costs
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: no KV events")
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: --router-ttl")
 def test_a_learned_prefix_is_forgotten_unless_it_is_hit() -> None:
     made = learning(worker(1, kv_events=False), router_ttl_secs=120.0)
     booked(made, "a", 0.0, tokens=65)
@@ -186,6 +190,8 @@ def test_a_rank_never_has_more_than_it_declares() -> None:
     assert made.learned.block_count(0) == 3
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: --router-max-tree-size")
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: --router-prune-target-ratio")
 def test_the_size_is_bounded_by_the_setting() -> None:
     made = learning(
         worker(1, kv_events=False), router_max_tree_size=10, router_prune_target_ratio=0.5

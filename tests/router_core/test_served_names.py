@@ -35,6 +35,7 @@ def test_a_worker_is_reached_by_its_model_its_aliases_and_its_adapters() -> None
     assert made.registry.served_names() == (MODEL,)
 
 
+@pytest.mark.seed("dep-topology: future work: multi-pool")
 def test_a_set_of_workers_limits_the_candidates_and_is_a_step_of_the_funnel() -> None:
     made = router(named(1, "a"), named(2, "b"), named(3))
     decision = made.plan(replace(request(40), worker_set="b"), detail=True).final

@@ -69,6 +69,7 @@ def test_worker_without_policy_is_unconstrained_even_if_siblings_require() -> No
         ),
     ],
 )
+@pytest.mark.seed("router-topology: enforcement: fail-closed")
 def test_underivable_policies_name_worker_and_domain(runtime: dict[str, Any], said: str) -> None:
     with pytest.raises(PolicyUnderivable) as error:
         implied_constraints(unchecked(1, **runtime), [], None)
@@ -77,6 +78,8 @@ def test_underivable_policies_name_worker_and_domain(runtime: dict[str, Any], sa
     assert "'zone'" in str(error.value)
 
 
+@pytest.mark.seed("router-topology: runtime contract: kv_transfer_preferred_weight")
+@pytest.mark.seed("router-topology: enforcement: required")
 def test_required_and_preferred_carry_taint_weight_and_origin() -> None:
     (required,) = implied_constraints(
         worker(1, role="prefill", zone="a", policy="required"), [], None
@@ -89,6 +92,7 @@ def test_required_and_preferred_carry_taint_weight_and_origin() -> None:
     assert (preferred.taint, preferred.kind, preferred.weight) == (ZONE_A, "preferred", 0.85)
 
 
+@pytest.mark.seed("router-topology: enforcement: merged constraints")
 def test_merge_keeps_the_request_and_overwrites_its_weight_for_the_policys_taint() -> None:
     own = constraints(["gold"], {ZONE_A: -5.0, "rack": 0.5})
     derived = implied_constraints(
@@ -141,6 +145,7 @@ def test_observed_edges(
     assert lowest == pytest.approx(cost, abs=6e-5)
 
 
+@pytest.mark.seed("router-topology: enforcement: fail-closed")
 def test_required_without_decode_in_the_domain_is_refused_before_dispatch() -> None:
     plan = observed_fleet(decode_capacity_guard=False).plan(request(40, pin_prefill=Pin(3)))
     assert plan.prefill is not None
@@ -189,7 +194,8 @@ def two_zones(*, decode_in_a: bool) -> list[Worker]:
     return fleet
 
 
-@pytest.mark.seed("dep-topology: failure handling: No same-domain decode workers")
+@pytest.mark.seed("dep-topology: routing failures: no same-domain decode workers: fail")
+@pytest.mark.seed("dep-topology: routing failures: no same-domain decode workers: fallback")
 def test_row_1_no_same_domain_decode() -> None:
     refused = policy_fleet("required", *two_zones(decode_in_a=False)).plan(request(40))
     assert refused.final.outcome == "no_eligible_worker"
@@ -202,7 +208,8 @@ def test_row_1_no_same_domain_decode() -> None:
     assert (local.final.worker.name, local.relaxed) == ("dA", False)
 
 
-@pytest.mark.seed("dep-topology: failure handling: Worker missing topology level")
+@pytest.mark.seed("dep-topology: routing failures: worker without the level: fail")
+@pytest.mark.seed("dep-topology: routing failures: worker without the level: fallback")
 def test_row_2_workers_that_lack_the_level() -> None:
     bare = worker(4, "dN", "decode")
     for enforcement in ("required", "fallback"):
@@ -222,7 +229,7 @@ def test_row_2_workers_that_lack_the_level() -> None:
     assert rejection.reason.code == "missing_domain"
 
 
-@pytest.mark.seed("dep-topology: failure handling: kv_transfer_topology_level unset")
+@pytest.mark.seed("dep-topology: routing failures: level unset")
 def test_row_3_level_unset_is_no_filtering() -> None:
     plan = router(*two_zones(decode_in_a=True)).plan(request(40))
     assert names(plan.final) == {"dA", "dB"}
@@ -233,6 +240,8 @@ def test_row_3_level_unset_is_no_filtering() -> None:
     "dep-topology: failure handling: prefill worker has no decode workers in its domain"
 )
 @pytest.mark.parametrize("enforcement", ["required", "fallback"])
+@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
+@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fallback")
 def test_row_4_prefill_prefers_domains_with_decode(enforcement: str) -> None:
     fleet = policy_fleet(
         enforcement, *two_zones(decode_in_a=False), worker(6, "pB", "prefill", zone="b")
@@ -462,6 +471,7 @@ def test_guard_does_not_apply_to_preferred() -> None:
     st.integers(16, 120),
     st.booleans(),
 )
+@pytest.mark.seed("dep-topology: compatibility: None is no filter")
 def test_without_a_policy_topology_changes_nothing(
     shape: list[tuple[str, str | None, int]], tokens: int, guard: bool
 ) -> None:
@@ -529,6 +539,7 @@ def test_registration_refuses_weights(weight: float | None) -> None:
             worker(1, zone="a", policy="required", weight=weight)
 
 
+@pytest.mark.seed("router-topology: runtime contract: taints")
 def test_canonical_taints_are_rebuilt_and_forged_ones_dropped() -> None:
     config = ModelRuntimeConfig(
         taints=frozenset({"dynamo.topology/zone=fake", "gold"}),

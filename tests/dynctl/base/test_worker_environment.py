@@ -65,6 +65,7 @@ def env(mount: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("word", ["true", "True", "1", "on", "YES", " yes "])
+@pytest.mark.seed("router-topology: worker environment: DYN_TOPOLOGY_ENABLED")
 def test_truthy_words_turn_it_on(world: World, mount: Path, word: str) -> None:
     assert world.read(env(mount, DYN_TOPOLOGY_ENABLED=word)) is not None
 
@@ -93,6 +94,7 @@ def test_an_unknown_word_warns_and_stays_off(world: World, mount: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])
+@pytest.mark.seed("router-topology: worker environment: DYN_KV_TRANSFER_DOMAIN")
 def test_no_transfer_domain_fails_at_once(world: World, mount: Path, value: str | None) -> None:
     variables = env(mount)
     del variables["DYN_KV_TRANSFER_DOMAIN"]
@@ -115,6 +117,7 @@ def test_a_domain_is_a_plain_file_name(world: World, mount: Path, domain: str) -
 
 @pytest.mark.seed("dep-topology: failure handling: Topology volume files not present")
 @pytest.mark.parametrize("content", [None, "", " \n"])
+@pytest.mark.seed("dep-topology: startup failures: topology files not present")
 def test_a_missing_or_empty_file_is_polled_for_30_seconds(
     world: World, tmp_path: Path, content: str | None
 ) -> None:
@@ -192,6 +195,7 @@ def test_the_seeds_example(world: World, mount: Path) -> None:
     assert line.endswith(f"(from {mount})")
 
 
+@pytest.mark.seed("router-topology: worker environment: hidden and empty files")
 def test_every_visible_file_with_content_is_a_domain(mount: Path) -> None:
     (mount / "rack").write_text("  rack-22 \n")
     (mount / "empty").write_text("\n")
@@ -237,6 +241,7 @@ def test_a_value_that_cannot_be_a_taint_is_refused(world: World, mount: Path) ->
         world.read(env(mount))
 
 
+@pytest.mark.seed("router-topology: worker environment: DYN_TOPOLOGY_MOUNT_PATH")
 def test_the_default_directory(world: World) -> None:
     assert DEFAULT_MOUNT_PATH == "/etc/dynamo/topology"
     variables = env(Path("/unused"))
@@ -251,6 +256,8 @@ def test_the_default_directory(world: World) -> None:
 
 
 @pytest.mark.parametrize("raw", [None, "", "required"])
+@pytest.mark.seed("router-topology: worker environment: DYN_KV_TRANSFER_ENFORCEMENT")
+@pytest.mark.seed("kubernetes-topology: pipeline: enforcement defaults to required")
 def test_enforcement_defaults_to_required(world: World, mount: Path, raw: str | None) -> None:
     variables = env(mount) if raw is None else env(mount, DYN_KV_TRANSFER_ENFORCEMENT=raw)
     config = world.read(variables)
@@ -268,6 +275,7 @@ def test_enforcement_is_spelled_exactly(world: World, mount: Path, raw: str) -> 
 
 
 @pytest.mark.parametrize(("raw", "weight"), [("0.85", 0.85), ("0", 0.0), ("1", 1.0)])
+@pytest.mark.seed("router-topology: worker environment: DYN_KV_TRANSFER_PREFERRED_WEIGHT")
 def test_preferred_takes_a_weight(world: World, mount: Path, raw: str, weight: float) -> None:
     config = world.read(
         env(

@@ -228,6 +228,7 @@ def test_serve_names_every_global_option_without_effect(
 
 
 @pytest.mark.parametrize("name", PLANE_VARIABLES)
+@pytest.mark.seed("smart-routing-guide-0.9: infrastructure: DYN_EVENT_PLANE")
 def test_serve_names_every_variable_of_a_source(
     dynctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -316,6 +317,9 @@ def test_texts_recommend_only_options_that_exist() -> None:
     assert not unknown
 
 
+@pytest.mark.seed("router-guide: arguments: --serve-indexer")
+@pytest.mark.seed("router-guide: arguments: --use-remote-indexer")
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: --router-reset-states")
 def test_the_readme_lists_every_feature_that_settings_wait_for() -> None:
     readme = (Path(package.__file__).parents[1] / "README.md").read_text()
     section = readme.partition("## Not built yet")[2].lower()

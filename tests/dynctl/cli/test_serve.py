@@ -29,6 +29,9 @@ def started(monkeypatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("command", ["frontend", "router"])
+@pytest.mark.seed("router-guide: arguments: --router-mode")
+@pytest.mark.seed("router-guide: environment: DYN_KV_CACHE_BLOCK_SIZE")
+@pytest.mark.seed("smart-routing-guide-0.9: core parameters: DYN_KV_CACHE_BLOCK_SIZE")
 def test_flags_environment_and_preset_make_the_configuration(dynctl, started, monkeypatch, command):
     monkeypatch.setenv("DYN_HTTP_PORT", "9001")
     monkeypatch.setenv("DYN_ROUTER_TEMPERATURE", "0.25")

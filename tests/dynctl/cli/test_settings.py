@@ -48,6 +48,17 @@ def test_preset_from_the_environment_and_unknown_presets():
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
+@pytest.mark.seed("router-guide: arguments: --router-mode")
+@pytest.mark.seed("router-guide: arguments: --router-temperature")
+@pytest.mark.seed("router-guide: environment: DYN_ROUTER_MODE")
+@pytest.mark.seed("router-guide: environment: DYN_ROUTER_TEMPERATURE")
+@pytest.mark.seed("router-guide: environment: DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT")
+@pytest.mark.seed("router-guide: environment: DYN_ROUTER_QUEUE_POLICY")
+@pytest.mark.seed("router-guide: environment: DYN_ENCODER_CUDA_TO_CPU_RATIO")
+@pytest.mark.seed("smart-routing-guide-0.9: core parameters: DYN_ROUTER_TEMPERATURE")
+@pytest.mark.seed("smart-routing-guide-0.9: core parameters: DYN_KV_OVERLAP_SCORE_WEIGHT")
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: --router-ttl")
+@pytest.mark.seed("dep-topology: names: kv_transfer_topology_level")
 def test_every_spelling_of_every_setting_is_read(name: str):
     setting, option = SETTINGS[name], ROUTER_OPTIONS[name]
     value = setting.default
@@ -88,6 +99,8 @@ def test_deprecated_names_say_what_to_use():
 @pytest.mark.parametrize(
     "spelling", ["--router-kv-overlap-score-weight", "DYN_KV_OVERLAP_SCORE_WEIGHT"]
 )
+@pytest.mark.seed("router-guide: arguments: --router-kv-overlap-score-weight")
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: overlap weight: 0")
 def test_a_legacy_overlap_weight_of_0_turns_the_credit_off_too(spelling: str):
     flag = spelling.startswith("--")
     found = resolve({spelling: "0"} if flag else {}, {} if flag else {spelling: "0"})
@@ -103,6 +116,7 @@ def test_the_current_name_wins_over_the_old_one():
 
 @pytest.mark.parametrize(("policy", "means"), [("fail", "required"), ("fallback", "fallback")])
 @pytest.mark.parametrize("kind", ["flag", "env"])
+@pytest.mark.seed("dep-topology: names: kv_transfer_mismatch_policy")
 def test_the_mismatch_policy_is_an_enforcement(policy: str, means: str, kind: str):
     domain = {"--router-kv-transfer-topology-level": "zone"}
     name = "--router-kv-transfer-mismatch-policy"
@@ -177,6 +191,7 @@ def test_an_enforcement_without_a_domain_is_reported():
     )
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: core parameters: DYN_ROUTER_MODE")
 def test_underscored_modes_and_empty_variables():
     assert resolve({"--router-mode": "round_robin"}, {}).config.router_mode == "round-robin"
     assert resolve({}, {"DYN_ROUTER_MODE": " "}) == resolve({}, {})
@@ -215,6 +230,10 @@ def test_a_switch_that_is_off_is_named_as_typed(spelling: str):
 @pytest.mark.parametrize(
     ("spelling", "deprecated"), [("--no-router-kv-events", False), ("--no-kv-events", True)]
 )
+@pytest.mark.seed("router-guide: arguments: --router-kv-events")
+@pytest.mark.seed("router-guide: environment: DYN_ROUTER_USE_KV_EVENTS")
+@pytest.mark.seed("smart-routing-guide-0.9: core parameters: DYN_KV_EVENTS")
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: --no-kv-events")
 def test_every_spelling_switches_kv_events_off(spelling: str, deprecated: bool):
     found = resolve({spelling.replace("--no-", "--"): False}, {})
     assert found.config.use_kv_events is False
@@ -302,6 +321,7 @@ def test_the_version_of_a_backend_has_no_effect_and_is_named():
         ),
     ],
 )
+@pytest.mark.seed("router-guide: arguments: --router-prefill-load-model")
 def test_a_load_model_without_what_it_needs_names_each_flag(flags, named, model):
     given = {**flags, "--router-prefill-load-model": model}
     if model == "measured" and not flags:

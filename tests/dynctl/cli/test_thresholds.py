@@ -158,6 +158,7 @@ def test_workers_without_a_threshold(dynctl, fleet):
 # -- set -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: busy workers: /busy_threshold")
 def test_set_writes_every_replica_and_reads_it_back(dynctl, two):
     ran = dynctl("thresholds", "set", *named(*two), "--active-prefill-tokens", "5", "-o", "json")
     assert (ran.code, ran.err) == (0, "")

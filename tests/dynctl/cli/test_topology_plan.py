@@ -13,6 +13,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "plan"
 GUIDE = ["--capacity", "az-1:prefill=30,decode=60", "--capacity", "az-2:prefill=30,decode=60"]
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: capacity example")
 def test_capacity_by_flags(dynctl):
     ran = dynctl("topology", "plan", *GUIDE, "--ratio", "1:2", "-o", "json")
     assert (ran.code, ran.err) == (0, "")

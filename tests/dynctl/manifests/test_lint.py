@@ -28,6 +28,8 @@ def _wrong(report: Report) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("stem", FILES)
+@pytest.mark.seed("dep-topology: admission failures: level not in ClusterTopology")
+@pytest.mark.seed("kubernetes-topology: pipeline: preferredWeight")
 def test_exactly_the_codes_of_the_file_are_found(stem: str):
     lines = (MANIFESTS / f"{stem}.yaml").read_text().splitlines()
     [expected] = [line for line in lines[:3] if line.startswith("# finds:")]
@@ -97,6 +99,7 @@ def test_kubernetes_is_quoted_in_its_own_words(stem: str, words: str):
          "enforcement: preferred, preferredWeight: 0.85}"),
     ],
 )  # fmt: skip
+@pytest.mark.seed("dep-topology: names: kvCacheTransferTopology")
 def test_drafts_are_translated_into_what_then_passes(stem: str, shipped: str):
     [check] = [check for check in _lint(stem).checks if check.code == "DYT0103"]
     [finding] = check.findings
@@ -137,6 +140,7 @@ def test_a_graph_that_cannot_be_judged_is_never_behind_a_pass():
     assert check.message == "not checked: bad: the role of workers is unknown (DYT0111)"
 
 
+@pytest.mark.seed("dep-topology: admission failures: ClusterTopology not found")
 def test_a_topology_that_is_not_in_the_files_is_never_behind_a_pass():
     data = (MANIFESTS / "DYT0202.yaml").read_text().replace("domain: host", "domain: zone")
     data = data.replace("clusterTopologyName: my-topology", "clusterTopologyName: other", 1)

@@ -1,5 +1,7 @@
 """An aggregated fleet: chat and completions through the frontend, streamed and whole."""
 
+import pytest
+
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, text_of, until
 
 TWO = [{"name": "a0"}, {"name": "a1"}]
@@ -18,6 +20,8 @@ async def test_a_streamed_chat_is_answered_as_the_engine_sends_it():
         await fleet.idle()
 
 
+@pytest.mark.seed("router-guide: deployments: Frontend-embedded")
+@pytest.mark.seed("router-guide: topology: Aggregated")
 async def test_a_chat_in_one_piece_and_its_headers():
     async with site(TWO) as fleet:
         status, body, headers = await fleet.post(
@@ -42,6 +46,7 @@ async def test_completions_take_text_and_token_ids():
             assert (status, body["usage"]["completion_tokens"]) == (200, 3)
 
 
+@pytest.mark.seed("router-guide: modes: Frontend + KV (Aggregated)")
 async def test_a_cached_prefix_brings_the_next_request_to_the_same_engine():
     async with site(TWO) as fleet:
         prompt = WORDS * 12

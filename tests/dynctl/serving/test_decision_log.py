@@ -21,6 +21,7 @@ def written(decision: Decision | None, *, tree_size: int = 0, old: bool = True) 
     return lines(decision, every=True, old=old, tree_size=lambda ref: tree_size)
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: cost: log lines")
 def test_seed_aggregated_cold_start_34_tokens():
     made = router(worker(A), worker(B), prefill_load_scale=1.5)
     plan = made.plan(request(range(34)), samples=(0.9, 0.0))
@@ -34,6 +35,7 @@ def test_seed_aggregated_cold_start_34_tokens():
     ]
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: cost: log lines")
 def test_seed_aggregated_second_request_36_tokens_one_block_cached():
     made = router(worker(A), worker(B), prefill_load_scale=1.5)
     store(made, B, range(16))
@@ -48,6 +50,7 @@ def test_seed_aggregated_second_request_36_tokens_one_block_cached():
     ]
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: cost: log lines")
 def test_seed_disaggregated_44_tokens():
     made = router(
         worker(P0, "prefill"),
@@ -72,6 +75,7 @@ def test_seed_disaggregated_44_tokens():
     ]
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: cost: log lines")
 def test_seed_disaggregated_40_tokens_one_block_cached():
     made = router(
         worker(P0, "prefill"),

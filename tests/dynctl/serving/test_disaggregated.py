@@ -36,6 +36,8 @@ def names(fleet, worker_id):
     )
 
 
+@pytest.mark.seed("router-guide: modes: Frontend + KV (Disaggregated)")
+@pytest.mark.seed("router-guide: topology: Disaggregated")
 async def test_prefill_hands_its_blocks_to_decode_in_the_same_zone():
     async with site(two_zones()) as fleet:
         for i in range(4):

@@ -88,6 +88,7 @@ def condition(fleet: Site, name: str = "v") -> str | None:
     return None if found is None else found.message
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: engines: vLLM events")
 async def test_a_vllm_engine_needs_no_typed_values(engines: list[Engine]):
     engines[0].vllm(block_size=32, blocks=500, ranks=2)
     async with site([], workers=(f"{engines[0].url},name=v",), health=QUICK) as fleet:
@@ -99,6 +100,7 @@ async def test_a_vllm_engine_needs_no_typed_values(engines: list[Engine]):
         assert condition(fleet) is None
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: engines: SGLang events")
 async def test_an_sglang_engine_needs_no_typed_values(engines: list[Engine]):
     for path in ("/server_info", "/get_server_info"):
         engines[0].server_info_path = path
@@ -110,6 +112,8 @@ async def test_an_sglang_engine_needs_no_typed_values(engines: list[Engine]):
             assert found.runtime_config.data_parallel_size == 2
 
 
+@pytest.mark.seed("router-guide: arguments: --kv-cache-block-size")
+@pytest.mark.seed("smart-routing-guide-0.9: engines: block size")
 async def test_typed_values_that_differ_lose_and_the_condition_ends_with_them(
     engines: list[Engine],
 ):

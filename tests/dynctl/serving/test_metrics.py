@@ -63,6 +63,7 @@ OURS = families(router_id=2324035517153284901)
 
 
 @pytest.mark.parametrize("name", [n for n in OURS if n.startswith("dynamo_")])
+@pytest.mark.seed("smart-routing-guide-0.9: monitoring: metrics")
 def test_a_dynamo_name_means_what_it_means_in_dynamo(name):
     family = OURS[name]
     if name in NOT_CAPTURED:
@@ -187,6 +188,7 @@ def test_a_served_request_is_counted_everywhere():
     assert got["dynctl_decisions_total", labels(stage="decode", outcome="selected")] == 1
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: monitoring: metrics")
 def test_hit_rate_and_lost_overlap():
     made = service(worker(1), worker(2))
     metrics = Metrics(made, router_id=7)

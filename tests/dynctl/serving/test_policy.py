@@ -42,13 +42,14 @@ async def chosen(fleet, times: int = 4) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.seed("router-topology: enforcement: required")
 async def test_same_domain_pairs_only():
     shape = fleet_of("prefill-a", "prefill-b", "decode-a", "decode-b")
     async with site(**shape, router=policy()) as fleet:
         assert await chosen(fleet, 8) <= {("prefill-a", "decode-a"), ("prefill-b", "decode-b")}
 
 
-@pytest.mark.seed("dep-topology: failure handling: No same-domain decode workers")
+@pytest.mark.seed("dep-topology: routing failures: no same-domain decode workers: fail")
 async def test_no_same_domain_decode_fails_with_the_reason_before_any_dispatch():
     async with site(**fleet_of("prefill-a", "decode-b"), router=policy()) as fleet:
         status, body, _ = await fleet.chat(WORDS)
@@ -60,7 +61,7 @@ async def test_no_same_domain_decode_fails_with_the_reason_before_any_dispatch()
         assert fleet.engines["prefill-a"].engine.ranks[0].scheduler.cache.cached_blocks == 0
 
 
-@pytest.mark.seed("dep-topology: failure handling: No same-domain decode workers")
+@pytest.mark.seed("dep-topology: routing failures: no same-domain decode workers: fallback")
 async def test_no_same_domain_decode_falls_back_with_a_warning():
     async with site(**fleet_of("prefill-a", "decode-b"), router=policy("fallback")) as fleet:
         assert await chosen(fleet) == {("prefill-a", "decode-b")}
@@ -68,14 +69,14 @@ async def test_no_same_domain_decode_falls_back_with_a_warning():
         assert "dynamo.topology/zone=zone-a" in details.message
 
 
-@pytest.mark.seed("dep-topology: failure handling: Worker missing topology level")
+@pytest.mark.seed("dep-topology: routing failures: worker without the level: fail")
 async def test_workers_that_lack_the_level_are_excluded():
     shape = fleet_of("prefill-a", "decode-a", "decode-none", "prefill-none")
     async with site(**shape, router=policy()) as fleet:
         assert await chosen(fleet, 6) == {("prefill-a", "decode-a")}
 
 
-@pytest.mark.seed("dep-topology: failure handling: Worker missing topology level")
+@pytest.mark.seed("dep-topology: routing failures: worker without the level: fallback")
 async def test_workers_that_lack_the_level_are_a_fallback_when_no_other_is_there():
     shape = fleet_of("prefill-a", "decode-a", "decode-none")
     async with site(**shape, router=policy("fallback")) as fleet:
@@ -84,7 +85,7 @@ async def test_workers_that_lack_the_level_are_a_fallback_when_no_other_is_there
         assert await chosen(fleet) == {("prefill-a", "decode-none")}
 
 
-@pytest.mark.seed("dep-topology: failure handling: kv_transfer_topology_level unset")
+@pytest.mark.seed("dep-topology: routing failures: level unset")
 async def test_an_unset_level_is_no_filtering():
     async with site(**fleet_of("prefill-a", "decode-b", "decode-none")) as fleet:
         assert {decode for _, decode in await chosen(fleet, 12)} == {"decode-b", "decode-none"}
@@ -94,12 +95,14 @@ async def test_an_unset_level_is_no_filtering():
     "dep-topology: failure handling: prefill worker has no decode workers in its domain"
 )
 @pytest.mark.parametrize("enforcement", ["required", "fallback"])
+@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 async def test_prefill_workers_whose_domain_can_decode_come_first(enforcement):
     shape = fleet_of("prefill-a", "prefill-b", "decode-b")
     async with site(**shape, router=policy(enforcement)) as fleet:
         assert await chosen(fleet, 6) == {("prefill-b", "decode-b")}
 
 
+@pytest.mark.seed("router-topology: enforcement: preferred")
 async def test_preferred_keeps_to_the_domain_while_it_is_worth_it():
     config = policy("preferred", kv_transfer_preferred_weight=0.85)
     shape = fleet_of("prefill-a", "decode-a", "decode-b")

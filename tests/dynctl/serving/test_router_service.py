@@ -194,6 +194,7 @@ async def test_all_busy_has_the_overload_status():
 # -- bookings ----------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("router-guide: modes: Standalone Router")
 async def test_the_life_of_a_booking():
     async with routing() as (client, service, api, _):
         memory = DecisionMemory()
@@ -509,6 +510,8 @@ async def test_the_token_guards_every_endpoint(method, path):
 # -- the process -------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("router-guide: deployments: Standalone")
+@pytest.mark.seed("smart-routing-guide-0.9: infrastructure: DYN_SYSTEM_PORT")
 async def test_the_process_has_no_inference_and_a_system_port():
     config = FrontendConfig(port=0, system_port=0, model_name="tiny")
     process = RouterProcess(config)

@@ -97,6 +97,7 @@ def test_a_source_by_flag_replaces_the_source_and_its_values():
         ("ETCD_ENDPOINTS", "x:1"),
     ],
 )
+@pytest.mark.seed("smart-routing-guide-0.9: infrastructure: ETCD_ENDPOINTS")
 def test_a_source_by_environment_replaces_it_too(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     found = apply_context(given())

@@ -87,6 +87,8 @@ def test_what_workers_registered_could_not_be_read():
 # -- capacity by domain ----------------------------------------------------------------------------
 
 
+@pytest.mark.seed("router-topology: troubleshooting: required returns no endpoint")
+@pytest.mark.seed("kubernetes-topology: troubleshooting: required fails requests")
 def test_a_domain_without_ready_decode_strands_its_prefill():
     scene = Scene()
     not_ready(scene, *decode("b"))

@@ -170,6 +170,7 @@ def test_pods_that_do_not_run_or_wait_are_left_to_earlier_codes():
     assert checks["DYT0702"].message == checks["DYT0704"].message == rest
 
 
+@pytest.mark.seed("kubernetes-topology: troubleshooting: worker waits for topology")
 def test_a_starting_worker_is_one_finding():
     scene = Scene()
     scene.not_started(DECODE, running=True)

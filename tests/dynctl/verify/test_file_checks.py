@@ -77,6 +77,7 @@ def test_without_a_cluster_or_a_mount_nothing_is_judged():
         ("DYN_TOPOLOGY_MOUNT_PATH", "", "is empty, expected /etc/dynamo/topology"),
     ],
 )
+@pytest.mark.seed("kubernetes-topology: pipeline: environment")
 def test_variables_must_be_the_policys(name: str, value: str | None, says: str):
     scene = Scene()
     scene.env(DECODE, **{name: value})
@@ -179,6 +180,7 @@ def test_a_mount_that_is_writable_hides_no_second_fault():
         ("", "is larger than 4,096 bytes", "file zone is larger than 4,096 bytes"),
     ],
 )
+@pytest.mark.seed("dep-topology: startup failures: topology files not present")
 def test_a_file_must_hold_a_value(content: str | None, invalid: str, says: str):
     scene = Scene()
     scene.file(DECODE, content, invalid=invalid)
@@ -194,6 +196,7 @@ def test_the_file_of_a_label_that_is_missing_is_empty_rightly():
     assert wrong(results(scene)) == {}
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: projected file")
 def test_a_file_that_is_not_as_the_label_is_found():
     scene = Scene()
     scene.file(DECODE, B)

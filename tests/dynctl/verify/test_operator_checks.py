@@ -231,6 +231,7 @@ def test_an_operator_of_one_namespace_needs_no_cluster_wide_pods():
     assert both.message.startswith("unavailable: ")
 
 
+@pytest.mark.seed("dep-topology: admission failures: Grove not installed")
 def test_grove_topologies_matter_where_a_policy_names_one():
     assert found(**may(answers={GROVE: False})) == {}
     grove = Cluster(grove=True)

@@ -202,6 +202,7 @@ def test_an_annotation_must_name_the_policys_source(key: str, value: str | None,
     assert values(checks["DYT0402"]) == [says]
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: annotation")
 def test_a_missing_annotation_is_the_only_finding():
     scene = Scene()
     scene.annotate(DECODE, LABEL_KEY_ANNOTATION, None)
@@ -222,6 +223,7 @@ def test_a_pod_without_operator_settings_is_one_finding():
     ]
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: copied label")
 def test_a_label_that_was_not_copied_is_found_with_what_the_node_says():
     scene = Scene()
     scene.label(DECODE, ZONE, None)
@@ -236,6 +238,7 @@ def test_a_label_that_was_not_copied_is_found_with_what_the_node_says():
     )
 
 
+@pytest.mark.seed("kubernetes-topology: troubleshooting: no copied label")
 def test_the_operators_event_is_part_of_the_finding():
     scene = Scene()
     scene.label(DECODE, ZONE, None)

@@ -69,6 +69,7 @@ def test_unreadable_lists_skip_the_checks_with_the_reason():
 # -- the graph -------------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("dep-topology: admission failures: ClusterTopology not found")
 def test_a_name_that_is_not_there():
     result = found(Cluster(), wanted=("my-llm", "my-lm"))
     assert result == {"DYT0101": ["DynamoGraphDeployment my-lm"]}

@@ -50,6 +50,9 @@ async def ready(process: asyncio.subprocess.Process) -> dict:
     return record
 
 
+@pytest.mark.seed("router-topology: runtime contract: topology_domains")
+@pytest.mark.seed("router-topology: runtime contract: kv_transfer_domain")
+@pytest.mark.seed("router-topology: runtime contract: kv_transfer_enforcement")
 async def test_the_seeds_example_ends_in_the_published_config(spawn: Spawn, tmp_path: Path) -> None:
     """mkdir / printf / export of the worker environment contract, run by a shell as written."""
     topology = tmp_path / "dynamo-topology"
@@ -136,6 +139,8 @@ async def test_sigint_leaves_at_once(spawn: Spawn) -> None:
         ),
     ],
 )
+@pytest.mark.seed("dep-topology: startup failures: topology files not present")
+@pytest.mark.seed("router-topology: troubleshooting: worker exits during startup")
 async def test_a_bad_topology_environment_exits_1_with_its_message(
     spawn: Spawn, tmp_path: Path, environment: dict, says: str
 ) -> None:
