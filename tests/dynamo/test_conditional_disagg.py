@@ -29,7 +29,7 @@ from tests.dynamo.test_scenarios_load import Score, gauges, prompt, stored_event
 
 Finding = Callable[[str], None]
 
-pytestmark = pytest.mark.seed("dynamo-1.6: skip the hop")
+pytestmark = pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 
 PLANS = [
     WorkerPlan("prefill-0", "prefill", "held"),

@@ -13,7 +13,7 @@ from router_core.changes import ConfigSet, WorkerAvailability
 from router_core.conditional_disagg import POLICIES, BusyLine, BypassRule
 from tests.router_core.fleet import active, apply_all, request, router, stored, worker
 
-pytestmark = pytest.mark.seed("dynamo-1.6: skip the hop")
+pytestmark = pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 
 ON = {"conditional_disagg_enabled": True}
 

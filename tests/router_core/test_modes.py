@@ -41,7 +41,7 @@ def winner(made: Any, n: int, sample: float = 0.0) -> str:
     return str(made.plan(request(32, f"r{n}"), samples=(sample, 0.0)).final.worker.name)
 
 
-@pytest.mark.seed("router-guide: configurations: Frontend + Round-Robin")
+@pytest.mark.seed("router-guide: modes: Frontend + Round-Robin")
 @pytest.mark.seed("router-guide: modes: Round-Robin")
 def test_round_robin_cycles_in_ascending_id_order_and_ignores_load() -> None:
     made = three("round-robin")
@@ -61,7 +61,7 @@ def test_a_dry_run_does_not_move_the_round_robin_position() -> None:
     assert [t.name for t in made.plan(request(32)).final.terms] == ["turns_until_due"]
 
 
-@pytest.mark.seed("router-guide: configurations: Frontend + Random")
+@pytest.mark.seed("router-guide: modes: Frontend + Random")
 @pytest.mark.seed("router-guide: modes: Random")
 def test_random_is_uniform_over_the_sample() -> None:
     made = three("random")
@@ -69,7 +69,7 @@ def test_random_is_uniform_over_the_sample() -> None:
     assert len(made.plan(request(32)).final.tied) == 3
 
 
-@pytest.mark.seed("router-guide: configurations: Frontend + Least-Loaded")
+@pytest.mark.seed("router-guide: modes: Frontend + Least-Loaded")
 @pytest.mark.seed("router-guide: modes: Least-Loaded")
 def test_least_loaded_counts_requests_in_flight() -> None:
     made = three("least-loaded")
@@ -179,12 +179,13 @@ def mixed(cpus: int, accelerators: int, **settings: Any) -> Any:
     )
 
 
-@pytest.mark.seed("router-guide: configurations: Frontend + Device-Aware Weighted")
+@pytest.mark.seed("router-guide: modes: Frontend + Device-Aware Weighted")
 @pytest.mark.seed("router-guide: modes: Device-Aware Weighted")
 @pytest.mark.parametrize(
     ("on_gpus", "on_cpu", "next_class"),
     [(0, 0, "gpu"), (3, 0, "gpu"), (4, 0, "cpu"), (7, 0, "cpu"), (8, 1, "cpu"), (8, 2, "gpu")],
 )
+@pytest.mark.seed("router-guide: modes: normalized load")
 def test_device_aware_weighted_compares_the_classes_as_observed(
     on_gpus: int, on_cpu: int, next_class: str
 ) -> None:
@@ -212,7 +213,7 @@ def test_cpu_workers_get_nothing_until_the_accelerators_have_the_ratio() -> None
     assert winner(made, 2) == "cpu1"
 
 
-@pytest.mark.seed("router-guide: modes: device-aware-weighted with one device class")
+@pytest.mark.seed("router-guide: modes: one device class")
 @pytest.mark.parametrize(("cpus", "accelerators"), [(3, 0), (0, 3)])
 def test_with_one_device_class_the_least_loaded_wins(cpus: int, accelerators: int) -> None:
     made = mixed(cpus, accelerators)
@@ -274,7 +275,7 @@ def test_the_winner_is_the_least_loaded_of_the_class_with_the_lower_normalized_l
         assert not loses(decision, with_load(decision, position, one.change, int(one.by) - 1))
 
 
-@pytest.mark.seed("router-guide: configurations: Frontend + Direct")
+@pytest.mark.seed("router-guide: modes: Frontend + Direct")
 @pytest.mark.seed("router-guide: modes: Direct")
 def test_direct_sends_to_the_worker_that_the_request_names() -> None:
     made = three("direct")

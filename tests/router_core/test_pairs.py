@@ -145,7 +145,7 @@ def test_decisions_with_distances_replay_and_flip() -> None:
     assert apart == {"near": 10, "zone": 10, "far": 10}
 
 
-@pytest.mark.seed("dep-topology: other future directions: prefill near the frontend")
+@pytest.mark.seed("dep-topology: future work: prefill near the frontend")
 def test_the_frontends_own_domains_add_the_latency_to_the_first_hop() -> None:
     made = with_table(
         router(

@@ -29,7 +29,7 @@ def left(made: Router, now: float, worker_id: int = 1) -> int:
     return made.load.prefill_tokens[slot]
 
 
-@pytest.mark.seed("router-guide: AIC: decays only the oldest active prefill request on each worker")
+@pytest.mark.seed("router-guide: prefill load: oldest active prefill")
 def test_the_oldest_prefill_falls_and_the_next_begins_when_it_ends() -> None:
     made = router(worker(1))
     apply_all(made, prefill("a", 1000, 10.0), prefill("b", 600, 6.0), now=0.0)

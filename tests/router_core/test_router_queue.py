@@ -74,17 +74,17 @@ OBSERVED = [
         pytest.param(
             "fcfs",
             "300s 61p 400p 60 200 110 120n",
-            marks=pytest.mark.seed("router-guide: --router-queue-policy: fcfs"),
+            marks=pytest.mark.seed("router-guide: arguments: --router-queue-policy fcfs"),
         ),
         pytest.param(
             "wspt",
             "300s 61p 60 400p 110 120n 200",
-            marks=pytest.mark.seed("router-guide: --router-queue-policy: wspt"),
+            marks=pytest.mark.seed("router-guide: arguments: --router-queue-policy wspt"),
         ),
         pytest.param(
             "lcfs",
             "300s 400p 61p 120n 110 200 60",
-            marks=pytest.mark.seed("router-guide: --router-queue-policy: lcfs"),
+            marks=pytest.mark.seed("router-guide: arguments: --router-queue-policy lcfs"),
         ),
     ],
 )
@@ -352,7 +352,7 @@ def load(made: Router, worker_id: int, tokens: int) -> str:
     return name
 
 
-@pytest.mark.seed("router-guide: CLI arguments: --router-queue-threshold")
+@pytest.mark.seed("router-guide: arguments: --router-queue-threshold")
 def test_a_request_waits_only_while_every_rank_is_over_the_threshold() -> None:
     made = two()
     asked = request(32)

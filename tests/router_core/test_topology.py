@@ -236,9 +236,7 @@ def test_row_3_level_unset_is_no_filtering() -> None:
     assert plan.implied == ()
 
 
-@pytest.mark.seed(
-    "dep-topology: failure handling: prefill worker has no decode workers in its domain"
-)
+@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 @pytest.mark.parametrize("enforcement", ["required", "fallback"])
 @pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 @pytest.mark.seed("dep-topology: routing failures: prefill without decode: fallback")
@@ -457,7 +455,7 @@ def test_guard_does_not_apply_to_preferred() -> None:
     assert "decode_capacity" not in {step.filter for step in plan.prefill.funnel}
 
 
-@pytest.mark.seed("dep-topology: backward compatibility: level defaults to None")
+@pytest.mark.seed("dep-topology: compatibility: None is no filter")
 @given(
     st.lists(
         st.tuples(

@@ -115,7 +115,7 @@ def test_a_domain_is_a_plain_file_name(world: World, mount: Path, domain: str) -
         world.read(env(mount, DYN_KV_TRANSFER_DOMAIN=domain))
 
 
-@pytest.mark.seed("dep-topology: failure handling: Topology volume files not present")
+@pytest.mark.seed("dep-topology: startup failures: topology files not present")
 @pytest.mark.parametrize("content", [None, "", " \n"])
 @pytest.mark.seed("dep-topology: startup failures: topology files not present")
 def test_a_missing_or_empty_file_is_polled_for_30_seconds(
@@ -215,6 +215,7 @@ def test_a_downward_api_volume_is_followed_through_its_links(tmp_path: Path) -> 
     assert read_domain_files(tmp_path) == {"zone": "zone-a"}
 
 
+@pytest.mark.seed("dep-topology: compatibility: empty topology_domains")
 def test_a_missing_directory_has_no_domains(tmp_path: Path) -> None:
     assert read_domain_files(tmp_path / "none") == {}
 

@@ -295,7 +295,7 @@ def test_unknown_variables_of_the_router_are_named():
 _MODELLED = {"--ais-backend": "vllm", "--ais-system": "h200_sxm", "--aic-model-path": "m"}
 
 
-@pytest.mark.seed("router-guide: AIC: optional: --aic-backend-version")
+@pytest.mark.seed("router-guide: prefill load: --aic-backend-version")
 def test_the_version_of_a_backend_has_no_effect_and_is_named():
     flags = {**_MODELLED, "--router-prefill-load-model": "aic", "--aic-backend-version": "1.0"}
     found = resolve(flags, {})
@@ -306,8 +306,8 @@ def test_the_version_of_a_backend_has_no_effect_and_is_named():
     assert found.config.ais_backend_version == "1.0"
 
 
-@pytest.mark.seed("router-guide: AIC: required: --router-mode kv")
-@pytest.mark.seed("router-guide: AIC: required: --router-track-prefill-tokens")
+@pytest.mark.seed("router-guide: prefill load: required --router-mode kv")
+@pytest.mark.seed("router-guide: prefill load: required --router-track-prefill-tokens")
 @pytest.mark.parametrize("model", ["aic", "ais", "measured"])
 @pytest.mark.parametrize(
     ("flags", "named"),
@@ -343,7 +343,7 @@ _ON = {"--router-conditional-disagg": True}
 _JSON = "--router-conditional-disagg-config"
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 def test_dynamos_json_has_the_settings_of_conditional_disaggregation():
     text = (
         '{"policy":"isl_or_load","eff_isl_threshold":4096,"eff_isl_ratio_threshold":0.8,'

@@ -97,7 +97,7 @@ def test_the_environment_of_the_worker_is_enough(dynctl, tmp_path: Path, monkeyp
     assert dynctl("topology", "wait").out == "r7\n"
 
 
-@pytest.mark.seed("dep-topology: failure handling: Topology volume files not present")
+@pytest.mark.seed("dep-topology: startup failures: topology files not present")
 @pytest.mark.parametrize("timeout", ["50ms", "0.05"])
 def test_time_up_is_the_answer_no_in_the_worker_s_words(dynctl, tmp_path: Path, timeout: str):
     mount = tmp_path / "missing"

@@ -95,7 +95,7 @@ async def test_a_pin_on_nobody_is_a_400(field):
         assert body["error"]["code"] == "unknown_worker"
 
 
-@pytest.mark.seed("router-guide: configurations: Frontend + Direct")
+@pytest.mark.seed("router-guide: modes: Frontend + Direct")
 @pytest.mark.seed("router-guide: modes: Direct")
 @pytest.mark.parametrize("way", ["header", "nvext", "backend_instance_id"])
 async def test_direct_sends_where_the_request_says(way):

@@ -101,7 +101,7 @@ class Hops(ServiceObserver):
 
 
 @pytest.mark.seed("router-guide: modes: Least-Loaded")
-@pytest.mark.seed("router-guide: topologies: Disaggregated")
+@pytest.mark.seed("router-guide: topology: Disaggregated")
 @pytest.mark.parametrize(
     ("mode", "waits"),
     [
@@ -191,7 +191,7 @@ async def warmed(fleet) -> str:
     return warm
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 async def test_a_warm_decode_worker_takes_a_short_follow_up_itself():
     async with site(ONE_OF_EACH, router=SKIPPING) as fleet:
         warm = await warmed(fleet)
@@ -220,7 +220,7 @@ async def test_a_warm_decode_worker_takes_a_short_follow_up_itself():
         await fleet.idle()
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 async def test_what_a_bypassed_request_computes_is_booked_on_the_decode_worker_and_freed():
     async with site(ONE_OF_EACH, router=SKIPPING) as fleet:
         warm = await warmed(fleet)
@@ -242,7 +242,7 @@ async def test_what_a_bypassed_request_computes_is_booked_on_the_decode_worker_a
         await fleet.idle()
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 async def test_a_bypassed_decode_that_fails_is_tried_elsewhere_with_the_hop(monkeypatch):
     async with site(ONE_OF_EACH, router=SKIPPING, health=SLOW_HEALTH) as fleet:
         warm = await warmed(fleet)
@@ -264,7 +264,7 @@ async def test_a_bypassed_decode_that_fails_is_tried_elsewhere_with_the_hop(monk
         await fleet.idle()
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 async def test_a_decode_worker_that_cannot_prefill_gets_the_hop():
     engines: list[dict[str, Any]] = [
         {"name": "p0", "role": "prefill"},

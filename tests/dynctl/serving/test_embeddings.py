@@ -70,7 +70,7 @@ async def test_format_and_dimensions_are_the_engines_business() -> None:
 
 
 @pytest.mark.seed("router-guide: modes: Device-Aware Weighted")
-@pytest.mark.seed("router-guide: device-aware-weighted: CPU embedding encoders beside GPU encoders")
+@pytest.mark.seed("router-guide: modes: CPU encoders beside GPU encoders")
 async def test_encoders_on_cpus_get_their_share() -> None:
     config = RouterConfig(router_mode="device-aware-weighted", encoder_cuda_to_cpu_ratio=2.0)
     async with site(TWO, specs={"cpu": ",device=cpu"}, router=config) as fleet:

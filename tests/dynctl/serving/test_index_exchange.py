@@ -76,6 +76,7 @@ def read(frontend: Frontend) -> int:
     return sum(one.batches for one in frontend.fleet.index.all_states().values())
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: persistent state")
 async def test_it_begins_with_the_index_of_the_peer_and_goes_on_with_the_events() -> None:
     async with site(FORGETFUL) as fleet:
         await filled(fleet)

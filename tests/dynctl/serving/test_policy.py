@@ -91,9 +91,7 @@ async def test_an_unset_level_is_no_filtering():
         assert {decode for _, decode in await chosen(fleet, 12)} == {"decode-b", "decode-none"}
 
 
-@pytest.mark.seed(
-    "dep-topology: failure handling: prefill worker has no decode workers in its domain"
-)
+@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 @pytest.mark.parametrize("enforcement", ["required", "fallback"])
 @pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 async def test_prefill_workers_whose_domain_can_decode_come_first(enforcement):

@@ -97,10 +97,10 @@ def configured(tmp_path: Path, **values: object) -> RouterConfig:
     return RouterConfig().with_values(given | values)
 
 
-@pytest.mark.seed("router-guide: AIC: required: --aic-backend")
-@pytest.mark.seed("router-guide: AIC: required: --aic-system")
-@pytest.mark.seed("router-guide: AIC: required: --aic-model-path")
-@pytest.mark.seed("router-guide: AIC: optional: --aic-tp-size")
+@pytest.mark.seed("router-guide: prefill load: required --aic-backend")
+@pytest.mark.seed("router-guide: prefill load: required --aic-system")
+@pytest.mark.seed("router-guide: prefill load: required --aic-model-path")
+@pytest.mark.seed("router-guide: prefill load: --aic-tp-size")
 @pytest.mark.parametrize("name", ["aic", "ais"])
 def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, name: str) -> None:
     config = configured(tmp_path, router_prefill_load_model=name, ais_tp_size=2)
@@ -117,7 +117,7 @@ def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, na
     assert prefill_model(RouterConfig()) is None
 
 
-@pytest.mark.seed("router-guide: AIC: the standalone router uses the same AIC flags")
+@pytest.mark.seed("router-guide: prefill load: standalone router")
 def test_frontend_and_router_have_the_model_of_their_flags(tmp_path: Path) -> None:
     config = FrontendConfig(router=configured(tmp_path))
     for process in (Frontend(config), RouterProcess(config)):
@@ -132,9 +132,9 @@ def test_frontend_and_router_have_the_model_of_their_flags(tmp_path: Path) -> No
     assert Frontend(FrontendConfig()).service.prefill_model is None
 
 
-@pytest.mark.seed("router-guide: AIC: computes prefix")
-@pytest.mark.seed("router-guide: AIC: computes effective_isl")
-@pytest.mark.seed("router-guide: AIC: affects router-side prompt load accounting only")
+@pytest.mark.seed("router-guide: prefill load: prefix")
+@pytest.mark.seed("router-guide: prefill load: effective_isl")
+@pytest.mark.seed("router-guide: prefill load: router side only")
 async def test_what_is_cached_on_the_chosen_worker_is_not_predicted() -> None:
     async with routing() as (_, service, _, _):
         plain = await _prepared(service)
@@ -281,7 +281,7 @@ class Fixed:
 
 
 @pytest.mark.seed("router-guide: arguments: --router-prefill-load-model")
-@pytest.mark.seed("router-guide: AIC: stores one prompt-load hint for the admitted request")
+@pytest.mark.seed("router-guide: prefill load: one hint a request")
 async def test_load_falls_everywhere_alike() -> None:
     async with routing() as (client, service, _, clock):
         service.prefill_model = model = Fixed()

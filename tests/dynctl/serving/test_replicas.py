@@ -220,6 +220,7 @@ def test_a_shared_prefix_counts_once_also_between_routers():
     assert a.load["w0"] == b.load["w0"] == (2, 64, 2)
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: exchange of routing decisions")
 def test_the_events_are_those_of_dynamo():
     """Prefill hop: no blocks, tokens in the hint. Decode hop: blocks, prefill not tracked."""
     world = World("a")
@@ -343,6 +344,7 @@ def test_both_views_are_equal_after_a_partition():
     assert a.codes() == b.codes() == set()
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: new replicas")
 def test_requests_that_run_before_a_router_starts_count_there_too():
     world = World("a")
     a = world.nodes["a"]

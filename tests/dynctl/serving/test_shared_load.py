@@ -98,6 +98,8 @@ def busy(site: Site) -> set[str]:
 
 @pytest.mark.parametrize("plane", ["zmq", "nats"])
 @pytest.mark.seed("dynamo-1.6: replica sync: the second router avoids the loaded worker")
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: --router-replica-sync")
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: exchange of routing decisions")
 async def test_the_second_frontend_avoids_what_the_first_loaded(plane: str, tmp_path: Path) -> None:
     async with pair(plane, tmp_path) as (a, b):
         async with running(a, "a long prompt of the first frontend " * 40):

@@ -100,7 +100,7 @@ def test_nodes_without_the_label_that_the_file_names_are_found() -> None:
     assert "example.com/row" in check.findings[0].value + check.findings[0].subject
 
 
-@pytest.mark.seed("dep-topology: failure handling: ClusterTopology CR not found")
+@pytest.mark.seed("dep-topology: admission failures: ClusterTopology not found")
 def test_a_grove_topology_that_is_not_there_is_found() -> None:
     cluster = Cluster()
     graph = file_of(cluster)
@@ -112,9 +112,7 @@ def test_a_grove_topology_that_is_not_there_is_found() -> None:
     assert result(judged(cluster, graph), "DYT0201").state is State.FAIL
 
 
-@pytest.mark.seed(
-    "dep-topology: failure handling: level references a domain not in ClusterTopology"
-)
+@pytest.mark.seed("dep-topology: admission failures: level not in ClusterTopology")
 def test_a_domain_outside_the_levels_of_the_clusters_topology_is_found() -> None:
     cluster = Cluster(grove=True)
     graph = file_of(cluster)

@@ -94,7 +94,7 @@ def test_without_graphs_the_label_comes_from_their_pods():
 # -- Grove -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.seed("dep-topology: failure handling: ClusterTopology CR not found")
+@pytest.mark.seed("dep-topology: admission failures: ClusterTopology not found")
 def test_a_topology_that_is_not_there_is_one_fault():
     cluster = Cluster(grove=True)
     cluster.policy["clusterTopologyName"] = "levels"
@@ -112,9 +112,7 @@ def test_a_topology_under_the_older_kind():
     assert found(cluster) == {}
 
 
-@pytest.mark.seed(
-    "dep-topology: failure handling: level references a domain not in ClusterTopology"
-)
+@pytest.mark.seed("dep-topology: admission failures: level not in ClusterTopology")
 def test_a_domain_that_is_not_a_level():
     cluster = Cluster(grove=True)
     cluster.policy["domain"] = "block"
@@ -127,7 +125,7 @@ def test_a_domain_that_is_not_a_level():
     )
 
 
-@pytest.mark.seed("dep-topology: failure handling: Grove not installed")
+@pytest.mark.seed("dep-topology: admission failures: Grove not installed")
 def test_grove_may_be_off():
     cluster = Cluster(grove=True)
     cluster.graph["metadata"]["annotations"] = {"nvidia.com/enable-grove": "false"}

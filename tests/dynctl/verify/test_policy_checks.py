@@ -219,7 +219,7 @@ def test_a_field_that_was_applied_and_dropped():
 # -- drafts ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.seed("dep-topology: proposal: DGD Spec Extension (v1beta1)")
+@pytest.mark.seed("dep-topology: names: kvCacheTransferTopology")
 def test_a_draft_that_the_api_server_dropped_is_read_from_what_was_applied():
     cluster = Cluster()
     parts = cluster.graph["spec"]["components"]
