@@ -252,6 +252,36 @@ def test_values_that_switch_a_feature_off_need_no_feature():
     assert resolve({**flags, "--router-replica-sync": False}, {}).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            {"--router-kv-transfer-weight": "50"},
+            "--router-kv-transfer-weight has no effect without --router-kv-transfer-qos",
+        ),
+        (
+            {"--router-kv-transfer-qos": "f"},
+            "--router-kv-transfer-qos has no effect without --router-kv-transfer-weight",
+        ),
+        (
+            {"--router-own-domains": "zone=a"},
+            "--router-own-domains has no effect without --router-kv-transfer-weight",
+        ),
+        (
+            {"--router-pair-selection": "best", "--router-mode": "least-loaded"},
+            "--router-pair-selection has no effect with --router-mode least-loaded: expected kv",
+        ),
+        (
+            {"--router-pair-selection": "best", "--router-decode-capacity-guard": False},
+            "--no-router-decode-capacity-guard has no effect with --router-pair-selection best: "
+            "expected greedy",
+        ),
+    ],
+)
+def test_what_belongs_together_is_named(flags: dict[str, str | bool], expected: str):
+    assert resolve(flags, {}).warnings == (expected,)
+
+
 @pytest.mark.parametrize("mode", ["kv", None])
 def test_a_preset_names_its_values_without_effect(mode):
     flags = {} if mode is None else {"--router-mode": mode}
