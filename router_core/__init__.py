@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from router_core.conditional_disagg import LOAD_POLICIES, BusyLine, Bypass, BypassRule
     from router_core.decision import (
         AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome,
-        PredictedPrefill, Queueing, Reason, Rejection, RoutingPlan, RoutingRefused,
+        PredictedPrefill, QueueFull, Queueing, Reason, Rejection, RoutingPlan, RoutingRefused,
     )
     from router_core.counterfactual import Flip, Preference, flip, flips, preference
     from router_core.sensitivity import (
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from router_core.policy_classes import (
         NO_CLASSES, PolicyClass, PolicyClasses, PolicyTable, read_policy_classes,
     )
-    from router_core.router_queue import ClassStats, QueueEntry, QueueFull, RouterQueue, Turn
+    from router_core.router_queue import ClassStats, QueueEntry, RouterQueue, Turn
 
 __all__ = [  # noqa: RUF022 - grouped by module
     "Captured", "Router",
@@ -90,7 +90,8 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "FILTERS", "PROFILES", "WorkerFilter",
     "LOAD_POLICIES", "BusyLine", "Bypass", "BypassRule",
     "AllWorkersBusy", "Candidate", "Decision", "FunnelStep", "NoEligibleWorker", "Outcome",
-    "PredictedPrefill", "Queueing", "Reason", "Rejection", "RoutingPlan", "RoutingRefused",
+    "PredictedPrefill", "QueueFull", "Queueing", "Reason", "Rejection", "RoutingPlan",
+    "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
     "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
     "CostInputs", "CostParameters", "TermColumn", "kv_terms",
@@ -113,7 +114,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "ActiveRequest", "PotentialLoad", "decay_fraction",
     "BoundWorker", "Session", "SessionTable",
     "NO_CLASSES", "PolicyClass", "PolicyClasses", "PolicyTable", "read_policy_classes",
-    "ClassStats", "QueueEntry", "QueueFull", "RouterQueue", "Turn",
+    "ClassStats", "QueueEntry", "RouterQueue", "Turn",
 ]
 
 _MODULES = {
@@ -132,7 +133,7 @@ _MODULES = {
     "conditional_disagg": "LOAD_POLICIES BusyLine Bypass BypassRule",
     "decision":
         "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome PredictedPrefill "
-        "Queueing Reason Rejection RoutingPlan RoutingRefused",
+        "QueueFull Queueing Reason Rejection RoutingPlan RoutingRefused",
     "counterfactual": "Flip Preference flip flips preference",
     "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
     "cost": "CostInputs CostParameters TermColumn kv_terms",
@@ -157,7 +158,7 @@ _MODULES = {
     "load": "ActiveRequest PotentialLoad decay_fraction",
     "sessions": "BoundWorker Session SessionTable",
     "policy_classes": "NO_CLASSES PolicyClass PolicyClasses PolicyTable read_policy_classes",
-    "router_queue": "ClassStats QueueEntry QueueFull RouterQueue Turn",
+    "router_queue": "ClassStats QueueEntry RouterQueue Turn",
 }
 # fmt: on
 # isort: on

@@ -308,26 +308,23 @@ class RouterConfig:
         0.8, low=0.0, high=1.0, only=_IN_KV, dry_run=_FILLED
     )
     """Approximate mode: fraction of the blocks kept by pruning."""
-    router_queue_threshold: float | None = _setting(
-        None, low=0.0, needs="the router queue", only=_IN_KV
-    )
+    router_queue_threshold: float | None = _setting(None, low=0.0, only=_IN_KV)
     """Requests wait while every worker that could take them holds more active prefill tokens than
     this multiple of its max_num_batched_tokens."""
     router_queue_policy: str = _setting(
         "fcfs",
         choices=QUEUE_POLICIES,
-        needs="the router queue",
         only=(*_IN_KV, Only("router_queue_threshold")),
     )
     """Order of the router queue."""
-    router_policy_config: str | None = _setting(None, needs="the router queue", only=_IN_KV)
+    router_policy_config: str | None = _setting(None, only=_IN_KV)
     """File with the policy classes of the router queue, in place of threshold and policy."""
     router_queue_max_requests: int = _setting(
-        4096, low=0, high=1_000_000, needs="the router queue", only=_QUEUED, dry_run=_WAITING
+        4096, low=0, high=1_000_000, only=_QUEUED, dry_run=_WAITING
     )
     """Requests that may wait in the router queue."""
     router_queue_max_wait_secs: float = _setting(
-        300.0, low=0.0, high=86_400.0, needs="the router queue", only=_QUEUED, dry_run=_WAITING
+        300.0, low=0.0, high=86_400.0, only=_QUEUED, dry_run=_WAITING
     )
     """Seconds that a request may wait in the router queue."""
     host_cache_hit_weight: float = _setting(0.75, low=0.0, high=1.0, only=_IN_KV)

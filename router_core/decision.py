@@ -36,6 +36,8 @@ Outcome = Literal[
     "no_eligible_worker",
     "all_busy",
     "queued",
+    "queue_full",
+    "queue_timeout",
     "policy_underivable",
     "pinned_ineligible",
     "not_pinned",
@@ -146,15 +148,46 @@ class Candidate:
         return WorkerWithDpRank(self.worker.worker_id, self.dp_rank)
 
 
+LimitKind = Literal["requests", "raw_isl_tokens", "cached_tokens", "total_requests", "wait_seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """Why a request may not wait (any more): ``current`` of its class is at its ``limit``."""
+
+    policy_class: str
+    limit_kind: LimitKind
+    current: int
+    limit: int
+
+    @property
+    def message(self) -> str:
+        """One sentence."""
+        if self.limit_kind == "wait_seconds":
+            return (
+                f"waited {self.current:,} s in the class {self.policy_class} of the router queue, "
+                f"the limit is {self.limit:,} s"
+            )
+        one = self.current == 1
+        what = {
+            "raw_isl_tokens": "prompt token" if one else "prompt tokens",
+            "cached_tokens": "cached prompt token" if one else "cached prompt tokens",
+        }.get(self.limit_kind, "request" if one else "requests")
+        where = f"in the class {self.policy_class} of the router queue, its limit"
+        if self.limit_kind == "total_requests":
+            where = "in the router queue, the limit"
+        return f"{self.current:,} {what} {'waits' if one else 'wait'} {where} is {self.limit:,}"
+
+
 @dataclass(frozen=True, slots=True)
 class Queueing:
     """What the router queue did with a request, or would do: part of the decision of its first hop.
 
     ``all_busy``: each of the ``ranks`` that could take it holds more active prefill tokens than the
     class allows; ``needs``: tokens that have to finish on ``nearest`` until one does not.
-    ``backlog``: requests of its class that wait already, ``ahead`` of them go first. A request
-    waits if either holds. ``waited_s``: seconds that it waited; None while it does, and in a dry
-    run.
+    ``backlog``: requests of its class that wait already, ``ahead`` of them go first; None: not
+    known. A request waits if either holds. ``waited_s``: seconds that it waited; None while it
+    does, and in a dry run. ``refused``: the limit for which it may not wait.
     """
 
     policy_class: str
@@ -164,18 +197,19 @@ class Queueing:
     all_busy: bool = False
     needs: int = 0
     nearest: str | None = None
-    backlog: int = 0
-    ahead: int = 0
+    backlog: int | None = 0
+    ahead: int | None = 0
     priority: int = 0
     strict_priority: int = 0
     prefill_busy_threshold: int | None = None
     prefill_busy_threshold_frac: float | None = None
     waited_s: float | None = None
+    refused: QueueFull | None = None
 
     @property
     def waits(self) -> bool:
         """Whether the request has to wait now."""
-        return self.waited_s is None and (self.all_busy or self.backlog > 0)
+        return self.waited_s is None and (self.all_busy or bool(self.backlog))
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,6 +562,38 @@ class RoutingPlan:
     def first(self) -> Decision:
         """The decision of the hop that computes the prompt."""
         return self.prefill if self.prefill is not None else self.final
+
+    @property
+    def waits(self) -> bool:
+        """Whether the request has to wait in the router queue before it is dispatched."""
+        queue = self.first.queue
+        return queue is not None and queue.waits and self.refusal is None
+
+    def waited(self, before: RoutingPlan, seconds: float) -> RoutingPlan:
+        """This plan of a request that waited so long since the plan ``before``, with its reason."""
+        queue = before.first.queue
+        if queue is None:
+            return self
+        return self._with_first(replace(self.first, queue=replace(queue, waited_s=seconds)))
+
+    def turned_away(self, full: QueueFull) -> RoutingPlan:
+        """The refusal of a request that may not wait in the router queue (any more)."""
+        first, queue = self.first, self.first.queue
+        outcome: Outcome = "queue_timeout" if full.limit_kind == "wait_seconds" else "queue_full"
+        refused = replace(
+            first,
+            outcome=outcome,
+            winner=None,
+            message=full.message,
+            queue=None if queue is None else replace(queue, refused=full),
+        )
+        return self._with_first(refused)
+
+    def _with_first(self, decision: Decision) -> RoutingPlan:
+        if self.prefill is not None:
+            decode = None if decision.winner is None else self.decode
+            return replace(self, prefill=decision, decode=decode)
+        return replace(self, decode=decision)
 
     @property
     def final(self) -> Decision:

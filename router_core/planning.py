@@ -179,6 +179,8 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     if least > 0:
         nearest = decision.workers[over.index(least)].name
         found = replace(found, all_busy=True, needs=math.ceil(least), nearest=nearest)
+    if not queue.known:
+        return replace(decision, queue=replace(found, backlog=None, ahead=None))
     backlog = queue.stats(request.model, policy.name).requests
     if not backlog:
         return replace(decision, queue=found)

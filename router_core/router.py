@@ -18,7 +18,7 @@ from router_core.busy import BusyTracker, Thresholds
 from router_core.changes import OK, Applied, Booked, Change, Stage
 from router_core.config import RouterConfig
 from router_core.cost import CostParameters
-from router_core.decision import Decision, RoutingPlan
+from router_core.decision import Decision, QueueFull, RoutingPlan
 from router_core.errors import ConfigError, SnapshotError, WorkerError
 from router_core.events import (
     DEVICE,
@@ -37,7 +37,7 @@ from router_core.lower_tiers import TIERS, LowerTiers
 from router_core.policies import PROFILES
 from router_core.policy_classes import NO_CLASSES, PolicyClasses, read_policy_classes
 from router_core.registry import WorkerRegistry
-from router_core.router_queue import QueueEntry, QueueFull, RouterQueue, Turn
+from router_core.router_queue import QueueEntry, RouterQueue, Turn
 from router_core.selection import (
     Profile,
     RoutingRequest,
@@ -162,11 +162,13 @@ class Router:
         config: RouterConfig | None = None,
         what_if: WhatIf | None = None,
         transfer: TransferTable | None = None,
+        policy_classes: PolicyClasses | None = None,
     ) -> RoutingView:
-        """What decisions read: the live state, or (a dry run) other settings, pretended load or
-        another table of links."""
+        """What decisions read: the live state, or (a dry run) other settings, pretended load,
+        another table of links or other policy classes."""
         config = config or self.config
-        if config is self.config and what_if is None and transfer is None:
+        other = (what_if, transfer, policy_classes)
+        if config is self.config and other == (None, None, None):
             live = self._live
             if live is None or live.config is not config or live.registry is not self.registry:
                 live = self._live = self._view(config, self.load, self.busy)
@@ -177,7 +179,10 @@ class Router:
             load = load.without_decay()
         if load is not self.load or Thresholds.of(config) != self.busy.default:
             busy = self._busy_under(Thresholds.of(config), load)
-        return self._view(config, load, busy, what_if, transfer)
+        classes = policy_classes
+        if classes is None and config.router_policy_config != self.config.router_policy_config:
+            classes = NO_CLASSES
+        return self._view(config, load, busy, what_if, transfer, classes)
 
     def stages(self, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
         """The hops of a request of ``model`` (:func:`planning.stages`)."""
@@ -434,7 +439,7 @@ class Router:
                 "recovering": [slot for slot, f in self.freshness.items() if f.recovering],
                 "learns": self.learns,
                 "sessions": self.sessions.dump(),
-                **({"queue": self.queue.dump()} if len(self.queue) else {}),
+                **({"queue": self.queue.dump()} if len(self.queue) or not self.queue.known else {}),
                 **({"policy_classes": self.policy_classes.dump()} if self.policy_classes else {}),
                 **({} if self.transfer is None else {"transfer": self.transfer.to_dict()}),
             },
@@ -504,9 +509,11 @@ class Router:
         busy: BusyTracker,
         what_if: WhatIf | None = None,
         transfer: TransferTable | None = None,
+        classes: PolicyClasses | None = None,
     ) -> RoutingView:
         table = (transfer or self.transfer) if config.router_kv_transfer_weight else None
         own = config.router_own_domains
+        classes = self.policy_classes if classes is None else classes
         return RoutingView(
             self.registry,
             self.index,
@@ -522,8 +529,8 @@ class Router:
             self.tiers,
             self.freshness,
             (self.learned, self.recent),
-            self.queue if self._queues(config) else None,
-            self.policy_classes,
+            self.queue if _queues(config, classes) else None,
+            classes,
             table,
             None if table is None or own is None else table.place(parse_domains(own)),
             self._classes,
@@ -531,11 +538,6 @@ class Router:
             self.predicted,
             None if config.router_session_affinity_ttl_secs is None else self.sessions,
         )
-
-    def _queues(self, config: RouterConfig) -> bool:
-        """Whether requests can wait in the queue, as in Dynamo only in mode kv."""
-        on = config.router_queue_threshold is not None or bool(self.policy_classes)
-        return on and config.router_mode == "kv"
 
     def _busy_under(self, default: Thresholds, load: ActiveSequences) -> BusyTracker:
         """The busy masks with other default thresholds, or another load."""
@@ -862,6 +864,12 @@ class Router:
         self.busy.update_all()
         self._bound_learned()
         return OK
+
+
+def _queues(config: RouterConfig, classes: PolicyClasses) -> bool:
+    """Whether requests can wait in the queue; as in Dynamo, only in mode kv."""
+    on = config.router_queue_threshold is not None or bool(classes)
+    return on and config.router_mode == "kv"
 
 
 def _unknown_worker(worker_id: int) -> Applied:

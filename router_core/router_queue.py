@@ -13,12 +13,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from router_core.decision import LimitKind, QueueFull
 from router_core.errors import SnapshotError
 from router_core.policy_classes import PolicyClass, PolicyTable
 
-LimitKind = Literal["requests", "raw_isl_tokens", "cached_tokens", "total_requests"]
 #: Worker and rank of a pinned request; None: any worker.
 Lane = tuple[int, int | None] | None
 #: Order within a class, the lowest first: negated strict priority and score, number of arrival.
@@ -52,32 +52,6 @@ class QueueEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFull:
-    """Why a request may not wait: ``current`` of the class is at its ``limit``."""
-
-    policy_class: str
-    limit_kind: LimitKind
-    current: int
-    limit: int
-
-    @property
-    def message(self) -> str:
-        """One sentence."""
-        what = {
-            "requests": f"{self.current:,} requests",
-            "raw_isl_tokens": f"{self.current:,} prompt tokens",
-            "cached_tokens": f"{self.current:,} cached prompt tokens",
-            "total_requests": f"{self.current:,} requests of all classes",
-        }[self.limit_kind]
-        if self.limit_kind == "total_requests":
-            return f"{what} wait in the router queue, the limit is {self.limit:,}"
-        return (
-            f"{what} wait in the class {self.policy_class} of the router queue, its limit is "
-            f"{self.limit:,}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class ClassStats:
     """What waits in one class: requests, their prompt tokens, and the cached ones of these."""
 
@@ -108,9 +82,13 @@ class _ClassQueue:
 
 
 class RouterQueue:
-    """The waiting requests of all models. Changes only through `Router.apply`."""
+    """The waiting requests of all models. Changes only through `Router.apply`.
 
-    def __init__(self) -> None:
+    ``known`` False: those of an observed router, which exports none of them.
+    """
+
+    def __init__(self, *, known: bool = True) -> None:
+        self.known = known
         self._entries: dict[str, QueueEntry] = {}
         self._classes: dict[tuple[str, str], _ClassQueue] = {}
         #: Model -> the class whose turn is next.
@@ -255,6 +233,7 @@ class RouterQueue:
     def dump(self) -> dict[str, Any]:
         """All state as plain data."""
         return {
+            "known": self.known,
             "number": self._number,
             "entries": [
                 [
@@ -271,7 +250,7 @@ class RouterQueue:
     @classmethod
     def restore(cls, plain: dict[str, Any]) -> RouterQueue:
         """The inverse of :meth:`dump`; raises SnapshotError for a request that occurs twice."""
-        queue = cls()
+        queue = cls(known=plain["known"])
         queue._number = plain["number"]
         for row in plain["entries"]:
             lane = row[-1]

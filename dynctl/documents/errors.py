@@ -45,7 +45,7 @@ class ErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
 
     ``decision``: its id, for `dynctl why`. ``filter``: the filter that rejected the last rank;
     ``nearest``: the rejected rank that needs the smallest change. ``attempts``: the requests to
-    engines that failed.
+    engines that failed. ``policy_class`` of the router queue: ``current`` is at its ``limit``.
     """
 
     decision: str
@@ -60,6 +60,10 @@ class ErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: int | UnsetType | None = UNSET
     notes: list[str] | UnsetType = UNSET
     attempts: list[FailedAttempt] | UnsetType = UNSET
+    policy_class: str | UnsetType = UNSET
+    limit_kind: str | UnsetType = UNSET
+    current: int | UnsetType = UNSET
+    limit: int | UnsetType = UNSET
 
 
 class ErrorRow(msgspec.Struct, frozen=True):

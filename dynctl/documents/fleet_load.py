@@ -65,6 +65,8 @@ class FleetLoad(msgspec.Struct, frozen=True):
     started, which is also the value of ``GET /v1/decisions?since=`` for the next reading.
     ``audit``: predicted and reported reuse of the workers whose engines report it.
     ``replicas``: the other routers whose load counts here too; absent without replica sync.
+    ``audit``: predicted and reported reuse of the workers whose engines report it. ``queue``:
+    requests that wait in the router queue; absent where it is off.
     """
 
     at: float
@@ -78,6 +80,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     probe_s: float = 1.0
     in_flight: int = 0
     recorded: int = 0
+    queue: int | UnsetType = UNSET
     audit: list[AuditRow] = []
     replicas: list[ReplicaRow] | UnsetType = UNSET
     kind: str = "FleetLoad"

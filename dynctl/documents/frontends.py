@@ -21,6 +21,7 @@ from router_core import (
     Decision,
     FunnelStep,
     Outcome,
+    Queueing,
     Reason,
     Rejection,
     RouterConfig,
@@ -149,6 +150,7 @@ class Hop(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     constraints: RoutingConstraints | None = None
     funnel: list[Step] = []
+    queue: Queueing | None = None
 
 
 class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -338,6 +340,7 @@ def hop_of(decision: Decision | None) -> Hop | None:
             notes=decision.notes,
             constraints=decision.constraints,
             funnel=[_step(step) for step in decision.funnel],
+            queue=decision.queue,
         )
     ref = decision.refs[at]
     hop = Hop(
@@ -348,6 +351,7 @@ def hop_of(decision: Decision | None) -> Hop | None:
         decision.costs[at],
         notes=decision.notes,
         outcome=decision.outcome,
+        queue=decision.queue,
     )
     if inputs is None:
         return hop
@@ -406,6 +410,7 @@ def decision_of(
         "notes": hop.notes,
         "outcome": hop.outcome,
         "message": hop.message,
+        "queue": hop.queue,
     }
     if hop.worker_id is None:
         funnel = tuple(_funnel_step(step, find) for step in hop.funnel)

@@ -207,6 +207,42 @@ class DeviceBudgetRow(msgspec.Struct, frozen=True):
     allowed_cpu: int
 
 
+class QueueLimit(msgspec.Struct, frozen=True):
+    """The limit of the router queue for which a request may not wait (any more)."""
+
+    policy_class: str
+    limit_kind: str
+    current: int
+    limit: int
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """What the router queue does with a request, or did.
+
+    ``waits``: it has to wait now. ``all_busy``: all ``ranks`` that could take it hold more active
+    prefill tokens than its class allows; ``needs`` tokens have to finish on ``nearest``.
+    ``backlog`` requests of the class waited already, ``ahead`` of them go first; None: not known.
+    ``waited_s``: seconds that it waited.
+    """
+
+    policy_class: str
+    queue_policy: str
+    waits: bool
+    uncached_tokens: int
+    ranks: int
+    all_busy: bool = False
+    needs: int = 0
+    nearest: str | None = None
+    backlog: int | None = 0
+    ahead: int | None = 0
+    priority: int = 0
+    strict_priority: int = 0
+    prefill_busy_threshold: int | None = None
+    prefill_busy_threshold_frac: float | None = None
+    waited_s: float | None = None
+    refused: QueueLimit | None = None
+
+
 class DecisionResult(msgspec.Struct, frozen=True):
     """One hop. ``outcome`` is ``selected`` or the reason of a refusal."""
 
@@ -243,6 +279,8 @@ class DecisionResult(msgspec.Struct, frozen=True):
     devices: DeviceBudgetRow | UnsetType = UNSET
     #: The worker of the request's session, where it is bound to one.
     session: SessionRow | UnsetType = UNSET
+    #: Absent without a router queue, and on the decode hop.
+    queue: QueueRow | UnsetType = UNSET
 
 
 class Winner(msgspec.Struct, frozen=True):
@@ -396,6 +434,7 @@ def route_result(
             *_refused_draws(by_prefill),
             *_drawn_bypass(plan),
             *_estimated(hops),
+            *_waiting(hops, doubts := list(doubts)),
             *doubts,
         ],
         question,
@@ -517,6 +556,44 @@ def _estimated(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
                 yield doubt("DYR0763", varies=varies, workers=some_names(names))
 
 
+def _waiting(hops: Iterable[DecisionResult | None], doubts: Iterable[Doubt]) -> Iterator[Doubt]:
+    """A doubt where the request waits first: it is decided on the load of that later moment."""
+    if any(one.code == "DYR0713" for one in doubts):
+        return
+    for hop in hops:
+        if hop is not None and hop.queue is not UNSET and hop.queue.waits:
+            yield doubt("DYR0713", why=waiting_text(hop.queue))
+
+
+def waiting_text(queue: QueueRow) -> str:
+    """That a request waits in the router queue, or waited: behind how many others, and why."""
+    past = queue.waited_s is not None
+    why = []
+    if queue.all_busy:
+        limits = []
+        if queue.prefill_busy_threshold is not None:
+            limits.append(f"{queue.prefill_busy_threshold:,}")
+        if queue.prefill_busy_threshold_frac is not None:
+            limits.append(f"{queue.prefill_busy_threshold_frac:g} x max_num_batched_tokens")
+        which = "the eligible rank" if queue.ranks == 1 else f"all {queue.ranks:,} eligible ranks"
+        verb = "held" if past else "holds" if queue.ranks == 1 else "hold"
+        text = f"{which} {verb} more active prefill tokens than {' or '.join(limits)}"
+        if not past:
+            text += f" ({queue.nearest} has {queue.needs:,} too many)"
+        why.append(text)
+    if queue.backlog:
+        why.append(f"{queue.backlog:,} of its class {'waited' if past else 'wait'} already")
+    behind = "behind an unknown number of others"
+    if queue.ahead is not None:
+        others = f"{queue.ahead:,} other{'' if queue.ahead == 1 else 's'}"
+        behind = f"behind {others}" if queue.ahead else "as the first"
+    verb = f"waited {queue.waited_s:,.3f} s" if past else "waits"
+    return (
+        f"the request {verb} in the router queue, class {queue.policy_class}, {behind}: "
+        + " and ".join(why or ["it was tried again"])
+    )
+
+
 #: State of an index -> why it may be wrong.
 _INCOMPLETE: Final = {
     "disconnected": "its event stream is not connected",
@@ -578,6 +655,7 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
         drawn=UNSET if decision.pair is None else [_ref_at(decision, i) for i in decision.pair],
         sample=UNSET if decision.pair is None else float(decision.sample),
         devices=_devices(decision),
+        queue=queue_row(decision),
     )
 
 
@@ -615,6 +693,34 @@ def _session(decision: Decision) -> SessionRow | UnsetType:
         kept=decision.session_kept,
         excluded=bound.excluded or UNSET,
         extra_cost=extra,
+    )
+
+
+def queue_row(decision: Decision) -> QueueRow | UnsetType:
+    """What the router queue does with the request of a first hop."""
+    one = decision.queue
+    if one is None:
+        return UNSET
+    full = one.refused
+    return QueueRow(
+        one.policy_class,
+        one.queue_policy,
+        one.waits and full is None,
+        one.uncached_tokens,
+        one.ranks,
+        one.all_busy,
+        one.needs,
+        one.nearest,
+        one.backlog,
+        one.ahead,
+        one.priority,
+        one.strict_priority,
+        one.prefill_busy_threshold,
+        one.prefill_busy_threshold_frac,
+        None if one.waited_s is None else round(one.waited_s, 6),
+        None
+        if full is None
+        else QueueLimit(full.policy_class, full.limit_kind, full.current, full.limit),
     )
 
 

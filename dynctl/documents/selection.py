@@ -26,7 +26,13 @@ from dynctl.base.json_fields import (
     read_tokens,
     refuse_unknown,
 )
-from dynctl.documents.route_result import BypassRow, Constraint, bypass_row
+from dynctl.documents.route_result import (
+    BypassRow,
+    Constraint,
+    QueueRow,
+    bypass_row,
+    queue_row,
+)
 from dynctl.documents.workers import ReportedLoad, WorkerRow
 from dynctl.wire.nvext import MAX_TOKENS_IN_REQUEST
 from router_core import (
@@ -43,6 +49,7 @@ MAX_ID: Final = 256
 _MAX_TAINTS: Final = 256
 _MAX_ALLOWED: Final = 4096
 _I64_MIN: Final = -(2**63)
+_I32: Final = 2**31
 
 _ALIASES: Final = {
     "model_name": "model",
@@ -65,6 +72,9 @@ _KNOWN: Final = (
     "session_id",
     "hops",
     "expected_output_tokens",
+    "policy_class",
+    "priority",
+    "strict_priority",
 )
 
 
@@ -83,6 +93,7 @@ class SelectRequest:
 
     ``prefill_only`` books the prefill hop alone: decode is decided again when prefill is done.
     ``expected_output_tokens``: by which the weight of its blocks falls while it generates.
+    ``policy_class``, ``priority`` and ``strict_priority`` are for the router queue.
     """
 
     model: str | None
@@ -100,6 +111,9 @@ class SelectRequest:
     session_id: str | None = field(default=None, repr=False)
     prefill_only: bool = False
     expected_output_tokens: int | None = None
+    policy_class: str | None = None
+    priority: int = 0
+    strict_priority: int = 0
 
 
 class SelectedHop(msgspec.Struct, frozen=True):
@@ -135,6 +149,8 @@ class SelectionResult(msgspec.Struct, frozen=True):
     bypass: BypassRow | UnsetType = UNSET
     kind: str = "Selection"
     schema: int = SCHEMA
+    #: Absent without a router queue.
+    queue: QueueRow | UnsetType = UNSET
 
 
 class ActiveHop(msgspec.Struct, frozen=True):
@@ -226,6 +242,9 @@ def parse_select(body: Mapping[str, Any]) -> SelectRequest:
         expected_output_tokens=None
         if expected is None
         else read_integer(expected, "expected_output_tokens", 1, U32_MAX),
+        policy_class=_optional_text(found, "policy_class", 128),
+        priority=_integer(found, "priority", -_I32, _I32 - 1),
+        strict_priority=_integer(found, "strict_priority", 0, U32_MAX),
     )
 
 
@@ -267,6 +286,7 @@ def selection_result(plan: RoutingPlan, booked: Sequence[str]) -> SelectionResul
         relaxed=plan.relaxed,
         notes=list(dict.fromkeys(note for hop in hops for note in hop.notes)),
         bypass=bypass_row(plan),
+        queue=queue_row(plan.first),
     )
 
 
@@ -411,6 +431,11 @@ def _worker(value: Any, path: str) -> str | int:
 def _optional_text(found: Mapping[str, Any], name: str, longest: int) -> str | None:
     value = found.get(name)
     return None if value is None else read_text(value, name, longest=longest)
+
+
+def _integer(found: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = found.get(name)
+    return 0 if value is None else read_integer(value, name, low, high)
 
 
 def _request_id(found: Mapping[str, Any]) -> str | None:

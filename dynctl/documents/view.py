@@ -153,6 +153,30 @@ class _TransferForm(msgspec.Struct):
     by_model: dict[str, float]
 
 
+_Lane = tuple[int, int | None]
+
+
+class _QueueForm(msgspec.Struct):
+    known: bool
+    number: _Count
+    entries: list[
+        tuple[
+            str,
+            str,
+            str,
+            _Count,
+            _Count,
+            float,
+            _Count,
+            float,
+            _Count,
+            tuple[int, int | None] | None,
+        ]
+    ]
+    credits: list[tuple[str, str, _Count]]
+    cursors: dict[str, str]
+
+
 class _SnapshotForm(msgspec.Struct):
     """The types of a snapshot's values. The router itself judges what they mean."""
 
@@ -171,6 +195,8 @@ class _SnapshotForm(msgspec.Struct):
     predicted: list[_LearnedForm] = []
     learns: bool = False
     transfer: _TransferForm | None = None
+    queue: _QueueForm | None = None
+    policy_classes: dict[str, Any] | None = None
 
 
 class _ViewDocument(msgspec.Struct, frozen=True, kw_only=True):

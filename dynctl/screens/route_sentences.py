@@ -16,10 +16,12 @@ from dynctl.documents.route_result import (
     DeviceBudgetRow,
     FunnelRow,
     PairRow,
+    QueueRow,
     Ref,
     RejectedRow,
     RouteResult,
     SessionRow,
+    waiting_text,
 )
 from dynctl.screens.numbers import age, amount, blocks, plural
 from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
@@ -179,6 +181,8 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
             yield _guard(step)
         if step.skipped:
             yield f"{step.filter.replace('_', ' ')} filter not applied: {step.skipped}"
+    if hop.queue is not UNSET and hop.queue.refused is None:
+        yield _queue(hop.queue)
     if hop.winner is not None:
         yield " ".join(_how(hop, result))
     if hop.preference is not None:
@@ -277,6 +281,11 @@ def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
     if hop.outcome == "policy_underivable":
         yield "admits", "a prefill worker whose KV-transfer policy can be applied (see above)"
         return
+    if hop.queue is not UNSET and hop.queue.refused is not None:
+        full = hop.queue.refused
+        yield "stopped", f"by the router queue: its limit of {full.limit_kind} is {full.limit:,}"
+        yield "admits", "a shorter queue, less prefill load, or a higher limit"
+        return
     step = next((one for one in hop.funnel if one.entered and not one.left), None)
     if step is None:
         yield "admits", f"a {hop.stage} worker of model {result.model} (dynctl serve engine)"
@@ -346,6 +355,16 @@ def _step_name(step: FunnelRow, hop: DecisionResult, model: str) -> str:
     if step.filter == "role":
         return hop.stage
     return _STEPS.get(step.filter, step.filter.replace("_", " "))
+
+
+def _queue(queue: QueueRow) -> str:
+    """What the router queue does with the request."""
+    if queue.waits:
+        return f"{waiting_text(queue)}. It is decided again when it leaves the queue."
+    if queue.waited_s is None:
+        rank = "the eligible rank has" if queue.ranks == 1 else "an eligible rank has"
+        return f"router queue, class {queue.policy_class}: no wait, {rank} room."
+    return f"{waiting_text(queue)}. It was decided when it left the queue."
 
 
 def _guard(step: FunnelRow) -> str:

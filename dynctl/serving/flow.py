@@ -167,11 +167,15 @@ class RequestFlow:
         """
         tries = _Tries()
         service = self._service
+        admitted = False
         while True:
             request = excluding(call.request, tries.failed, service.router.registry)
             began = service.clock()
             plan = await service.place(request)
             call.record.route_s += service.clock() - began
+            if plan.first.queue is not None:
+                plan = await self._admitted(plan, request, call.record, again=admitted)
+            admitted = True
             if not plan.ok:
                 if self._may_try_again(tries):
                     continue
@@ -220,6 +224,20 @@ class RequestFlow:
         ref = plan.final.ref
         if ref is not None:
             self._fleet.report_failure(ref.worker_id, failure)
+
+    async def _admitted(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord, *, again: bool
+    ) -> RoutingPlan:
+        """The plan of a request when the router queue lets it pass."""
+        queue = plan.first.queue
+        if queue is not None and queue.waited_s is not None and not again:
+            record.queued_s = queue.waited_s  # in the queue of the router process
+        if not plan.waits:
+            return plan
+        if again:
+            # A retry had its turn already, and the room that it left is free again.
+            return plan.waited(plan, record.queued_s or 0.0)
+        return await self._service.admission.wait(plan, request, record)
 
     # -- the three ways --------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from router_core import (
     Decision,
     FunnelStep,
     Pin,
+    QueueFull,
+    Queueing,
     Rejection,
     RouterConfig,
     RoutingPlan,
@@ -30,6 +32,9 @@ from router_core import (
 
 #: Rejected ranks that a refusal lists; its funnel counts all.
 MAX_REJECTIONS = 16
+#: The error code when a request may not wait in the router queue, as Dynamo names it.
+QUEUE_FULL_CODE = "RouterQueueLimitExceeded"
+QUEUE_OUTCOMES = ("queue_full", "queue_timeout")
 
 
 @dataclass(eq=False)
@@ -83,6 +88,7 @@ def refusal(
         raise ValueError(f"plan {plan.id} is not a refusal")
     status, kind = _status(decision, config)
     step = decision.emptied_by()
+    full = None if decision.queue is None else decision.queue.refused
     wait = _retry_after(decision, step, probe_interval_s)
     details = ErrorDetails(
         decision=plan.id,
@@ -100,6 +106,10 @@ def refusal(
         retry_after_s=wait,
         notes=list(decision.notes) or UNSET,
         attempts=attempts_of(attempts) or UNSET,
+        policy_class=UNSET if full is None else full.policy_class,
+        limit_kind=UNSET if full is None else full.limit_kind,
+        current=UNSET if full is None else full.current,
+        limit=UNSET if full is None else full.limit,
     )
     headers = {} if wait is None else {"retry-after": str(wait)}
     where = f"{decision.stage}: " if plan.prefill is not None else ""
@@ -113,7 +123,7 @@ def refusal(
         status,
         where + decision.summary(),
         kind,
-        status,
+        status if full is None else QUEUE_FULL_CODE,
         details=details,
         headers=headers,
         public=_public(decision, step),
@@ -131,9 +141,21 @@ def _public(decision: Decision, step: FunnelStep | None) -> str:
     """The refusal without the names of workers and domains."""
     if decision.outcome == "all_busy":
         return "all workers are busy; try again later"
+    if decision.outcome in QUEUE_OUTCOMES:
+        return "the router queue is full; try again later"
     if step is None or step.filter in ("model", "role"):
         return f"model {decision.model!r} cannot be served now"
     return "no worker can take this request now"
+
+
+def what_frees_queue(queue: Queueing, full: QueueFull) -> str:
+    """What would let a request into the router queue, or out of it."""
+    if full.limit_kind == "wait_seconds":
+        needed = f"{queue.needs:,} fewer active prefill tokens on {queue.nearest}, or "
+        return (needed if queue.nearest else "") + "a longer --router-queue-max-wait-secs"
+    if full.limit_kind == "total_requests":
+        return "a shorter queue, or a higher --router-queue-max-requests"
+    return f"a shorter queue, or a higher limit of the class {full.policy_class}"
 
 
 def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[FailedAttempt]:
@@ -169,7 +191,7 @@ def _registered(pin: Pin, registry: WorkerRegistry) -> bool:
 
 
 def _status(decision: Decision, config: RouterConfig) -> tuple[int, str]:
-    if decision.outcome == "all_busy":
+    if decision.outcome == "all_busy" or decision.outcome in QUEUE_OUTCOMES:
         return config.overload_status_code, "overloaded"
     if decision.outcome == "not_pinned":
         return 400, "invalid_request_error"
@@ -216,6 +238,8 @@ def _nearest(step: FunnelStep | None) -> RefusedRank | None:
 
 def _what_would_admit(decision: Decision, step: FunnelStep | None) -> str | None:
     closest = _closest(step)
+    if decision.queue is not None and decision.queue.refused is not None:
+        return what_frees_queue(decision.queue, decision.queue.refused)
     if step is None or step.filter in ("model", "role") or closest is None:
         role = "prefill or aggregated" if decision.stage == "aggregated" else decision.stage
         return f"a {role} worker for {decision.model}"
@@ -253,7 +277,7 @@ def _retry_after(
     decision: Decision, step: FunnelStep | None, probe_interval_s: float
 ) -> int | None:
     """Whole seconds until a retry is useful; None if nothing changes by itself."""
-    if decision.outcome == "all_busy":
+    if decision.outcome == "all_busy" or decision.outcome in QUEUE_OUTCOMES:
         return 1
     if step is not None and step.filter == "available":
         return max(1, math.ceil(probe_interval_s))

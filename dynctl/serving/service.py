@@ -23,6 +23,7 @@ from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
 from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluate
+from dynctl.serving.admission import Admission
 from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.prefill_load import PrefillModel, predicted_plan, prefill_tokens
 from dynctl.serving.prompts import (
@@ -34,6 +35,7 @@ from dynctl.serving.prompts import (
 )
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import (
+    NO_CLASSES,
     NO_CONSTRAINTS,
     Applied,
     BlockHashes,
@@ -46,8 +48,10 @@ from router_core import (
     Freed,
     IndexConnected,
     KvEvent,
+    LoadReported,
     OutputBlock,
     Pin,
+    PolicyClasses,
     PrefillDone,
     Progressed,
     PromptHasher,
@@ -87,6 +91,8 @@ _CHANGES_OF_HEALTH: Final = (
     WorkerLost,
     WorkerUpserted,
 )
+#: Changes after which a waiting request may be admitted.
+_MAKES_ROOM: Final = (*_CHANGES_OF_HEALTH, Expired, Freed, LoadReported, PrefillDone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ class RoutingService:
     ``clock`` gives monotonic seconds, ``wall`` wall-clock seconds, ``sample`` numbers in [0, 1).
     ``id_prefix`` starts every decision id; each process has another. ``learns``: the caches of
     workers without KV events are estimated. ``prefill_model`` predicts how long prefills take.
+    ``policy_classes``: those of the router queue.
     """
 
     def __init__(
@@ -137,8 +144,9 @@ class RoutingService:
         id_prefix: str | None = None,
         learns: bool = True,
         prefill_model: PrefillModel | None = None,
+        policy_classes: PolicyClasses = NO_CLASSES,
     ) -> None:
-        self.router = Router(config, exact_reuse=True, learns=learns)
+        self.router = Router(config, exact_reuse=True, learns=learns, policy_classes=policy_classes)
         self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
         self.wall = wall
@@ -159,6 +167,8 @@ class RoutingService:
         #: Grows with each change of workers, their availability, settings or thresholds.
         self.changes = 0
         self.observers: list[ServiceObserver] = []
+        #: The requests that wait in the router queue.
+        self.admission = Admission(self)
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
@@ -239,6 +249,9 @@ class RoutingService:
         lora_name: str | None = None,
         not_modelled: str | None = None,
         session: Session | None = None,
+        policy_class: str | None = None,
+        priority: int = 0,
+        strict_priority: int = 0,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
@@ -246,7 +259,8 @@ class RoutingService:
         ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
         request): it is routed by load, and its decisions have this note. ``lora_name`` is a key of
         :attr:`adapters`: only workers that have the adapter are candidates. ``session``: made by
-        :meth:`session`.
+        :meth:`session`. ``policy_class``, ``priority`` and ``strict_priority`` are for the router
+        queue.
         """
         started = self.clock()
         if lora_name is not None:
@@ -289,6 +303,10 @@ class RoutingService:
             more_hashes=tuple(one.sequence for one in hashes[1:]),
             lengths=tuple(one.count for one in found) if len(found) > 1 else (),
             session=session,
+            policy_class=policy_class,
+            priority=priority,
+            strict_priority=strict_priority,
+            arrived_at=started,
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
@@ -431,6 +449,8 @@ class RoutingService:
         applied = self.router.apply(change, self.clock())
         if sharing is not None and applied.ok:
             sharing.after(change)
+        if self.admission.waiting and isinstance(change, _MAKES_ROOM):
+            self.admission.try_soon()
         if isinstance(change, (Booked, Freed, PrefillDone)):
             return applied
         if isinstance(change, _CHANGES_OF_HEALTH):

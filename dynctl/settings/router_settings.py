@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
+from dynctl.settings.policy_file import policy_classes
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import (
     DEFAULT_PRESET,
@@ -58,6 +59,13 @@ _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
 _LOAD_MODEL: Final = "router_prefill_load_model"
 #: What an estimate of the prefill load model needs to know.
 _MODELLED_BY: Final = ("ais_backend", "ais_system", "ais_model_path")
+
+_CLASSES: Final = "router_policy_config"
+#: Settings of a queue with one class -> the field of a policy class in their place.
+_ONE_CLASS: Final = {
+    "router_queue_threshold": "prefill_busy_threshold_frac",
+    "router_queue_policy": "queue_policy",
+}
 
 #: Names of the 0.9 overlap score weight: 0 switches the cache credit off too.
 _LEGACY_WEIGHT = {
@@ -164,6 +172,7 @@ def resolve(
         hint = "" if option is None else f"set {option.flags[0]} or {option.env[0]}"
         raise UsageProblem(str(error), hint) from None
     _refuse_contradictions(config, sources)
+    policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
     for key in SETTINGS:
         warnings += _texts(no_effect(key, _typed_name(key, sources), config, _flag))
     for key, value in PRESETS[name].items():
@@ -214,6 +223,9 @@ def parse_assignments(
         unmet = _without_line(config, _key)
         if unmet:
             raise ConfigError(unmet)
+    if config.router_policy_config is not None:
+        keys = {name: text.rpartition("=")[0] for name, text in typed.items()}
+        _refuse_two_queues(keys, config)
     ignored = [
         one
         for name in values
@@ -489,6 +501,10 @@ def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> 
             f"{given} and {events}: the policy is for workers whose KV events are not read",
             f"add --no-router-kv-events, or remove {given}",
         )
+    if config.router_policy_config is not None:
+        _refuse_two_queues(
+            {name: _typed_name(name, sources) for name in (_CLASSES, *_ONE_CLASS)}, config
+        )
     model = config.router_prefill_load_model
     if model == "none":
         return
@@ -508,6 +524,18 @@ def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> 
         )
     wanted = {"router_mode": "kv", "router_track_prefill_tokens": True}
     _refuse_other(given, "the model", wanted, config, sources)
+
+
+def _refuse_two_queues(typed: Mapping[str, str | None], config: RouterConfig) -> None:
+    """Raise UsageProblem where settings of the queue are typed beside policy classes, in which
+    each class has its own."""
+    for name, field_name in _ONE_CLASS.items():
+        if typed.get(name) is not None:
+            raise UsageProblem(
+                f"{typed.get(_CLASSES) or _flag(_CLASSES)} {config.router_policy_config} and "
+                f"{typed[name]} {_shown(getattr(config, name))} exclude each other",
+                f"set policy_classes[].{field_name} in the file, and remove {typed[name]}",
+            )
 
 
 def _unknown_variables(env: Mapping[str, str | bool]) -> Iterator[str]:

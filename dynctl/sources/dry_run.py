@@ -28,6 +28,7 @@ from dynctl.documents.doubts import (
 )
 from dynctl.documents.route_result import RouteResult, WorkerSetRow, index_doubts, route_result
 from dynctl.documents.view import SavedView
+from dynctl.settings.policy_file import policy_classes
 from dynctl.settings.router_settings import NoEffect, parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.wire.openai import ChatRequest, CompletionRequest
@@ -114,7 +115,11 @@ class DryRun:
         for one in ignored:
             self._note(doubt("DYR0727", matters=one.elsewhere, why=one.text))
             shown.pop(one.setting)
-        state = self._router.view(config, load, self._table(config))
+        classes = None
+        if config is not None and "router_policy_config" in shown:
+            typed = "--set router_policy_config"
+            classes = policy_classes(config, typed)
+        state = self._router.view(config, load, self._table(config), classes)
         if self._of_dynamo and "router_mode" in shown:
             mode = shown["router_mode"]
             for found in mode_doubts(mode, f"--set router_mode={mode}"):
@@ -272,6 +277,7 @@ class DryRun:
             self._note(doubt("DYR0719", why=why))
         hashes, prompt = self.hashes(worker_set), self._prompt
         prefill, decode = self._pins(worker_set)
+        hints = self._parsed.nvext.agent_hints
         return RoutingRequest(
             id=self._id(),
             model=self.model,
@@ -289,6 +295,9 @@ class DryRun:
             lora_name=self.lora,
             salted=self._salt() is not None,
             more_hashes=tuple(self.hashes(worker_set, one).sequence for one in prompt.more),
+            priority=hints.priority or 0,
+            strict_priority=hints.strict_priority or 0,
+            arrived_at=self._view.now,
         )
 
     def _constraints(self) -> RoutingConstraints:

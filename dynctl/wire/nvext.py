@@ -36,9 +36,11 @@ SESSION_HEADERS: Final = ("x-dynamo-session-id", "x-session-id")
 _MAX_SESSION_ID: Final = 256
 PIN_HEADERS: Final = tuple(name for _, names in _PINS for name in names)
 """The headers that name workers: those of Dynamo 1.6, and the prefixed ones of later versions."""
+POLICY_CLASS_HEADER: Final = "x-dynamo-meta-policy-class"
 
 MAX_TOKENS_IN_REQUEST: Final = 4 * 1024 * 1024
 _MAX_REQUEST_ID: Final = 256
+_MAX_POLICY_CLASS: Final = 128
 _I32: Final = 2**31
 
 _Text = Annotated[str, Meta(max_length=1024)]
@@ -198,6 +200,15 @@ def request_id_of(headers: Mapping[str, str]) -> str | None:
                 )
             return value
     return None
+
+
+def policy_class_of(headers: Mapping[str, str]) -> str | None:
+    """The family or policy class that the client names for the router queue, None without one.
+
+    Names that no class can have are ignored, as unknown ones are.
+    """
+    name = headers.get(POLICY_CLASS_HEADER)
+    return name if name and len(name) <= _MAX_POLICY_CLASS else None
 
 
 def strip_for_engine(body: Mapping[str, Any]) -> dict[str, Any]:

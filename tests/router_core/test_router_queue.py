@@ -478,7 +478,7 @@ def test_a_bound_on_all_requests_refuses() -> None:
     load(made, 2, 150)
     full = made.entering(made.plan(request(32)), request(32))
     assert isinstance(full, QueueFull)
-    assert "0 requests of all classes wait in the router queue, the limit is 0" in full.message
+    assert "0 requests wait in the router queue, the limit is 0" in full.message
 
 
 def test_with_the_queue_switched_off_the_waiting_are_admitted() -> None:

@@ -297,6 +297,7 @@ class FleetFeed:
             probe_s=self._probe_s(),
             in_flight=self._in_flight(),
             recorded=self._memory.recorded,
+            queue=len(router.queue) if router.view().queue is not None else UNSET,
             audit=self._audit(),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
         )

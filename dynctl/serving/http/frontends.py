@@ -218,7 +218,7 @@ class FrontendsApi:
                 return _json(known.answer)
         else:
             self._selection.admit()
-        plan, booked = self._selection.place(
+        plan, booked = await self._selection.place(
             request, self._hands_off, owner=frontend.name, attempt=message.attempt
         )
         self._dispatched(plan, booked)
@@ -367,7 +367,9 @@ class FrontendsApi:
             )
         with naming_fields():
             check_request(request, service.block_size(request.model))
-        if request.session is not None:  # its time is that of another clock
+        # The frontend has another clock.
+        request = replace(request, arrived_at=service.clock())
+        if request.session is not None:
             request = replace(request, session=Session(request.session.key, service.clock()))
         return request
 

@@ -25,6 +25,7 @@ from dynctl.serving.http.inference_responses import (
     engine_failure_error,
     outcome_of,
     pass_stream,
+    queue_headers,
     unary_body,
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
@@ -34,7 +35,12 @@ from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.tokenization import PromptError, TemplateError
-from dynctl.wire.nvext import REQUEST_ID_HEADER, session_of, strip_for_engine
+from dynctl.wire.nvext import (
+    REQUEST_ID_HEADER,
+    policy_class_of,
+    session_of,
+    strip_for_engine,
+)
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
@@ -138,7 +144,9 @@ class Inference:
         for observer in self._service.observers:
             observer.on_received(record)
         nvext = parsed.nvext
-        prepared = await self._prepare(parsed, record, self._session(http))
+        prepared = await self._prepare(
+            parsed, record, self._session(http), policy_class_of(http.headers)
+        )
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record)
         call = self._call(http, parsed, raw, prepared, record, endpoint)
@@ -207,7 +215,7 @@ class Inference:
         self, body: Mapping[str, Any], *, preset: str | None, http: web.Request | None = None
     ) -> RouteResult:
         """A dry run as the RouteResult contract; ``body`` is a chat or a completion request, and
-        ``http`` has the session.
+        ``http`` has the session and the policy class.
 
         A refusal is a normal result. Raises HttpError for a request that cannot be routed.
         """
@@ -225,7 +233,8 @@ class Inference:
         except RequestError as error:
             raise client_error(error) from None
         session = None if http is None else self._session(http)
-        prepared = await self._prepare(self._named(parsed), record, session)
+        policy_class = None if http is None else policy_class_of(http.headers)
+        prepared = await self._prepare(self._named(parsed), record, session, policy_class)
         found = await service.dry_route(prepared.request, preset=preset)
         _check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
         return found
@@ -286,6 +295,7 @@ class Inference:
         parsed: ChatRequest | CompletionRequest,
         record: RequestRecord,
         session: Session | None = None,
+        policy_class: str | None = None,
     ) -> Prepared:
         nvext = parsed.nvext
         base = self._service.base_model(parsed.model)
@@ -304,6 +314,9 @@ class Inference:
                 lora_name=parsed.model if parsed.model in self._service.adapters else None,
                 not_modelled=not_modelled,
                 session=session,
+                policy_class=policy_class,
+                priority=nvext.agent_hints.priority or 0,
+                strict_priority=nvext.agent_hints.strict_priority or 0,
             )
         except PromptError as error:
             raise HttpError(
@@ -460,7 +473,7 @@ class Inference:
         bypass = None if record.plan is None else record.plan.bypass
         if bypass is not None and bypass.bypassed:
             headers[BYPASS_HEADER] = bypass.reason
-        return headers
+        return {**headers, **queue_headers(record)}
 
     def _error(self, http: web.Request, error: HttpError, record: RequestRecord) -> web.Response:
         if not is_operator(http, self._config.api_token):

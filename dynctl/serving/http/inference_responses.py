@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -30,6 +30,10 @@ _TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
 _LAGGING_BYTES = 256 * 1024
 _SSE = "text/event-stream"
+#: The router queue: class of a request that waited, requests ahead of it at first, milliseconds.
+QUEUE_CLASS_HEADER: Final = "x-dynctl-queue-class"
+QUEUE_AHEAD_HEADER: Final = "x-dynctl-queue-ahead"
+QUEUE_WAIT_HEADER: Final = "x-dynctl-queue-wait-ms"
 _ENGINE_FAILED = "the engine failed; try again"
 
 
@@ -272,7 +276,7 @@ def timing(plan: RoutingPlan, service: RoutingService, record: RequestRecord) ->
         "request_received_ms": int(record.received_wall * 1000),
         "total_time_ms": _ms(now - start),
         "kv_hit_rate": hit_rate(plan),
-        "router_queue_depth": 0,
+        "router_queue_depth": record.queue_depth,
     }
     if record.dispatched_at is not None:
         found["prefill_wait_time_ms"] = _ms(record.dispatched_at - start)
@@ -282,6 +286,17 @@ def timing(plan: RoutingPlan, service: RoutingService, record: RequestRecord) ->
     if record.first_token_at is not None:
         found["ttft_ms"] = _ms(record.first_token_at - start)
     return found
+
+
+def queue_headers(record: RequestRecord) -> dict[str, str]:
+    """What the router queue did with the request; nothing for one that did not wait."""
+    queue = None if record.plan is None else record.plan.first.queue
+    if queue is None or (record.queued_s is None and queue.refused is None):
+        return {}
+    headers = {QUEUE_CLASS_HEADER: queue.policy_class, QUEUE_AHEAD_HEADER: str(queue.ahead)}
+    if record.queued_s is not None:
+        headers[QUEUE_WAIT_HEADER] = str(round(1000 * record.queued_s))
+    return headers
 
 
 def hit_rate(plan: RoutingPlan) -> float:

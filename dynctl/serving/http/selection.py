@@ -107,9 +107,10 @@ class SelectionApi:
         self.admit()
         selection, request = await self._reader.read(http)
         self.admit()
-        if request.id in self.bookings or self._service.router.load.bookings(request.id):
+        router = self._service.router
+        if request.id in self.bookings or router.load.bookings(request.id):
             raise _duplicate(request.id)
-        plan, booked = self.place(
+        plan, booked = await self.place(
             request,
             lambda _: selection.prefill_only,
             expected=selection.expected_output_tokens,
@@ -118,7 +119,7 @@ class SelectionApi:
             raise refusal(plan, self._service.router.config)
         return json_response(selection_result(plan, booked), 201)
 
-    def place(
+    async def place(
         self,
         request: RoutingRequest,
         prefill_only: Callable[[RoutingPlan], bool],
@@ -127,12 +128,16 @@ class SelectionApi:
         attempt: int = 0,
         expected: int | None = None,
     ) -> tuple[RoutingPlan, list[Stage]]:
-        """Decide and book without an await in between: other requests would see the same load.
+        """Decide and book without an await in between: other requests would see the same load. A
+        request that waits in the router queue is booked by its turn.
 
         Returns the booked hops too; none where the plan is a refusal. ``prefill_only``: whether
         decode is decided when prefill is done. An earlier booking of the request is replaced.
         """
-        service, earlier = self._service, self.bookings.pop(request.id, None)
+        service = self._service
+        if request.id in service.router.queue:
+            raise _duplicate(request.id)
+        earlier = self.bookings.pop(request.id, None)
         began = service.clock()
         if earlier is not None:
             service.free(request.id)
@@ -146,6 +151,10 @@ class SelectionApi:
                 observer.on_received(record)
         plan = service.plan(request)
         record.route_s += service.clock() - began
+        if plan.waits and earlier is None:
+            plan = await self._admitted(plan, request, record)
+        elif plan.waits:
+            plan = plan.waited(plan, record.queued_s or 0.0)
         service.decided(plan, request, record)
         if not plan.ok:
             record.outcome, record.finished_at = "refused", service.clock()
@@ -325,6 +334,25 @@ class SelectionApi:
         return json_response(potential_loads(rows, bookings=len(self.bookings)))
 
     # -- inside ----------------------------------------------------------------------------
+
+    async def _admitted(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> RoutingPlan:
+        """The plan of a request that waits in the router queue; its first hop is booked."""
+        service = self._service
+        try:
+            admitted = await service.admission.wait(plan, request, record)
+            if admitted.ok:
+                self.admit()  # other requests were booked meanwhile
+        except BaseException as error:
+            service.free(request.id)
+            record.outcome, record.status = "cancelled", 499
+            if isinstance(error, HttpError):
+                record.outcome, record.status = "refused", error.status
+            record.finished_at = service.clock()
+            self._finished(record)
+            raise
+        return admitted
 
     def admit(self) -> None:
         """Raise HttpError where a further booking is refused."""

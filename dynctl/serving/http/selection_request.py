@@ -13,6 +13,7 @@ from dynctl.documents.selection import PinRef, SelectRequest, parse_select
 from dynctl.serving.http.json_responses import bad_request, read_json_object
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
+from dynctl.wire.nvext import policy_class_of
 from router_core import HashingError, Pin, RoutingRequest, hash_prompt, sequence_hashes
 
 #: Prompts longer than this many tokens are hashed in a thread.
@@ -62,6 +63,10 @@ class SelectionReader:
             lora_name=selection.lora_name or None,
             salted=bool(selection.cache_salt),
             session=self._service.session(selection.session_id),
+            policy_class=selection.policy_class or policy_class_of(http.headers),
+            priority=selection.priority,
+            strict_priority=selection.strict_priority,
+            arrived_at=self._service.clock(),
         )
 
     def _model(self, selection: SelectRequest) -> str:

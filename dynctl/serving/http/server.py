@@ -59,6 +59,7 @@ from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.serving.transfer_file import configured_table
+from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import load_tokenizer
 from router_core import IndexBound, TransferTableSet, WorkerWithDpRank
 
@@ -113,6 +114,7 @@ class Frontend:
                 tokenizers,
                 default_block_size=config.block_size,
                 prefill_model=prefill_model(config.router),
+                policy_classes=policy_classes(config.router),
             )
         else:
             self.link = RouterLink(

@@ -22,6 +22,7 @@ from router_core import (
     DeviceBudget,
     FunnelStep,
     PredictedPrefill,
+    Queueing,
     RoutingConstraints,
     Stage,
     TermColumn,
@@ -111,6 +112,7 @@ class BriefHop(NamedTuple):
     pair: tuple[int, int] | None
     budget: DeviceBudget | None
     session: BoundWorker | None
+    queue: Queueing | None
 
     def expand(self) -> Decision:
         """A Decision over the kept rows; a note gives the number of all candidates."""
@@ -175,6 +177,7 @@ class BriefHop(NamedTuple):
             pair=self.pair,
             budget=self.budget,
             session=self.session,
+            queue=self.queue,
             notes=(*self.notes, note) if len(rows) < self.candidates else self.notes,
         )
 
@@ -242,6 +245,7 @@ def brief(decision: Decision) -> BriefHop:
         pair,
         decision.budget,
         decision.session,
+        decision.queue,
     )
 
 

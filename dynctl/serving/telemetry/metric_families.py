@@ -23,12 +23,14 @@ _INPUT = (0, 100, 210, 430, 870, 1800, 3600, 7400, 15000, 31000, 63000, 130000)
 _OUTPUT = (0, 100, 210, 430, 880, 1800, 3700, 7600, 16000, 32000)
 _LOOP = (0, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _TOKENIZE = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
+_WAIT = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 _HIT_RATE = tuple(0.05 * i for i in range(21))
 _BLOCKS_LOST = tuple(0.25 * 2**i for i in range(16))
 
 _MODEL = ("model",)
 _REQUEST = ("endpoint", "model", "request_type")
 _RANK = ("worker_id", "dp_rank", "worker_type")
+_CLASS = ("model", "policy_class", "worker_type")
 _DOMAIN = ("domain", "value", "role")
 
 #: (name after ``dynamo_frontend_``, type, help, labels, bucket edges)
@@ -44,6 +46,14 @@ _FRONTEND: tuple[tuple[str, Kind, str, tuple[str, ...], tuple[float, ...]], ...]
      (*_REQUEST, "status", "error_type"), ()),
     ("model_rejection_total", "counter", "Total number of requests rejected because every worker "
      "was busy", ("endpoint", "model"), ()),
+    ("router_queue_backpressure_total", "counter", "Total number of router scheduler queue "
+     "backpressure rejections", ("model", "policy_class", "reason", "worker_type"), ()),
+    ("router_queue_pending_requests", "gauge", "Number of requests pending in the router scheduler "
+     "queue", _CLASS, ()),
+    ("router_queue_pending_isl_tokens", "gauge", "Sum of isl_tokens for requests pending in the "
+     "router scheduler queue", _CLASS, ()),
+    ("router_queue_pending_cached_tokens", "gauge", "Estimated cached tokens for requests pending "
+     "in the router scheduler queue", _CLASS, ()),
     ("request_duration_seconds", "histogram", "Duration of LLM requests", _MODEL, _DURATION),
     ("time_to_first_token_seconds", "histogram", "Time to first token in seconds", _MODEL,
      _LATENCY_FIRST),
@@ -108,6 +118,8 @@ _COMPONENT: tuple[tuple[str, Kind, str, tuple[str, ...], tuple[float, ...], bool
 )  # fmt: skip
 
 _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
+    ("router_queue_wait_seconds", "histogram", "Time in the router queue of the requests that "
+     "waited there and were admitted", ("model", "policy_class")),
     ("decisions_total", "counter", "Routing plans by their outcome and the hop that decided it",
      ("stage", "outcome")),
     ("conditional_disagg_total", "counter", "Verdicts of conditional disaggregation: whether the "
@@ -195,7 +207,8 @@ def _families(router_id: int, namespace: str, component: str) -> Iterator[Family
     hex_id = {"worker_id": process["worker_id"]}
     yield Family("dynamo_component_uptime_seconds", "gauge", uptime, (), hex_id)
     for name, kind, text, labels in _OWN:
-        yield Family(f"dynctl_{name}", kind, text, labels)
+        bounds = _WAIT if kind == "histogram" else ()
+        yield Family(f"dynctl_{name}", kind, text, labels, None, bounds)
 
 
 def _tripling(first: float, count: int) -> tuple[float, ...]:

@@ -54,8 +54,19 @@ COUNTED_ELSEWHERE = frozenset(
         "dynctl_worker_predictions_total",
         "dynctl_worker_predicted_cached_tokens_total",
         "dynctl_worker_reported_cached_tokens_total",
+        "dynamo_frontend_router_queue_backpressure_total",
     }
 )
+#: Kind of a limit of the router queue -> Dynamo's reason; it has no name for the last two.
+BACKPRESSURE = {
+    "requests": "request_limit",
+    "raw_isl_tokens": "raw_isl_token_limit",
+    "cached_tokens": "cached_token_limit",
+    "total_requests": "total_request_limit",
+    "wait_seconds": "wait_limit",
+}
+#: Outcomes of plans that are refused because of load.
+OVERLOADS = ("all_busy", "queue_full", "queue_timeout")
 #: Seconds of writing after which a scrape yields to the event loop.
 SLICE_S = 0.002
 #: Longest drift of the canary that is not a stall.
@@ -151,7 +162,7 @@ class Metrics(ServiceObserver):
         if plan.bypass is not None:
             verdict = (str(plan.bypass.bypassed).lower(), plan.bypass.reason)
             self._counters["dynctl_conditional_disagg_total"].inc(verdict)
-        if final.outcome == "all_busy":
+        if final.outcome in OVERLOADS:
             labels = (record.endpoint, self._model(record))
             self._counters["dynamo_frontend_model_rejection_total"].inc(labels)
         if record.route_s:
@@ -181,6 +192,10 @@ class Metrics(ServiceObserver):
             self._disconnected += 1
         if record.plan is not None and record.plan.ok:
             self._counters["dynamo_component_router_requests_total"].inc()
+        if record.queued_s is not None and record.plan is not None:
+            queue = record.plan.first.queue
+            labels = (record.plan.model, queue.policy_class if queue is not None else "")
+            self._histograms["dynctl_router_queue_wait_seconds"].observe(record.queued_s, labels)
         ended = record.finished_at if record.finished_at is not None else self._service.clock()
         seen = self._histograms
         seen["dynamo_frontend_request_duration_seconds"].observe(ended - record.received_at, model)
@@ -248,6 +263,7 @@ class Metrics(ServiceObserver):
         yield from self._request_gauges()
         yield from self._model_gauges()
         yield from self._worker_gauges()
+        yield from self._queue()
         for name, rows in domain_gauges(self._service.router).items():
             yield self._text(name, rows.items())
 
@@ -376,6 +392,25 @@ class Metrics(ServiceObserver):
             }
             yield self._text(f"dynamo_frontend_worker_last_{name}", rows.items())
 
+    def _queue(self) -> Iterator[str]:
+        """What waits in the router queue; the classes of a model with none are 0."""
+        router, admission = self._service.router, self._service.admission
+        pending: dict[str, dict[LabelValues, float]] = {
+            name: {} for name in ("requests", "isl_tokens", "cached_tokens")
+        }
+        for model in self._service.models():
+            kind = worker_type(router.stages(model)[0])
+            for one in router.policy_classes.table(model, router.config).classes:
+                stats = router.queue.stats(model, one.name)
+                for name, rows in pending.items():
+                    rows[model, one.name, kind] = getattr(stats, name)
+        for name, rows in pending.items():
+            yield self._text(f"dynamo_frontend_router_queue_pending_{name}", rows.items())
+        refused: Tally[LabelValues] = Tally()
+        for (model, policy_class, stage, limit), count in admission.turned_away.items():
+            refused[model, policy_class, BACKPRESSURE[limit], worker_type(stage)] += count
+        yield self._text("dynamo_frontend_router_queue_backpressure_total", refused.items())
+
     def _predictions(self) -> Iterator[str]:
         rows = self._audit()
         compared: dict[LabelValues, float] = {}
@@ -415,8 +450,7 @@ def error_type(record: RequestRecord) -> str:
             return "not_found" if record.status == 404 else "validation"
         case "refused":
             final = None if record.plan is None else record.plan.final
-            return (
-                "overload" if final is not None and final.outcome == "all_busy" else "unavailable"
-            )
+            overload = final is not None and final.outcome in OVERLOADS
+            return "overload" if overload else "unavailable"
         case _:
             return "internal"

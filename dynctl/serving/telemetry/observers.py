@@ -18,6 +18,8 @@ class RequestRecord:
     and outcome ``upstream_error``. ``attempts`` lists the dispatches that failed:
     ``(worker name, stage, what happened)``. ``prompts``: of a batch. ``prompt_tokens`` and
     ``cached_tokens``: what the engine that computed the prompt reported, None if it did not.
+    ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
+    others waited when it was admitted.
     """
 
     decision_id: str
@@ -44,6 +46,8 @@ class RequestRecord:
     prompts: int = 1
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    queued_s: float | None = None
+    queue_depth: int = 0
 
     def take_usage(self, end: bytes, *, prefill: bool = False) -> None:
         """Take the usage at the end of an engine's response. Where the prompt is computed on a

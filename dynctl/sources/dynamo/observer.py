@@ -57,6 +57,7 @@ from router_core import (
     KvEvent,
     Role,
     Router,
+    RouterQueue,
     Worker,
     WorkerAvailability,
     WorkerLost,
@@ -126,7 +127,10 @@ class RequestCounts:
 
 
 def live_router() -> Router:
-    """A router that decides as a live Dynamo's does, which has no decode-capacity guard."""
+    """A router that decides as a live Dynamo's does, which has no decode-capacity guard.
+
+    What waits in the queues of its frontends is not known: their gauges stay 0.
+    """
     # Dynamo has no guard, applies taints in mode kv only, counts what its index has, complete or
     # not, and does not look whether a decode worker can prefill.
     values = {
@@ -135,7 +139,9 @@ def live_router() -> Router:
         "router_on_degraded": "full",
         "conditional_disagg_require_can_prefill": False,
     }
-    return Router(preset(PRESET).with_values(values))
+    router = Router(preset(PRESET).with_values(values))
+    router.queue = RouterQueue(known=False)
+    return router
 
 
 class Observer:

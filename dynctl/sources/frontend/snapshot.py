@@ -26,7 +26,7 @@ from dynctl.documents.snapshot import (
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.alerts import condition_alert
 
-_NO_QUEUE: Final = "this router has no queue: a request without an eligible worker is refused"
+_NO_QUEUE: Final = "this router has no queue (--router-queue-threshold is not set)"
 _NO_DECISIONS: Final = "the frontend keeps no decisions"
 _KEEP: Final = "start it with --decision-memory 64MiB"
 _NO_WAITING: Final = "no engine exports its queue (vLLM and SGLang do, in /metrics)"
@@ -43,6 +43,7 @@ def frontend_snapshot(
     if first is None or first.load is None:
         return Snapshot(at=at, source=source, problem=problem or "nothing was read yet")
     loads = [one.load for one in known if one.load is not None]
+    queues = [load.queue for load in loads if load.queue is not UNSET]
     workers = tuple(_added(known))
     settings = first.settings
     return Snapshot(
@@ -55,6 +56,7 @@ def frontend_snapshot(
             version=first.load.version,
             frontends=(len(answering), len(frontends)),
             in_flight=sum(load.in_flight for load in loads),
+            queue=sum(queues) if queues else None,
             recorded=sum(load.recorded for load in loads),
         ),
         workers=workers,
@@ -83,7 +85,8 @@ def _parts(
     parts = dict.fromkeys(("workers", "load", "index", "waiting", "transfers"), here)
     parts["decisions"] = here
     parts["thresholds"] = parts["settings"] = Part(first.reader.name, first.read_at)
-    parts["queue"] = Part(names, unknown=_NO_QUEUE)
+    on = any(one.load is not None and one.load.queue is not UNSET for one in known)
+    parts["queue"] = here if on else Part(names, unknown=_NO_QUEUE)
     refused = next((one.decisions_refused for one in known if one.decisions_refused), "")
     if refused:
         parts["decisions"] = Part(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")

@@ -67,7 +67,13 @@ BESIDE = {
         "router_session_affinity_ttl_secs": "60",
         "router_session_affinity_mode": "soft",
     },
+    "router_queue_policy": {"router_queue_threshold": "4"},
+    "router_queue_max_requests": {"router_queue_threshold": "4"},
+    "router_queue_max_wait_secs": {"router_queue_threshold": "4"},
 }
+
+
+POLICY_FILE = Path(__file__).with_name("policy-classes.yaml")
 
 
 @pytest.fixture
@@ -91,6 +97,8 @@ def another_value(setting: Setting) -> str:
         return "false" if setting.default else "true"
     if setting.choices:
         return next(one for one in reversed(setting.choices) if one != setting.default)
+    if setting.name == "router_policy_config":
+        return str(POLICY_FILE)
     if setting.type is str:
         return TEXTS.get(setting.name, "zone")
     return "503" if setting.name == "overload_status_code" else "1"
