@@ -1,7 +1,8 @@
 """The index of a router's workers as bytes, for another router that starts: ``GET /v1/index``.
 
-Frames, each after its length (u32, big endian) and in msgpack: one :class:`DumpHead`, one
-:class:`RankDump` for each rank, one :class:`DumpTail` with the checksum of all bytes before it.
+Frames: the length (u32, big endian), the checksum (XXH3, u64) and the body in msgpack: one
+:class:`DumpHead`, one :class:`RankDump` for each rank, one :class:`DumpTail`. Each rank can be used
+as soon as its frame is whole.
 A rank comes with the number and digest of the last batch of KV events that it contains, so the
 reader continues exactly there, or notices that the engine is another process by now. Hashes are
 columns of u64, little endian. No prompts and no tokens.
@@ -16,7 +17,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
-from xxhash import xxh3_64
+from xxhash import xxh3_64_intdigest
 
 from dynctl.base.decode_errors import WireError
 from router_core import BlocksStored, PrefixIndex
@@ -26,7 +27,10 @@ SCHEMA: Final = 1
 #: Of a dump, and of one of its frames. A million blocks are 16 MB.
 MAX_BYTES: Final = 1024 * 1024 * 1024
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
-_LENGTH: Final = 4
+#: Length and checksum before a body.
+_HEADER: Final = 12
+#: A tail has one number; a rank is longer.
+_LONGEST_TAIL: Final = 20
 MOST_COPIES: Final = 1024
 
 _U64 = Annotated[int, Meta(ge=0)]
@@ -95,9 +99,9 @@ class RankDump(msgspec.Struct, frozen=True):
 
 
 class DumpTail(msgspec.Struct, frozen=True):
-    """The last frame. ``checksum``: XXH3 (64 bit) of all bytes before it."""
+    """The last frame. ``ranks``: how many were sent."""
 
-    checksum: _U64
+    ranks: _U64
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -116,53 +120,86 @@ def chains_of(index: PrefixIndex, slot: int) -> list[Chain]:
 
 def encode_dump(version: str, ranks: Iterable[RankDump]) -> Iterator[bytes]:
     """The dump, frame by frame."""
-    checksum = xxh3_64()
-    yield _frame(DumpHead(version), checksum)
+    yield _frame(DumpHead(version))
+    count = 0
     for rank in ranks:
-        yield _frame(rank, checksum)
-    yield _frame(DumpTail(checksum.intdigest()), checksum)
+        yield _frame(rank)
+        count += 1
+    yield _frame(DumpTail(count))
+
+
+class DumpReader:
+    """Reads a dump in pieces, as they arrive. ``complete``: its last frame was read."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self._buffer = bytearray()
+        self._began = False
+        self._count = 0
+
+    def feed(self, piece: bytes) -> list[RankDump]:
+        """The ranks that are whole with this piece; raises WireError if the bytes are no dump."""
+        self._buffer += piece
+        ranks = []
+        while len(self._buffer) >= _HEADER:
+            size = int.from_bytes(self._buffer[:4], "big")
+            if size > MAX_FRAME_BYTES:
+                raise WireError("index dump", f"a frame of {size:,} bytes is over the limit")
+            if len(self._buffer) < _HEADER + size:
+                break
+            checksum = int.from_bytes(self._buffer[4:_HEADER], "big")
+            body = bytes(self._buffer[_HEADER : _HEADER + size])
+            del self._buffer[: _HEADER + size]
+            rank = self._frame(body, checksum)
+            if rank is not None:
+                ranks.append(rank)
+        return ranks
+
+    @property
+    def rest(self) -> int:
+        """Bytes of a frame that is not whole."""
+        return len(self._buffer)
+
+    def _frame(self, body: bytes, checksum: int) -> RankDump | None:
+        if xxh3_64_intdigest(body) != checksum:
+            raise WireError("index dump", "a checksum does not match: it was changed")
+        if self.complete:
+            raise WireError("index dump", "bytes follow its end")
+        try:
+            if not self._began:
+                head = _head.decode(body)
+                if head.kind != KIND or head.schema != SCHEMA:
+                    expected = f"expected {KIND} of schema {SCHEMA}"
+                    raise WireError("index dump", f"{expected}, got {head.kind} {head.schema}")
+                self._began = True
+                return None
+            if len(body) < _LONGEST_TAIL:
+                self.complete = True
+                if _tail.decode(body).ranks != self._count:
+                    raise WireError("index dump", "ranks are missing")
+                return None
+            rank = _rank.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise WireError("index dump", "not an index of a router of dynctl") from None
+        if any(len(one.names) != len(one.hashes) or len(one.names) % 8 for one in rank.chains):
+            raise WireError("index dump", "columns of different lengths")
+        self._count += 1
+        return rank
 
 
 def decode_dump(data: bytes) -> list[RankDump]:
     """The ranks of a whole dump; raises WireError if it is cut, changed or of another kind."""
-    checksum = xxh3_64()
-    frames = []
-    at = 0
-    while at < len(data):
-        if len(data) - at < _LENGTH:
-            raise WireError("index dump", "it ends in the middle")
-        size = int.from_bytes(data[at : at + _LENGTH], "big")
-        if size > MAX_FRAME_BYTES:
-            raise WireError("index dump", f"a frame of {size:,} bytes is over the limit")
-        if at + _LENGTH + size > len(data):
-            raise WireError("index dump", "it ends in the middle")
-        frames.append((at, at + _LENGTH + size))
-        at += _LENGTH + size
-    if len(frames) < 2:
+    reader = DumpReader()
+    ranks = reader.feed(data)
+    if not reader.complete or reader.rest:
         raise WireError("index dump", "it ends in the middle")
-    view = memoryview(data)
-    checksum.update(view[: frames[-1][0]])
-    try:
-        head = _head.decode(view[frames[0][0] + _LENGTH : frames[0][1]])
-        if head.kind != KIND or head.schema != SCHEMA:
-            raise WireError("index dump", f"expected {KIND} of schema {SCHEMA}, got {head.schema}")
-        tail = _tail.decode(view[frames[-1][0] + _LENGTH : frames[-1][1]])
-        if tail.checksum != checksum.intdigest():
-            raise WireError("index dump", "its checksum does not match: it was changed or cut")
-        ranks = [_rank.decode(view[start + _LENGTH : end]) for start, end in frames[1:-1]]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise WireError("index dump", "not an index of a router of dynctl") from None
-    for rank in ranks:
-        if any(len(one.names) != len(one.hashes) or len(one.names) % 8 for one in rank.chains):
-            raise WireError("index dump", "columns of different lengths")
     return ranks
 
 
-def _frame(value: msgspec.Struct, checksum: xxh3_64) -> bytes:
+def _frame(value: msgspec.Struct) -> bytes:
     body = _encoder.encode(value)
-    frame = len(body).to_bytes(_LENGTH, "big") + body
-    checksum.update(frame)
-    return frame
+    head = len(body).to_bytes(4, "big") + xxh3_64_intdigest(body).to_bytes(8, "big")
+    return head + body
 
 
 def _column(numbers: Iterable[int]) -> bytes:

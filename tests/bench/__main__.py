@@ -27,6 +27,7 @@ NAMES = (
     "memory",
     "decision",
     "pairs",
+    "peers",
     "frontend",
     "processes",
     "recovery",

@@ -8,8 +8,9 @@ only what came after it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Final
 
 import aiohttp
@@ -20,9 +21,9 @@ from dynctl.base.decode_errors import WireError
 from dynctl.documents.index_dump import (
     MAX_BYTES,
     MOST_COPIES,
+    DumpReader,
     RankDump,
     chains_of,
-    decode_dump,
     encode_dump,
 )
 from dynctl.serving.fleet import Fleet
@@ -100,32 +101,33 @@ class IndexExchange:
         return _encoded(rows, captured)
 
     async def take(self, urls: tuple[str, ...], token: str | None) -> None:
-        """Begin the streams of the fleet with the index of the first peer that answers."""
+        """Begin the streams of the fleet with the index of the first peer that answers.
+
+        What arrives within PEER_S counts; the other ranks are read from their engines.
+        """
+        seeds = self._fleet.index.seeds
         for url in urls:
-            began = self._service.clock()
+            began, blocks, problem = self._service.clock(), 0, ""
             try:
-                async with asyncio.timeout(PEER_S):
-                    data = await _read(url.rstrip("/") + PATH, token)
-                ranks = await asyncio.to_thread(decode_dump, data)
+                async with (
+                    asyncio.timeout(PEER_S),
+                    contextlib.aclosing(_ranks_at(url.rstrip("/") + PATH, token)) as ranks,
+                ):
+                    async for one in ranks:
+                        seeds[one.worker_id, one.dp_rank] = IndexSeed(
+                            one.endpoint, one.block_size, one.sequence, one.digest, one.events
+                        )
+                        blocks += one.blocks
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError, WireError) as error:
-                why = str(error) or f"no response within {PEER_S:g} s"
-                _log.warning("index of %s: %s; the engines are read instead", url, why)
-                continue
-            self._fleet.index.seeds = {
-                (one.worker_id, one.dp_rank): IndexSeed(
-                    one.endpoint, one.block_size, one.sequence, one.digest, one.events
-                )
-                for one in ranks
-            }
-            asyncio.get_running_loop().call_later(KEPT_S, self._fleet.index.seeds.clear)
-            _log.info(
-                "index of %s: %d ranks, %d blocks, in %.2f s",
-                url,
-                len(ranks),
-                sum(one.blocks for one in ranks),
-                self._service.clock() - began,
-            )
-            return
+                problem = str(error) or f"not complete after {PEER_S:g} s"
+            if problem:
+                _log.warning("index of %s: %s; the engines are read for the rest", url, problem)
+            if seeds:
+                took = self._service.clock() - began
+                text = "index of %s: %d ranks, %d blocks, in %.2f s"
+                _log.info(text, url, len(seeds), blocks, took)
+                asyncio.get_running_loop().call_later(KEPT_S, seeds.clear)
+                return
 
 
 def _encoded(rows: list[tuple[int, RankDump]], captured: Captured) -> Iterator[RankDump]:
@@ -152,12 +154,12 @@ def _encoded(rows: list[tuple[int, RankDump]], captured: Captured) -> Iterator[R
         )
 
 
-async def _read(url: str, token: str | None) -> bytes:
-    """The whole answer; raises ValueError for another status or too many bytes."""
+async def _ranks_at(url: str, token: str | None) -> AsyncGenerator[RankDump, None]:
+    """The ranks as they arrive; raises ValueError for another status or a dump that is cut."""
     headers = {"user-agent": "dynctl", "accept-encoding": "identity"}
     if token is not None:
         headers["authorization"] = f"Bearer {token}"
-    found = bytearray()
+    reader, received = DumpReader(), 0
     async with (
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
         session.get(url, headers=headers, allow_redirects=False) as response,
@@ -165,7 +167,10 @@ async def _read(url: str, token: str | None) -> bytes:
         if response.status != 200:
             raise ValueError(f"status {response.status}; expected 200")
         async for piece in response.content.iter_chunked(_READ_BYTES):
-            found += piece
-            if len(found) > MAX_BYTES:
+            received += len(piece)
+            if received > MAX_BYTES:
                 raise ValueError(f"more than {MAX_BYTES:,} bytes")
-    return bytes(found)
+            for rank in await asyncio.to_thread(reader.feed, piece):
+                yield rank
+    if not reader.complete or reader.rest:
+        raise ValueError("it ends in the middle")

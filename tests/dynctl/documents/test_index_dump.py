@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.index_dump import (
     Chain,
+    DumpReader,
     RankDump,
     chains_of,
     decode_dump,
@@ -82,6 +83,18 @@ def test_every_cut_and_every_changed_byte_is_refused():
             decode_dump(good[:at])
         with pytest.raises(WireError):
             decode_dump(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+
+
+@given(st.integers(1, 400))
+def test_a_dump_in_pieces_gives_its_ranks_as_they_are_whole(size):
+    made = router()
+    made.apply(KvEvent(1, 0, stored([1, 2, 3])), 0.0)
+    one = dump_of(made)
+    data = b"".join(encode_dump("1", [one, one]))
+    reader = DumpReader()
+    found = [rank for at in range(0, len(data), size) for rank in reader.feed(data[at : at + size])]
+    assert found == [one, one]
+    assert reader.complete
 
 
 def test_columns_of_different_lengths_are_refused():

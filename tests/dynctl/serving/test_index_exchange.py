@@ -145,7 +145,8 @@ async def test_an_engine_that_restarted_since_is_read_from_its_start() -> None:
     ("answer", "why"),
     [
         (b"", "it ends in the middle"),
-        (b"\x00\x00\x00\x01\xc0" * 3, "not an index of a router of dynctl"),
+        (bytes(3), "it ends in the middle"),
+        (bytes(100), "a checksum does not match"),
         (404, "status 404; expected 200"),
         (None, "Cannot connect"),
     ],
@@ -175,6 +176,16 @@ async def test_the_index_needs_the_token_and_the_second_peer_is_tried() -> None:
         async with second(fleet, index_peers=urls, api_token="t") as other:
             await until(lambda: blocks(other) == blocks(fleet.frontend))
             assert other.fleet.index.seeded == 1
+
+
+async def test_ranks_of_a_dump_that_is_cut_are_used_and_the_others_read() -> None:
+    async with site(FORGETFUL) as fleet:
+        await filled(fleet)
+        dump = await fetched(fleet)
+        async with peer(dump[:-40]) as url, second(fleet, index_peers=(url,)) as other:
+            await until(lambda: settled(fleet, other))
+            assert other.fleet.index.seeded == 1
+            assert {state for _, state in blocks(other).values()} == {"current", "gapped"}
 
 
 async def fetched(fleet: Site) -> bytes:
