@@ -25,7 +25,7 @@ from router_core.selection import (
     role_mask,
     select,
 )
-from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
+from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, TaintConstraint
 from router_core.topology import ImpliedConstraints, TransferGroups, implied_constraints
 from router_core.worker_sets import slots_of
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, Role, Worker
@@ -93,23 +93,53 @@ def continue_plan(
     try:
         derived = _implied(view, request.model, prefill.worker)
     except PolicyUnderivable as error:
-        refused = replace(prefill, outcome="policy_underivable", winner=None, message=str(error))
-        return replace(prefill_only, prefill=refused)
-    merged = request.constraints.merged(derived.constraints)
-    source = None if view.transfer is None or prefill.worker is None else prefill.worker.domains
-    decode = _select(
-        view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
+        return replace(prefill_only, prefill=_underivable(prefill, error))
+    decode, relaxed = _decode(view, request, prefill.worker, derived, sample, detail)
+    return replace(prefill_only, decode=decode, implied=_stated(view, derived), relaxed=relaxed)
+
+
+def one_hop(
+    view: RoutingView,
+    request: RoutingRequest,
+    stage: Stage,
+    *,
+    after: Worker | None = None,
+    sample: float = 0.0,
+    detail: bool = False,
+) -> RoutingPlan:
+    """Decide the prefill or the decode hop alone, for a pool whose other hop is decided elsewhere.
+
+    ``prefill``: without the decode-capacity guard, because the decode workers are not known;
+    ``implied`` are the constraints that the winner adds to the decode hop. ``decode``: as after
+    prefill on the worker ``after``, whose transfer policy applies; None: no policy. Raises
+    ValueError for another stage.
+    """
+    made = RoutingPlan(request.id, request.model, None, None)
+    if stage == "prefill":
+        prefill = _select(view, request, stage, sample=sample, detail=detail)
+        if prefill.winner is None:
+            return replace(made, prefill=_alone(view, prefill))
+        try:
+            derived = _implied(view, request.model, prefill.worker)
+        except PolicyUnderivable as error:
+            return replace(made, prefill=_underivable(prefill, error))
+        if view.queue is not None:
+            prefill = _queued(view, request, prefill)
+        return replace(made, prefill=prefill, implied=_stated(view, derived))
+    if stage != "decode":
+        raise ValueError(f"stage: expected prefill or decode, got {stage!r}")
+    if after is None:
+        decode = _select(view, request, stage, sample=sample, detail=detail)
+        return replace(made, decode=_alone(view, decode))
+    try:
+        derived = _implied(view, request.model, after)
+    except PolicyUnderivable as error:
+        decode = _select(view, request, stage, sample=sample, detail=detail)
+        return replace(made, decode=_underivable(decode, error))
+    decode, relaxed = _decode(view, request, after, derived, sample, detail)
+    return replace(
+        made, decode=_alone(view, decode), implied=_stated(view, derived), relaxed=relaxed
     )
-    relaxed = False
-    if decode.outcome == "no_eligible_worker" and derived.relaxable:
-        free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
-        if free.winner is not None:
-            wanted = ", ".join(item.taint for item in derived.constraints)
-            note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
-            decode, relaxed = replace(free, notes=(*free.notes, note)), True
-    decode = _with_message(view, request, decode)
-    implied = derived.constraints if view.config.applies_taints else ()
-    return replace(prefill_only, decode=decode, implied=implied, relaxed=relaxed)
 
 
 def decode_by_prefill(
@@ -143,6 +173,49 @@ def workers_of(view: RoutingView, model: str, stage: Stage) -> int:
 
 
 # -- inside --------------------------------------------------------------------------------
+
+
+def _decode(
+    view: RoutingView,
+    request: RoutingRequest,
+    prefill: Worker | None,
+    derived: ImpliedConstraints,
+    sample: float,
+    detail: bool,
+) -> tuple[Decision, bool]:
+    """The decode hop after a prefill worker, and whether a fallback policy crossed its domain."""
+    merged = request.constraints.merged(derived.constraints)
+    source = None if view.transfer is None or prefill is None else prefill.domains
+    decode = _select(
+        view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
+    )
+    relaxed = False
+    if decode.outcome == "no_eligible_worker" and derived.relaxable:
+        free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
+        if free.winner is not None:
+            wanted = ", ".join(item.taint for item in derived.constraints)
+            note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
+            decode, relaxed = replace(free, notes=(*free.notes, note)), True
+    return _with_message(view, request, decode), relaxed
+
+
+def _stated(view: RoutingView, derived: ImpliedConstraints) -> tuple[TaintConstraint, ...]:
+    """What the prefill worker adds to the decode hop, where constraints are applied at all."""
+    return derived.constraints if view.config.applies_taints else ()
+
+
+def _underivable(decision: Decision, error: PolicyUnderivable) -> Decision:
+    """The refusal where the transfer policy of a prefill worker cannot be applied."""
+    return replace(decision, outcome="policy_underivable", winner=None, message=str(error))
+
+
+def _alone(view: RoutingView, decision: Decision) -> Decision:
+    """The decision, with a message if the pool has no worker of the hop's role."""
+    role = Role.PREFILL if decision.stage == "prefill" else Role.DECODE
+    if decision.winner is not None or role_mask(view.registry, decision.model, role):
+        return decision
+    message = f"no {role.value} worker is registered for model {decision.model!r}"
+    return replace(decision, message=message)
 
 
 def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:

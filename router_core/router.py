@@ -199,6 +199,21 @@ class Router:
         """Decide every hop without booking any (:func:`planning.plan`)."""
         return planning.plan(view or self.view(), request, samples=samples, detail=detail)
 
+    def plan_hop(
+        self,
+        request: RoutingRequest,
+        stage: Stage,
+        *,
+        after: Worker | None = None,
+        sample: float = 0.0,
+        view: RoutingView | None = None,
+        detail: bool = False,
+    ) -> RoutingPlan:
+        """Decide one hop alone (:func:`planning.one_hop`)."""
+        return planning.one_hop(
+            view or self.view(), request, stage, after=after, sample=sample, detail=detail
+        )
+
     def continue_plan(
         self,
         request: RoutingRequest,

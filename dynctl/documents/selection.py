@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -45,6 +45,8 @@ from router_core import (
 )
 
 SCHEMA = 1
+Hops = Literal["all", "prefill", "decode"]
+HOPS: Final[tuple[Hops, ...]] = ("all", "prefill", "decode")
 MAX_ID: Final = 256
 _MAX_TAINTS: Final = 256
 _MAX_ALLOWED: Final = 4096
@@ -91,7 +93,8 @@ class PinRef:
 class SelectRequest:
     """One selection. Exactly one of the three columns is set; hashes come with ``isl_tokens``.
 
-    ``prefill_only`` books the prefill hop alone: decode is decided again when prefill is done.
+    ``hops``: ``prefill`` books the prefill hop alone: decode is decided again when prefill is done,
+    or by another router. ``decode`` decides the decode hop alone.
     ``expected_output_tokens``: by which the weight of its blocks falls while it generates.
     ``policy_class``, ``priority`` and ``strict_priority`` are for the router queue.
     """
@@ -109,7 +112,7 @@ class SelectRequest:
     cache_salt: str | None = None
     lora_name: str | None = None
     session_id: str | None = field(default=None, repr=False)
-    prefill_only: bool = False
+    hops: Hops = "all"
     expected_output_tokens: int | None = None
     policy_class: str | None = None
     priority: int = 0
@@ -221,9 +224,9 @@ def parse_select(body: Mapping[str, Any]) -> SelectRequest:
         items = read_array(allowed, "allowed_worker_ids", longest=_MAX_ALLOWED)
         allowed = tuple(_worker(item, f"allowed_worker_ids[{i}]") for i, item in enumerate(items))
     expected = found.get("expected_output_tokens")
-    hops = found.get("hops")
-    if hops not in (None, "all", "prefill"):
-        raise RequestError(400, "out_of_range", "hops", "expected all or prefill")
+    hops = next((one for one in HOPS if one == found.get("hops", "all")), None)
+    if hops is None:
+        raise RequestError(400, "out_of_range", "hops", "expected all, prefill or decode")
     return SelectRequest(
         model=_optional_text(found, "model", 1024),
         request_id=_request_id(found),
@@ -238,7 +241,7 @@ def parse_select(body: Mapping[str, Any]) -> SelectRequest:
         cache_salt=_optional_text(found, "cache_salt", 1024),
         lora_name=_optional_text(found, "lora_name", 1024),
         session_id=_optional_text(found, "session_id", 256),
-        prefill_only=hops == "prefill",
+        hops=hops,
         expected_output_tokens=None
         if expected is None
         else read_integer(expected, "expected_output_tokens", 1, U32_MAX),

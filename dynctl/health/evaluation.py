@@ -38,6 +38,9 @@ _NAMED: Final = 3
 MOST_OF_A_CODE: Final = 32
 
 
+_POOLS: Final = {Role.PREFILL.value, Role.DECODE.value}
+
+
 class Derived(NamedTuple):
     """A condition that follows from the reading."""
 
@@ -67,7 +70,8 @@ class FleetState:
 
     ``workers``: all of them, registered or not. ``reported``: the conditions that parts of the
     frontend reported. ``settings``: the router's, by name. ``probe_s``: seconds between two load
-    reports. ``age_s``: seconds since the start of the process.
+    reports. ``age_s``: seconds since the start of the process. ``pools``: a model whose workers all
+    prefill, or all decode, is served: the other hop is decided elsewhere (a router alone).
     """
 
     workers: Sequence[WorkerRow] = ()
@@ -76,6 +80,7 @@ class FleetState:
     probe_s: float = 1.0
     age_s: float = float("inf")
     draining: bool = False
+    pools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,11 @@ class ModelHealth:
     ready: Mapping[str, int]
     registered: Mapping[str, int]
     missing: tuple[str, ...]
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether all workers have one of the roles of a disaggregated fleet."""
+        return len(self.registered) == 1 and self.registered.keys() <= _POOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +151,7 @@ def evaluate(state: FleetState) -> FleetHealth:
     for row in state.workers:
         if row.model:
             by_model[row.model].append(row)
-    models = tuple(_model(name, rows) for name, rows in sorted(by_model.items()))
+    models = tuple(_model(name, rows, pools=state.pools) for name, rows in sorted(by_model.items()))
     derived = [
         *_served(state, models),
         *_busy(by_model),
@@ -150,7 +160,7 @@ def evaluate(state: FleetState) -> FleetHealth:
         *_loads(state),
     ]
     registered = [row for row in state.workers if row.ranks]
-    refused = {model.model for model in models if model.missing}
+    refused = {model.model for model in models if model.missing or model.is_pool}
     derived += capacity_conditions(topology_show("", registered, state.settings), refused)
     serves = any(not model.missing for model in models)
     status = "healthy"
@@ -175,7 +185,7 @@ def _bounded(derived: Iterable[Derived]) -> Iterator[Derived]:
             yield Derived(code, "fleet", f"{count - MOST_OF_A_CODE:,} more have this condition")
 
 
-def _model(name: str, rows: Sequence[WorkerRow]) -> ModelHealth:
+def _model(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
     ready: dict[str, int] = {}
     registered: dict[str, int] = {}
     able = False
@@ -187,7 +197,9 @@ def _model(name: str, rows: Sequence[WorkerRow]) -> ModelHealth:
             able |= role == Role.AGGREGATED or (role == Role.DECODE and row.can_prefill)
     missing: tuple[str, ...] = ()
     if not able and not (ready.get("prefill") and ready.get("decode")):
-        split = ("prefill", "decode") if registered.keys() & {"prefill", "decode"} else ()
+        split: tuple[str, ...] = ("prefill", "decode") if registered.keys() & _POOLS else ()
+        if pools and len(registered) == 1 and registered.keys() <= _POOLS:
+            split = tuple(registered)
         missing = tuple(role for role in split or ("aggregated",) if not ready.get(role))
     return ModelHealth(name, dict(sorted(ready.items())), dict(sorted(registered.items())), missing)
 
@@ -278,7 +290,8 @@ def capacity_conditions(
 ) -> Iterator[Derived]:
     """Domains whose prefill workers can hand over to no decode worker, or to only one.
 
-    ``refused``: models that are not served (MODEL_NOT_SERVED); none of their domains is reported.
+    ``refused``: models that are not served (MODEL_NOT_SERVED), or whose other hop is decided
+    elsewhere; none of their domains is reported.
     """
     for row in shown.rows:
         if row.model in refused:

@@ -157,6 +157,8 @@ class RoutingService:
         self.rows: Callable[[], list[WorkerRow]] = self.workers
         self.probe_s: Callable[[], float] = lambda: 1.0
         self.draining = False
+        #: Whether a pool of one role is served (``FleetState.pools``).
+        self.serves_pools = False
         #: Shares the load of this router with others; None without replica sync.
         self.sharing: LoadSharing | None = None
         self._health: tuple[float, FleetHealth] | None = None
@@ -343,6 +345,15 @@ class RoutingService:
         plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
         return plan if self.prefill_model is None else predicted_plan(self.prefill_model, plan)
 
+    def plan_hop(
+        self, request: RoutingRequest, stage: Stage, *, after: Worker | None = None
+    ) -> RoutingPlan:
+        """Decide one hop alone, for a pool whose other hop is decided elsewhere."""
+        self.advance()
+        return self.router.plan_hop(
+            request, stage, after=after, sample=self.sample(), detail=self._small_fleet
+        )
+
     async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
         """As :meth:`plan`, where the router may be another process (`serving.remote`); that one
         books the plan in the same step, unless it is ``dry``."""
@@ -519,6 +530,7 @@ class RoutingService:
                 self.probe_s(),
                 now - self.started_at,
                 self.draining,
+                self.serves_pools,
             )
         )
         found = {(one.code, one.subject): one.message for one in health.derived}

@@ -55,6 +55,11 @@ _BYPASS_FIELDS: Final = {
     )
 }
 
+#: Variables of Dynamo's router that are no settings -> what dynctl lacks for them.
+_NOT_READ: Final = {
+    "DYN_ROUTER_ENDPOINT": "workers that register with Dynamo are not read by serve router yet; "
+    "use --worker or --workers-file",
+}
 _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
 _LOAD_MODEL: Final = "router_prefill_load_model"
 #: What an estimate of the prefill load model needs to know.
@@ -543,7 +548,9 @@ def _unknown_variables(env: Mapping[str, str | bool]) -> Iterator[str]:
     known = [name for option in ROUTER_OPTIONS.values() for name in option.env]
     known += (MISMATCH_VARIABLE, BYPASS_VARIABLE)
     for name in sorted(env):
-        if name.startswith(_ROUTER_VARIABLES) and name not in known:
+        if name in _NOT_READ:
+            yield f"{name} has no effect: {_NOT_READ[name]}"
+        elif name.startswith(_ROUTER_VARIABLES) and name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             yield f"{name} has no effect: unknown variable{hint}"

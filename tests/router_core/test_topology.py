@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from router_core.changes import (
     LoadReported,
+    Stage,
     ThresholdsSet,
     WorkerAvailability,
     WorkerLost,
@@ -580,3 +581,57 @@ def test_a_worker_has_at_most_1024_ranks() -> None:
     assert ModelRuntimeConfig(data_parallel_size=MAX_RANKS).data_parallel_size == 1024
     with pytest.raises(WorkerError, match="expected at most 1024, got 1025"):
         ModelRuntimeConfig(data_parallel_size=MAX_RANKS + 1)
+
+
+# -- one hop alone -----------------------------------------------------------------------------
+
+
+@pytest.mark.seed("router-guide: modes: Standalone Router")
+@given(
+    policies=st.lists(st.sampled_from(["required", "preferred", None]), min_size=2, max_size=2),
+    zones=st.lists(st.sampled_from(["a", "b"]), min_size=3, max_size=3),
+    loads=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    fallback=st.booleans(),
+)
+def test_a_decode_hop_alone_is_that_after_its_prefill_worker(
+    policies: list[str | None], zones: list[str], loads: list[int], fallback: bool
+) -> None:
+    prefills = [
+        worker(
+            number,
+            f"p{number}",
+            "prefill",
+            zone="ab"[number],
+            policy=policy,
+            weight=0.5 if policy == "preferred" else None,
+        )
+        for number, policy in enumerate(policies)
+    ]
+    decodes = [worker(10 + n, f"d{n}", "decode", zone=zone) for n, zone in enumerate(zones)]
+    own = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "fallback"} if fallback else {}
+    made = router(*prefills, *decodes, decode_capacity_guard=False, **own)
+    for number, blocks in enumerate(loads):
+        if blocks:
+            apply_all(made, active(10 + number, f"r{number}", stage="decode", blocks=blocks))
+    wanted = request(40)
+    whole = made.plan(wanted)
+    assert whole.prefill is not None
+    alone = made.plan_hop(wanted, "decode", after=whole.prefill.worker)
+    assert (alone.prefill, alone.decode) == (None, whole.decode)
+    assert (alone.implied, alone.relaxed) == (whole.implied, whole.relaxed)
+    # A pool without decode workers chooses the same prefill worker, and names the same constraints.
+    pool = router(*prefills, **own)
+    first = pool.plan_hop(wanted, "prefill")
+    assert first.prefill is not None
+    assert (first.prefill.worker, first.decode) == (whole.prefill.worker, None)
+    assert (first.implied, first.ok) == (whole.implied, True)
+
+
+def test_a_hop_alone_is_prefill_or_decode() -> None:
+    made = router(worker(1))
+    with pytest.raises(ValueError, match="stage: expected prefill or decode, got 'aggregated'"):
+        made.plan_hop(request(16), "aggregated")
+    stages: tuple[Stage, ...] = ("prefill", "decode")
+    for stage in stages:
+        plan = made.plan_hop(request(16), stage)
+        assert plan.final.summary() == f"no {stage} worker is registered for model 'tiny'"

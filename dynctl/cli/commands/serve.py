@@ -156,6 +156,15 @@ BlockSize = Annotated[
         rich_help_panel=_WORKERS,
     ),
 ]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        metavar="NAMESPACE.COMPONENT.ENDPOINT",
+        help="Workers of a Dynamo endpoint; not supported yet, give their engines with --worker.",
+        rich_help_panel=_WORKERS,
+    ),
+]
 RouterUrl = Annotated[
     str | None,
     typer.Option(
@@ -315,6 +324,7 @@ def router(
     http_port: Port = 8080,
     worker: Workers = None,
     workers_file: WorkersFile = None,
+    endpoint: Endpoint = None,
     model_path: ModelPath = None,
     tokenizer: TokenizerChoice = "auto",
     model_name: ModelName = None,
@@ -330,6 +340,8 @@ def router(
     announce: Announce = False,
 ) -> int:
     """Run the router alone, for other frontends: select, book and free over HTTP."""
+    if endpoint is not None:
+        raise _no_endpoint(endpoint)
     config = _config(
         router_flags,
         access,
@@ -354,6 +366,22 @@ def router(
     from dynctl.serving.http.router_server import run_router
 
     return int(run_router(config))
+
+
+def _no_endpoint(endpoint: str) -> UsageProblem:
+    """The error of Dynamo's --endpoint: what it names, and how its workers are given here."""
+    parts = endpoint.split(".")
+    if len(parts) != 3 or not all(parts):
+        return UsageProblem(
+            f"--endpoint {endpoint[:200]}: expected NAMESPACE.COMPONENT.ENDPOINT, for example "
+            "dynamo.prefill.generate"
+        )
+    return UsageProblem(
+        f"--endpoint {endpoint[:200]}: serve router does not read workers that register with "
+        "Dynamo yet",
+        "give the engines of that endpoint with --worker URL or --workers-file FILE; role=prefill "
+        """makes a prefill pool, which answers "hops": "prefill" """.rstrip(),
+    )
 
 
 def _shared_router(

@@ -23,6 +23,7 @@ class RouterProcess(Frontend):
 
     def __init__(self, config: FrontendConfig) -> None:
         super().__init__(config, inference=False, extra_routes=[lambda _: self._routes()])
+        self.service.serves_pools = True
         self.selection = SelectionApi(
             self.service, token=config.api_token, body_bytes=config.limits.body_bytes
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from aiohttp import web
 
@@ -17,6 +18,7 @@ from dynctl.base.json_fields import read_number, refuse_unknown
 from dynctl.documents.selection import (
     ActiveHop,
     BookingState,
+    Hops,
     OverlapRow,
     OverlapScores,
     potential_loads,
@@ -33,10 +35,21 @@ from dynctl.serving.http.selection_request import SelectionReader, naming_fields
 from dynctl.serving.refusal import HttpError, refusal
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import STAGES, Bypass, Decision, RoutingPlan, RoutingRequest, Stage, decay_fraction
+from router_core import (
+    STAGES,
+    Bypass,
+    Decision,
+    Role,
+    RoutingPlan,
+    RoutingRequest,
+    Stage,
+    decay_fraction,
+)
 
 #: Maximum of booked requests; further ones are refused.
 MAX_BOOKINGS = 65_536
+
+_ARTICLES: Final = {Role.DECODE: "a decode", Role.AGGREGATED: "an aggregated"}
 
 _log = logging.getLogger(__name__)
 
@@ -96,10 +109,10 @@ class SelectionApi:
 
     async def select(self, http: web.Request) -> web.StreamResponse:
         """The workers that would serve the request; books nothing and is not recorded."""
-        _, request = await self._reader.read(http)
-        plan = self._service.plan(request)
+        selection, request = await self._reader.read(http)
+        plan = self._decide(request, selection.hops)
         if not plan.ok:
-            raise refusal(plan, self._service.router.config)
+            raise self._refusal(plan, selection.hops)
         return json_response(selection_result(plan, ()))
 
     async def select_and_book(self, http: web.Request) -> web.StreamResponse:
@@ -112,11 +125,12 @@ class SelectionApi:
             raise _duplicate(request.id)
         plan, booked = await self.place(
             request,
-            lambda _: selection.prefill_only,
+            lambda _: selection.hops == "prefill",
+            hops=selection.hops,
             expected=selection.expected_output_tokens,
         )
         if not plan.ok:
-            raise refusal(plan, self._service.router.config)
+            raise self._refusal(plan, selection.hops)
         return json_response(selection_result(plan, booked), 201)
 
     async def place(
@@ -124,6 +138,7 @@ class SelectionApi:
         request: RoutingRequest,
         prefill_only: Callable[[RoutingPlan], bool],
         *,
+        hops: Hops = "all",
         owner: str = "",
         attempt: int = 0,
         expected: int | None = None,
@@ -132,7 +147,8 @@ class SelectionApi:
         request that waits in the router queue is booked by its turn.
 
         Returns the booked hops too; none where the plan is a refusal. ``prefill_only``: whether
-        decode is decided when prefill is done. An earlier booking of the request is replaced.
+        decode is decided when prefill is done; ``hops`` as in a selection. An earlier booking of
+        the request is replaced.
         """
         service = self._service
         if request.id in service.router.queue:
@@ -149,7 +165,7 @@ class SelectionApi:
             )  # fmt: skip
             for observer in service.observers:
                 observer.on_received(record)
-        plan = service.plan(request)
+        plan = self._decide(request, hops)
         record.route_s += service.clock() - began
         if plan.waits and earlier is None:
             plan = await self._admitted(plan, request, record)
@@ -161,16 +177,47 @@ class SelectionApi:
             record.status = refusal(plan, service.router.config).status
             self._finished(record)
             return plan, []
-        hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
-        if len(hops) > 1 and prefill_only(plan):
-            hops = hops[:1]
-        for hop in hops:
+        made = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
+        if len(made) > 1 and prefill_only(plan):
+            made = made[:1]
+        for hop in made:
             service.book(hop, request, record)
         self.bookings[request.id] = Booking(
             request, record, plan.prefill, service.clock(), plan.bypass, owner, attempt,
             first=plan.prefill or plan.decode, expected=expected,
         )  # fmt: skip
-        return plan, [hop.stage for hop in hops]
+        return plan, [hop.stage for hop in made]
+
+    def _refusal(self, plan: RoutingPlan, hops: Hops) -> HttpError:
+        """The error of a refused selection; in a pool of one role with the hop that it can have."""
+        registry = self._service.router.registry
+        error, members = refusal(plan, self._service.router.config), registry.model(plan.model)
+        for hop, role in (("prefill", Role.PREFILL), ("decode", Role.DECODE)):
+            if hops != hop and members and members == members & registry.role(role):
+                error.message += f'; this router has {hop} workers only: send "hops": "{hop}"'
+        return error
+
+    def _decide(self, request: RoutingRequest, hops: Hops) -> RoutingPlan:
+        """The plan of a selection. A prefill hop is decided alone where the model has only prefill
+        workers; a decode hop follows the policy of the prefill worker that the request pins."""
+        service = self._service
+        registry = service.router.registry
+        if hops == "decode":
+            pin = request.pin_prefill
+            after = None if pin is None else registry.get(pin.worker_id)
+            if after is not None and after.role is not Role.PREFILL:
+                raise bad_request(
+                    f"pins.prefill: {after.name} is {_ARTICLES[after.role]} worker; expected the "
+                    "prefill worker whose transfer policy the decode hop follows",
+                    param="pins.prefill",
+                    code="unknown_worker",
+                )
+            return service.plan_hop(request, "decode", after=after)
+        if hops == "prefill":
+            members = registry.model(request.model)
+            if members and members == members & registry.role(Role.PREFILL):
+                return service.plan_hop(request, "prefill")
+        return service.plan(request)
 
     async def overlap_scores(self, http: web.Request) -> web.StreamResponse:
         """The number of leading blocks of the prompt that each rank of the model has cached."""

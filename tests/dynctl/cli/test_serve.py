@@ -373,3 +373,28 @@ def test_index_peers_that_cannot_be(dynctl, started, url):
     ran = dynctl("serve", "frontend", "--index-peer", url)
     assert (ran.code, started) == (2, [])
     assert f"error: --index-peer {url}: expected http://HOST:PORT" in ran.err
+
+
+@pytest.mark.seed("router-guide: deployments: Standalone")
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        ("dynamo.prefill.generate", "does not read workers that register with Dynamo yet"),
+        ("prefill", "expected NAMESPACE.COMPONENT.ENDPOINT, for example dynamo.prefill.generate"),
+        ("dynamo..generate", "expected NAMESPACE.COMPONENT.ENDPOINT"),
+    ],
+)
+def test_a_dynamo_endpoint_is_refused_with_what_is_missing(dynctl, started, endpoint, says):
+    ran = dynctl("serve", "router", "--endpoint", endpoint)
+    assert (ran.code, started) == (2, [])
+    assert says in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize("command", ["frontend", "router"])
+def test_the_variable_of_a_dynamo_endpoint_is_named(dynctl, started, monkeypatch, command):
+    monkeypatch.setenv("DYN_ROUTER_ENDPOINT", "dynamo.prefill.generate")
+    ran = dynctl("serve", command)
+    assert (ran.code, len(started)) == (0, 1)
+    assert (
+        "warning: DYN_ROUTER_ENDPOINT has no effect: workers that register with Dynamo" in ran.err
+    )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import httpx
@@ -270,6 +271,108 @@ async def test_prefill_first_then_decode_from_the_fleet_as_it_is_then():
         assert again.status == 409
 
 
+POOLS = pytest.mark.seed("router-guide: modes: Standalone Router")
+
+
+@POOLS
+async def test_a_pool_of_prefill_workers_selects_books_and_names_what_decode_must_satisfy():
+    pool = (
+        worker(1, "prefill", zone="a", policy=ZONE),
+        worker(2, "prefill", zone="b", policy=ZONE),
+    )
+    async with routing(*pool) as (client, service, api, _):
+        store(service.router, 2, range(32))
+        body = {"token_ids": TOKENS, "request_id": "r1", "hops": "prefill"}
+        dry = await (await client.post("/v1/select", json=body)).json()
+        assert (dry["prefill"]["worker"], dry["decode"], dry["booked"]) == ("prefill-2", None, [])
+        answer = await client.post("/v1/select_and_book", json=body)
+        assert answer.status == 201
+        got = await answer.json()
+        assert (got["prefill"]["worker"], got["decode"]) == ("prefill-2", None)
+        assert (got["booked"], got["prefill"]["prefill_tokens"]) == (["prefill"], 2)
+        assert [one["taint"] for one in got["implied"]] == ["dynamo.topology/zone=b"]
+        assert (await loads(client))[2] == (1, 2, 0)
+        assert (await client.post("/v1/bookings/r1/first_token")).status == 200
+        assert (await loads(client))[2] == (1, 0, 0)
+        assert (await client.post("/v1/bookings/r1/decode")).status == 503
+        assert (await client.delete("/v1/bookings/r1")).status == 200
+        assert (await loads(client))[2] == (0, 0, 0)
+        assert len(api) == 0
+        # The router of the decode pool takes the constraint as one of the request.
+        taints = [one["taint"] for one in got["implied"]]
+        decode = (worker(3, "decode", zone="a"), worker(4, "decode", zone="b"))
+        async with routing(*decode) as (other, _, _, _):
+            body = {"token_ids": TOKENS, "hops": "decode"}
+            constraints = {"required_taints": taints}
+            answer = await other.post(
+                "/v1/select_and_book", json={**body, "constraints": constraints}
+            )
+            chosen = await answer.json()
+            assert (chosen["decode"]["worker"], chosen["booked"]) == ("decode-4", ["decode"])
+            assert (chosen["decode"]["stage"], chosen["prefill"]) == ("decode", None)
+            assert (await loads(other))[4] == (1, 0, 2)
+
+
+@POOLS
+async def test_a_decode_hop_follows_the_policy_of_the_prefill_worker_that_it_names():
+    async with routing(*zoned()) as (client, _, _, _):
+        body = {"token_ids": TOKENS, "hops": "decode"}
+        for zone, prefill in (("a", "prefill-1"), ("b", "prefill-2")):
+            got = await (
+                await client.post("/v1/select", json={**body, "pins": {"prefill": prefill}})
+            ).json()
+            assert got["decode"]["domains"] == {"zone": zone}
+            assert [one["taint"] for one in got["implied"]] == [f"dynamo.topology/zone={zone}"]
+        free = await (await client.post("/v1/select", json=body)).json()
+        assert (free["implied"], free["decode"]["stage"]) == ([], "decode")
+        wrong = await client.post("/v1/select", json={**body, "pins": {"prefill": "decode-3"}})
+        assert wrong.status == 400
+        error = (await wrong.json())["error"]
+        assert error["message"].startswith("pins.prefill: decode-3 is a decode worker; expected")
+
+
+@POOLS
+@pytest.mark.parametrize(
+    ("role", "hops", "says"),
+    [
+        ("prefill", "all", 'this router has prefill workers only: send "hops": "prefill"'),
+        ("prefill", "decode", "no decode worker is registered for model 'tiny'"),
+        ("decode", "decode", ""),
+        ("decode", "all", ""),  # its decode workers can prefill
+        ("aggregated", "decode", "no decode worker is registered for model 'tiny'"),
+        ("aggregated", "prefill", ""),
+    ],
+)
+async def test_what_a_pool_of_one_role_can_decide(role, hops, says):
+    async with routing(worker(1, role), worker(2, role)) as (client, _, api, _):
+        for path in ("/v1/select", "/v1/select_and_book"):
+            answer = await client.post(path, json={"token_ids": TOKENS, "hops": hops})
+            got = await answer.json()
+            assert answer.status == (503 if says else 200 if path == "/v1/select" else 201)
+            assert not says or says in got["error"]["message"]
+        assert len(api) == (0 if says else 1)
+
+
+@POOLS
+async def test_a_prefill_worker_whose_policy_cannot_be_applied_is_refused():
+    service = RoutingService(RouterConfig(), id_prefix="d")
+    card = worker(1, "prefill", zone="a")
+    config = replace(
+        card.runtime_config,
+        validate=False,
+        kv_transfer_domain="rack",
+        kv_transfer_enforcement="required",
+    )
+    assert service.upsert_worker(replace(card, runtime_config=config)).ok
+    app = web.Application(middlewares=[error_middleware])
+    app.add_routes(SelectionApi(service).routes())
+    async with TestClient(TestServer(app)) as client:
+        body = {"token_ids": TOKENS, "hops": "prefill"}
+        answer = await client.post("/v1/select", json=body)
+        assert answer.status == 503
+        assert (await answer.json())["error"]["dynctl"]["outcome"] == "policy_underivable"
+
+
 async def test_decode_that_went_away_between_the_hops_is_refused_and_can_be_ended():
     async with routing(*zoned()) as (client, service, api, _):
         body = {"token_ids": TOKENS, "request_id": "r1", "hops": "prefill"}
@@ -430,7 +533,7 @@ async def test_loads_of_one_model():
         ),
         ({"token_ids": [1], "request_id": "a/b"}, 400, "request_id", "without '/'"),
         ({"token_ids": [1], "request_id": "a\nb"}, 400, "request_id", "printable"),
-        ({"token_ids": [1], "hops": "two"}, 400, "hops", "expected all or prefill"),
+        ({"token_ids": [1], "hops": "two"}, 400, "hops", "expected all, prefill or decode"),
         ({"token_ids": [1], "temperature": 1}, 400, "body.temperature", "unknown field"),
     ],
 )
