@@ -522,11 +522,12 @@ def pair_address(fleet: Fleet, prefill: Decision) -> tuple[str, int] | None:
 
 
 def _tokens_before(decision: Decision) -> int:
-    """Prompt tokens that the winner computes before the request's first output: those that wait
-    there and its own."""
-    waiting = 0
-    if decision.inputs is not None and decision.winner is not None:
-        waiting = decision.inputs.prefill_tokens[decision.winner]
+    """Prompt tokens that the winner may compute before the request's first output: those that were
+    booked there, whatever a prefill load model leaves of them, and its own."""
+    waiting, inputs = 0, decision.inputs
+    if inputs is not None and decision.winner is not None:
+        booked = inputs.prefill_tokens if inputs.booked_tokens is None else inputs.booked_tokens
+        waiting = booked[decision.winner]
     return max(0, int(waiting)) + decision.isl_tokens
 
 

@@ -21,7 +21,7 @@ from dynctl.serving.prefill_load import ACCELERATORS, Estimate, Measured, prefil
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.wire.model_config import ModelShape
-from router_core import Role, RouterConfig
+from router_core import PredictedPrefill, Role, RouterConfig
 from tests.dynctl.serving.fleets import WORDS, site
 from tests.dynctl.serving.routed import store, worker
 from tests.dynctl.serving.test_router_service import TOKENS, loads, routing
@@ -263,15 +263,14 @@ def test_the_number_of_groups_is_bounded() -> None:
 
 
 class Fixed:
-    """A model that takes a second for 10 tokens."""
+    """A model that takes a second for ``pace`` tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: int = 10) -> None:
+        self.pace = pace
         self.seen: list[tuple[int, float]] = []
 
     def predict(self, worker, tokens, cached):
-        from router_core import PredictedPrefill
-
-        return PredictedPrefill("fixed", tokens, cached, tokens / 10)
+        return PredictedPrefill("fixed", tokens, cached, tokens / self.pace)
 
     def observe(self, worker, tokens, took):
         self.seen.append((tokens, took))
@@ -416,6 +415,28 @@ async def test_a_running_prefill_falls_in_every_answer_of_a_frontend() -> None:
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+        await found.idle()
+
+
+async def test_a_request_leaves_the_queue_when_the_load_has_fallen() -> None:
+    slow = {"name": "a", "prefill_tokens_per_s": 1.0, "speedup_ratio": 1.0}
+    config = RouterConfig().with_values({"router_queue_threshold": 0.01})  # of 8,192 tokens
+    async with site([slow], router=config) as found:
+        found.service.prefill_model = Fixed(pace=500)
+        queue, load = found.service.router.queue, found.service.router.load
+        waiting = []
+        try:
+            waiting.append(asyncio.create_task(found.stream(WORDS * 40, max_tokens=1)))
+            await until(lambda: load.decays)
+            waiting.append(asyncio.create_task(found.stream("hello", max_tokens=1)))
+            await until(lambda: len(queue) == 1 or sum(load.requests) == 2)
+            # Nothing ends: the time alone admits it.
+            await until(lambda: sum(load.requests) == 2)
+            assert load.booked_prefill(0) > 500
+        finally:
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
         await found.idle()
 
 
