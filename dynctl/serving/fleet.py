@@ -525,7 +525,9 @@ class Fleet:
             return
         if self._members.get(spec.name) is not member:
             return  # removed in the meantime
-        restarted = facts.engine_id != member.facts.engine_id
+        # An id that was not read before, as at a late first contact, is no restart.
+        restarted = facts.engine_id != member.facts.engine_id and member.facts.engine_id is not None
+        old = member.worker
         changed = worker != member.worker
         if changed:
             applied = self._service.upsert_worker(worker)
@@ -541,7 +543,10 @@ class Fleet:
         member.facts_at = self._service.clock() + max(_FACTS_S, len(self) / _METRICS_A_SECOND)
         member.bootstrap = bootstrap_address(spec, facts)
         unnoticed = self._restarts(member) == member.restarts_seen
-        if first or changed or moved or ((restarted or member.gone) and unnoticed):
+        renewed = (restarted or member.gone) and unnoticed
+        # What was estimated of this process stays when its facts become more complete.
+        estimated = old is not None and not old.kv_events and not sources
+        if first or renewed or ((changed or moved) and not estimated):
             self._follow(member, sources)
         member.gone = False
         self._service.clear_condition(codes.WORKER_UNREACHABLE, spec.name)

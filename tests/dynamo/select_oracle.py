@@ -14,7 +14,10 @@ from dynamo._core import SelectionService  # type: ignore[import-not-found]
 
 
 async def main() -> None:
-    service = SelectionService(indexer_threads=1)
+    ttl = os.environ.get("ORACLE_SESSION_TTL")
+    service = SelectionService(
+        indexer_threads=1, session_affinity_ttl_secs=None if ttl is None else int(ttl)
+    )
     for line in sys.stdin:
         method, arguments = json.loads(line)
         try:

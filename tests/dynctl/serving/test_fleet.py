@@ -316,6 +316,37 @@ async def test_a_request_that_never_reached_its_engine_is_not_learned(monkeypatc
         assert len(learned) == 0
 
 
+async def test_facts_that_arrive_late_keep_the_estimate(monkeypatch):
+    """A reading that timed out on a busy machine is no restart of the engine."""
+    async with site([{"name": "a0"}], specs={"a0": ",kv-events=off"}) as fleet:
+        member: Any = fleet.frontend.fleet.get("a0")
+        router = fleet.service.router
+        readings = 0
+        read = fleet.frontend.fleet._engines.facts
+        complete = await read(member.spec)
+
+        async def facts(spec):
+            nonlocal readings
+            readings += 1
+            return complete
+
+        monkeypatch.setattr(fleet.frontend.fleet._engines, "facts", facts)
+        partial = replace(complete, engine_id=None, total_blocks=None)
+        member.facts = partial
+        config = replace(member.worker.runtime_config, total_kv_blocks=None)
+        member.worker = replace(member.worker, runtime_config=config)
+        fleet.service.upsert_worker(member.worker)
+        assert (await fleet.chat(WORDS * 4))[0] == 200
+        held = router.learned.block_count(0)
+        assert held > 3
+        member.facts_at = 0.0
+        member.probe_now.set()
+        await until(lambda: member.worker.runtime_config.total_kv_blocks is not None)
+        assert readings
+        assert member.facts.engine_id == complete.engine_id
+        assert router.learned.block_count(0) == held
+
+
 async def test_an_engine_that_restarts_loses_its_estimate():
     async with site([{"name": "a0"}], specs={"a0": ",kv-events=off"}) as fleet:
         learned = fleet.service.router.learned
