@@ -20,6 +20,7 @@ from router_core import PRESETS, SETTINGS, Setting
 PANEL = "Router settings"
 POLICY_PANEL = "KV-transfer policy (for workers that publish none)"
 BUSY_PANEL = "Busy thresholds"
+QUEUE_PANEL = "Router queue"
 BYPASS_PANEL = "Conditional disaggregation"
 _PREFIX = "router_flag_"
 
@@ -113,6 +114,8 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
         panel = POLICY_PANEL
     if setting.name.endswith(("_threshold", "_threshold_frac")) and setting.built:
         panel = BUSY_PANEL
+    if setting.name.startswith(("router_queue", "router_policy_config")):
+        panel = QUEUE_PANEL
     if setting.name.startswith("conditional_disagg"):
         panel = BYPASS_PANEL
     option = ROUTER_OPTIONS[setting.name]

@@ -195,6 +195,7 @@ def test_large_requests_get_the_rounds_that_they_need_at_once() -> None:
     st.lists(st.integers(1, 64), min_size=2, max_size=4),
     st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=4, max_size=4),
 )
+@pytest.mark.seed("dynamo-1.6: router queue: deficit round robin")
 def test_no_class_starves_and_tokens_follow_the_quanta(
     quanta: list[int], costs: list[list[int]]
 ) -> None:
@@ -322,6 +323,7 @@ def test_many_that_leave_take_no_memory() -> None:
         ({"cached_token_queue_limit_per_worker": 40}, "cached_tokens", 104, 80),
     ],
 )
+@pytest.mark.seed("dynamo-1.6: router queue: limits")
 def test_a_limit_refuses_the_request_after_the_one_that_crosses_it(
     limits: dict[str, int], kind: str, current: int, limit: int
 ) -> None:
@@ -539,6 +541,7 @@ TABLES: dict[str, Any] = {
         ("vip", 64, "vip"),
     ],
 )
+@pytest.mark.seed("dynamo-1.6: router queue: policy classes")
 def test_family_and_uncached_tokens_choose_the_class(
     wanted: str | None, uncached: int, expected: str
 ) -> None:

@@ -388,18 +388,13 @@ class SelectionApi:
         """The plan of a request that waits in the router queue; its first hop is booked."""
         service = self._service
         try:
-            admitted = await service.admission.wait(plan, request, record)
-            if admitted.ok:
-                self.admit()  # other requests were booked meanwhile
-        except BaseException as error:
+            return await service.admission.wait(plan, request, record)
+        except BaseException:
             service.free(request.id)
             record.outcome, record.status = "cancelled", 499
-            if isinstance(error, HttpError):
-                record.outcome, record.status = "refused", error.status
             record.finished_at = service.clock()
             self._finished(record)
             raise
-        return admitted
 
     def admit(self) -> None:
         """Raise HttpError where a further booking is refused."""
@@ -408,7 +403,7 @@ class SelectionApi:
                 503, "the router is shutting down", "service_unavailable", "draining",
                 headers={"retry-after": "1"},
             )  # fmt: skip
-        if len(self.bookings) >= MAX_BOOKINGS:
+        if len(self.bookings) + len(self._service.admission.waiting) >= MAX_BOOKINGS:
             raise HttpError(
                 503,
                 f"{MAX_BOOKINGS:,} requests are booked, the maximum of this router; "

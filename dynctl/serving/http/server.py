@@ -241,7 +241,8 @@ class Frontend:
         self.inference.draining = self.service.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.limits.drain_s):
-                while self.inference.in_flight:  # noqa: ASYNC110  no event for it
+                # A router process has no inference of its own, and requests that wait.
+                while self.inference.in_flight or self.service.admission.waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
     async def close(self) -> None:
@@ -443,11 +444,35 @@ class Frontend:
                 "KV transfer costs nothing: %s; set bytes_per_token in the file of %s",
                 self._size_unknown, TRANSFER_FLAG,
             )  # fmt: skip
+        self._log_queue()
         silent = [w.name for w in router.registry if not w.kv_events]
         if silent:
             _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
         if self._tokenizes:
             self._log_tokenizer()
+
+    def _log_queue(self) -> None:
+        router = self.service.router
+        if router.view().queue is None:
+            return
+        for model in self.service.models() or ("",):
+            for one in router.policy_classes.table(model, router.config).classes:
+                limits = [f"{one.prefill_busy_threshold:,} tokens"] * (
+                    one.prefill_busy_threshold is not None
+                )
+                if one.prefill_busy_threshold_frac is not None:
+                    limits.append(f"{one.prefill_busy_threshold_frac:g} x max_num_batched_tokens")
+                _log.info(
+                    "router queue: model %s, class %s, %s, quantum %d, requests wait above %s",
+                    model or "any", one.name, one.queue_policy, one.quantum,
+                    " or ".join(limits) or "no load",
+                )  # fmt: skip
+        unknown = [w.name for w in router.registry if not w.runtime_config.max_num_batched_tokens]
+        if unknown:
+            _log.warning(
+                "max_num_batched_tokens is unknown (%s): 10,000,000 is used, so that requests "
+                "hardly ever wait; add max-num-batched-tokens=N to --worker", ", ".join(unknown),
+            )  # fmt: skip
 
     def _log_tokenizer(self) -> None:
         if self._tokenizer is not None:

@@ -11,17 +11,25 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from dynctl.serving.config import FrontendConfig, Limits
+from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.telemetry.observers import ServiceObserver
 from dynctl.tokenization import DEMO_MODEL_DIR
-from router_core import Booked, ConfigSet, Freed, RouterConfig, WorkerLost
+from router_core import (
+    BlocksStored,
+    Booked,
+    ConfigSet,
+    Freed,
+    KvEvent,
+    RouterConfig,
+    WorkerLost,
+)
 from tests.dynctl.serving.fleets import QUICK_HEALTH, WORDS, Site, chat_body, site, until
 from tests.dynctl.serving.routed import worker
 from tests.dynctl.serving.test_router_service import TOKENS, routing
 
 #: Requests wait while every worker has any active prefill token.
 ANY_LOAD = {"router_queue_threshold": 0.0}
-pytestmark = pytest.mark.seed("smart-routing-guide-0.9: tuning: router queue threshold")
 
 
 @asynccontextmanager
@@ -58,6 +66,7 @@ async def waiting(found: Site, count: int) -> None:
     await until(lambda: len(found.service.router.queue) == count, 10)
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: waiting")
 async def test_a_request_waits_until_a_worker_has_room() -> None:
     async with queueing() as found:
         hold(found)
@@ -112,6 +121,7 @@ async def test_with_the_queue_off_decisions_do_not_mention_it() -> None:
         assert "queue" not in fleet
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: priorities")
 async def test_priority_and_strict_priority_of_agent_hints_decide_the_order() -> None:
     async with queueing() as found:
         order: list[str] = []
@@ -141,6 +151,7 @@ async def test_priority_and_strict_priority_of_agent_hints_decide_the_order() ->
         assert order == ["strict", "raised", "plain", "lowered"]
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: clients that leave")
 async def test_a_client_that_leaves_leaves_the_queue() -> None:
     async with queueing() as found:
         hold(found)
@@ -162,6 +173,7 @@ async def test_a_client_that_leaves_leaves_the_queue() -> None:
         assert found.service.router.rotation == {("demo", "aggregated"): 2}  # load and "stays"
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: limits")
 async def test_a_full_queue_answers_529_and_names_the_limit() -> None:
     async with queueing(router_queue_max_requests=1) as found:
         hold(found)
@@ -188,6 +200,7 @@ async def test_a_full_queue_answers_529_and_names_the_limit() -> None:
         assert (await task)[0] == 200
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: limits")
 async def test_a_wait_has_a_limit() -> None:
     async with queueing(router_queue_max_wait_secs=0.05) as found:
         hold(found)
@@ -217,6 +230,7 @@ async def test_settings_and_fleet_changes_admit_and_refuse_the_waiting() -> None
         assert (status, body["error"]["dynctl"]["outcome"]) == (503, "no_workers")
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: waiting")
 async def test_a_worker_that_joins_admits_the_waiting() -> None:
     async with queueing({"name": "a"}, {"name": "b"}) as found:
         free = found.service.find_worker("b")
@@ -232,6 +246,7 @@ async def test_a_worker_that_joins_admits_the_waiting() -> None:
         assert decision["winner"]["decode"]["worker"] == "b"
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: dry runs")
 async def test_a_dry_run_does_not_wait_and_says_that_the_request_would() -> None:
     async with queueing() as found:
         hold(found)
@@ -348,6 +363,7 @@ policy_classes:
 """
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: policy classes")
 async def test_policy_classes_have_their_own_thresholds_and_limits(tmp_path: Any) -> None:
     file = tmp_path / "classes.yaml"
     file.write_text(POLICY)
@@ -380,6 +396,30 @@ def test_a_frontend_with_a_wrong_policy_file_does_not_start(tmp_path: Any) -> No
         Frontend(FrontendConfig(router=router, model_path=DEMO_MODEL_DIR, health=QUICK_HEALTH))
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: overlap refresh")
+async def test_the_caches_of_the_moment_of_admission_decide() -> None:
+    engines = ({"name": "a"}, {"name": "b"})
+    async with queueing(*engines) as found:
+        hold(found)
+        text = f"long {WORDS * 8}"
+        task = sent(found, text)
+        await waiting(found, 1)
+        (entry,) = found.service.router.queue
+        assert entry.cached_tokens == 0
+        other = found.service.find_worker("b")
+        assert other is not None
+        request = found.service.admission.waiting[entry.request_id].request
+        stored = BlocksStored(None, request.sequence_hashes, request.local_hashes)
+        assert found.service.apply(KvEvent(other.worker_id, 0, stored)).ok
+        # The load of a ends first, but both have room when the turn is given out.
+        release(found, "a")
+        release(found, "b")
+        status, _, headers = await task
+        assert status == 200
+        _, decision = await found.get(f"/v1/decisions/{headers['x-dynctl-decision']}")
+        assert decision["winner"]["decode"]["worker"] == "b"
+
+
 # -- the router alone ----------------------------------------------------------------------
 
 
@@ -389,6 +429,7 @@ async def select(client: TestClient[Any, Any], name: str, **more: Any) -> tuple[
         return answer.status, await answer.json()
 
 
+@pytest.mark.seed("dynamo-1.6: router queue: standalone router")
 async def test_select_and_book_waits_and_books_by_its_turn() -> None:
     async with routing(worker(1), **ANY_LOAD) as (client, service, api, clock):
         assert (await select(client, "first"))[0] == 201
@@ -424,6 +465,32 @@ async def test_a_client_of_select_and_book_that_leaves_books_nothing() -> None:
         await client.delete("/v1/bookings/first")
         assert len(api) == 0
         assert not service.router.load.bookings("second")
+
+
+async def test_a_router_that_stops_serves_the_waiting() -> None:
+    config = RouterConfig().with_values(ANY_LOAD)
+    router = RouterProcess(FrontendConfig(port=0, router=config, limits=Limits(drain_s=60.0)))
+    await router.start()
+    try:
+        assert router.service.upsert_worker(worker(1)).ok
+        async with aiohttp.ClientSession(router.url) as client:
+
+            async def book(name: str) -> tuple[int, Any]:
+                body = {"token_ids": TOKENS, "request_id": name}
+                async with client.post("/v1/select_and_book", json=body) as answer:
+                    return answer.status, await answer.json()
+
+            assert (await book("first"))[0] == 201
+            task = asyncio.create_task(book("second"))
+            await until(lambda: "second" in router.service.router.queue)
+            drained = asyncio.create_task(router.drain())
+            await until(lambda: router.selection.draining)
+            assert (await book("late"))[0] == 503
+            await client.delete("/v1/bookings/first")
+            assert (await task)[0] == 201
+            await drained
+    finally:
+        await router.close()
 
 
 async def test_select_and_book_is_turned_away_by_a_full_queue() -> None:
