@@ -341,12 +341,16 @@ class RouterLink:
 
 def _answered(failure: UpstreamFailure) -> RouterLost | RouterRefused:
     """What an error status of the router means."""
+    code = None
     try:
         error = msgspec.json.decode(failure.body)["error"]
-        text = f"status {failure.status}: {str(error['message'])[:_MAX_MESSAGE]}"
+        text, code = (
+            f"status {failure.status}: {str(error['message'])[:_MAX_MESSAGE]}",
+            error["code"],
+        )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         text = str(failure)
-    if failure.status in (400, 404, 413, 422):
+    if failure.status in (400, 404, 409, 413, 422) or code == "too_many_bookings":
         return RouterRefused(text)
     if failure.status in (401, 403):
         return RouterLost(f"{text} (--router-token)")
@@ -356,7 +360,7 @@ def _answered(failure: UpstreamFailure) -> RouterLost | RouterRefused:
 @dataclass(slots=True)
 class _Request:
     """One running request. ``theirs``: the router decided it last; ``placed``: and it is booked
-    there under the current lease. ``asking``: the call that may still book it."""
+    there under the current lease. ``asked``: the router may have booked it."""
 
     request: RoutingRequest
     attempt: int = 0
@@ -364,7 +368,7 @@ class _Request:
     placed: bool = False
     hops: dict[Stage, Decision] = field(default_factory=dict)
     first_output: bool = False
-    asking: asyncio.Task[Placement] | None = None
+    asked: bool = False
 
 
 class RemoteRouting(RoutingService):
@@ -398,10 +402,10 @@ class RemoteRouting(RoutingService):
             known.request, known.attempt = request, known.attempt + 1
             known.theirs = known.placed = False
         if self.link.up:
-            # Shielded: a client that leaves must not leave a booking that is not known here.
-            known.asking = asyncio.create_task(self.link.place(request, known.attempt, dry=False))
-            known.asking.add_done_callback(_mark_error_read)
-            found = await self._found(asyncio.shield(known.asking), request)
+            # A client that leaves closes the connection; the report of its end then undoes a
+            # booking whose answer did not arrive.
+            known.asked = True
+            found = await self._found(self.link.place(request, known.attempt, dry=False), request)
             if found is not None:
                 known.theirs, known.placed = True, found.ok
                 return found
@@ -510,19 +514,16 @@ class RemoteRouting(RoutingService):
     def ended(self, record: RequestRecord) -> None:
         """The request ended in any way."""
         known = self._requests.pop(record.decision_id, None)
-        if known is None or not (known.placed or known.asking is not None):
-            return
-        report = Ended(
-            record.decision_id,
-            known.attempt,
-            None,
-            record.outcome or "internal",
-            record.output_events,
-        )
-        if known.asking is not None and not known.asking.done():
-            known.asking.add_done_callback(lambda _: self.link.report(report))
-        else:
-            self.link.report(report)
+        if known is not None and (known.placed or known.asked):
+            self.link.report(
+                Ended(
+                    record.decision_id,
+                    known.attempt,
+                    None,
+                    record.outcome or "internal",
+                    record.output_events,
+                )
+            )
 
     # -- the router comes and goes -----------------------------------------------------------
 
@@ -581,8 +582,3 @@ class _Ends(ServiceObserver):
 
     def on_finished(self, record: RequestRecord) -> None:
         self._service.ended(record)
-
-
-def _mark_error_read(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

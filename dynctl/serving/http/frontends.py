@@ -63,6 +63,8 @@ LEASE_S: Final = 10.0
 #: Least seconds between two readings of the fleet for its version.
 _CARDS_S: Final = 0.2
 _MAX_NAME: Final = 64
+#: Requests of one frontend that ended without a booking and are remembered.
+_MAX_ENDED: Final = 1024
 _OUTCOMES: Final = ("success", "refused", "upstream_error", "client_error", "cancelled", "internal")
 _FAILURES: Final = ("refused", "connect", "reset", "timeout", "status", "protocol", "ejected")
 
@@ -72,7 +74,8 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 @dataclass(slots=True)
 class Frontend:
-    """One frontend process. ``number``: of its last message of reports."""
+    """One frontend process. ``number``: of its last message of reports. ``ended``: the last
+    requests that ended without a booking; their placement may still arrive."""
 
     name: str
     lease: str
@@ -81,6 +84,7 @@ class Frontend:
     seen_at: float
     number: int = 0
     bookings: set[str] = field(default_factory=set)
+    ended: dict[str, None] = field(default_factory=dict)
 
 
 class FrontendsApi:
@@ -208,6 +212,8 @@ class FrontendsApi:
         request = self._checked(message.request)
         if message.dry:
             return json_response(placement(self._service.plan(request, detail=True), []))
+        if request.id in frontend.ended:
+            raise HttpError(409, f"request {request.id} has ended", "conflict", "ended")
         known = self._selection.bookings.get(request.id)
         if known is not None:
             if known.owner != frontend.name or known.attempt > message.attempt:
@@ -283,7 +289,9 @@ class FrontendsApi:
                     service.output_block(id, fraction)
             case Ended(id, attempt, stage, outcome, tokens, computed):
                 booking = self._booking(frontend, id, attempt)
-                if booking is not None:
+                if booking is None and stage is None:
+                    _remember(frontend.ended, id)
+                elif booking is not None:
                     outcome = outcome if outcome in _OUTCOMES else "internal"
                     self._selection.ended(
                         booking, stage, max(0, tokens), outcome, computed=computed
@@ -367,7 +375,7 @@ class FrontendsApi:
             )
         with naming_fields():
             check_request(request, service.block_size(request.model))
-        # The frontend has another clock.
+        # Times are those of another clock.
         request = replace(request, arrived_at=service.clock())
         if request.session is not None:
             request = replace(request, session=Session(request.session.key, service.clock()))
@@ -457,6 +465,13 @@ class FrontendsApi:
                 f"{self._process}-{self._versions}", cards, settings, thresholds
             )
         return self._shown
+
+
+def _remember(ended: dict[str, None], request_id: str) -> None:
+    """Add an id; above the bound the oldest goes."""
+    ended[request_id] = None
+    if len(ended) > _MAX_ENDED:
+        del ended[next(iter(ended))]
 
 
 def _name(http: web.Request) -> str:

@@ -20,7 +20,7 @@ from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.http.server import error_middleware
 from dynctl.serving.service import RoutingService
-from router_core import RouterConfig
+from router_core import RouterConfig, Session
 from tests.dynctl.serving.routed import request, worker
 
 pytestmark = pytest.mark.seed("dynamo-1.6: standalone router: several frontend processes")
@@ -153,6 +153,29 @@ async def test_the_first_output_ends_the_prefill_load():
         await router.report("f", 1, {"type": "first", "id": "r1", "attempt": 0})
         (one,) = router.service.router.load.bookings("r1")
         assert one.prefill_tokens == 0
+
+
+async def test_a_placement_after_its_end_books_nothing(monkeypatch):
+    """The client left: its connection is closed, and the report overtakes what it sent."""
+    monkeypatch.setattr(frontends_api, "_MAX_ENDED", 2)
+    async with rig() as router:
+        await router.join("f")
+        await router.report("f", 1, end("r1"))
+        status, error = await router.place("f", "r1")
+        assert (status, error["error"]["code"]) == (409, "ended")
+        assert len(router.selection) == 0
+        await router.report("f", 2, end("r2"), end("r3"))
+        assert (await router.place("f", "r1"))[0] == 200
+
+
+async def test_times_are_those_of_the_router():
+    async with rig() as router:
+        await router.join("f")
+        sent = request(request_id="r1", arrived_at=5.0, session=Session("key", 5.0))
+        assert (await router.send("f", "place", request=sent))[0] == 200
+        booked = router.selection.bookings["r1"].request
+        assert booked.session == Session("key", router.clock.now)
+        assert booked.arrived_at == router.clock.now
 
 
 async def test_a_dry_placement_books_nothing():
