@@ -162,7 +162,25 @@ def selected_line(decision: Decision) -> str:
     line += " host_pinned_blocks=0 disk_blocks=0"
     if decision.stage != "decode":
         line += " total_kv_blocks=" + ("None" if total is None else f"Some({total})")
-    return line
+    return line + _among(decision)
+
+
+def _among(decision: Decision) -> str:
+    """What narrowed the choice: the drawn pair with its active requests, or the device classes."""
+    inputs, budget = decision.inputs, decision.budget
+    if decision.pair is not None and inputs is not None:
+        drawn = ",".join(
+            f"{decision.refs[i].worker_id}/{decision.refs[i].dp_rank}:{inputs.active_requests[i]}"
+            for i in decision.pair
+        )
+        return f" drawn={drawn}"
+    if budget is not None:
+        return (
+            f" next_class={'cpu' if budget.cpu_is_next else 'accelerator'}"
+            f" cpu_requests={budget.cpu_requests} allowed_cpu={budget.allowed_cpu}"
+            f" accelerator_requests={budget.accelerator_requests}"
+        )
+    return ""
 
 
 def candidate_line(decision: Decision, position: int) -> str:

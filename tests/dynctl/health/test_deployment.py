@@ -53,6 +53,7 @@ def test_the_captured_deployment(captured):
         config = item.worker.runtime_config
         assert (config.kv_transfer_domain, config.kv_transfer_enforcement) == ("zone", "required")
         assert item.worker.block_size == 16
+        assert item.worker.device == "cuda"
         assert not item.worker.can_prefill or item.worker.role is Role.PREFILL
         assert set(item.sources) == set(item.kv_events)
         assert bool(item.sources) is (item.worker.role is Role.PREFILL)

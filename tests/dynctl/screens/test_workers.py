@@ -1,12 +1,20 @@
 """The remarks under `workers list`."""
 
+import dataclasses
+
 from msgspec.structs import replace
 
 from dynctl.documents.codec import encode
 from dynctl.documents.replicas import ReplicaRow
-from dynctl.documents.workers import StreamState, WorkerList, decode_worker_rows, engine_row
+from dynctl.documents.workers import (
+    StreamState,
+    WorkerDetail,
+    WorkerList,
+    decode_worker_rows,
+    engine_row,
+)
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.workers import worker_list
+from dynctl.screens.workers import worker_detail, worker_list
 from tests.golden.fleets import view, worker
 
 
@@ -48,3 +56,12 @@ def test_other_routers_are_named_below_the_workers():
         "3 messages lost",
         "router tcp://c:5560: never heard",
     ]
+
+
+def test_the_device_is_in_the_details_where_it_is_known():
+    known = dataclasses.replace(worker("a", "aggregated", 1), device="cpu")
+    rows = view([known, worker("b", "aggregated", 2)]).workers()
+    first, second = (worker_detail(WorkerDetail("test", row), Canvas()) for row in rows)
+    assert "device        cpu\n" in first
+    assert "device" not in second
+    assert b'"device"' not in encode(rows[1])

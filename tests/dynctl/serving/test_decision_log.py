@@ -284,3 +284,14 @@ def record_of(decision_id: str):
     from dynctl.serving.telemetry.observers import RequestRecord
 
     return RequestRecord(decision_id, "req", "chat_completions", 0.0, 100.0)
+
+
+def test_the_line_of_a_draw_has_the_pair_and_that_of_devices_the_budget():
+    made = router(worker(A), worker(B), router_mode="power-of-two")
+    (line,) = lines(made.plan(request(range(34))).final, every=False, old=False)
+    assert line.endswith(f" drawn={A}/0:0,{B}/0:0")
+    made = router(worker(A), worker(B), router_mode="device-aware-weighted")
+    (line,) = lines(made.plan(request(range(34))).final, every=False, old=False)
+    assert line.endswith(
+        " next_class=accelerator cpu_requests=0 allowed_cpu=0 accelerator_requests=0"
+    )

@@ -288,6 +288,16 @@ def test_a_view_repeats_the_sets_offline() -> None:
     assert again.route(query) == source.route(query)
 
 
+def test_a_view_keeps_the_devices() -> None:
+    view = dynamo(member(1, device="cpu"), member(2, device="cuda"), member(3))
+    again = open_view_bytes(ViewSource(view, "live").save(), "FILE", "saved")
+    result = again.route(RouteQuery(token_ids=TOKENS, assignments=("mode=device-aware-weighted",)))
+    assert result.decode is not None
+    assert [row.device for row in result.decode.candidates] == ["cpu", "cuda", UNSET]
+    assert result.decode.devices is not UNSET
+    assert (result.decode.devices.cpu_workers, result.decode.devices.accelerators) == (1, 2)
+
+
 def test_a_pin_that_contradicts_the_transfer_policy_of_a_drawn_worker_is_doubted() -> None:
     def zoned(worker_id: int, role: str, zone: str) -> Worker:
         card = ModelRuntimeConfig(
