@@ -32,12 +32,16 @@ class ConfigValue(msgspec.Struct, frozen=True):
 
 
 class ConfigDocument(msgspec.Struct, frozen=True):
-    """The settings in force, and the busy thresholds of each model that has its own."""
+    """The settings in force, and the busy thresholds of each model that has its own.
+
+    ``prefill_load``: the prefill load model in sentences, absent without one.
+    """
 
     version: str
     preset: str | None
     settings: list[ConfigValue]
     thresholds: dict[str, dict[str, float | int | None]] = {}
+    prefill_load: list[str] | UnsetType = UNSET
     kind: str = "RouterConfig"
     schema: int = SCHEMA
 
@@ -87,6 +91,7 @@ def config_document(
     started: RouterConfig | None = None,
     thresholds: Mapping[str, Mapping[str, float | int | None]] | None = None,
     unknown: Container[str] = (),
+    prefill_load: list[str] | UnsetType = UNSET,
 ) -> ConfigDocument:
     """The settings of ``config``, and where each value comes from.
 
@@ -105,4 +110,4 @@ def config_document(
             source = "set while running"
         rows.append(ConfigValue(name, value, source, text, setting.built))
     own = {model: dict(values) for model, values in (thresholds or {}).items()}
-    return ConfigDocument(version, preset, rows, own)
+    return ConfigDocument(version, preset, rows, own, prefill_load)

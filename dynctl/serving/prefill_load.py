@@ -42,6 +42,8 @@ _ENOUGH: Final = 20
 _KEEP: Final = 1.0 - 1.0 / 200
 #: A prefill counts as at most so many times longer or shorter than predicted.
 _OUTLIER: Final = 4.0
+#: Groups that a description lists, those measured last.
+_MOST_LISTED: Final = 8
 #: Below this relative spread of the prompt lengths the slope of a line is not known.
 _LEAST_SPREAD: Final = 0.05
 
@@ -182,7 +184,12 @@ class Measured:
             "prefill load model: measured, a line through the prefills that this process sees, by "
             f"model and role; until {_ENOUGH} are measured, {until}"
         )
-        return [own, *(self._before.describe() if self._before is not None else ())]
+        lines = [
+            f"{line.count:,} prefills of {role} workers of {model}: {text}"
+            for (model, role), line in list(self._lines.items())[-_MOST_LISTED:]
+            if (text := line.describe())
+        ]
+        return [own, *lines, *(self._before.describe() if self._before is not None else ())]
 
 
 class _Line:
@@ -231,15 +238,27 @@ class _Line:
         """The predicted duration; None while too little is measured."""
         if self.count < _ENOUGH:
             return None
+        start, pace = self._fit()
+        return start + pace * tokens
+
+    def describe(self) -> str:
+        """The line in numbers; empty while too little is measured."""
+        if self.count < _ENOUGH:
+            return ""
+        start, pace = self._fit()
+        return f"{start * 1e3:,.3g} ms + {pace * 1e6:,.3g} ms per 1,000 tokens"
+
+    def _fit(self) -> tuple[float, float]:
+        """``(start, pace)``."""
         mean, level = self._x / self._n, self._y / self._n
         spread = self._xx / self._n - mean * mean
         if spread > (_LEAST_SPREAD * mean) ** 2:
             pace = (self._xy / self._n - mean * level) / spread
             start = level - pace * mean
             if pace > 0 and start >= 0:
-                return start + pace * tokens
+                return start, pace
         # Without a slope, or with a line that crosses 0: in proportion to the tokens.
-        return self._xy / self._xx * tokens
+        return 0.0, self._xy / self._xx
 
 
 def prefill_model(config: RouterConfig) -> PrefillModel | None:

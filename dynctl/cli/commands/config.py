@@ -73,7 +73,7 @@ def remote_report(title: str, document: ConfigDocument) -> ConfigReport:
     sources = {row.name: row.source for row in document.settings}
     unknown = {row.name for row in document.settings if not row.known}
     rows = _rows(document.values, sources, document.preset, unknown)
-    return ConfigReport(title, document.preset, rows)
+    return ConfigReport(title, document.preset, rows, prefill_load=document.prefill_load)
 
 
 def _rows(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from aiohttp import web
+from msgspec import UNSET
 
 from dynctl import version
 from dynctl.documents.config import config_document
@@ -79,7 +80,7 @@ class Admin:
 
     async def config(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/config``: every router setting with its value and origin."""
-        router = self._service.router
+        router, model = self._service.router, self._service.prefill_model
         return json_response(
             config_document(
                 router.config,
@@ -88,6 +89,7 @@ class Admin:
                 sources=self._sources,
                 started=self._started,
                 thresholds={m: t.to_dict() for m, t in router.busy.overrides().items()},
+                prefill_load=UNSET if model is None else model.describe(),
             )
         )
 

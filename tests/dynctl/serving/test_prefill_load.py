@@ -9,11 +9,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynctl.base.errors import UsageProblem
+from dynctl.cli.commands.config import remote_report
+from dynctl.documents.config import ConfigDocument
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.config import config_report
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
@@ -202,6 +207,9 @@ def test_until_enough_is_measured_the_estimate_is_used_or_nothing() -> None:
     assert after is not None
     assert after.model == "measured on 20 prefills of aggregated workers of tiny"
     assert after.seconds == pytest.approx(0.06)
+    assert "20 prefills of aggregated workers of tiny: 10 ms + 100 ms per 1,000 tokens" in (
+        model.describe()
+    )
     # Another role of the same model is measured on its own.
     assert model.predict(replace(WORKER, role=Role.PREFILL), 500, 0) == estimate.predict(
         WORKER, 500, 0
@@ -376,6 +384,11 @@ async def test_a_frontend_measures_predicts_and_explains() -> None:
         assert 0 < hop["prefill_load"]["seconds"] < 60
         model = found.service.prefill_model
         assert isinstance(model, Measured)
+        _, config_now = await found.get("/v1/config")
+        assert config_now["prefill_load"] == model.describe()
+        shown = remote_report("x", msgspec.convert(config_now, ConfigDocument))
+        assert model.describe()[1] in " ".join(config_report(shown, Canvas(100)).split())
+        assert any(" prefills of aggregated workers of " in one for one in model.describe())
 
 
 async def test_both_hops_of_a_frontend_measure_the_prefill_hop_only() -> None:
@@ -475,3 +488,4 @@ async def test_without_a_model_nothing_is_predicted_or_shown() -> None:
         assert "prefill_load" not in result["decode"]
         assert "booked_prefill_tokens" not in json.dumps(result)
         assert found.service.prefill_times == {}
+        assert "prefill_load" not in (await found.get("/v1/config"))[1]
