@@ -676,10 +676,14 @@ class RoutingService:
         self.mismatched = set(mismatched)
         self._gather_names()
 
+    @property
+    def _distance_costs(self) -> bool:
+        return bool(self.router.config.router_kv_transfer_weight)
+
     def _hold_levels(self) -> None:
         """A condition for each level of the table of links that no worker publishes."""
         registry, table = self.router.registry, self.router.transfer
-        for level in () if table is None else table.names:
+        for level in () if table is None or not self._distance_costs else table.names:
             unused = None
             if len(registry) and not registry.with_domain(level):
                 unused = (

@@ -55,10 +55,10 @@ def configured_table(
 ) -> tuple[TransferTable | None, str | None]:
     """The table that the settings name, and why the size of the KV cache is unknown if it is.
 
-    (None, None) where the settings name no file, or no weight. ``model_path``: a directory whose
-    ``config.json`` has the size of models that the file has none for. Raises TransferFileError.
+    (None, None) where the settings name no file. ``model_path``: a directory whose ``config.json``
+    has the size of models that the file has none for. Raises TransferFileError.
     """
-    if config.router_kv_transfer_qos is None or not config.router_kv_transfer_weight:
+    if config.router_kv_transfer_qos is None:
         return None, None
     table = read_transfer_file(Path(config.router_kv_transfer_qos))
     _check_levels(table, config)

@@ -85,6 +85,8 @@ def worlds(draw: st.DrawFn) -> tuple[Router, Question, list[Unknown]]:
         base["router_mode"] = draw(st.sampled_from(["least-loaded", *COUNTING]))
         base["encoder_cuda_to_cpu_ratio"] = draw(st.sampled_from([1.0, 2.0]))
     split = draw(st.booleans())
+    if split and draw(st.booleans()):
+        base["router_pair_selection"] = "best"
     known = fleet(len(rows), split, base)
     values = {name: draw(st.sampled_from(RANGES[name])) for name in names if draw(st.booleans())}
     real = fleet(len(rows), split, base | values)

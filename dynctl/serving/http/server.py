@@ -436,14 +436,14 @@ class Frontend:
         policy = router.config.kv_transfer_domain
         if policy is not None:
             _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)
-        if router.transfer is not None:
+        if router.transfer is not None and router.config.router_kv_transfer_weight:
             levels = ", ".join(router.transfer.names)
             _log.info("KV transfer costs by distance: levels %s", levels)
-        if self._size_unknown is not None:
-            _log.warning(
-                "KV transfer costs nothing: %s; set bytes_per_token in the file of %s",
-                self._size_unknown, TRANSFER_FLAG,
-            )  # fmt: skip
+            if self._size_unknown is not None:
+                _log.warning(
+                    "KV transfer costs nothing: %s; set bytes_per_token in the file of %s",
+                    self._size_unknown, TRANSFER_FLAG,
+                )  # fmt: skip
         self._log_queue()
         silent = [w.name for w in router.registry if not w.kv_events]
         if silent:

@@ -29,6 +29,7 @@ beyond:
   latency: 30ms
   bandwidth: 5Gbit/s
 """
+BITS = ["&a ", "*a", "<<: ", "- ", "{", "[", "~", "!!int ", "1e9s", "\t", "---\n", "? "]
 LLAMA = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -166,6 +167,30 @@ def test_the_size_comes_from_the_models_config(tmp_path: Path) -> None:
     table, why = configured_table(settings(path))
     assert why == "no --model-path"
     assert configured_table(RouterConfig()) == (None, None)
+
+
+def test_a_dry_run_can_set_a_weight_that_the_frontend_has_not(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD + "bytes_per_token: 131072\n")
+    config = RouterConfig(router_kv_transfer_qos=str(path))
+    router = Frontend(FrontendConfig(router=config)).service.router
+    assert router.transfer is not None
+    assert router.view().transfer is None
+    tried = router.view(config.with_values({"router_kv_transfer_weight": 50.0}))
+    assert tried.transfer == router.transfer
+
+
+@given(st.integers(0, len(GOOD)), st.integers(0, 30), st.text(max_size=5) | st.sampled_from(BITS))
+def test_a_changed_file_is_read_or_refused(
+    tmp_path_factory: Any, start: int, count: int, text: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "changed.yaml"
+    path.write_bytes((GOOD[:start] + text + GOOD[start + count :]).encode(errors="replace"))
+    refused = ""
+    try:
+        assert all(seconds >= 0 for seconds in read_transfer_file(path).seconds(1e9))
+    except UsageProblem as error:
+        refused = str(error)
+    assert refused.startswith(f"--router-kv-transfer-qos {path}: " if refused else "")
 
 
 def test_the_frontend_applies_the_table(tmp_path: Path) -> None:
