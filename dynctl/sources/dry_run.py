@@ -31,7 +31,7 @@ from dynctl.documents.view import SavedView
 from dynctl.settings.policy_file import policy_classes
 from dynctl.settings.router_settings import NoEffect, parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.wire.openai import ChatRequest, CompletionRequest
+from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from router_core import (
     BlockHashes,
     Pin,
@@ -90,6 +90,11 @@ class DryRun:
         if self._of_dynamo:
             self._parsed = _without_token_data(self._parsed)
         self._workers = [w for w in self._router.registry if self.model in w.served_names]
+        if isinstance(self._parsed, EmbeddingRequest) and len(self._router.stages(self.model)) > 1:
+            raise UsageProblem(
+                f"prefill and decode workers serve {self.model}, which make no embeddings",
+                "dynctl workers list shows roles; --model names another model",
+            )
         self._prompt = self._tokenized()
 
     # -- the answer ------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from dynctl.documents.workers import WorkerRow
 from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
-    parse_chat_request,
-    parse_completion_request,
+    parse_any_request,
 )
 
 
@@ -71,9 +70,8 @@ class RouteQuery:
     def request(self, model: str) -> ChatRequest | CompletionRequest:
         """The request for ``model``, read as frontends read it; raises UsageProblem."""
         body = self.request_body() | {"model": model}
-        read = parse_chat_request if "messages" in body else parse_completion_request
         try:
-            return read(body)
+            return parse_any_request(body)
         except RequestError as error:
             raise UsageProblem(f"invalid request: {error}") from None
 

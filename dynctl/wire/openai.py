@@ -245,6 +245,16 @@ def parse_embedding_request(
     )
 
 
+def parse_any_request(body: Mapping[str, Any]) -> ChatRequest | CompletionRequest:
+    """The request of a body whose endpoint is not known: a chat has ``messages``, a request for
+    embeddings ``input``, a completion ``prompt``. Raises RequestError."""
+    if "messages" in body:
+        return parse_chat_request(body)
+    if "input" in body and "prompt" not in body:
+        return parse_embedding_request(body)
+    return parse_completion_request(body)
+
+
 def apply_headers(request: R, headers: Mapping[str, str]) -> R:
     """The request with the pins and the id that its headers carry; raises RequestError (400)."""
     return replace(

@@ -223,14 +223,15 @@ def _token_ids(text: str, name: str) -> list[int]:
 
 
 def _body(text: str, name: str) -> dict[str, Any]:
-    """The messages of a list; an object is the whole body of a chat or completion request."""
+    """The messages of a list; an object is the whole body of an inference request."""
     import json
 
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageProblem(f"--messages {name}: not JSON: {error}") from None
-    if isinstance(document, dict) and "prompt" in document and "messages" not in document:
+    whole = isinstance(document, dict) and document.keys() & {"prompt", "input"}
+    if whole and "messages" not in document:
         return {"body": document}
     found = document.get("messages") if isinstance(document, dict) else document
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):

@@ -45,9 +45,7 @@ from dynctl.wire.openai import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
-    parse_chat_request,
-    parse_completion_request,
-    parse_embedding_request,
+    parse_any_request,
 )
 from router_core import HashingError, Session
 
@@ -223,13 +221,7 @@ class Inference:
         now = service.clock()
         record = RequestRecord(service.new_id(), "", "route", now, service.wall())
         try:
-            parsed: ChatRequest | CompletionRequest
-            if "messages" in body:
-                parsed = parse_chat_request(body)
-            elif "input" in body and "prompt" not in body:
-                parsed = parse_embedding_request(body)
-            else:
-                parsed = parse_completion_request(body)
+            parsed = parse_any_request(body)
         except RequestError as error:
             raise client_error(error) from None
         session = None if http is None else self._session(http)

@@ -162,3 +162,10 @@ async def test_an_answer_without_data_is_a_failure_of_the_engine() -> None:
         status, body, _ = await embed(fleet, "text")
         assert status == 502
         assert "without a JSON object with data" in body["error"]["message"]
+
+
+async def test_a_dry_run_of_the_route_endpoint_takes_embeddings() -> None:
+    async with site(TWO) as fleet:
+        status, found, _ = await fleet.post("/v1/route", embeddings_body(["a text", "another"]))
+        assert (status, found["kind"]) == (200, "RouteResult")
+        assert found["winner"]["decode"]["worker"] in ("cpu", "gpu")

@@ -472,3 +472,14 @@ def test_a_saved_view_repeats_what_was_left() -> None:
     listed = ViewSource(opened(data), "test").workers()
     assert [row.ranks[0].active_prefill_tokens for row in listed] == [50, 0]
     assert [row.ranks[0].booked_prefill_tokens for row in listed] == [100, 0]
+
+
+def test_embeddings_are_routed_whole() -> None:
+    body = {"model": "tiny", "input": [TOKENS, TOKENS[:20]]}
+    view = dynamo(member(1), member(2))
+    own = SavedView(view.router, 1.0, "dynamo-1.6")
+    result = answer(own, body=body)
+    assert (result.ok, result.tokens, result.prefill) == (True, 84, None)
+    split = dynamo(member(1, role="prefill"), member(2, role="decode"))
+    with pytest.raises(UsageProblem, match="make no embeddings"):
+        answer(SavedView(split.router, 1.0, "dynamo-1.6"), body=body)
