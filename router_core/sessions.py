@@ -74,7 +74,7 @@ class SessionTable:
         self, session: Session, model: str, stage: Stage
     ) -> tuple[WorkerWithDpRank, float] | None:
         """The rank that the session is bound to, and the seconds that are left."""
-        bound = self._bound.get((session.key, model, stage))
+        bound = self._bound.get(_place(session.key, model, stage))
         if bound is None or (bound.until <= session.at and not bound.running):
             return None
         return bound.ref, max(0.0, bound.until - session.at)
@@ -85,7 +85,7 @@ class SessionTable:
         """A request of the session was given to ``ref``: the next ones follow it."""
         if self.ttl_s is None:
             return
-        place = (key, model, stage)
+        place = _place(key, model, stage)
         bound = self._bound.get(place)
         if bound is None:
             bound = self._bound[place] = _Binding(ref, now)
@@ -153,3 +153,9 @@ class SessionTable:
             bound = self._bound.get((key, model, stage))
             if bound is not None:
                 bound.running += 1
+
+
+def _place(key: str, model: str, stage: Stage) -> _Place:
+    """What a session is bound on: the worker that answers is the same with and without a prefill
+    hop, which conditional disaggregation leaves out from request to request."""
+    return key, model, "decode" if stage == "aggregated" else stage

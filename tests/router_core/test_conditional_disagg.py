@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core import Bypass, Pin, Question, Router, Unknown, certain
-from router_core.changes import ConfigSet, WorkerAvailability
+from router_core import (
+    Bypass,
+    Pin,
+    Question,
+    Router,
+    RoutingRequest,
+    Session,
+    Unknown,
+    certain,
+)
+from router_core.changes import ConfigSet, Freed, WorkerAvailability
 from router_core.conditional_disagg import POLICIES, BusyLine, BypassRule
 from tests.router_core.fleet import active, apply_all, request, router, stored, worker
 
@@ -32,7 +41,11 @@ def fleet(**settings: Any) -> Router:
 
 
 def verdict(made: Router, tokens: int = 112, **more: Any) -> Bypass:
-    found = made.plan(request(tokens, **more)).bypass
+    return verdict_of(made, request(tokens, **more))
+
+
+def verdict_of(made: Router, asked: RoutingRequest) -> Bypass:
+    found = made.plan(asked).bypass
     assert found is not None
     return found
 
@@ -211,6 +224,23 @@ def test_a_request_that_names_its_prefill_worker_keeps_the_hop() -> None:
     # A pinned decode worker is the one that is looked at.
     assert verdict(made, pin_decode=Pin(3)).reason == "little_cached"
     assert verdict(made, pin_decode=Pin(4)).reason == "short_prefill"
+
+
+def test_a_session_stays_with_its_decode_worker_with_and_without_the_hop() -> None:
+    made = fleet(router_session_affinity_ttl_secs=60.0)
+    apply_all(made, stored(3, 6, seed=4))
+    session = Session("s", at=1.0)
+    first = made.plan(request(112, "first", seed=9, session=session, pin_prefill=Pin(1)))
+    assert first.decode is not None
+    assert first.decode.worker is not None
+    name = first.decode.worker.name
+    apply_all(made, made.booking(first.decode, request(112, "first", seed=9, session=session)))
+    apply_all(made, Freed("first"))
+    # The other decode worker has the next prompt of the session, and is not looked at.
+    cold = request(112, "next", seed=0 if name == "decode-0" else 4, session=session)
+    assert (verdict_of(made, cold).decode, verdict_of(made, cold).reason) == (name, "little_cached")
+    warm = request(112, "warm", seed=4 if name == "decode-0" else 0, session=session)
+    assert (verdict_of(made, warm).decode, verdict_of(made, warm).bypassed) == (name, True)
 
 
 def test_a_prompt_without_tokens_keeps_the_hop() -> None:

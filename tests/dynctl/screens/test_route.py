@@ -7,10 +7,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dynctl.documents.route_result import PrefillPrediction, route_result
+from dynctl.documents.route_result import (
+    BypassRow,
+    PrefillPrediction,
+    RouteResult,
+    route_result,
+)
 from dynctl.documents.view import SavedView, decode_view, encode_view
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.route import ExplainScreen
+from dynctl.screens.route import ExplainScreen, route_short
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import (
@@ -24,7 +29,7 @@ from router_core import (
     WorkerUpserted,
 )
 from router_core.lower_tiers import DISK, HOST
-from tests.router_core.fleet import apply_all, prompt, request, router, worker
+from tests.router_core.fleet import apply_all, prompt, request, router, stored, worker
 from tests.router_core.test_lower_tiers import store
 
 
@@ -135,3 +140,44 @@ def test_a_saved_view_has_running_estimates_and_no_sessions() -> None:
         made.cached_blocks(slot) for slot in (0, 1)
     ]
     assert len(again.sessions) == 0
+
+
+@pytest.mark.seed("dynamo-1.6: skip the hop")
+def test_why_the_prefill_hop_is_left_out_or_kept_is_shown() -> None:
+    made = router(
+        worker(1, "prefill-0", "prefill"),
+        worker(2, "decode-0", "decode"),
+        worker(3, "decode-1", "decode"),
+        conditional_disagg_enabled=True,
+    )
+    apply_all(made, stored(3, 6))
+
+    def shown(tokens: list[int], *settings: str) -> tuple[RouteResult, str, str]:
+        saved = decode_view(encode_view(made.capture(), now=0.0, preset="dynamo-1.6"))
+        query = RouteQuery(token_ids=tokens, assignments=settings)
+        result = ViewSource(saved, "x").route(query)
+        canvas = Canvas(120)
+        return result, ExplainScreen()(result, canvas), route_short(result, canvas)
+
+    result, explained, short = shown(prompt(112))
+    sentence = (
+        "prefill hop left out: decode-1 computes 16 of 112 prompt tokens < 2,048 and 14% < 70%"
+    )
+    assert f"hop      {sentence}" in explained
+    assert f"hop     {sentence}" in short
+    assert "1 aggregated" in explained
+    assert isinstance(result.bypass, BypassRow)
+    assert (result.bypass.bypassed, result.bypass.reason) == (True, "short_prefill")
+    assert msgspec.json.decode(msgspec.json.encode(result), type=RouteResult) == result
+    # Where the hop stays, the decode hop credits cached blocks, and both screens have them.
+    result, explained, short = shown(prompt(112), "bypass_eff_isl_threshold=10")
+    assert "hop      prefill hop kept: decode-1 would compute 16 of 112" in explained
+    winner = next(line.split() for line in explained.splitlines() if "> decode-1" in line)
+    assert winner[1:6] == ["decode-1", "6", "-", "1.000", "1.000"]
+    assert "6 of 7" in next(line for line in short.splitlines() if line.startswith("decode"))
+    # Without the setting nothing of it is there.
+    result, explained, _ = shown(prompt(112), "conditional_disagg=false")
+    assert b"bypass" not in msgspec.json.encode(result)
+    assert "prefill hop" not in explained
+    winner = next(line.split() for line in explained.splitlines() if "> decode-" in line)
+    assert winner[2] == "-"

@@ -8,6 +8,7 @@ import pytest
 
 from dynctl.serving.telemetry.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
 from dynctl.serving.telemetry.log_format import LOGGERS, TextFormatter, configure_logging
+from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Decision, ModelRuntimeConfig, Role, Worker, constraints
 from tests.dynctl.serving.routed import request, router, store, worker
 from tests.router_core.test_pairs import BEST, WEIGHT, place, with_table
@@ -295,3 +296,18 @@ def test_the_line_of_a_draw_has_the_pair_and_that_of_devices_the_budget():
     assert line.endswith(
         " next_class=accelerator cpu_requests=0 allowed_cpu=0 accelerator_requests=0"
     )
+
+
+@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.parametrize(("level", "written_lines"), [("off", 0), ("winner", 1)])
+def test_the_verdict_about_the_prefill_hop_is_logged(caplog, level, written_lines):
+    made = router(worker(P0, "prefill"), worker(D, "decode"), conditional_disagg_enabled=True)
+    store(made, D, range(32))
+    asked = request(range(34), request_id="r1")
+    record = RequestRecord("r1", "r1", "chat", 0.0, 0.0, "tiny")
+    with caplog.at_level(logging.INFO, "dynctl.decisions"):
+        DecisionLog(level).on_decision(made.plan(asked), asked, record)
+    assert caplog.messages == [
+        'Conditional disagg decision request_id="r1" bypass=true reason=short_prefill: prefill hop '
+        f"left out: decode-{D} computes 2 of 34 prompt tokens < 2,048 and 6% < 70%"
+    ][:written_lines]  # fmt: skip
