@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -128,6 +129,12 @@ class RouterLink:
         self._alive_at = 0.0
         self._reason = ""
         self._answered = asyncio.Event()
+
+    @property
+    def exposed(self) -> bool:
+        """Whether what it sends crosses a network without TLS."""
+        parts = urlsplit(self.url)
+        return parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "::1", "localhost")
 
     # -- life ------------------------------------------------------------------------------
 

@@ -433,6 +433,13 @@ class Frontend:
                 self.replicas.plane.title,
                 f", with {others}" if others else "",
             )
+        if self.link is not None:
+            _log.info("router: %s", self.link.url)
+            if config.router_token is not None and self.link.exposed:
+                _log.warning(
+                    "--router-token and the hashes of requests go to %s without TLS: use https",
+                    self.link.url,
+                )
         policy = router.config.kv_transfer_domain
         if policy is not None:
             _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)

@@ -20,14 +20,17 @@ from dynctl.serving.remote import RemoteRouting
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR
+from router_core import Booked, Freed, RouterConfig
 from tests.dynctl.serving.fleets import (
     QUICK_ENGINE,
     QUICK_HEALTH,
+    SLOW_HEALTH,
     TOKENIZER,
     WORDS,
     Site,
     chat_body,
     text_of,
+    zone,
 )
 from tests.waiting import patience, until
 
@@ -90,6 +93,7 @@ async def several(
     frontends: int = 2,
     *,
     router: Mapping[str, Any] | None = None,
+    specs: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Several]:
     async with AsyncExitStack() as stack:
@@ -101,7 +105,9 @@ async def several(
             engine = await start_engine(EngineConfig(**{**QUICK_ENGINE, **given}), TOKENIZER)
             stack.push_async_callback(engine.close)
             found.engines[given["name"]] = engine
-        found._workers = tuple(f"{one.url},name={name}" for name, one in found.engines.items())
+        for name, one in found.engines.items():
+            more = (specs or {}).get(name, "").replace("{address}", one.url.partition("//")[2])
+            found._workers += (f"{one.url},name={name}{more}",)
         await found.start_router(**(router or {}))
         streams = found.router.fleet.index.all_states
         await until(lambda: all(state.connected for state in streams().values()))
@@ -310,8 +316,73 @@ async def test_prefill_then_decode():
         assert past["prefill"]["winner"]["worker"] == "p0"
 
 
+async def test_bootstrap_engines_get_both_halves_at_once():
+    bootstrap = {"p0": ",bootstrap={address}"}
+    engines = ({"name": "p0", "role": "prefill"}, {"name": "d0", "role": "decode"})
+    async with several(engines, frontends=1, specs=bootstrap) as fleet:
+        site = fleet.frontends[0]
+        booked: list[list[str]] = []
+        place = remote(site).link.place
+
+        async def recorded(*arguments: Any, **more: Any) -> Any:
+            found = await place(*arguments, **more)
+            booked.append(list(found.booked))
+            return found
+
+        remote(site).link.place = recorded  # type: ignore[method-assign]
+        status, body, _ = await site.chat(WORDS, max_tokens=4)
+        assert status == 200, body
+        assert booked == [["prefill", "decode"]]
+        await until(lambda: fleet.booked() == 0)
+        assert all(row == (0, 0, 0) for row in fleet.load().values())
+
+
+async def test_a_required_policy_holds_with_and_without_the_router():
+    engines = tuple(
+        {"name": f"{role}-{z}0", "role": role, **zone(f"zone-{z}")}
+        for z in "ab"
+        for role in ("prefill", "decode")
+    )
+    async with several(engines, frontends=1) as fleet:
+        site = fleet.frontends[0]
+        port = fleet.router.port
+
+        async def stays_in_its_zone() -> None:
+            registry = site.service.router.registry
+            for number in range(4):
+                status, body, _ = await site.chat(f"{number} {WORDS}", max_tokens=4, nvext=NVEXT)
+                assert status == 200, body
+                ids = body["nvext"]["worker_id"]
+                hops = [registry.get(int(ids[f"{hop}_worker_id"])) for hop in ("prefill", "decode")]
+                zones = {one.domains["zone"] for one in hops if one is not None}
+                assert len(zones) == 1
+
+        await stays_in_its_zone()
+        await fleet.kill_router()
+        await until(lambda: "ROUTER_LOST" in conditions(site))
+        await stays_in_its_zone()
+        await fleet.start_router(port)
+        await until(lambda: "ROUTER_LOST" not in conditions(site))
+        await stays_in_its_zone()
+
+
+async def test_an_adapter_is_known_to_every_frontend():
+    async with several(({"name": "a0", "lora": ("tuned",)}, {"name": "b0"}), frontends=1) as fleet:
+        site = fleet.frontends[0]
+        _, models = await site.get("/v1/models")
+        assert {row["id"] for row in models["data"]} == {"demo", "tuned"}
+        for number in range(3):
+            body = chat_body(f"{number} {WORDS}", nvext=NVEXT) | {"model": "tuned"}
+            status, answer, _ = await site.post("/v1/chat/completions", body)
+            assert status == 200, answer
+            chosen = fleet.router.service.router.registry.get(worker_of(answer))
+            assert chosen is not None
+            assert chosen.name == "a0"
+
+
 async def test_a_failed_engine_is_excluded_and_booked_once():
-    async with several() as fleet:
+    # Requests find out, not probes.
+    async with several(router={"health": SLOW_HEALTH}) as fleet:
         fleet.engines["a0"].engine.faults.update({"refuse": 500})
         registry = fleet.router.service.router.registry
         broken = registry.by_name("a0")
@@ -367,6 +438,77 @@ async def test_workers_that_come_and_go_are_those_of_the_router():
         status, body, _ = await site.post("/busy_threshold", {"model": "demo"})
         assert status == 409
         assert fleet.router.url in body["error"]["message"]
+
+
+# -- the router's queue --------------------------------------------------------------------------
+
+
+def hold(fleet: Several) -> None:
+    """Book prefill load on every worker, as another frontend would."""
+    for one in list(fleet.router.service.router.registry):
+        booked = Booked(f"load-{one.name}", "aggregated", one.worker_id, 0, prefill_tokens=500)
+        assert fleet.router.service.apply(booked).ok
+
+
+def queueing(**settings: Any) -> dict[str, Any]:
+    return {"router": RouterConfig().with_values({"router_queue_threshold": 0.0, **settings})}
+
+
+async def test_a_request_waits_in_the_queue_of_the_router():
+    async with several(frontends=1, router=queueing()) as fleet:
+        site = fleet.frontends[0]
+        hold(fleet)
+        task = asyncio.create_task(site.chat("hello", max_tokens=4))
+        queue = fleet.router.service.router.queue
+        await until(lambda: len(queue) == 1)
+        assert not task.done()
+        fleet.router.service.apply(Freed("load-a0"))
+        status, _, headers = await task
+        assert status == 200
+        assert float(headers["x-dynctl-queue-wait-ms"]) >= 0
+        await until(lambda: fleet.booked() == 0)
+
+
+async def test_a_client_that_leaves_leaves_the_queue_of_the_router():
+    async with several(frontends=1, router=queueing()) as fleet:
+        site = fleet.frontends[0]
+        hold(fleet)
+        queue = fleet.router.service.router.queue
+        task = asyncio.create_task(site.chat("hello", max_tokens=4))
+        await until(lambda: len(queue) == 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: len(queue) == 0)
+        assert fleet.booked() == 0
+        assert not remote(site)._requests
+
+
+async def test_a_full_queue_of_the_router_is_its_refusal():
+    async with several(frontends=1, router=queueing(router_queue_max_requests=1)) as fleet:
+        site = fleet.frontends[0]
+        hold(fleet)
+        queue = fleet.router.service.router.queue
+        task = asyncio.create_task(site.chat("hello", max_tokens=4))
+        await until(lambda: len(queue) == 1)
+        status, body, _ = await site.chat("one too many", max_tokens=4)
+        assert status == fleet.router.service.router.config.overload_status_code
+        assert "queue" in body["error"]["message"]
+        assert "ROUTER_LOST" not in conditions(site)
+        fleet.router.service.apply(Freed("load-a0"))
+        assert (await task)[0] == 200
+
+
+async def test_requests_that_wait_when_the_router_is_lost_are_routed_by_load():
+    async with several(frontends=1, router=queueing()) as fleet:
+        site = fleet.frontends[0]
+        hold(fleet)
+        task = asyncio.create_task(site.chat("hello", max_tokens=4))
+        await until(lambda: len(fleet.router.service.router.queue) == 1)
+        port = fleet.router.port
+        await fleet.kill_router()
+        assert (await task)[0] == 200
+        await fleet.start_router(port)
+        await until(lambda: "ROUTER_LOST" not in conditions(site))
 
 
 # -- loss --------------------------------------------------------------------------------------
@@ -440,6 +582,22 @@ async def test_a_router_that_hangs_is_lost_and_requests_go_on(monkeypatch):
         assert "ROUTER_LOST" in conditions(site)
         hanging.clear()
         await until(lambda: "ROUTER_LOST" not in conditions(site))
+
+
+async def test_a_router_that_stops_in_order_leaves_the_requests_to_the_frontends():
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        port = fleet.router.port
+        await fleet.router.drain()
+        for _ in range(3):
+            assert (await site.chat(WORDS))[0] == 200
+        assert "ROUTER_LOST" in conditions(site)
+        (found,) = [one for one in site.service.conditions if one.code == "ROUTER_LOST"]
+        assert "shutting down" in found.message
+        await fleet.kill_router()
+        await fleet.start_router(port)
+        await until(lambda: "ROUTER_LOST" not in conditions(site))
+        assert (await site.chat(WORDS))[0] == 200
 
 
 async def test_running_requests_are_booked_again_at_a_new_router():
