@@ -6,7 +6,7 @@ All functions read a RoutingView and change nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from router_core.conditional_disagg import BusyLine, Bypass
 from router_core.decision import Decision, Queueing, RoutingPlan
 from router_core.errors import PolicyUnderivable
 from router_core.pairs import chooses_pairs, following_costs
+from router_core.policy_classes import PolicyClass
 from router_core.router_queue import score
 from router_core.selection import (
     Pin,
@@ -242,16 +243,9 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
         prefill_busy_threshold=policy.prefill_busy_threshold,
         prefill_busy_threshold_frac=policy.prefill_busy_threshold_frac,
     )
-    over = [
-        tokens - policy.limit(config.max_num_batched_tokens or UNKNOWN_BATCHED_TOKENS)
-        for tokens, config in zip(
-            inputs.prefill_tokens, (w.runtime_config for w in decision.workers), strict=True
-        )
-    ]
-    least = min(over)
-    if least > 0:
-        nearest = decision.workers[over.index(least)].name
-        found = replace(found, all_busy=True, needs=math.ceil(least), nearest=nearest)
+    needs, nearest = _over(decision, inputs.prefill_tokens, policy)
+    if needs > 0:
+        found = replace(found, all_busy=True, needs=math.ceil(needs), nearest=nearest)
     if not queue.known:
         return replace(decision, queue=replace(found, backlog=None, ahead=None))
     backlog = queue.stats(request.model, policy.name).requests
@@ -261,6 +255,28 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     key = (-request.strict_priority, -value, math.inf)
     ahead = queue.ahead(request.model, policy.name, key)
     return replace(decision, queue=replace(found, backlog=backlog, ahead=ahead))
+
+
+def _over(
+    decision: Decision, prefill_tokens: Sequence[int], policy: PolicyClass
+) -> tuple[float, str | None]:
+    """Tokens that the nearest rank has above the limit of the class, and its worker; 0: a rank has
+    room."""
+    limits: dict[int | None, float] = {}
+
+    def over(position: int) -> float:
+        batched = decision.workers[position].runtime_config.max_num_batched_tokens
+        limit = limits.get(batched)
+        if limit is None:
+            limit = limits[batched] = policy.limit(batched or UNKNOWN_BATCHED_TOKENS)
+        return prefill_tokens[position] - limit
+
+    # Mostly the rank with the fewest tokens has room, and the others need not be compared.
+    least = min(range(len(prefill_tokens)), key=prefill_tokens.__getitem__)
+    if over(least) <= 0:
+        return 0, None
+    nearest = min(range(len(prefill_tokens)), key=over)
+    return max(0.0, over(nearest)), decision.workers[nearest].name
 
 
 def _select(

@@ -586,7 +586,7 @@ def waiting_text(queue: QueueRow) -> str:
     behind = "behind an unknown number of others"
     if queue.ahead is not None:
         others = f"{queue.ahead:,} other{'' if queue.ahead == 1 else 's'}"
-        behind = f"behind {others}" if queue.ahead else "as the first"
+        behind = f"behind {others}" if queue.ahead else "first in line"
     verb = f"waited {queue.waited_s:,.3f} s" if past else "waits"
     return (
         f"the request {verb} in the router queue, class {queue.policy_class}, {behind}: "

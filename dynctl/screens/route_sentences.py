@@ -261,7 +261,9 @@ def answer(result: RouteResult) -> list[str]:
         lines = [chosen[0] + (f" in {where}" if where else "")]
     else:
         lines = [f"{' -> '.join(chosen)}{_together(places, result)}"]
-    final = result.decode or result.prefill
+    first, final = result.prefill or result.decode, result.decode or result.prefill
+    if first is not None and first.queue is not UNSET and first.queue.waits:
+        lines[0] += ", after a wait in the router queue"
     if final is not None:
         lines += _freshness(result, final)
     return lines

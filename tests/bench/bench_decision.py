@@ -24,9 +24,12 @@ from router_core import (
     BlocksStored,
     KvEvent,
     ModelRuntimeConfig,
+    PolicyClass,
+    PolicyTable,
     PromptHasher,
     Router,
     RouterConfig,
+    RouterQueue,
     RoutingRequest,
     Worker,
     WorkerUpserted,
@@ -47,6 +50,8 @@ from tests.bench.harness import (
 
 SIZES = ((16, 512, "4x", 100), (1024, 8192, "2.5x", 20))
 _BLOCK = workload.BLOCK
+#: Requests in the router queue: its bound by default.
+_WAITING = 4096
 
 
 def engine_names(tokens: list[int]) -> list[int]:
@@ -157,6 +162,40 @@ def splits(router: Router, tokens: int) -> tuple[float, float]:
     return hashing, planning
 
 
+def queue_rows(router: Router, tokens: int, name: str) -> list[Row]:
+    """The router queue: a plan where nobody waits, one where the request would, and a turn."""
+    (prompt,) = workload.prompts(tokens, 1, 7)
+    request = request_of(prompt, hash_prompt(prompt, _BLOCK).sequence, "r")
+    rows = []
+    for threshold, what in ((1e6, "has room"), (0.0, "would wait")):
+        view = router.view(router.config.with_values({"router_queue_threshold": threshold}))
+        plan = partial(router.plan, request, samples=(0.5, 0.5), view=view)
+        assert plan().waits is (threshold == 0)
+        taken = measure(plan, 5, inner=20) / 1000
+        rows.append(row(f"{name}: plan with the queue on, the request {what}", "us", taken))
+    table = PolicyTable(tuple(PolicyClass(f"c{n}", quantum=512) for n in range(8)))
+    queue = RouterQueue()
+
+    def enter(number: int) -> None:
+        queue.add(
+            str(number), workload.MODEL, table.classes[number % 8], float(number),
+            isl_tokens=100 + number % 977, cached_tokens=0, arrived_at=float(number),
+        )  # fmt: skip
+
+    for number in range(_WAITING):
+        enter(number)
+    numbers = itertools.count(_WAITING)
+
+    def turn() -> None:
+        enter(next(numbers))
+        found = queue.next(workload.MODEL, table, lambda _: True)
+        assert found is not None
+        queue.take(found.entry.request_id, found.credits, found.cursor)
+
+    taken = measure(turn, 5, inner=200) / 1000
+    return [*rows, row(f"{name}: enter the queue and a turn, {_WAITING:,} waiting", "us", taken)]
+
+
 def run(
     peer: Peer | None, workers: int, tokens: int, aim: str, inner: int, turns: int
 ) -> list[Row]:
@@ -189,6 +228,7 @@ def run(
         row(f"{name}: same, half the prompt seen before", "us", taken[1], theirs, aim),
         row(f"{name}: of which hashing", "us", hashing),
         row(f"{name}: of which plan (match, cost, pick)", "us", planning),
+        *queue_rows(router, tokens, name),
     ]
 
 
