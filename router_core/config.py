@@ -44,8 +44,8 @@ class Setting:
     ``unbuilt_values`` only, where there are some): such a setting is checked and has no effect.
     ``without`` says what happens instead. ``only``: the other settings that it depends on.
     ``dry_run``: why a dry run cannot show its effect (that of ``dry_run_values`` only, where there
-    are some). Every warning about a setting
-    without an effect comes from these four.
+    are some). Every warning about a setting without an effect comes from these four. ``own``:
+    Dynamo's router has no such setting.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Setting:
     only: tuple[Only, ...] = ()
     dry_run: str = ""
     dry_run_values: tuple[Any, ...] = ()
+    own: bool = False
 
     @property
     def built(self) -> bool:
@@ -214,21 +215,27 @@ class RouterConfig:
         only=(_WITH_DOMAIN, Only("kv_transfer_enforcement", ("preferred",))),
     )
     """Weight of the preference, 0 to 1."""
-    decode_capacity_guard: bool = _setting(True, only=(Only("router_pair_selection", ("greedy",)),))
+    decode_capacity_guard: bool = _setting(
+        True, only=(Only("router_pair_selection", ("greedy",)),), own=True
+    )
     """Choose only prefill workers whose domain has an eligible decode worker."""
-    router_pair_selection: str = _setting("greedy", choices=("greedy", "best"), only=_IN_KV)
+    router_pair_selection: str = _setting(
+        "greedy", choices=("greedy", "best"), only=_IN_KV, own=True
+    )
     """``greedy`` chooses the best prefill worker, then decode; ``best`` the pair with the lowest
     sum of both costs."""
     router_kv_transfer_weight: float | None = _setting(
-        None, low=0.0, only=(*_IN_KV, Only("router_kv_transfer_qos"))
+        None, low=0.0, only=(*_IN_KV, Only("router_kv_transfer_qos")), own=True
     )
     """Cost in blocks of a second of KV transfer between prefill and decode worker."""
     router_kv_transfer_qos: str | None = _setting(
-        None, only=(*_IN_KV, Only("router_kv_transfer_weight"))
+        None, only=(*_IN_KV, Only("router_kv_transfer_weight")), own=True
     )
     """YAML file with latency and bandwidth of each topology level."""
     router_own_domains: str | None = _setting(
-        None, only=(*_IN_KV, Only("router_kv_transfer_weight"), Only("router_kv_transfer_qos"))
+        None,
+        only=(*_IN_KV, Only("router_kv_transfer_weight"), Only("router_kv_transfer_qos")),
+        own=True,
     )
     """The frontend's own topology domains, ``zone=a,rack=r1``: the latency from there counts on the
     first hop."""

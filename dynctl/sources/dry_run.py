@@ -33,6 +33,7 @@ from dynctl.settings.router_settings import NoEffect, parse_assignments
 from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from router_core import (
+    SETTINGS,
     BlockHashes,
     Pin,
     Role,
@@ -124,6 +125,9 @@ class DryRun:
         if config is not None and "router_policy_config" in shown:
             typed = "--set router_policy_config"
             classes = policy_classes(config, typed)
+        own = [key for key in shown if self._of_dynamo and key in SETTINGS and SETTINGS[key].own]
+        if own:
+            self._note(doubt("DYR0780", settings=", ".join(own)))
         state = self._router.view(config, load, self._table(config), classes)
         if self._of_dynamo and "router_mode" in shown:
             mode = shown["router_mode"]

@@ -483,3 +483,13 @@ def test_embeddings_are_routed_whole() -> None:
     split = dynamo(member(1, role="prefill"), member(2, role="decode"))
     with pytest.raises(UsageProblem, match="make no embeddings"):
         answer(SavedView(split.router, 1.0, "dynamo-1.6"), body=body)
+
+
+def test_a_setting_that_dynamo_does_not_have_is_a_doubt_for_a_dynamo() -> None:
+    query = RouteQuery(token_ids=[1, 2, 3], assignments=("pair_selection=best",))
+    view = dynamo(member(1, "s", role="prefill"), member(2, "s", role="decode"))
+    [found] = [one for one in DryRun(view, query).route().doubts if one.code == "DYR0780"]
+    assert found.what.startswith("router_pair_selection: ")
+    assert found.matters
+    plain = replace(view, chats="plain")
+    assert "DYR0780" not in codes(DryRun(plain, query).route())
