@@ -22,8 +22,6 @@ from router_core.changes import ConfigSet, Freed, WorkerAvailability
 from router_core.conditional_disagg import POLICIES, BusyLine, BypassRule
 from tests.router_core.fleet import active, apply_all, request, router, stored, worker
 
-pytestmark = pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
-
 ON = {"conditional_disagg_enabled": True}
 
 
@@ -55,6 +53,10 @@ _lines = st.none() | st.builds(
 )
 
 
+@pytest.mark.seed("dynamo-1.6: skip the hop: isl_bounding")
+@pytest.mark.seed("dynamo-1.6: skip the hop: prefill_load")
+@pytest.mark.seed("dynamo-1.6: skip the hop: isl_or_load")
+@pytest.mark.seed("dynamo-1.6: skip the hop: decode gate")
 @given(
     policy=st.sampled_from(POLICIES),
     threshold=st.integers(0, 120),
@@ -96,6 +98,7 @@ def test_the_rule_is_the_formula(
     assert Bypass(bypassed, reason, rule, isl, cached, "d", prefill, decode).message
 
 
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 def test_a_warm_decode_worker_does_everything() -> None:
     made = fleet()
     plan = made.plan(request(112))
@@ -116,6 +119,7 @@ def test_a_warm_decode_worker_does_everything() -> None:
     assert (booked.worker_id, booked.stage, booked.prefill_tokens) == (4, "aggregated", 16)
 
 
+@pytest.mark.seed("dynamo-1.6: skip the hop: overlap credit on the decode hop")
 def test_a_cold_prompt_takes_the_hop_and_the_decode_hop_keeps_its_credit() -> None:
     made = fleet()
     apply_all(made, stored(4, 2, seed=5))
@@ -136,6 +140,8 @@ def test_a_cold_prompt_takes_the_hop_and_the_decode_hop_keeps_its_credit() -> No
     assert list(off.decode.costs) == [7, 7]
 
 
+@pytest.mark.seed("dynamo-1.6: skip the hop: isl_bounding")
+@pytest.mark.seed("dynamo-1.6: skip the hop: decode gate")
 @pytest.mark.parametrize(
     ("settings", "tokens", "reason"),
     [
@@ -152,6 +158,8 @@ def test_thresholds_are_strict(settings: dict[str, Any], tokens: int, reason: st
     assert verdict(fleet(**settings), tokens).reason == reason
 
 
+@pytest.mark.seed("dynamo-1.6: skip the hop: prefill_load")
+@pytest.mark.seed("dynamo-1.6: skip the hop: isl_or_load")
 @pytest.mark.parametrize("policy", ["prefill-load", "isl-or-load"])
 def test_a_busy_prefill_worker_is_left_out(policy: str) -> None:
     made = fleet(conditional_disagg_policy=policy, conditional_disagg_prefill_busy_threshold=0.5)
@@ -200,6 +208,7 @@ def test_the_gate_counts_a_block_that_is_active_already_once() -> None:
     assert (load.value, load.limit) == (7 + 7 - 6, 10)
 
 
+@pytest.mark.seed("dynamo-1.6: skip the hop: decode workers that cannot prefill")
 def test_a_decode_worker_that_cannot_prefill_is_not_asked() -> None:
     workers = (
         worker(1, "p", "prefill"),

@@ -142,7 +142,7 @@ def test_a_saved_view_has_running_estimates_and_no_sessions() -> None:
     assert len(again.sessions) == 0
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 def test_why_the_prefill_hop_is_left_out_or_kept_is_shown() -> None:
     made = router(
         worker(1, "prefill-0", "prefill"),

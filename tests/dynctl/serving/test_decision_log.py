@@ -298,7 +298,7 @@ def test_the_line_of_a_draw_has_the_pair_and_that_of_devices_the_budget():
     )
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop")
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
 @pytest.mark.parametrize(("level", "written_lines"), [("off", 0), ("winner", 1)])
 def test_the_verdict_about_the_prefill_hop_is_logged(caplog, level, written_lines):
     made = router(worker(P0, "prefill"), worker(D, "decode"), conditional_disagg_enabled=True)

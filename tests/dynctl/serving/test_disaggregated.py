@@ -264,7 +264,7 @@ async def test_a_bypassed_decode_that_fails_is_tried_elsewhere_with_the_hop(monk
         await fleet.idle()
 
 
-@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
+@pytest.mark.seed("dynamo-1.6: skip the hop: decode workers that cannot prefill")
 async def test_a_decode_worker_that_cannot_prefill_gets_the_hop():
     engines: list[dict[str, Any]] = [
         {"name": "p0", "role": "prefill"},

@@ -271,10 +271,7 @@ async def test_prefill_first_then_decode_from_the_fleet_as_it_is_then():
         assert again.status == 409
 
 
-POOLS = pytest.mark.seed("router-guide: modes: Standalone Router")
-
-
-@POOLS
+@pytest.mark.seed("router-guide: modes: Standalone Router")
 async def test_a_pool_of_prefill_workers_selects_books_and_names_what_decode_must_satisfy():
     pool = (
         worker(1, "prefill", zone="a", policy=ZONE),
@@ -313,7 +310,7 @@ async def test_a_pool_of_prefill_workers_selects_books_and_names_what_decode_mus
             assert (await loads(other))[4] == (1, 0, 2)
 
 
-@POOLS
+@pytest.mark.seed("router-guide: modes: Standalone Router")
 async def test_a_decode_hop_follows_the_policy_of_the_prefill_worker_that_it_names():
     async with routing(*zoned()) as (client, _, _, _):
         body = {"token_ids": TOKENS, "hops": "decode"}
@@ -331,7 +328,7 @@ async def test_a_decode_hop_follows_the_policy_of_the_prefill_worker_that_it_nam
         assert error["message"].startswith("pins.prefill: decode-3 is a decode worker; expected")
 
 
-@POOLS
+@pytest.mark.seed("router-guide: modes: Standalone Router")
 @pytest.mark.parametrize(
     ("role", "hops", "says"),
     [
@@ -353,7 +350,7 @@ async def test_what_a_pool_of_one_role_can_decide(role, hops, says):
         assert len(api) == (0 if says else 1)
 
 
-@POOLS
+@pytest.mark.seed("router-guide: modes: Standalone Router")
 async def test_a_prefill_worker_whose_policy_cannot_be_applied_is_refused():
     service = RoutingService(RouterConfig(), id_prefix="d")
     card = worker(1, "prefill", zone="a")
