@@ -231,7 +231,7 @@ def test_row_2_workers_that_lack_the_level() -> None:
 
 
 @pytest.mark.seed("dep-topology: routing failures: level unset")
-def test_row_3_level_unset_is_no_filtering() -> None:
+def test_row_3_level_unset_filters_nothing() -> None:
     plan = router(*two_zones(decode_in_a=True)).plan(request(40))
     assert names(plan.final) == {"dA", "dB"}
     assert plan.implied == ()
@@ -239,7 +239,6 @@ def test_row_3_level_unset_is_no_filtering() -> None:
 
 @pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 @pytest.mark.parametrize("enforcement", ["required", "fallback"])
-@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 @pytest.mark.seed("dep-topology: routing failures: prefill without decode: fallback")
 def test_row_4_prefill_prefers_domains_with_decode(enforcement: str) -> None:
     fleet = policy_fleet(
@@ -456,7 +455,7 @@ def test_guard_does_not_apply_to_preferred() -> None:
     assert "decode_capacity" not in {step.filter for step in plan.prefill.funnel}
 
 
-@pytest.mark.seed("dep-topology: compatibility: None is no filter")
+@pytest.mark.seed("dep-topology: compatibility: None does not filter")
 @given(
     st.lists(
         st.tuples(
@@ -470,7 +469,6 @@ def test_guard_does_not_apply_to_preferred() -> None:
     st.integers(16, 120),
     st.booleans(),
 )
-@pytest.mark.seed("dep-topology: compatibility: None is no filter")
 def test_without_a_policy_topology_changes_nothing(
     shape: list[tuple[str, str | None, int]], tokens: int, guard: bool
 ) -> None:

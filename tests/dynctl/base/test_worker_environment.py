@@ -117,7 +117,6 @@ def test_a_domain_is_a_plain_file_name(world: World, mount: Path, domain: str) -
 
 @pytest.mark.seed("dep-topology: startup failures: topology files not present")
 @pytest.mark.parametrize("content", [None, "", " \n"])
-@pytest.mark.seed("dep-topology: startup failures: topology files not present")
 def test_a_missing_or_empty_file_is_polled_for_30_seconds(
     world: World, tmp_path: Path, content: str | None
 ) -> None:

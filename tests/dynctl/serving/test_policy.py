@@ -86,14 +86,13 @@ async def test_workers_that_lack_the_level_are_a_fallback_when_no_other_is_there
 
 
 @pytest.mark.seed("dep-topology: routing failures: level unset")
-async def test_an_unset_level_is_no_filtering():
+async def test_an_unset_level_filters_nothing():
     async with site(**fleet_of("prefill-a", "decode-b", "decode-none")) as fleet:
         assert {decode for _, decode in await chosen(fleet, 12)} == {"decode-b", "decode-none"}
 
 
 @pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 @pytest.mark.parametrize("enforcement", ["required", "fallback"])
-@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
 async def test_prefill_workers_whose_domain_can_decode_come_first(enforcement):
     shape = fleet_of("prefill-a", "prefill-b", "decode-b")
     async with site(**shape, router=policy(enforcement)) as fleet:
