@@ -162,10 +162,12 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Pretended load of a dry run: slot -> tokens or blocks to add (negative: to subtract)."""
+    """Pretended load of a dry run: slot -> tokens, blocks or requests to add (negative: to
+    subtract)."""
 
     prefill_tokens: Mapping[int, int] = field(default_factory=dict)
     decode_blocks: Mapping[int, int] = field(default_factory=dict)
+    active_requests: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,12 +479,14 @@ def cost_inputs(
             host_blocks, disk_blocks = found.host, found.disk
     prefill_tokens = candidates.gather(load.prefill_tokens)
     active_blocks = candidates.gather(load.decode_blocks)
+    active_requests = candidates.gather(load.requests)
     booked_tokens = list(map(load.booked_prefill, slots)) if load.decays else None
     if view.what_if is not None:
         prefill_tokens = _shifted(prefill_tokens, slots, view.what_if.prefill_tokens)
         if booked_tokens is not None:
             booked_tokens = _shifted(booked_tokens, slots, view.what_if.prefill_tokens)
         active_blocks = _shifted(active_blocks, slots, view.what_if.decode_blocks)
+        active_requests = _shifted(active_requests, slots, view.what_if.active_requests)
     transfer_s = transfer_levels = None
     if view.transfer is not None:
         transfer_s, transfer_levels = _transfer(view, context, slots, mask, view.transfer)
@@ -494,7 +498,7 @@ def cost_inputs(
         prefill_tokens=prefill_tokens,
         active_blocks=active_blocks,
         shared_blocks=shared_blocks,
-        active_requests=candidates.gather(load.requests),
+        active_requests=active_requests,
         multipliers=_multipliers(view, context, slots),
         host_blocks=host_blocks,
         disk_blocks=disk_blocks,

@@ -519,7 +519,7 @@ def mode_doubts(mode: str, why: str) -> list[Doubt]:
     return []
 
 
-LOADS: Final = ("prefill_tokens", "decode_blocks")
+LOADS: Final = ("prefill_tokens", "decode_blocks", "active_requests")
 _PREFIX = "load."
 _MOST = 1 << 40
 
@@ -530,8 +530,9 @@ def what_if(
     """``--set key=value``: other settings, or other load, for one dry run.
 
     Settings go by their names (``prefill_load_scale=1.5``); load by worker:
-    ``load.prefill-a0.prefill_tokens=+500``, ``load.decode-b0.decode_blocks=-10``, or without a
-    sign to set it (``load.prefill-a0.prefill_tokens=0``). Returns settings, load (None where
+    ``load.prefill-a0.prefill_tokens=+500``, ``load.decode-b0.decode_blocks=-10``,
+    ``load.decode-b0.active_requests=+2``, or without a sign to set it
+    (``load.prefill-a0.prefill_tokens=0``). Returns settings, load (None where
     nothing changes), the values as they are shown, and why some have no effect. Raises UsageProblem
     or ConfigError.
     """
@@ -544,8 +545,12 @@ def what_if(
             _shift(router, text.strip(), shifts)
             key, _, value = text.strip().partition("=")
             shown[key] = value
+            why = _unused_load(config, key.rpartition(".")[2])
+            if why:
+                text = f"--set {text.strip()} has no effect {why}"
+                ignored.append(NoEffect(key, text, elsewhere=False))
     changed = any(shifts.values())
-    load = WhatIf(shifts["prefill_tokens"], shifts["decode_blocks"]) if changed else None
+    load = WhatIf(**shifts) if changed else None
     return config if settings else None, load, shown, ignored
 
 
@@ -560,13 +565,23 @@ def _unread(router: Router) -> dict[str, str]:
     return {} if own else dict.fromkeys(names, why)
 
 
+def _unused_load(config: RouterConfig, load: str) -> str:
+    """Why the mode does not read a load; empty where it does."""
+    mode = config.router_mode
+    if mode == "kv":
+        counts = load != "active_requests" or config.decode_active_request_weight
+        return "" if counts else "with decode_active_request_weight 0"
+    counts = load == "active_requests" and mode not in ("round-robin", "random")
+    return "" if counts else f"with router_mode {mode}"
+
+
 def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None:
     key, separator, raw = text.partition("=")
     # Worker names may contain dots: the load's name is behind the last one.
     worker_text, _, load = key.removeprefix(_PREFIX).rpartition(".")
     if not separator or not worker_text or load not in LOADS:
         raise UsageProblem(
-            f"--set {text}: expected load.WORKER.prefill_tokens=+N or load.WORKER.decode_blocks=+N",
+            f"--set {text}: expected load.WORKER.LOAD=+N, where LOAD is {', '.join(LOADS)}",
             "for example: --set load.prefill-a0.prefill_tokens=+500",
         )
     try:
@@ -579,6 +594,7 @@ def _shift(router: Router, text: str, shifts: dict[str, dict[int, int]]) -> None
         raise UsageProblem(f"--set {text}: expected at most {_MOST:,}, got {raw}")
     workers = [(worker.worker_id, worker.name) for worker in router.registry]
     for slot in router.registry.slots(resolve_worker(worker_text, workers)):
-        column = router.load.prefill_tokens if load == LOADS[0] else router.load.decode_blocks
+        columns = (router.load.prefill_tokens, router.load.decode_blocks, router.load.requests)
+        column = columns[LOADS.index(load)]
         relative = raw.strip()[0] in "+-"
         shifts[load][slot] = number if relative else number - column[slot]

@@ -212,7 +212,10 @@ def test_a_refusal_is_an_answer_on_stdout_with_exit_code_1(dynctl, output):
         (["hi", "--set", "speed=3"], "speed: no such setting"),
         (["hi", "--set", "prefill_load_scale"], "expected key=value"),
         (["hi", "--set", "prefill_load_scale=-1"], "expected at least 0, got -1"),
-        (["hi", "--set", "load.prefill-a0.speed=1"], "expected load.WORKER.prefill_tokens=+N"),
+        (
+            ["hi", "--set", "load.prefill-a0.speed=1"],
+            "expected load.WORKER.LOAD=+N, where LOAD is prefill_tokens, ",
+        ),
         (["hi", "--set", "load.x.prefill_tokens=1"], "unknown worker 'x'"),
         (["hi", "--set", "load.prefill-a0.prefill_tokens=lots"], "expected a whole number"),
         (["hi", "--model-path", "{tmp}"], "tokenizer.json"),

@@ -493,3 +493,31 @@ def test_a_setting_that_dynamo_does_not_have_is_a_doubt_for_a_dynamo() -> None:
     assert found.matters
     plain = replace(view, chats="plain")
     assert "DYR0780" not in codes(DryRun(plain, query).route())
+
+
+def test_running_requests_can_be_pretended() -> None:
+    view = fleet_of("least-loaded", member(1), member(2))
+    ties = answer(view)
+    assert ties.decode is not None
+    assert len(ties.decode.tied) == 2
+    more = answer(view, assignments=["load.w1.active_requests=+2", "load.w2.active_requests=1"])
+    assert more.decode is not None
+    assert [row.active_requests for row in more.decode.candidates] == [2, 1]
+    assert more.winner.decode is not None
+    assert more.winner.decode.worker == "w2"
+
+
+@pytest.mark.parametrize(
+    ("mode", "load", "why"),
+    [
+        ("kv", "active_requests", "with decode_active_request_weight 0"),
+        ("least-loaded", "prefill_tokens", "with router_mode least-loaded"),
+        ("random", "active_requests", "with router_mode random"),
+    ],
+)
+def test_a_load_that_a_mode_does_not_read_is_named(mode: str, load: str, why: str) -> None:
+    text = f"load.w1.{load}=+2"
+    result = answer(fleet_of(mode, member(1), member(2)), assignments=[text])
+    (found,) = [one for one in result.doubts if one.code == "DYR0727"]
+    assert found.what == f"--set {text} has no effect {why}"
+    assert not any(load in one for one in result.assumptions)
