@@ -465,6 +465,18 @@ _SETTINGS_READY = True
 #: ``dynamo-0.9`` follows the 0.9 guides (round-robin, queue at 4.0, 503 on overload, size pruning).
 PRESETS: dict[str, dict[str, Any]] = {
     "dynamo-1.6": {},
+    "ttft": {
+        "prefill_load_scale": 1.5,
+        "active_decode_blocks_threshold": 0.7,
+        "active_prefill_tokens_threshold": 500,
+        "router_temperature": 0.0,
+    },
+    "throughput": {
+        "prefill_load_scale": 0.7,
+        "active_decode_blocks_threshold": 0.95,
+        "active_prefill_tokens_threshold": 2000,
+        "router_temperature": 0.3,
+    },
     "dynamo-0.9": {
         "router_mode": "round-robin",
         "router_queue_threshold": 4.0,

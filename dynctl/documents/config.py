@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dynctl.documents.advice import ModelAdvice
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import SETTINGS, RouterConfig
 
@@ -71,13 +72,14 @@ class SettingRow(msgspec.Struct, frozen=True):
 
 class ConfigReport(msgspec.Struct, frozen=True):
     """The answer of `config show`. ``prefill_load``: the prefill load model in sentences, absent
-    without one."""
+    without one. ``advice``: only with --advise."""
 
     source: str
     preset: str | None
     settings: list[SettingRow]
     warnings: list[str] = []
     prefill_load: list[str] | UnsetType = UNSET
+    advice: list[ModelAdvice] | UnsetType = UNSET
     kind: str = "RouterConfig"
     schema: int = SCHEMA
 

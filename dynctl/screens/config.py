@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynctl.documents.advice import AdvisedSetting, ModelAdvice
 from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport, SettingRow
 from dynctl.screens.canvas import Canvas
@@ -48,7 +49,33 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
         text += "\n"
         for sentence in result.prefill_load:
             text += "\n".join(canvas.paragraph(sentence, first="", rest="  ")) + "\n"
+    for one in result.advice or ():
+        text += "\n" + _advice(one, canvas)
     return text
+
+
+def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
+    requests = f" ({advice.requests:,} requests)" if advice.requests else ""
+    head = f"advice for {advice.model}{requests}: " if advice.model else "advice: "
+    text = "\n".join(canvas.paragraph(f"{head}{advice.workload}; {advice.why}", first="")) + "\n"
+    columns: list[Column[AdvisedSetting]] = [
+        Column("name", "SETTING", lambda s: s.name, lambda s: s.name, name=True),
+        Column("now", "NOW", lambda s: setting_text(s.now), lambda s: s.now, right=True),
+        Column("advised", "ADVISED", _range, lambda s: s.low, right=True),
+        Column("fits", "FITS", lambda s: "yes" if s.fits else "no", lambda s: s.fits),
+        Column("why", "WHY", lambda s: s.why, lambda s: s.why, rank=1),
+    ]
+    if advice.settings:
+        text += table(columns, advice.settings, canvas)
+    if advice.preset is not None:
+        text += f"all of them: --preset {advice.preset}\n"
+    return text
+
+
+def _range(setting: AdvisedSetting) -> str:
+    if setting.low == setting.high:
+        return amount(setting.low)
+    return f"{amount(setting.low)} to {amount(setting.high)}"
 
 
 def _value(setting: SettingRow) -> str:

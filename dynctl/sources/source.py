@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dynctl.documents.workers import WorkerRow
     from dynctl.sources.query import RouteQuery
     from dynctl.sources.thresholds.replicas import Replica
+    from dynctl.wire.dynamo.frontend_metrics import Lengths
 
 
 class Source(Protocol):
@@ -65,6 +66,10 @@ class Source(Protocol):
 
     def config(self) -> ConfigDocument:
         """The router's preset and settings."""
+        ...
+
+    def lengths(self) -> dict[str, Lengths] | None:
+        """The lengths of the requests so far, by model; None without a running frontend."""
         ...
 
     def decision(self, decision_id: str | None) -> RouteResult:

@@ -80,6 +80,9 @@ class ViewSource:
             raise UsageProblem(applied.message)
         return worker_rows(router, self.view.now)
 
+    def lengths(self) -> None:
+        """None: a view has no requests."""
+
     def config(self) -> ConfigDocument:
         router, origins = self.router, self.view.origins
         if origins is None:

@@ -359,7 +359,8 @@ def test_what_is_learned_is_forgotten_with_the_time_of_dynamo() -> None:
         oracle.close()
 
 
-@pytest.mark.seed("dynamo-1.6: session affinity")
+@pytest.mark.seed("dynamo-1.6: session affinity: hard")
+@pytest.mark.seed("dynamo-1.6: session affinity: pins")
 def test_sessions_stay_where_dynamo_keeps_them(finding: Callable[[str], None]) -> None:
     """Random sessions, loads and pins: the same choices."""
     steps, chance = 200, random.Random(3)

@@ -19,7 +19,6 @@ from tests.router_core.fleet import MODEL, apply_all, request, router, worker
 
 TTL = {"router_session_affinity_ttl_secs": 60.0}
 SOFT = {**TTL, "router_session_affinity_mode": "soft"}
-DYNAMO = "dynamo-1.6: session affinity"
 
 
 def fleet(**settings: Any) -> Router:
@@ -47,7 +46,7 @@ def load(made: Router, worker_id: int, blocks: int) -> None:
     assert made.apply(booked, 0.0).ok
 
 
-@pytest.mark.seed(DYNAMO)
+@pytest.mark.seed("dynamo-1.6: session affinity: hard")
 def test_a_session_stays_with_its_worker_whatever_it_costs() -> None:
     made = fleet()
     first = routed(made, "a", 0.0)
@@ -70,7 +69,7 @@ def test_a_session_stays_with_its_worker_whatever_it_costs() -> None:
     assert (without.ref != first.ref, without.session) == (True, None)
 
 
-@pytest.mark.seed(DYNAMO)
+@pytest.mark.seed("dynamo-1.6: session affinity: idle TTL")
 def test_a_binding_ends_its_time_after_the_last_request_has_ended() -> None:
     made = fleet()
     first = routed(made, "a", 0.0)
@@ -117,7 +116,7 @@ def test_a_session_yields_to_a_worker_that_cannot_answer(how: str) -> None:
     assert routed(made, "c", 2.0).ref == moved.ref, "it moved there"
 
 
-@pytest.mark.seed(DYNAMO)
+@pytest.mark.seed("dynamo-1.6: session affinity: pins")
 def test_a_pin_wins_and_moves_no_session() -> None:
     """As the SelectionService of Dynamo 1.6.1 does."""
     made = fleet()
@@ -138,7 +137,7 @@ def test_only_bookings_bind() -> None:
     assert len(made.sessions) == 0
 
 
-@pytest.mark.seed(DYNAMO)
+@pytest.mark.seed("dynamo-1.6: session affinity: both hops")
 def test_both_hops_keep_their_worker() -> None:
     workers = [worker(n, role="prefill" if n < 3 else "decode") for n in (1, 2, 3, 4)]
     made = router(*workers, **TTL)
@@ -171,6 +170,7 @@ def test_sessions_stay_in_every_mode(mode: str, affinity: str) -> None:
         assert decision.replay().ref == first.ref
 
 
+@pytest.mark.seed("dynamo-1.6: session affinity: soft")
 @given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.sampled_from([0.0, 16.0, 64.0]))
 def test_a_soft_session_stays_until_it_costs_more_than_its_bound(
     loads: list[int], bound: float

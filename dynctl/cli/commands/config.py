@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.router_flags import split_preset, with_router_flags
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument, ConfigReport, SettingRow
+    from dynctl.wire.dynamo.frontend_metrics import Lengths
 
 
 @with_router_flags
-def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) -> int:
+def show_config(
+    options: GlobalOptions,
+    router_flags: Mapping[str, str | bool],
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise", help="Show values that fit the lengths of the requests of a live frontend."
+        ),
+    ] = False,
+) -> int:
     """Show every router setting: value, source, bounds, flag and environment variable.
 
     With --frontend or --view: the settings of that router. Otherwise: the settings that
@@ -33,14 +45,27 @@ def show_config(options: GlobalOptions, router_flags: Mapping[str, str | bool]) 
             )
         source = connect(options)
         report = remote_report(source.title, source.config())
+        if advise:
+            report = _advised(report, source.lengths())
     else:
         if os.environ.get(VARIABLE):
             apply_context(options)  # raises UsageProblem for an unknown context
         report = _local(router_flags)
+        if advise:
+            report = _advised(report, None)
     for warning in report.warnings:
         talk(f"warning: {warning}")
     emit(report, options)
     return 0
+
+
+def _advised(report: ConfigReport, lengths: Mapping[str, Lengths] | None) -> ConfigReport:
+    import msgspec
+
+    from dynctl.documents.advice import advise
+
+    values = {row.name: row.value for row in report.settings if row.known}
+    return msgspec.structs.replace(report, advice=advise(lengths, values))
 
 
 def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:

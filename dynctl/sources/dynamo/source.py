@@ -41,6 +41,7 @@ from dynctl.sources.query import RouteQuery, choose_model
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.sources.view import ViewSource
+from dynctl.wire.dynamo.frontend_metrics import Lengths, read_lengths
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument
@@ -111,6 +112,12 @@ class DynamoSource:
 
     def judged(self, model: str, values: Values) -> list[WorkerRow]:
         return self._view(index=False).judged(model, values)
+
+    def lengths(self) -> dict[str, Lengths] | None:
+        with self._reached() as reached:
+            if not reached.frontends:
+                return None
+            return read_lengths(one.send("GET", "/metrics").content for one in reached.frontends)
 
     def config(self) -> ConfigDocument:
         return self._view(index=False).config()

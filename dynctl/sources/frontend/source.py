@@ -19,6 +19,7 @@ from dynctl.sources.thresholds import Thresholds, Values
 
 if TYPE_CHECKING:
     from dynctl.sources.thresholds.replicas import Replica
+    from dynctl.wire.dynamo.frontend_metrics import Lengths
 
 _Answer = TypeVar("_Answer")
 
@@ -71,6 +72,20 @@ class FrontendSource:
                 client.workers(), model, client.thresholds().get(model, {}), values
             )
         )
+
+    def lengths(self) -> dict[str, Lengths]:
+        """Those of all replicas that respond."""
+        from dynctl.wire.dynamo.frontend_metrics import read_lengths
+
+        bodies, problem = [], None
+        for client in self.clients:
+            try:
+                bodies.append(client.send("GET", "/metrics").content)
+            except Unreachable as error:
+                problem = error
+        if problem is not None and not bodies:
+            raise problem
+        return read_lengths(bodies)
 
     def config(self) -> ConfigDocument:
         return self._first(lambda client: client.config())

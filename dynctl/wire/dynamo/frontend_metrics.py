@@ -14,6 +14,7 @@ Names and behaviour as observed with Dynamo 1.6.1:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -139,8 +140,46 @@ def read_frontend_metrics(body: bytes) -> FrontendMetrics:
     return reading.result()
 
 
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean tokens of the prompts and outputs of one model's requests; None: not exported."""
+
+    requests: int
+    input_tokens: float | None
+    output_tokens: float | None
+
+
+def read_lengths(bodies: Iterable[bytes]) -> dict[str, Lengths]:
+    """The lengths of the requests of several frontends together, for each model with requests.
+    Raises WireError."""
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(_LENGTHS.values(), 0.0))
+    for body in bodies:
+        for name, labels, text in read_samples(body, frozenset(_LENGTHS), max_bytes=MAX_BYTES):
+            try:
+                value = float(text)
+            except ValueError:
+                continue
+            if math.isfinite(value) and value >= 0 and labels.get("model"):
+                sums[labels["model"]][_LENGTHS[name]] += value
+    found = {}
+    for model, row in sums.items():
+        means = [
+            row[f"{kind}_sum"] / row[f"{kind}_count"] if row[f"{kind}_count"] else None
+            for kind in ("input", "output")
+        ]
+        if any(mean is not None for mean in means):
+            requests = int(max(row["input_count"], row["output_count"]))
+            found[model] = Lengths(requests, *means)
+    return found
+
+
 # -- the rows that are read -----------------------------------------------------------------------
 
+_LENGTHS: Final = {
+    f"dynamo_frontend_{kind}_sequence_tokens_{part}": f"{kind}_{part}"
+    for kind in ("input", "output")
+    for part in ("sum", "count")
+}
 _LOADS: Final = {
     f"dynamo_frontend_worker_{name}": name
     for name in ("active_decode_blocks", "active_prefill_tokens")

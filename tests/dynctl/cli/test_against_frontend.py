@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from dynctl.tokenization import DEMO_MODEL_DIR
-from tests.waiting import patience
+from tests.waiting import patience, until_now
 
 PROMPT = "Explain how a router decides which worker should serve a request, and why that matters."
 TOKEN = "a-token-of-this-test"
@@ -221,3 +221,23 @@ def test_replicas_are_queried_in_turn_and_all_set_or_none(asks, frontend):
     ran = asks("thresholds", "set", "--active-prefill-tokens", "none", *both)
     assert ran.code == 3
     assert "thresholds were set on 0 of 2 frontends, nothing is changed" in ran.err
+
+
+def test_advice_is_about_the_requests_of_the_frontend(frontend: str, asks: Any) -> None:
+    def advice() -> dict[str, Any]:
+        found = asks("config", "show", "--advise", "--frontend", frontend, "-o", "json")
+        [one] = found.json["advice"]
+        return dict(one)
+
+    before = advice()["requests"]
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
+    for _ in range(2):
+        httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    until_now(lambda: advice()["requests"] >= before + 2)
+    one = advice()
+    assert (one["workload"], one["requests"]) == ("mixed", before + 2)
+    assert 10 < one["input_tokens"] < 200
+    assert {row["name"]: row["now"] for row in one["settings"]}["prefill_load_scale"] == 1.0
+    shown = asks("config", "show", "--advise", "--frontend", frontend).out
+    assert "ADVISED" in shown
+    assert "mixed; prompts have" in shown

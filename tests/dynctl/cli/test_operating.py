@@ -235,3 +235,18 @@ def test_output_as_yaml_and_name(dynctl, view_file):
         document = dynctl(*line, "--view", view_file, "-o", "json").json
         assert yaml.safe_load(dynctl(*line, "--view", view_file, "-o", "yaml").out) == document
         assert dynctl(*line, "--view", view_file, "-o", "name").out.strip()
+
+
+def test_without_a_running_frontend_the_advice_is_unknown(dynctl, view_file):
+    for line in (["--view", view_file], []):
+        ran = dynctl("config", "show", "--advise", *line, "-o", "json")
+        [one] = ran.json["advice"]
+        assert (one["workload"], one["settings"]) == ("unknown", [])
+    assert "advice: unknown; only a running frontend exports" in dynctl(
+        "config", "show", "--advise"
+    ).out.replace("\n", " ")
+
+
+def test_a_preset_lists_what_it_changes(dynctl):
+    shown = dynctl("config", "show", "--preset", "ttft")
+    assert "changes prefill_load_scale 1.5, active_decode_blocks_threshold 0.7" in shown.out
