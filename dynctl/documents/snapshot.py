@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from dynctl.documents.fleet_load import Transfer
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import PreferenceRow, Ref
 from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.documents.workers import WorkerRow
@@ -107,7 +109,8 @@ class Header(msgspec.Struct, frozen=True):
     """Facts about the service. ``frontends``: (answering, named), None without frontends.
 
     ``queue``: requests that wait in the router's own queue; ``recorded``: decisions since the
-    frontend started.
+    frontend started. ``routers``: the others whose requests count in the load; absent without
+    replica sync.
     """
 
     models: tuple[str, ...] = ()
@@ -118,6 +121,7 @@ class Header(msgspec.Struct, frozen=True):
     in_flight: int | None = None
     queue: int | None = None
     recorded: int | None = None
+    routers: list[ReplicaRow] | UnsetType = UNSET
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import UnsetType
 from rich.style import Style
 
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
 from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
@@ -99,12 +102,21 @@ def policies(view: DomainView | None) -> list[str]:
     return [f"{' / '.join(kinds)} {domain or '?'}" for domain, kinds in found.items()]
 
 
+def other_routers(routers: Sequence[ReplicaRow]) -> str:
+    """How many other routers share their load, and those whose load is out of date."""
+    states = Counter(one.state for one in routers if one.state != "in step")
+    late = "".join(f", {number} {state}" for state, number in sorted(states.items()))
+    return f"{len(routers)} other router{'s' * (len(routers) != 1)}{late}"
+
+
 def numbers(snapshot: Snapshot) -> list[str]:
     """Numbers that change all the time: requests, the router's queue, decisions."""
     header = snapshot.header
     parts = [f"{available(snapshot)} worker{'s' * (len(snapshot.workers) != 1)}"]
     if header.in_flight is not None:
         parts.append(f"in flight {count(header.in_flight)}")
+    if not isinstance(header.routers, UnsetType):
+        parts.append(other_routers(header.routers))
     parts.append(f"router queue {queue(snapshot)}")
     if header.recorded is not None:
         parts.append(f"decisions {count(header.recorded)}")

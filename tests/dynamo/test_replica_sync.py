@@ -50,6 +50,9 @@ class Service:
             }
             self._pub.send_multipart([TOPIC, msgspec.msgpack.encode(wrapped)])
 
+    def reserve(self, body: dict[str, Any]) -> bool:
+        return self.client.post("/select_and_reserve", json=body).status_code == 200
+
     def heard(self) -> bool:
         """Whether one of its events arrived: what it sent before we were connected is lost."""
         return bool(self._sub.poll(500))
@@ -151,7 +154,7 @@ def test_dynamo_reads_the_predicted_duration_of_a_prefill(tmp_path: Path) -> Non
 def test_we_read_the_events_of_dynamo(tmp_path: Path) -> None:
     with service(tmp_path) as dynamo:
         body = {"model_name": MODEL, "token_ids": list(range(64))}
-        until_now(lambda: dynamo.client.post("/select_and_reserve", json=body) and dynamo.heard())
+        until_now(lambda: dynamo.reserve(body) and dynamo.heard())
         added = dynamo.receive()
         request = added.request_id
         assert isinstance(added, SequenceAdded)

@@ -58,6 +58,7 @@ def frontend_snapshot(
             in_flight=sum(load.in_flight for load in loads),
             queue=sum(queues) if queues else None,
             recorded=sum(load.recorded for load in loads),
+            routers=first.load.replicas,
         ),
         workers=workers,
         decisions=tuple(newest_first(known)),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from dynctl.documents.fleet_load import Transfer
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import Part, Snapshot, stale_reason
 from dynctl.documents.verify import CellState
 from dynctl.documents.workers import RankRow, ReportedLoad, WorkerRow, worker_rows
@@ -15,7 +16,7 @@ from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_words
-from dynctl.top.header import meter_line
+from dynctl.top.header import meter_line, numbers
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BLOCKS
@@ -336,3 +337,12 @@ def test_a_policy_without_its_domain_breaks_at_the_card():
 def test_a_worker_without_topology_has_no_chain():
     row = WorkerRow("w", 1, "m", "aggregated", runtime_config={})
     assert registered_chain(row).domain is None
+
+
+def test_the_header_counts_other_routers_and_names_what_is_out_of_date():
+    shown = snapshot()
+    assert not any("other router" in part for part in numbers(shown))
+    routers = [ReplicaRow("a", state="in step"), ReplicaRow("b", state="silent")]
+    for known, expected in ((routers, "2 other routers, 1 silent"), ([], "0 other routers")):
+        header = msgspec.structs.replace(shown.header, routers=known)
+        assert expected in numbers(msgspec.structs.replace(shown, header=header))
