@@ -464,9 +464,9 @@ class Frontend:
             return
         for model in self.service.models() or ("",):
             for one in router.policy_classes.table(model, router.config).classes:
-                limits = [f"{one.prefill_busy_threshold:,} tokens"] * (
-                    one.prefill_busy_threshold is not None
-                )
+                limits = []
+                if one.prefill_busy_threshold is not None:
+                    limits.append(f"{one.prefill_busy_threshold:,} tokens")
                 if one.prefill_busy_threshold_frac is not None:
                     limits.append(f"{one.prefill_busy_threshold_frac:g} x max_num_batched_tokens")
                 _log.info(

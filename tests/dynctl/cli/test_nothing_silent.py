@@ -17,7 +17,9 @@ from dynctl.base.options import OUTPUT, PLANE_VARIABLES, READ_BY, SOURCES, Globa
 from dynctl.cli.app import build_app
 from dynctl.cli.global_options import _without_effect
 from dynctl.settings.router_options import ROUTER_OPTIONS
+from dynctl.settings.router_settings import resolve
 from router_core import SETTINGS, Setting
+from tests.dynctl.serving.fleets import WORDS, chat_body, site, zone
 
 #: What the estimate of the prefill load model needs.
 MODELLED = {
@@ -333,3 +335,32 @@ def test_the_readme_lists_every_feature_that_settings_wait_for() -> None:
     section = readme.partition("## Not built yet")[2].lower()
     missing = {one.needs for one in SETTINGS.values() if one.needs.lower() not in section}
     assert not missing
+
+
+PAIR: list[dict[str, Any]] = [
+    {"name": "prefill-a0", "role": "prefill", **zone("zone-a")},
+    {"name": "decode-a0", "role": "decode", **zone("zone-a")},
+]
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+async def test_a_frontend_starts_and_serves_with_every_setting(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    flags: dict[str, str | bool] = {}
+    for other, text in {**BESIDE.get(name, {}), name: another_value(SETTINGS[name])}.items():
+        truth = text == "true" if SETTINGS[other].type is bool else text
+        flags[ROUTER_OPTIONS[other].flags[0]] = truth
+    async with site(PAIR, router=resolve(flags, {}).config) as fleet:
+        fleet.frontend.log_start()
+        assert "serving on " in caplog.text
+        ids = {worker.name: worker.worker_id for worker in fleet.service.router.registry}
+        pins = {"prefill_worker_id": ids["prefill-a0"], "decode_worker_id": ids["decode-a0"]}
+        body = chat_body(WORDS, nvext=pins)
+        for path in ("/v1/chat/completions", "/v1/route", "/v1/chat/completions"):
+            status, answer, _ = await fleet.post(path, body)
+            assert status == 200, answer
+        for path in ("/v1/workers", "/v1/fleet", "/metrics", "/health"):
+            status, answer = await fleet.get(path)
+            assert status == 200, answer
