@@ -58,11 +58,15 @@ from router_core import Applied, Decision, RoutingPlan, RoutingRequest, Stage, T
 #: Seconds between two messages to the router when nothing happens; each renews the lease.
 HEARTBEAT_S: Final = 0.5
 #: Seconds without an answer after which the router counts as lost.
-SILENT_S: Final = 3.0
+SILENT_S = 3.0
 #: Seconds that reports wait for others, so that one message has many of them.
 _GATHER_S: Final = 0.002
 #: Seconds that the start waits for the router.
 START_S = 5.0
+#: Seconds that a request may wait in the router queue; its client and the queue end it earlier.
+_LONGEST_WAIT_S: Final = 86_400.0
+#: Seconds that the end waits for the router.
+_LEAVE_S: Final = 1.0
 #: Seconds before another attempt to join: the first, and the longest.
 _AGAIN_S: Final = (0.1, 2.0)
 #: Seconds between two lists of the running requests: less than a booking's shortest expiry.
@@ -113,7 +117,7 @@ class RouterLink:
         self.up = False
         self.owner: Owner | None = None
         self._base = f"{self.url}/v1/frontends/{name}"
-        self._upstream = Upstream(Limits(connect_s=1.0))
+        self._upstream = Upstream(Limits(connect_s=1.0, first_byte_s=_LONGEST_WAIT_S))
         self._upstream.authorize(self.url, token)
         #: The same in all processes that have the router's token.
         self.session_secret = blake2b((token or "").encode(), person=b"dynctl session").digest()[
@@ -150,8 +154,9 @@ class RouterLink:
         """Leave: the router ends what is still booked."""
         if self.up:
             self.up = False
-            with contextlib.suppress(UpstreamFailure, RouterLost, RouterRefused):
-                await self._post("leave", Lease(self._lease), dict, timeout_s=1.0)
+            with contextlib.suppress(UpstreamFailure, RouterLost, RouterRefused, TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    await self._post("leave", Lease(self._lease), dict)
         self._lease = ""
         if self._gathering is not None:
             self._gathering.cancel()
@@ -272,7 +277,7 @@ class RouterLink:
             batch, self._pending = self._pending[:MAX_REPORTS], self._pending[MAX_REPORTS:]
             self._number += 1
             message = Reports(self._lease, self._number, batch)
-            received = await self._ask("reports", message, Received, timeout_s=SILENT_S)
+            received = await self._ask("reports", message, Received, bounded=True)
             if not self._pending:
                 break
         if received.fleet != self._fleet:
@@ -284,14 +289,15 @@ class RouterLink:
         message: msgspec.Struct,
         form: type[Message] | None,
         *,
-        timeout_s: float | None = None,
+        bounded: bool = False,
     ) -> Any:
-        """Send a message under the lease; a failure of the router ends it."""
+        """Send a message under the lease; a failure of the router ends it. One that is not
+        ``bounded`` waits as long as the router answers others: a request may wait there."""
         if not self.up:
             raise RouterLost(self._reason)
         lease = self._lease
         try:
-            return await self._post(action, message, form, timeout_s=timeout_s)
+            return await self._post(action, message, form, bounded=bounded)
         except (UpstreamFailure, RouterLost) as error:
             reason = str(error)
         if self._lease == lease:
@@ -304,11 +310,12 @@ class RouterLink:
         message: msgspec.Struct,
         form: Any,
         *,
-        timeout_s: float | None = SILENT_S,
+        bounded: bool = True,
     ) -> Any:
         """Send a message; once more where a kept-alive connection closed meanwhile: the router
         recognizes a message that it received before."""
         body, raw = msgspec.json.encode(message), b""
+        timeout_s = SILENT_S if bounded else None
         for last in (False, True):
             try:
                 raw = await self._exchange(action, body, timeout_s)

@@ -37,6 +37,12 @@ from tests.waiting import patience, until
 pytestmark = pytest.mark.seed("dynamo-1.6: standalone router: several frontend processes")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a test does is a loss, not a machine that is slow."""
+    monkeypatch.setattr(remote_module, "SILENT_S", 120.0)
+
+
 class Several:
     """A router, its engines, and frontends that share it; all in this process."""
 
@@ -53,6 +59,7 @@ class Several:
         self._values = {**self._values, **settings}
         values = {"workers": self._workers, "health": QUICK_HEALTH, **self._values}
         self.router = RouterProcess(FrontendConfig(port=port, **values))
+        self.router.frontends.lease_s = 120.0
         await self.router.start()
         self._stack.push_async_callback(self.router.close)
 
