@@ -270,7 +270,7 @@ class RouterConfig:
     fraction of its KV blocks."""
     conditional_disagg_require_can_prefill: bool = _setting(True, only=_SKIPPING)
     """Leave out the prefill hop only for decode workers that can prefill; Dynamo does not look."""
-    router_taints_in_all_modes: bool = _setting(True, only=_NOT_IN_KV)
+    router_taints_in_all_modes: bool = _setting(True, only=_NOT_IN_KV, own=True)
     """Apply taints and KV-transfer policies in modes other than kv too (off: as in Dynamo 1.6)."""
     router_on_degraded: str = _setting(
         "discount", choices=("discount", "approximate", "load-only", "full"), only=_IN_KV

@@ -56,6 +56,7 @@ _DYNCTL_ONLY: Final = "Dynamo has no such setting"
 #: Settings of dynctl's own router -> their value for a router that does not have them.
 _NOT_IN_DYNAMO: Final[Mapping[str, Any]] = {
     "decode_capacity_guard": False,
+    "router_taints_in_all_modes": False,
     "conditional_disagg_require_can_prefill": False,
     "kv_transfer_domain": None,
     "kv_transfer_enforcement": None,
