@@ -381,7 +381,7 @@ class RequestFlow:
         took = self._service.clock() - began
         computes = decision.parameters.track_prefill_tokens
         if computes and (quick or decision.stage == "prefill"):
-            self._service.prefill_took(decision, took)
+            self._service.prefill_ended(decision, began)
         if quick:
             self._first_outputs.observe(worker.model, _tokens_before(decision), took)
         self._fleet.answered(worker.worker_id)

@@ -8,8 +8,8 @@ Two models, both built in:
   :data:`MEMORY_EFFICIENCY` of the bandwidth. Dynamo reads measured kernel times of AIConfigurator
   (AISimulate) instead; dynctl has no such database, so its numbers differ from Dynamo's.
 - *measured* (``measured``): a straight line through the prefills that this process saw, by model
-  and role, recent ones first. Until there are enough, the estimate where the accelerator and the
-  model are given, else none.
+  and role, of which the last ones count most. Until there are enough, the estimate where the
+  accelerator and the model are given, else none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.tokenization import TokenizerError, read_model_config
 from dynctl.tokenization.model_directory import read_json_object
 from dynctl.wire.model_config import WEIGHT_BYTES, ModelShape, UnknownSize, model_shape
-from router_core import Decision, PredictedPrefill, RouterConfig, RoutingPlan, Worker
+from router_core import (
+    Decision,
+    PredictedPrefill,
+    RouterConfig,
+    RoutingPlan,
+    Worker,
+    WorkerWithDpRank,
+)
 
 #: Parts of the peak that a prefill reaches. Assumptions, not measurements: matrix products of long
 #: prompts reach about half of the peak in common engines, and reading reaches more.
@@ -42,6 +49,10 @@ _ENOUGH: Final = 20
 _KEEP: Final = 1.0 - 1.0 / 200
 #: A prefill counts as at most so many times longer or shorter than predicted.
 _OUTLIER: Final = 4.0
+#: Ranks whose last prefill is kept.
+_MOST_RANKS: Final = 8_192
+#: A prefill that ends so soon after another, relative to it, ran with it.
+_SAME_STEP: Final = 0.1
 #: Groups that a description lists, those measured last.
 _MOST_LISTED: Final = 8
 #: Below this relative spread of the prompt lengths the slope of a line is not known.
@@ -85,7 +96,7 @@ class PrefillModel(Protocol):
         nothing is known yet."""
 
     def observe(self, worker: Worker, tokens: int, seconds: float) -> None:
-        """A prefill ended: ``tokens``, its own and those before it, took ``seconds``."""
+        """A prefill of ``tokens`` took ``seconds``."""
 
     def describe(self) -> list[str]:
         """The model in sentences, with its numbers."""
@@ -190,6 +201,52 @@ class Measured:
             if (text := line.describe())
         ]
         return [own, *lines, *(self._before.describe() if self._before is not None else ())]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Prefills of one rank that an engine computed together. Times are those of the service."""
+
+    worker: Worker
+    began: float
+    ended: float
+    tokens: int
+
+
+class PrefillTimes:
+    """How long prefills took, for the model and for metrics.
+
+    The prefills of a rank run one after the other, so one begins when it is sent, or when the one
+    before it ends. Those that end (almost) at once were one step of the engine and count as one.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[WorkerWithDpRank, _Run] = {}
+        #: (model, role) -> prefills with a prediction, and the seconds predicted and measured.
+        self.rows: dict[tuple[str, str], tuple[int, float, float]] = {}
+
+    def ended(self, model: PrefillModel, decision: Decision, sent: float, now: float) -> None:
+        """The prefill of a decision, sent at ``sent``, had its first output at ``now``."""
+        worker, ref = decision.worker, decision.ref
+        if worker is None or ref is None:
+            return
+        tokens, _ = prefill_tokens(decision)
+        before = self._runs.get(ref)
+        began = sent if before is None else max(sent, before.ended)
+        if decision.predicted is not None:
+            key = (worker.model, worker.role.value)
+            count, predicted, measured = self.rows.get(key, (0, 0.0, 0.0))
+            row = (count + 1, predicted + decision.predicted.seconds, measured + now - began)
+            self.rows[key] = row
+        if before is not None:
+            overlaps = sent < before.ended
+            if overlaps and now - before.ended < _SAME_STEP * (before.ended - before.began):
+                before.ended, before.tokens = now, before.tokens + tokens
+                return
+            model.observe(before.worker, before.tokens, before.ended - before.began)
+        elif len(self._runs) >= _MOST_RANKS:
+            self._runs.clear()
+        self._runs[ref] = _Run(worker, began, now, tokens)
 
 
 class _Line:

@@ -10,7 +10,7 @@ import logging
 import random
 import secrets
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -25,7 +25,7 @@ from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
 from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluate
 from dynctl.serving.admission import Admission
 from dynctl.serving.config import SMALL_FLEET
-from dynctl.serving.prefill_load import PrefillModel, predicted_plan, prefill_tokens
+from dynctl.serving.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.prompts import (
     NOT_MODELLED,
     Prompt,
@@ -189,10 +189,7 @@ class RoutingService:
         self.started_at = clock()
         #: Predicts how long prefills take; None: their load stays until the first output token.
         self.prefill_model = prefill_model
-        #: (model, role) -> prefills that were predicted and measured, and the seconds of both.
-        self.prefill_times: defaultdict[tuple[str, str], list[float]] = defaultdict(
-            lambda: [0, 0.0, 0.0]
-        )
+        self.prefill_times = PrefillTimes()
         self._default_block_size = default_block_size
         self._block_sizes: dict[str, int] = {}
         #: Block size -> hasher that caches the beginnings of prompts.
@@ -393,18 +390,10 @@ class RoutingService:
         self.advance()
         return self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
 
-    def prefill_took(self, decision: Decision, seconds: float) -> None:
-        """The prefill of a decision ended, ``seconds`` after it was sent to its worker."""
-        model, worker, inputs = self.prefill_model, decision.worker, decision.inputs
-        if model is None or worker is None or inputs is None or decision.winner is None:
-            return
-        tokens, _ = prefill_tokens(decision)
-        model.observe(worker, int(inputs.prefill_tokens[decision.winner]) + tokens, seconds)
-        if decision.predicted is not None:
-            row = self.prefill_times[worker.model, worker.role.value]
-            row[0] += 1
-            row[1] += decision.predicted.seconds
-            row[2] += seconds
+    def prefill_ended(self, decision: Decision, sent: float) -> None:
+        """The prefill of a decision, sent to its worker at ``sent``, had its first output."""
+        if self.prefill_model is not None:
+            self.prefill_times.ended(self.prefill_model, decision, sent, self.clock())
 
     def advance(self) -> None:
         """Let the prefill tokens whose duration is predicted fall to those of this moment."""

@@ -330,7 +330,7 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                     for kind in ("predicted", "measured")
                 ),
                 "s",
-                says="Only with a prefill load model. Measured includes what ran before.",
+                says="Only with a prefill load model.",
             ),
             Panel(
                 "Predictions",

@@ -271,7 +271,7 @@ class SelectionApi:
         if allowed is not None:
             request = booking.request = replace(request, allowed_worker_ids=allowed)
         booking.record.prefill_done_at = service.clock()
-        self._prefill_took(booking)
+        self._prefill_ended(booking)
         # Also a decode hop that failed.
         service.free(request.id)
         plan = replace(service.continue_plan(request, booking.prefill), bypass=booking.bypass)
@@ -289,7 +289,7 @@ class SelectionApi:
     def first_output(self, booking: Booking) -> None:
         """The prefill load of the request ends."""
         service, record = self._service, booking.record
-        self._prefill_took(booking)
+        self._prefill_ended(booking)
         service.prefill_done(booking.request.id)
         if record.first_token_at is None:
             record.first_token_at = service.clock()
@@ -439,12 +439,12 @@ class SelectionApi:
         generated = (active[-1].output_blocks + 1) * booking.request.block_size
         return decay_fraction(generated, booking.expected)
 
-    def _prefill_took(self, booking: Booking) -> None:
+    def _prefill_ended(self, booking: Booking) -> None:
         """The prefill of the booking ends now, if it has not ended before."""
         service, first = self._service, booking.first
         for one in service.router.load.bookings(booking.request.id):
             if first is not None and one.stage == first.stage and one.prefill_tokens:
-                service.prefill_took(first, service.clock() - one.booked_at)
+                service.prefill_ended(first, one.booked_at)
 
     def _finished(self, record: RequestRecord) -> None:
         for observer in self._service.observers:

@@ -140,8 +140,8 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
      "prefill load model had predicted", ("model", "role")),
     ("prefill_predicted_seconds_total", "counter", "Of these prefills, their predicted duration",
      ("model", "role")),
-    ("prefill_measured_seconds_total", "counter", "Of these prefills, their duration from dispatch "
-     "to the first output, with those that ran before them", ("model", "role")),
+    ("prefill_measured_seconds_total", "counter", "Of these prefills, their duration: to the first "
+     "output, from dispatch or from the first output before it on that rank", ("model", "role")),
     ("condition", "gauge", "1 = the condition holds for the subject", ("code", "subject")),
     ("background_task_failures_total", "counter", "Failures of background tasks, which restart by "
      "themselves", ("task",)),

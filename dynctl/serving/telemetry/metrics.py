@@ -374,7 +374,7 @@ class Metrics(ServiceObserver):
         }
         yield self._text("dynctl_worker_ready", answering.items())
         yield from self._predictions()
-        times = self._service.prefill_times
+        times = self._service.prefill_times.rows
         for place, name in enumerate(
             ("prefills_predicted", "prefill_predicted_seconds", "prefill_measured_seconds")
         ):

@@ -22,11 +22,25 @@ from dynctl.screens.config import config_report
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.prefill_load import ACCELERATORS, Estimate, Measured, prefill_model
+from dynctl.serving.prefill_load import (
+    ACCELERATORS,
+    Estimate,
+    Measured,
+    PrefillModel,
+    PrefillTimes,
+    prefill_model,
+)
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.wire.model_config import ModelShape
-from router_core import PredictedPrefill, Role, RouterConfig
+from router_core import (
+    PredictedPrefill,
+    Role,
+    Router,
+    RouterConfig,
+    RoutingRequest,
+    WorkerUpserted,
+)
 from tests.dynctl.serving.fleets import WORDS, site
 from tests.dynctl.serving.routed import store, worker
 from tests.dynctl.serving.test_router_service import TOKENS, loads, routing
@@ -287,11 +301,49 @@ class Fixed:
         return ["fixed"]
 
 
+def ended(times: PrefillTimes, model: PrefillModel, tokens: int, sent: float, now: float) -> None:
+    """A prefill of ``tokens`` on the only rank."""
+    router = Router(RouterConfig())
+    assert router.apply(WorkerUpserted(WORKER), 0.0).ok
+    request = RoutingRequest("r", WORKER.model, tokens, 16)
+    decision = router.plan(request).final
+    predicted = PredictedPrefill("m", tokens, 0, 1.0)
+    times.ended(model, replace(decision, predicted=predicted), sent, now)
+
+
+def test_prefills_of_a_rank_run_one_after_the_other() -> None:
+    times, model = PrefillTimes(), Fixed()
+    ended(times, model, 100, 0.0, 2.0)
+    ended(times, model, 300, 1.0, 5.0)  # sent while the first ran: 3 s
+    ended(times, model, 50, 9.0, 10.0)  # after a pause: 1 s
+    ended(times, model, 70, 9.5, 10.05)  # together with the one before it
+    assert model.seen == [(100, 2.0), (300, 3.0)]
+    ended(times, model, 10, 20.0, 21.0)
+    tokens, took = model.seen[-1]
+    assert (len(model.seen), tokens, round(took, 6)) == (3, 120, 1.05)
+    ((count, predicted, measured),) = times.rows.values()
+    assert (count, predicted, round(measured, 6)) == (5, 5.0, 2 + 3 + 1 + 0.05 + 1)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.3, 2.0])
+def test_what_an_engine_computes_is_learned_under_any_load(pause: float) -> None:
+    """An engine that takes 10 ms and 1 ms a token, one prompt after the other."""
+    times, model, rng = PrefillTimes(), Measured(), random.Random(4)
+    sent = free = 0.0
+    for _ in range(100):
+        tokens = rng.randrange(20, 500)
+        sent += pause * rng.random() * 2
+        free = max(sent, free) + 0.01 + 0.001 * tokens
+        ended(times, model, tokens, sent, free)
+    for tokens in (50, 250, 500):
+        assert predicted_s(model, tokens) == pytest.approx(0.01 + 0.001 * tokens, rel=0.1)
+
+
 @pytest.mark.seed("router-guide: arguments: --router-prefill-load-model")
 @pytest.mark.seed("router-guide: prefill load: one hint a request")
 async def test_load_falls_everywhere_alike() -> None:
     async with routing() as (client, service, _, clock):
-        service.prefill_model = model = Fixed()
+        service.prefill_model = Fixed()
         metrics = Metrics(service, router_id=7)
         body = {"token_ids": TOKENS, "request_id": "r1", "model": "tiny"}
         assert (await client.post("/v1/select_and_book", json=body)).status == 201
@@ -316,15 +368,13 @@ async def test_load_falls_everywhere_alike() -> None:
         assert decision.predicted.model == "fixed"
         clock.now += 0.3
         await client.post("/v1/bookings/r1/first_token")
-        ((tokens, took),) = model.seen
-        assert (tokens, round(took, 6)) == (34, 2.0)
         text = metrics.render()
         assert 'dynctl_prefills_predicted_total{model="tiny",role="aggregated"} 1' in text
         assert 'dynctl_prefill_predicted_seconds_total{model="tiny",role="aggregated"} 3.4' in text
         assert 'dynctl_prefill_measured_seconds_total{model="tiny",role="aggregated"} 2' in text
         # Once only: the end is not another prefill.
         await client.post("/v1/bookings/r1/first_token")
-        assert len(model.seen) == 1
+        assert service.prefill_times.rows == {("tiny", "aggregated"): (1, 3.4, 2.0)}
 
 
 async def _prepared(service: RoutingService):
@@ -336,14 +386,13 @@ async def _prepared(service: RoutingService):
 async def test_the_prefill_of_two_hops_is_measured_when_decode_begins() -> None:
     workers = (worker(1, "prefill"), worker(2, "decode"))
     async with routing(*workers) as (client, service, _, clock):
-        service.prefill_model = model = Fixed()
+        service.prefill_model = Fixed()
         body = {"token_ids": TOKENS, "request_id": "r1", "hops": "prefill"}
         assert (await client.post("/v1/select_and_book", json=body)).status == 201
         clock.now += 1.5
         assert (await client.post("/v1/bookings/r1/decode")).status == 201
         await client.post("/v1/bookings/r1/first_token")
-        ((tokens, took),) = model.seen
-        assert (tokens, round(took, 6)) == (34, 1.5)
+        assert service.prefill_times.rows == {("tiny", "prefill"): (1, 3.4, 1.5)}
 
 
 async def test_blocks_of_a_booking_weigh_less_towards_the_expected_end() -> None:
@@ -375,7 +424,7 @@ async def test_a_frontend_measures_predicts_and_explains() -> None:
         for number in range(24):
             status, _, _ = await found.stream(WORDS * (1 + number % 5) + str(number), max_tokens=2)
             assert status == 200
-        await until(lambda: sum(row[0] for row in found.service.prefill_times.values()) >= 1)
+        await until(lambda: sum(row[0] for row in found.service.prefill_times.rows.values()) >= 1)
         status, result, _ = await found.post("/v1/route", {"model": "demo", "prompt": WORDS})
         assert status == 200
         hop = result["decode"]
@@ -399,8 +448,10 @@ async def test_both_hops_of_a_frontend_measure_the_prefill_hop_only() -> None:
         for number in range(3):
             status, _, _ = await found.chat(f"{number} {WORDS}", max_tokens=2)
             assert status == 200
-        assert list(found.service.prefill_times) == [("demo", "prefill")]
-        assert len(model.seen) == 3
+        ((key, (count, _, measured)),) = found.service.prefill_times.rows.items()
+        assert (key, count) == (("demo", "prefill"), 3)
+        assert measured > 0
+        assert model.seen
         assert all(tokens > 0 and took > 0 for tokens, took in model.seen)
         status, body, _ = await found.post("/v1/route", {"model": "demo", "prompt": WORDS})
         assert status == 200
@@ -487,5 +538,5 @@ async def test_without_a_model_nothing_is_predicted_or_shown() -> None:
         _, result, _ = await found.post("/v1/route", {"model": "demo", "prompt": "hello"})
         assert "prefill_load" not in result["decode"]
         assert "booked_prefill_tokens" not in json.dumps(result)
-        assert found.service.prefill_times == {}
+        assert found.service.prefill_times.rows == {}
         assert "prefill_load" not in (await found.get("/v1/config"))[1]
