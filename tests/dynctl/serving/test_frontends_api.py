@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,8 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynctl.documents.frontends import PROTOCOL
 from dynctl.serving.config import FrontendConfig
@@ -320,6 +323,74 @@ async def test_a_full_router_and_other_versions_are_named(monkeypatch):
         status, error = await router.send("h", "join", protocol=PROTOCOL + 1, version="9.9")
         assert (status, error["error"]["code"]) == (409, "other_protocol")
         assert "9.9" in error["error"]["message"]
+
+
+# -- any order -----------------------------------------------------------------------------------
+
+_IDS = st.sampled_from(["r1", "r2", "r3"])
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("place"), _IDS, st.integers(0, 2)),
+        st.tuples(st.just("decode"), _IDS, st.integers(0, 2)),
+        st.tuples(st.just("first"), _IDS, st.integers(0, 2)),
+        st.tuples(st.just("end"), _IDS, st.integers(0, 2)),
+        st.tuples(st.just("end prefill"), _IDS, st.integers(0, 2)),
+        st.tuples(st.sampled_from(["join", "again", "expire"]), _IDS, st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_STEPS, st.booleans())
+def test_whatever_arrives_each_booking_is_one_and_all_end(steps, disaggregated):
+    """Messages in any order: a request is booked at most once on a hop, its load is that of its
+    bookings, and nothing is left when its frontend is gone."""
+
+    async def run() -> None:
+        workers = [worker(1), worker(2)]
+        if disaggregated:
+            workers = [worker(1, "prefill"), worker(2, "decode"), worker(3, "decode")]
+        async with rig(*workers) as router:
+            await router.join("f")
+            number = 0
+            for action, request_id, attempt in steps:
+                number += 1
+                match action:
+                    case "place":
+                        status, _ = await router.place("f", request_id, attempt=attempt)
+                        assert status in (200, 409)
+                    case "decode":
+                        await router.send("f", "decode", id=request_id, attempt=attempt)
+                    case "first":
+                        row = {"type": "first", "id": request_id, "attempt": attempt}
+                        await router.report("f", number, row)
+                    case "end":
+                        await router.report("f", number, end(request_id, attempt))
+                    case "end prefill":
+                        row = end(request_id, attempt, stage="prefill")
+                        await router.report("f", number, row)
+                    case "join":
+                        await router.join("f")
+                        number = 0
+                    case "again":  # the last message, repeated
+                        await router.report("f", number, end(request_id, 0))
+                    case "expire":
+                        router.clock.now += 1.0
+                        router.api.sweep()
+                load = router.service.router.load
+                booked = [hop for one in ("r1", "r2", "r3") for hop in load.bookings(one)]
+                assert len(booked) == sum(router.running().values())
+                for one in ("r1", "r2", "r3"):
+                    stages = [hop.stage for hop in load.bookings(one)]
+                    assert len(stages) == len(set(stages))
+                    assert not stages or one in router.selection.bookings
+            router.clock.now += frontends_api.LEASE_S + 1
+            router.api.sweep()
+            assert sum(router.running().values()) == 0
+            assert len(router.selection) == 0
+
+    asyncio.run(run())
 
 
 # -- bad input ---------------------------------------------------------------------------------

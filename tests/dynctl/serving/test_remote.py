@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from dynctl.serving import remote as remote_module
 from dynctl.serving.config import FrontendConfig, Limits
@@ -668,6 +670,35 @@ async def test_a_frontend_starts_without_its_router(monkeypatch):
         await until(lambda: "ROUTER_LOST" not in conditions(site))
         status, _, _ = await site.chat("x")
         assert status == 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b'{"lease":1}', b"\xff", b"<html>", b"[" * 5000], ids=repr
+)
+async def test_a_router_that_is_none(body, monkeypatch):
+    monkeypatch.setattr(remote_module, "START_S", 0.2)
+
+    async def answers(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answers)
+    async with TestServer(app) as server, several(frontends=0) as fleet:
+        site = await fleet.add_frontend(router_url=f"http://127.0.0.1:{server.port}")
+        await until(lambda: "ROUTER_LOST" in conditions(site))
+        (found,) = [one for one in site.service.conditions if one.code == "ROUTER_LOST"]
+        assert "not one of a router" in found.message
+        assert (await site.chat("x"))[0] == 404
+
+
+async def test_a_router_without_frontends_is_named(monkeypatch):
+    """An engine, or a dynctl of another version."""
+    monkeypatch.setattr(remote_module, "START_S", 0.2)
+    async with several(frontends=0) as fleet:
+        site = await fleet.add_frontend(router_url=fleet.engines["a0"].url)
+        await until(lambda: "ROUTER_LOST" in conditions(site))
+        (found,) = [one for one in site.service.conditions if one.code == "ROUTER_LOST"]
+        assert "404" in found.message
 
 
 async def test_a_wrong_token_is_named():
