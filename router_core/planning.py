@@ -388,8 +388,10 @@ def _bypass(
         )
 
     found = verdict(alone.winner)
-    likely = range(len(alone.costs)) if detail and alone.temperature > 0 else alone.tied
-    drawn = any(verdict(other).bypassed != found.bypassed for other in likely)
+    drawn = False
+    if detail:
+        likely = range(len(alone.costs)) if alone.temperature > 0 else alone.tied
+        drawn = any(verdict(other).bypassed != found.bypassed for other in likely)
     return replace(found, drawn=True) if drawn else found, alone
 
 

@@ -287,7 +287,8 @@ def test_a_draw_between_decode_workers_is_named() -> None:
     """Two decode workers cost the same; only one of them has enough cached."""
     made = fleet()
     apply_all(made, active(4, "a", blocks=6))
-    found = verdict(made)
+    found = made.plan(request(112), detail=True).bypass
+    assert found is not None
     assert (found.decode, found.drawn) == ("decode-0", True)
 
 
