@@ -168,6 +168,18 @@ def test_predictions_with_the_settings_of_the_frontend(finding: Finding) -> None
                 worker.held.hold()
                 for tokens in prompts[:12]:
                     await compared.one(seen, gate, GATE, tokens)
+                # A decode worker prefills a prompt by itself, in the eyes of the first frontend.
+                warm, worker = prompt(chance, 9), fleet.workers["decode-2"]
+                applied = stored_events(isl)
+                worker.held.store(warm[: 16 * 8])
+                fleet.wait_until(lambda: stored_events(isl) > applied, "a stored event")
+                worker.held.hold(prefill=True)
+                running.append(isl.begin(warm, max_tokens=2))
+                worker.held.wait_for(1, "prefill")
+                worker.held.hold()
+                fleet.wait_until(lambda: any(gauges(isl)), "the load of a decode worker")
+                for tokens in prompts[:12]:
+                    await compared.one(seen, isl, ISL, tokens)
                 for worker in fleet.workers.values():
                     worker.held.release()
                 assert all(one.result().ok for one in running)
