@@ -96,8 +96,8 @@ class Bypass:
 
     ``decode`` is the worker that would do everything, with ``cached_tokens`` of the prompt;
     ``prefill_load`` and ``decode_load`` as :meth:`BypassRule.decide` read them. ``drawn``: another
-    decode worker was as likely to be looked at, and would have had the other verdict; only looked for
-    in dry runs and small fleets.
+    decode worker was as likely to be looked at, and would have had the other verdict; it is looked
+    for in dry runs and small fleets.
     """
 
     bypassed: bool

@@ -72,6 +72,15 @@ class DecisionLine(msgspec.Struct, frozen=True):
     cost: float | None = None
     relaxed: bool = False
     message: str | None = None
+    #: Conditional disaggregation: why the prefill hop was left out or kept.
+    bypass: str | UnsetType = UNSET
+
+    @property
+    def hop_verdict(self) -> str:
+        """Whether the prefill hop was left out or kept, and why; empty where nothing decided it."""
+        if isinstance(self.bypass, UnsetType):
+            return ""
+        return f"prefill hop {'left out' if self.prefill is None else 'kept'}: {self.bypass}"
 
     @property
     def refused(self) -> bool:

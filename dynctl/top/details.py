@@ -232,6 +232,7 @@ def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str
         ("cached", _cached(line)),
         ("cost", "?" if line.cost is None else f"{amount(line.cost)} blocks"),
         ("margin", "?" if line.margin is None else f"{amount(line.margin)} blocks"),
+        *([("hop", line.hop_verdict)] if line.hop_verdict else []),
         ("source", line.source),
     ]
     lines = [f"{label:<{_LABEL}}{text}" for label, text in pairs]

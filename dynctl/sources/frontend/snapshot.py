@@ -272,4 +272,5 @@ def _line(row: DecisionRow, source: str) -> DecisionLine:
         cost=row.cost,
         relaxed=row.relaxed,
         message=row.message,
+        bypass=row.bypass,
     )

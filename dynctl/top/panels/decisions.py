@@ -54,7 +54,9 @@ class DecisionPanel(Panel[DecisionLine]):
             return f"{row.id} {row.message or row.outcome}"
         if not row.complete:
             return f"{row.id}: only the winner is known, from {row.source}"
-        return f"{row.id}: crossed the domain (fallback policy)" if row.relaxed else ""
+        if row.relaxed:
+            return f"{row.id}: crossed the domain (fallback policy)"
+        return f"{row.id}: {row.hop_verdict}" if row.hop_verdict else ""
 
 
 def decision_picture(

@@ -315,6 +315,19 @@ async def test_decision_ids_are_shown_by_their_end_and_whole_in_the_details(show
         assert "decision 4b7d000091f0a" in " ".join(screen_text(pilot.app).split())
 
 
+@pytest.mark.seed("dynamo-1.6: skip the hop: bypass")
+async def test_a_decision_without_its_prefill_hop_says_why(shown: Shown):
+    source = StillSource()
+    first, *more = source.shown.decisions
+    lines = (msgspec.structs.replace(first, prefill=None, bypass="short_prefill"), *more)
+    source.shown = msgspec.structs.replace(source.shown, decisions=lines)
+    async with shown(source) as pilot:
+        await pilot.press("d")
+        await settled(pilot)
+        text = " ".join(screen_text(pilot.app).split())
+        assert "hop prefill hop left out: short_prefill" in text
+
+
 async def test_ids_of_two_frontends_are_shown_by_different_ends(shown: Shown):
     source = StillSource()
     first, second, *more = source.shown.decisions
