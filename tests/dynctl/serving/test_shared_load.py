@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from dynctl.base.errors import UsageProblem
+from dynctl.serving import replicas
 from dynctl.serving.config import FrontendConfig, Limits, ReplicaConfig
 from dynctl.serving.http.server import Frontend
 from dynctl.simulation.engine.config import EngineConfig
@@ -29,8 +30,11 @@ SLOW: dict[str, Any] = {"speedup_ratio": 0.05, "default_output_tokens": 64}
 
 
 @asynccontextmanager
-async def pair(plane: str, tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Site, Site]]:
-    """Two frontends of the same two engines. ``plane``: zmq, nats or none."""
+async def pair(
+    plane: str, tmp_path: Path, servers: list[NatsServer] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Site, Site]]:
+    """Two frontends of the same two engines. ``plane``: zmq, nats or none; ``servers`` gets the
+    NATS server."""
     async with AsyncExitStack() as stack:
         engines = {}
         for name in ("w0", "w1"):
@@ -42,10 +46,12 @@ async def pair(plane: str, tmp_path: Path, **settings: Any) -> AsyncIterator[tup
             nats = NatsServer(tmp_path)
             stack.push_async_callback(nats.kill)
             await nats.start()
+            if servers is not None:
+                servers.append(nats)
         sites: list[Site] = []
         addresses = [f"ipc://{tmp_path}/{name}" for name in "ab"]
         for at in range(2):
-            replicas = {
+            others = {
                 "zmq": ReplicaConfig(addresses[at], (addresses[1 - at],)),
                 "nats": ReplicaConfig(nats=f"nats://{nats.address}" if nats else None, group="t"),
                 "none": None,
@@ -56,8 +62,8 @@ async def pair(plane: str, tmp_path: Path, **settings: Any) -> AsyncIterator[tup
                 "model_path": DEMO_MODEL_DIR,
                 "health": QUICK_HEALTH,
                 "limits": Limits(drain_s=0.1),
-                "router": RouterConfig(router_replica_sync=replicas is not None),
-                "replicas": replicas,
+                "router": RouterConfig(router_replica_sync=others is not None),
+                "replicas": others,
                 **settings,
             }
             frontend = Frontend(FrontendConfig(**values))
@@ -155,3 +161,30 @@ async def test_commands_show_the_other_router_and_count_no_request_twice(tmp_pat
         async with LiveFrontends(urls) as live:
             shown = await live.snapshot()
             assert sum(rank.active_requests for row in shown.workers for rank in row.ranks) == 1
+
+
+async def test_both_count_the_same_again_after_nats_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "SILENT_S", 2.0)
+    servers: list[NatsServer] = []
+    async with pair("nats", tmp_path, servers) as (a, b):
+        async with AsyncExitStack() as requests:
+            async with running(a, "ends while they are apart " * 40):
+                await until(lambda: busy(b))
+                await servers[0].kill()
+                await until(lambda: silent(a) and silent(b), 20.0)
+            await until(lambda: not busy(a))
+            await requests.enter_async_context(running(b, "begins while they are apart " * 40))
+            await until(lambda: bool(busy(b)))
+            assert a.load() != b.load()
+            await servers[0].start()
+            await until(lambda: in_step(a) and in_step(b), 30.0)
+            await until(lambda: a.load() == b.load() and len(busy(a)) == 1)
+            assert not silent(a)
+            assert not silent(b)
+        await until(lambda: not busy(a) and not busy(b))
+
+
+def silent(site: Site) -> bool:
+    return any(one.code == "REPLICA_SILENT" for one in site.service.conditions)
