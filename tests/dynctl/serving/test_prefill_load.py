@@ -421,7 +421,7 @@ async def test_a_wrong_expected_output_is_refused(value: object) -> None:
 async def test_a_frontend_measures_predicts_and_explains() -> None:
     config = RouterConfig().with_values({"router_prefill_load_model": "measured"})
     async with site([{"name": "a"}, {"name": "b"}], router=config) as found:
-        for number in range(24):
+        for number in range(40):
             status, _, _ = await found.stream(WORDS * (1 + number % 5) + str(number), max_tokens=2)
             assert status == 200
         await until(lambda: sum(row[0] for row in found.service.prefill_times.rows.values()) >= 1)
