@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
 from dynctl.base.options import GlobalOptions
@@ -315,6 +316,14 @@ def test_a_request_that_waits_in_the_queue(several: Several, finding: Finding) -
     several.arrived(seen + 2)
     tokens = prompt(several.chance, 4)
     expected = route(several.fleet, tokens, queue)
+    # What the frontend is started with is not in its metrics; given, it is followed.
+    given = route(several.fleet, tokens, queue, assignments=("router_queue_threshold=1.0",))
+    assert given.decode is not None
+    assert given.decode.queue is not UNSET
+    assert given.decode.queue.waits
+    assert given.decode.queue.ahead is None
+    assert not given.certain
+    assert "DYR0713" in {one.code for one in given.doubts if one.matters}
     flight = queue.begin(tokens)
     several.fleet.wait_until(lambda: queued(queue) >= 3, "the request to be received")
     held = several.seen() == seen + 2 and not flight.done
@@ -326,6 +335,10 @@ def test_a_request_that_waits_in_the_queue(several: Several, finding: Finding) -
     several.released()
     assert flight.result().ok
     assert all(one.result().ok for one in running)
+    free = route(several.fleet, tokens, queue, assignments=("router_queue_threshold=1.0",))
+    assert free.decode is not None
+    assert free.decode.queue is not UNSET
+    assert not free.decode.queue.waits
     score.report(finding)
 
 

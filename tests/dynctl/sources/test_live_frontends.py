@@ -15,6 +15,8 @@ from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend import live as frontend_module
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.frontend.live import LiveFrontends
+from dynctl.top.header import numbers
+from router_core import Booked, Freed, RouterConfig
 from tests.dynctl.serving.fleets import WORDS, site, until, zone
 from tests.waiting import patience
 
@@ -70,6 +72,28 @@ async def test_workers_are_the_same_as_in_workers_list():
         assert shown.unknown("decisions") is None
         assert "has no queue" in shown.parts["queue"].unknown
         assert shown.load_every_s == 0.1
+
+
+async def test_what_waits_in_the_queues_of_all_frontends_is_added_up():
+    settings = RouterConfig(router_queue_threshold=0.0)
+    async with (
+        site([{"name": "a"}], router=settings) as one,
+        site([{"name": "a"}], router=settings) as two,
+        LiveFrontends([one.frontend.url, two.frontend.url]) as source,
+    ):
+        sent = []
+        for fleet, count in ((one, 1), (two, 2)):
+            (worker,) = fleet.service.router.registry
+            load = Booked("load", "aggregated", worker.worker_id, 0, prefill_tokens=9)
+            assert fleet.service.apply(load).ok
+            sent += [asyncio.create_task(fleet.chat(f"{n}")) for n in range(count)]
+        shown = await seen(source, lambda s: s.header.queue == 3)
+        assert shown.unknown("queue") is None
+        assert "router queue 3" in numbers(shown)
+        for fleet in (one, two):
+            fleet.service.apply(Freed("load"))
+        assert {status for status, *_ in await asyncio.gather(*sent)} == {200}
+        await seen(source, lambda s: s.header.queue == 0)
 
 
 async def test_decisions_arrive_and_are_explained():
