@@ -83,6 +83,8 @@ class FreshnessTable(dict[int, Freshness]):
         if not (self.degraded | self.none | self.estimated) & mask:
             return None
         degraded, none, estimated = self.degraded, self.none, self.estimated
+        if not mask & ~estimated:
+            return [_ESTIMATED] * len(slots)
         return [
             (degraded >> slot & 1) or 2 * (none >> slot & 1) or 3 * (estimated >> slot & 1)
             for slot in slots

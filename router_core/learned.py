@@ -357,13 +357,19 @@ class RecencyIndex(LearnedIndex):
 
     def _take(self, slot: int, blocks: Sequence[int], now: float) -> list[int]:
         held, used = self._held_of(slot, now), self._in_use.setdefault(slot, {})
+        bit, shards = 1 << slot, self._owners.shards
+        size = len(shards)
         fresh = []
         for block in reversed(blocks):
-            count = used[block][0] if block in used else 0
-            if not count and held.pop(block, None) is None:
-                self._owners[block] = self._owners.get(block, 0) | 1 << slot
+            one = used.get(block)
+            if one is not None:
+                used[block] = (one[0] + 1, now)
+                continue
+            if held.pop(block, None) is None:
+                shard = shards[block % size]
+                shard[block] = shard.get(block, 0) | bit
                 fresh.append(block)
-            used[block] = (count + 1, now)
+            used[block] = (1, now)
         self._size += len(fresh)
         return fresh
 

@@ -464,12 +464,13 @@ def cost_inputs(
         if any(estimated):
             overlap_blocks = list(map(add, overlap_blocks, estimated))
         indexed_blocks = overlap_blocks
-        learned: Iterable[int] = repeat(0)
-        if rule == "approximate":
-            learned = learned_blocks(view, request, slots, mask & freshness.degraded)
-        overlap_blocks = counted_blocks(overlap_blocks, trust, rule, learned)
-        host_blocks = host_blocks and counted_blocks(host_blocks, trust, rule)
-        disk_blocks = disk_blocks and counted_blocks(disk_blocks, trust, rule)
+        if mask & (freshness.degraded | freshness.none):  # those of all others count in full
+            learned: Iterable[int] = repeat(0)
+            if rule == "approximate":
+                learned = learned_blocks(view, request, slots, mask & freshness.degraded)
+            overlap_blocks = counted_blocks(overlap_blocks, trust, rule, learned)
+            host_blocks = host_blocks and counted_blocks(host_blocks, trust, rule)
+            disk_blocks = disk_blocks and counted_blocks(disk_blocks, trust, rule)
     predicted_blocks = None
     if expected:
         found = _Cached(list(overlap_blocks), indexed_blocks, host_blocks, disk_blocks)

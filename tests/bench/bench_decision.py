@@ -13,8 +13,9 @@ The peer is called as its Python binding offers it: a coroutine that takes a dic
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 import zmq
@@ -22,6 +23,8 @@ import zmq
 from router_core import (
     BlockHashes,
     BlocksStored,
+    Booked,
+    Freed,
     KvEvent,
     ModelRuntimeConfig,
     PolicyClass,
@@ -52,6 +55,8 @@ SIZES = ((16, 512, "4x", 100), (1024, 8192, "2.5x", 20))
 _BLOCK = workload.BLOCK
 #: Requests in the router queue: its bound by default.
 _WAITING = 4096
+#: Different prompts that are booked in turn.
+_BOOKINGS = 20
 
 
 def engine_names(tokens: list[int]) -> list[int]:
@@ -196,6 +201,62 @@ def queue_rows(router: Router, tokens: int, name: str) -> list[Row]:
     return [*rows, row(f"{name}: enter the queue and a turn, {_WAITING:,} waiting", "us", taken)]
 
 
+#: What learns from bookings: name, settings, whether the workers have KV events.
+_LEARNING: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("KV events", {}, True),
+    ("approximate, ttl", {"use_kv_events": False}, False),
+    (
+        "approximate, lru",
+        {"use_kv_events": False, "router_approximate_cache_policy": "lru"},
+        False,
+    ),
+    ("KV events and predictions", {"router_predicted_ttl_secs": 60.0}, True),
+)
+
+
+def learned_rows(workers: int, tokens: int, name: str) -> list[Row]:
+    """A plan, and a booking with its end, by where cached blocks are known from. All learned the
+    documents by bookings; the first row of each is the router that learns nothing."""
+    rows = []
+    (prompt,) = workload.prompts(tokens, 1, 7)
+    hashes = [hash_prompt(one, _BLOCK).sequence for one in workload.prompts(tokens, _BOOKINGS, 9)]
+    for kind, settings, events in _LEARNING:
+        router = Router(RouterConfig().with_values(settings), learns=True)
+        for number in range(workers):
+            card = ModelRuntimeConfig(total_kv_blocks=workload.TOTAL_KV_BLOCKS)
+            worker = Worker(
+                number + 1, f"w{number}", workload.MODEL, runtime_config=card, kv_events=events
+            )
+            assert router.apply(WorkerUpserted(worker), 0.0).ok
+        for number, text in enumerate(workload.documents(tokens)):
+            known = hash_prompt(text, _BLOCK).sequence
+            for holder in workload.holders(number, workers):
+                one = f"{number} on {holder}"
+                booked = Booked(one, "aggregated", holder + 1, 0, prompt_hashes=known)
+                assert router.apply(booked, 0.0).ok
+                router.apply(Freed(one), 0.0)
+        request = request_of(prompt, hash_prompt(prompt, _BLOCK).sequence, "r")
+        planning = partial(router.plan, request, samples=(0.5, 0.5))
+        found = max(row.overlap_blocks for row in planning().final.rows())
+        assert found == (0 if kind == "KV events" else tokens // 2 // _BLOCK)
+        rows.append(row(f"{name}, {kind}: plan", "us", measure(planning, 5, inner=20) / 1000))
+        turns = itertools.count()
+
+        def book(router: Router = router, turns: Iterator[int] = turns) -> None:
+            number = next(turns)
+            asked = hashes[number % _BOOKINGS]
+            holder = number % workers + 1
+            booked = Booked(
+                str(number), "aggregated", holder, 0, sequence_hashes=asked, prompt_hashes=asked
+            )
+            assert router.apply(booked, float(number)).ok
+            router.apply(Freed(str(number)), float(number))
+
+        taken = measure(book, 3, inner=_BOOKINGS) / 1000
+        rows.append(row(f"{name}, {kind}: book and free", "us", taken))
+    return rows
+
+
 def run(
     peer: Peer | None, workers: int, tokens: int, aim: str, inner: int, turns: int
 ) -> list[Row]:
@@ -229,6 +290,7 @@ def run(
         row(f"{name}: of which hashing", "us", hashing),
         row(f"{name}: of which plan (match, cost, pick)", "us", planning),
         *queue_rows(router, tokens, name),
+        *learned_rows(workers, tokens, name),
     ]
 
 
