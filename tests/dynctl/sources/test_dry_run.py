@@ -521,3 +521,22 @@ def test_a_load_that_a_mode_does_not_read_is_named(mode: str, load: str, why: st
     (found,) = [one for one in result.doubts if one.code == "DYR0727"]
     assert found.what == f"--set {text} has no effect {why}"
     assert not any(load in one for one in result.assumptions)
+
+
+def test_a_dry_run_without_the_model_counts_what_was_booked() -> None:
+    view = replace(loaded(2.0), chats="plain")
+    view.router.apply(ConfigSet({"router_prefill_load_model": "measured"}), 0.0)
+
+    def tokens(*assignments: str) -> tuple[RouteResult, list[int]]:
+        result = answer(view, assignments=assignments)
+        assert result.decode is not None
+        return result, [row.active_prefill_tokens for row in result.decode.candidates]
+
+    assert tokens()[1] == [50, 0]
+    result, counted = tokens("router_prefill_load_model=none")
+    assert counted == [100, 0]
+    assert "DYR0727" not in codes(result)
+    result, counted = tokens("router_prefill_load_model=aic")
+    assert counted == [50, 0]
+    (one,) = [one for one in result.doubts if one.code == "DYR0727"]
+    assert "running requests keep the durations that were predicted when they began" in one.what
