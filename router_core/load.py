@@ -122,8 +122,8 @@ class ActiveSequences:
         self._holders: dict[int, int] = {}
         #: (hash, slot) -> additional requests that hold the block there; absent means 0.
         self._extra_holders: dict[tuple[int, int], int] = {}
-        #: The slots with a prefill whose duration is predicted.
-        self._prefills: dict[int, _Prefills] = {}
+        #: Slots with a prefill whose duration is predicted: their prefill tokens fall with time.
+        self.decaying: dict[int, _Prefills] = {}
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -150,15 +150,10 @@ class ActiveSequences:
 
     # -- prefill that falls with time ------------------------------------------------------
 
-    @property
-    def decays(self) -> bool:
-        """Whether the prefill tokens of a slot fall with time."""
-        return bool(self._prefills)
-
     def advance(self, now: float) -> list[int]:
         """Set the prefill tokens of all slots to those of ``now``; returns the changed slots."""
         column, changed = self.prefill_tokens, []
-        for slot, prefills in self._prefills.items():
+        for slot, prefills in self.decaying.items():
             left = prefills.left(now)
             if left != column[slot]:
                 column[slot] = left
@@ -167,14 +162,14 @@ class ActiveSequences:
 
     def booked_prefill(self, slot: int) -> int:
         """The prefill tokens of a slot without decay: those of all prefills that began there."""
-        prefills = self._prefills.get(slot)
+        prefills = self.decaying.get(slot)
         return self.prefill_tokens[slot] if prefills is None else prefills.tokens
 
     def without_decay(self) -> ActiveSequences:
         """A view of the same bookings whose prefill tokens do not fall with time; to read only."""
         other = copy(self)
         other.prefill_tokens = list(map(self.booked_prefill, range(len(self.prefill_tokens))))
-        other._prefills = {}
+        other.decaying = {}
         return other
 
     # -- changes ---------------------------------------------------------------------------
@@ -204,7 +199,7 @@ class ActiveSequences:
         )
         self._stages[request_id] = (*self._stages.get(request_id, ()), stage)
         self._of_slot[slot][key] = None
-        if prefill_tokens and (predicted_s is not None or slot in self._prefills):
+        if prefill_tokens and (predicted_s is not None or slot in self.decaying):
             booking.predicted_s = predicted_s
             self._begin_prefill(key, booking, now)
         else:
@@ -292,7 +287,7 @@ class ActiveSequences:
 
     def drop_slot(self, slot: int) -> None:
         """Free all bookings of a rank that is removed."""
-        prefills = self._prefills.pop(slot, None)
+        prefills = self.decaying.pop(slot, None)
         if prefills is not None:
             self.prefill_tokens[slot] = prefills.tokens
         for request_id, stage in tuple(self._of_slot[slot]):
@@ -323,7 +318,7 @@ class ActiveSequences:
         ]
 
     def _dump_prediction(self, booking: ActiveRequest) -> dict[str, float]:
-        prefills = self._prefills.get(booking.slot)
+        prefills = self.decaying.get(booking.slot)
         if prefills is None or booking.predicted_s is None or not booking.prefill_tokens:
             return {}
         plain = {"predicted_s": booking.predicted_s}
@@ -351,8 +346,8 @@ class ActiveSequences:
                 now=row["booked_at"],
                 predicted_s=row.get("predicted_s"),
             )
-            if "anchor_since" in row and row["slot"] in load._prefills:
-                load._prefills[row["slot"]].since = row["anchor_since"]
+            if "anchor_since" in row and row["slot"] in load.decaying:
+                load.decaying[row["slot"]].since = row["anchor_since"]
             booking = load._bookings[row["request_id"], row["stage"]]
             booking.seen_at = row["seen_at"]
             booking.output_blocks = row["output_blocks"]
@@ -366,10 +361,10 @@ class ActiveSequences:
 
     def _begin_prefill(self, key: tuple[str, Stage], booking: ActiveRequest, now: float) -> None:
         slot = booking.slot
-        prefills = self._prefills.get(slot)
+        prefills = self.decaying.get(slot)
         if prefills is None:
             # Those before it have no duration, so the time since when one is the anchor is unused.
-            prefills = self._prefills[slot] = _Prefills(self.prefill_tokens[slot], now)
+            prefills = self.decaying[slot] = _Prefills(self.prefill_tokens[slot], now)
             earlier = ((one, self._bookings[one]) for one in self._of_slot[slot] if one != key)
             prefills.active.update((one, row) for one, row in earlier if row.prefill_tokens)
         prefills.active[key] = booking
@@ -380,7 +375,7 @@ class ActiveSequences:
 
     def _end_prefill(self, key: tuple[str, Stage], booking: ActiveRequest, now: float) -> None:
         slot = booking.slot
-        prefills = self._prefills.get(slot)
+        prefills = self.decaying.get(slot)
         if prefills is None:
             self.prefill_tokens[slot] -= booking.prefill_tokens
             return
@@ -395,7 +390,7 @@ class ActiveSequences:
             prefills.changed()
             self.prefill_tokens[slot] = prefills.left(now)
         else:
-            del self._prefills[slot]
+            del self.decaying[slot]
             self.prefill_tokens[slot] = prefills.tokens
 
     def _hold(self, slot: int, hashes: tuple[int, ...]) -> int:

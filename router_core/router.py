@@ -175,7 +175,7 @@ class Router:
             return live
         load, busy = self.load, self.busy
         model = config.router_prefill_load_model
-        if load.decays and model == "none" != self.config.router_prefill_load_model:
+        if load.decaying and model == "none" != self.config.router_prefill_load_model:
             load = load.without_decay()
         if load is not self.load or Thresholds.of(config) != self.busy.default:
             busy = self._busy_under(Thresholds.of(config), load)
@@ -401,7 +401,7 @@ class Router:
         Call it before a decision or a reading of the load. It costs nothing where no booking has
         ``predicted_s``, and changes only what follows from the bookings and the time.
         """
-        if self.load.decays:
+        if self.load.decaying:
             changed = self.load.advance(now)
             if self.busy.limits:
                 for slot in changed:

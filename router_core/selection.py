@@ -481,7 +481,7 @@ def cost_inputs(
     prefill_tokens = candidates.gather(load.prefill_tokens)
     active_blocks = candidates.gather(load.decode_blocks)
     active_requests = candidates.gather(load.requests)
-    booked_tokens = list(map(load.booked_prefill, slots)) if load.decays else None
+    booked_tokens = list(map(load.booked_prefill, slots)) if load.decaying else None
     if view.what_if is not None:
         prefill_tokens = _shifted(prefill_tokens, slots, view.what_if.prefill_tokens)
         if booked_tokens is not None:

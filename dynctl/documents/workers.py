@@ -209,7 +209,7 @@ def rank_rows(
     engine reports them; the router does not count them."""
     slots = router.registry.slots(worker.worker_id)
     ranks = []
-    decays = router.load.decays
+    decays = bool(router.load.decaying)
     if decays:
         router.advance(now)
     for rank, slot in zip(worker.ranks, slots, strict=True):

@@ -338,7 +338,8 @@ class RoutingService:
         """
         drawn = samples or (self.sample(), self.sample())
         detail = detail or self._small_fleet
-        self.advance()
+        if self.router.load.decaying:
+            self.advance()
         plan = self.router.plan(request, samples=drawn, view=view, detail=detail)
         return plan if self.prefill_model is None else predicted_plan(self.prefill_model, plan)
 
@@ -346,10 +347,12 @@ class RoutingService:
         self, request: RoutingRequest, stage: Stage, *, after: Worker | None = None
     ) -> RoutingPlan:
         """Decide one hop alone, for a pool whose other hop is decided elsewhere."""
-        self.advance()
-        return self.router.plan_hop(
+        if self.router.load.decaying:
+            self.advance()
+        plan = self.router.plan_hop(
             request, stage, after=after, sample=self.sample(), detail=self._small_fleet
         )
+        return plan if self.prefill_model is None else predicted_plan(self.prefill_model, plan)
 
     async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
         """As :meth:`plan`, where the router may be another process (`serving.remote`); that one
@@ -387,7 +390,8 @@ class RoutingService:
     ) -> RoutingPlan:
         """Decide the decode hop again, now that prefill is done."""
         detail = detail or self._small_fleet
-        self.advance()
+        if self.router.load.decaying:
+            self.advance()
         return self.router.continue_plan(request, prefill, sample=self.sample(), detail=detail)
 
     def prefill_ended(self, decision: Decision, sent: float) -> None:
@@ -397,8 +401,7 @@ class RoutingService:
 
     def advance(self) -> None:
         """Let the prefill tokens whose duration is predicted fall to those of this moment."""
-        if self.router.load.decays:
-            self.router.advance(self.clock())
+        self.router.advance(self.clock())
 
     @property
     def _small_fleet(self) -> bool:

@@ -39,7 +39,7 @@ def test_the_oldest_prefill_falls_and_the_next_begins_when_it_ends() -> None:
     assert [left(made, now) for now in (5.0, 8.0, 11.0)] == [600, 300, 0]
     made.apply(Freed("b"), 12.0)
     assert left(made, 12.0) == 0
-    assert not made.load.decays
+    assert not made.load.decaying
 
 
 @pytest.mark.seed("dynamo-1.6: load tracking: prefill load model")
@@ -92,7 +92,7 @@ def test_a_duration_out_of_bounds_is_refused(seconds: float) -> None:
 def test_without_a_duration_the_column_is_read_as_it_is() -> None:
     made = router(worker(1))
     apply_all(made, prefill("a", 1000), now=0.0)
-    assert not made.load.decays
+    assert not made.load.decaying
     inputs = made.plan(request(64)).final.inputs
     assert inputs is not None
     assert (inputs.prefill_tokens, inputs.booked_tokens) == ([1000], None)
@@ -238,4 +238,4 @@ def test_what_is_left_follows_the_rule_and_stays_within_bounds(
                 assert left(router_, at, worker_id) == pytest.approx(expected.left(at), abs=1)
                 assert router_.load.booked_prefill(slot) == expected.full()
     apply_all(made, WorkerLost(1), WorkerLost(2), now=now)
-    assert (made.load.prefill_tokens, made.load.decays) == ([0, 0], False)
+    assert (made.load.prefill_tokens, made.load.decaying) == ([0, 0], {})

@@ -338,6 +338,9 @@ class SelectionApi:
     ) -> None:
         """End a hop, or (``stage`` None) the booking; ``outcome`` is that of the record. Not
         ``computed``: it never reached the engine."""
+        alone = booking.first is not None and booking.first.stage == "prefill"
+        if alone and computed and outcome == "success" and stage in (None, "prefill"):
+            self._prefill_ended(booking)
         self._service.free(booking.request.id, stage, computed=computed)
         if stage is None:
             del self.bookings[booking.request.id]

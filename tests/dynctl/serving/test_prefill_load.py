@@ -395,6 +395,23 @@ async def test_the_prefill_of_two_hops_is_measured_when_decode_begins() -> None:
         assert service.prefill_times.rows == {("tiny", "prefill"): (1, 3.4, 1.5)}
 
 
+@pytest.mark.seed("router-guide: AIC: the standalone router uses the same AIC flags")
+@pytest.mark.parametrize("how", ["end", "stage", "failed"])
+async def test_the_end_of_a_prefill_pools_booking_is_that_of_its_prefill(how: str) -> None:
+    async with routing(worker(1, "prefill"), worker(2, "prefill")) as (client, service, _, clock):
+        service.prefill_model = Fixed()
+        body = {"token_ids": TOKENS, "request_id": "r1", "hops": "prefill"}
+        answer = await client.post("/v1/select_and_book", json=body)
+        assert answer.status == 201
+        assert (await answer.json())["decode"] is None
+        clock.now += 1.7
+        assert sum(row[1] for row in (await loads(client)).values()) == 17
+        query = {"end": "", "stage": "?stage=prefill", "failed": "?outcome=error"}[how]
+        assert (await client.delete(f"/v1/bookings/r1{query}")).status == 200
+        measured = [(n, round(took, 6)) for n, _, took in service.prefill_times.rows.values()]
+        assert measured == ([] if how == "failed" else [(1, 1.7)])
+
+
 async def test_blocks_of_a_booking_weigh_less_towards_the_expected_end() -> None:
     async with routing() as (client, _service, _, _):
         body = {"token_ids": TOKENS, "request_id": "r1", "expected_output_tokens": 64}
@@ -466,7 +483,7 @@ async def test_a_running_prefill_falls_in_every_answer_of_a_frontend() -> None:
         found.service.prefill_model = Fixed()
         running = asyncio.create_task(found.stream(WORDS * 40, max_tokens=1))
         try:
-            await until(lambda: found.service.router.load.decays)
+            await until(lambda: found.service.router.load.decaying)
             started = found.service.router.load.booked_prefill(0)
             await until(lambda: found.service.workers()[0].ranks[0].active_prefill_tokens < started)
             _, listed = await found.get("/v1/workers")
@@ -491,7 +508,7 @@ async def test_a_request_leaves_the_queue_when_the_load_has_fallen() -> None:
         waiting = []
         try:
             waiting.append(asyncio.create_task(found.stream(WORDS * 40, max_tokens=1)))
-            await until(lambda: load.decays)
+            await until(lambda: load.decaying)
             waiting.append(asyncio.create_task(found.stream("hello", max_tokens=1)))
             await until(lambda: len(queue) == 1 or sum(load.requests) == 2)
             # Nothing ends: the time alone admits it.
