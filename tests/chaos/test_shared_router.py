@@ -16,10 +16,7 @@ from tests.dynctl.serving.fleets import WORDS, chat_body
 from tests.soak.fleet import Fleet, Process
 from tests.waiting import patience
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.seed("dynamo-1.6: standalone router: several frontend processes"),
-]
+pytestmark = pytest.mark.chaos
 _CLIENTS = 8
 
 
@@ -139,6 +136,7 @@ async def shared() -> AsyncIterator[Shared]:
         await fleet.close()
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: loss of the router")
 async def test_a_router_killed_under_load_and_started_again():
     async with shared() as fleet:
         async with fleet.clients():
@@ -183,6 +181,7 @@ async def test_a_stopped_router_holds_no_request_back():
         assert set(fleet.answers) == {200}
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: loss of a frontend")
 async def test_the_bookings_of_a_killed_frontend_end_and_the_other_one_serves():
     async with shared() as fleet:
         dead = fleet.frontends[1]

@@ -26,8 +26,6 @@ from dynctl.serving.service import RoutingService
 from router_core import RouterConfig, Session
 from tests.dynctl.serving.routed import request, worker
 
-pytestmark = pytest.mark.seed("dynamo-1.6: standalone router: several frontend processes")
-
 
 class Clock:
     now = 1_000.0
@@ -101,6 +99,7 @@ def end(request_id: str = "r1", attempt: int = 0, **more: Any) -> dict[str, Any]
 # -- one request -------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: select and book in one call")
 async def test_a_placement_is_booked_once_however_often_it_is_sent():
     async with rig() as router:
         await router.join("f")
@@ -224,6 +223,7 @@ async def test_decode_is_placed_when_prefill_is_done():
 # -- leases ------------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: loss of a frontend")
 async def test_a_lease_ends_with_its_bookings_and_no_others():
     async with rig() as router:
         await router.join("dead")

@@ -36,8 +36,6 @@ from tests.dynctl.serving.fleets import (
 )
 from tests.waiting import patience, until
 
-pytestmark = pytest.mark.seed("dynamo-1.6: standalone router: several frontend processes")
-
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +142,7 @@ def worker_of(answer: Any) -> int:
 NVEXT = {"extra_fields": ["worker_id"]}
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: select and book in one call")
 async def test_frontends_share_the_index_and_the_load():
     async with several() as fleet:
         one, other = fleet.frontends
@@ -188,6 +187,7 @@ async def test_a_running_request_counts_for_the_other_frontend():
         assert len(workers) == 2, "both requests went to one engine"
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: decisions")
 async def test_a_decision_is_explained_by_both_processes():
     async with several() as fleet:
         one, other = fleet.frontends
@@ -261,6 +261,7 @@ async def test_a_router_alone_needs_no_tokenizer(caplog, with_model):
         assert ("tokenizer" in caplog.text) is with_model
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: only hashes travel")
 async def test_only_hashes_travel():
     async with several(frontends=1) as fleet:
         site = fleet.frontends[0]
@@ -523,6 +524,7 @@ async def test_requests_that_wait_when_the_router_is_lost_are_routed_by_load():
 # -- loss --------------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: loss of the router")
 async def test_without_the_router_requests_are_routed_by_load_and_it_heals():
     async with several() as fleet:
         for site in fleet.frontends:
@@ -609,6 +611,7 @@ async def test_a_router_that_stops_in_order_leaves_the_requests_to_the_frontends
         assert (await site.chat(WORDS))[0] == 200
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: loss of the router")
 async def test_running_requests_are_booked_again_at_a_new_router():
     slow = {"speedup_ratio": 0.05}
     engines = ({"name": "a0", **slow}, {"name": "b0", **slow})
@@ -713,6 +716,7 @@ async def test_a_wrong_token_is_named():
         assert status == 200
 
 
+@pytest.mark.seed("dynamo-1.6: several frontends: a shared port")
 async def test_frontends_share_a_port():
     async with several(frontends=1, share_port=True) as fleet:
         one = fleet.frontends[0]
