@@ -22,6 +22,8 @@ from router_core.selection import (
     cost_inputs,
     decode_seconds,
     eligible,
+    with_session,
+    within_session,
 )
 from router_core.taints import RoutingConstraints
 from router_core.topology import ImpliedConstraints
@@ -74,10 +76,12 @@ class _DecodeHop:
     """The decode ranks under one constraint, with their costs before the transfer."""
 
     def __init__(self, view: RoutingView, context: SelectionContext, mask: int) -> None:
+        mask = within_session(view, context, mask)
         candidates = view.registry.candidates(mask)
         self.slots = candidates.slots
         parameters = view.parameters["decode"]
         inputs = cost_inputs(view, context, candidates, mask, parameters)
+        inputs = with_session(view, context, candidates, mask, inputs)
         turn = view.rotation.get((context.request.model, "decode"), 0)
         terms = view.profile.scorer(inputs, parameters, candidates, turn)
         count = len(self.slots)

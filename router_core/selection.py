@@ -38,7 +38,7 @@ from router_core.transfer import (
     transfer_columns,
 )
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
-from router_core.workers import Role
+from router_core.workers import Role, WorkerWithDpRank
 
 #: Rejections per filter that a refusal on the request path explains; a dry run has all.
 MAX_REFUSAL_REASONS = 64
@@ -341,9 +341,7 @@ def select(
     candidates = view.registry.candidates(mask)
     inputs = cost_inputs(view, context, candidates, mask, parameters)
     if bound is not None and bound.excluded is None and _soft(view):
-        more = view.config.router_session_affinity_yield_blocks
-        column = [0.0 if ref == bound.ref else more for ref in candidates.refs]
-        inputs = replace(inputs, session_blocks=column)
+        inputs = replace(inputs, session_blocks=_session_blocks(view, candidates, bound.ref))
     turn = view.rotation.get((request.model, stage), 0)
     terms = profile.scorer(inputs, parameters, candidates, turn)
     costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
@@ -385,6 +383,41 @@ class BoundFilter:
         bound, ref = self._bound, view.registry.ref(slot)
         message = f"the session is bound to {bound.name}, {bound.left_s:.0f} s left"
         return Reason("session", str(ref.worker_id), bound.name, message)
+
+
+def within_session(view: RoutingView, context: SelectionContext, mask: int) -> int:
+    """The slots of ``mask``, or that of the request's session alone if it must answer."""
+    bound = None if _soft(view) else _session_rank(view, context, mask)
+    return mask if bound is None else 1 << bound
+
+
+def with_session(
+    view: RoutingView,
+    context: SelectionContext,
+    candidates: CandidateSet,
+    mask: int,
+    inputs: CostInputs,
+) -> CostInputs:
+    """The inputs, with the cost of leaving the worker of the request's session."""
+    slot = _session_rank(view, context, mask) if _soft(view) else None
+    if slot is None:
+        return inputs
+    column = _session_blocks(view, candidates, view.registry.ref(slot))
+    return replace(inputs, session_blocks=column)
+
+
+def _session_rank(view: RoutingView, context: SelectionContext, mask: int) -> int | None:
+    """The slot in ``mask`` that the request's session is bound to."""
+    bound = _bound_worker(view, context, ())
+    slot = None if bound is None else view.registry.slot(*bound.ref)
+    return slot if slot is not None and mask >> slot & 1 else None
+
+
+def _session_blocks(
+    view: RoutingView, candidates: CandidateSet, bound: WorkerWithDpRank
+) -> list[float]:
+    more = view.config.router_session_affinity_yield_blocks
+    return [0.0 if ref == bound else more for ref in candidates.refs]
 
 
 def _soft(view: RoutingView) -> bool:

@@ -19,6 +19,8 @@ from router_core import (
     RouterConfig,
     RoutingPlan,
     RoutingRequest,
+    Session,
+    Stage,
     TransferTable,
     TransferTableSet,
     Unknown,
@@ -276,6 +278,32 @@ def test_pairs_need_a_decode_worker_even_without_the_guard() -> None:
     assert made.plan(request(160)).prefill.outcome == "no_eligible_worker"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("mode", "chosen"), [("hard", "p1"), ("soft", "p2")])
+def test_the_next_hop_is_that_of_the_requests_session(mode: str, chosen: str) -> None:
+    made = router(
+        worker(1, "p1", "prefill", zone="a", policy="required"),
+        worker(2, "p2", "prefill", zone="b", policy="required"),
+        worker(3, "d1", "decode", zone="a"),
+        worker(4, "d2", "decode", zone="b"),
+        worker(5, "d3", "decode", zone="b"),
+        router_session_affinity_ttl_secs=60.0,
+        router_session_affinity_mode=mode,
+        router_session_affinity_yield_blocks=2.0,
+        **BEST,
+    )
+    # The session is bound to d3, which is loaded more than the others.
+    bound = replace(active(5, "s1", stage="decode", blocks=9), session="s")
+    apply_all(made, bound, active(3, "x", stage="decode", blocks=4))
+    wanted = request(160, session=Session("s", 2.0))
+    plan = made.plan(wanted)
+    assert plan.prefill is not None
+    assert plan.prefill.worker == made.registry.by_name(chosen)
+    # d1 has 4 blocks and the session's worker 9; d2 has none, and softly costs 2 more.
+    after = {"hard": {"p1": 14.0, "p2": 19.0}, "soft": {"p1": 14.0, "p2": 12.0}}[mode]
+    rows = {row.worker.name: row.following for row in plan.prefill.rows()}
+    assert rows == after
+
+
 def test_modes_without_costs_in_blocks_choose_hop_by_hop() -> None:
     made = fleet(**BEST, router_mode="least-loaded")
     plan = made.plan(request(160))
@@ -336,6 +364,12 @@ def cases(draw: st.DrawFn) -> tuple[Router, RoutingRequest]:
             settings |= {"kv_transfer_preferred_weight": 0.5}
     # A decode worker with a cached prefix costs less then, whether the hop is skipped or not.
     settings |= {"conditional_disagg_enabled": draw(st.booleans())}
+    if draw(st.booleans()):
+        mode = draw(st.sampled_from(["hard", "soft"]))
+        settings |= {"router_session_affinity_ttl_secs": 60.0}
+        settings |= {"router_session_affinity_mode": mode}
+        if mode == "soft":
+            settings |= {"router_session_affinity_yield_blocks": draw(st.sampled_from([1.0, 8.0]))}
     settings |= {"decode_active_request_weight": draw(st.sampled_from([0.0, 2.0]))}
     made = router(**settings)
     levels = draw(st.permutations(["host", "rack", "zone"]))[: draw(st.integers(1, 3))]
@@ -371,7 +405,15 @@ def cases(draw: st.DrawFn) -> tuple[Router, RoutingRequest]:
         st.sampled_from([constraints(), constraints(preferred={taint: 0.25}), constraints([taint])])
     )
     pin = draw(st.sampled_from([None, None, None, Pin(counts[0] + 1)]))
-    return made, request(64, constraints=limits, pin_decode=pin)
+    session = None
+    if draw(st.booleans()):
+        session = Session("s", 2.0)
+        bound = draw(st.sets(st.integers(1, sum(counts)), max_size=2))
+        for number in bound:
+            stage: Stage = "prefill" if number <= counts[0] else "decode"
+            begun = active(number, f"s{number}", stage=stage)
+            apply_all(made, replace(begun, session="s"))
+    return made, request(64, constraints=limits, pin_decode=pin, session=session)
 
 
 def searched(made: Router, wanted: RoutingRequest, plan: RoutingPlan) -> dict[Any, float]:
