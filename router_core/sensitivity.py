@@ -9,7 +9,7 @@ try, the answer counts as uncertain. Computed on demand, never on the request pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
@@ -297,7 +297,8 @@ def _in_bounds(
     if busy is not None:
         return busy
     for hop in _hops(plan):
-        found = _undrawn(hop, unknowns) if _drawn(hop) else _challenger(hop, unknowns)
+        drawn = _drawn(hop) and hop.mode in _IN_FLIGHT
+        found = _undrawn(hop, unknowns) if drawn else _challenger(hop, unknowns)
         if found is not None:
             return Consequence(hop.stage, hop.workers[found].name)
     return None
@@ -327,7 +328,7 @@ def _other_verdict(plan: RoutingPlan, unknowns: Sequence[Unknown]) -> Consequenc
 
 def _undrawn(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     """A candidate that no draw can choose, and other running requests could; None if none is."""
-    if decision.mode not in _IN_FLIGHT or all(one.load == "known" for one in unknowns):
+    if all(one.load == "known" for one in unknowns):
         return None
     chances = decision.probabilities()
     return next((i for i, chance in enumerate(chances) if chance == 0), None)
@@ -339,15 +340,19 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     The winner is judged at its highest cost and each other candidate at its lowest, which the
     formula reaches at the ends of the ranges: costs rise with load and fall with cached blocks. The
     decay of the credit also depends on the least loaded candidate: the winner gets the strongest
-    decay, the others get none.
+    decay, the others get none. Where the winner is drawn, all that a draw can choose count as
+    winners.
     """
-    winner, inputs = decision.winner, decision.inputs
-    if winner is None or inputs is None or len(decision.costs) < 2:
+    inputs = decision.inputs
+    if decision.winner is None or inputs is None or len(decision.costs) < 2:
         return None
-    others = [position for position in decision.group if position != winner]
+    winners = {decision.winner}
+    if _drawn(decision):
+        winners.update(i for i, chance in enumerate(decision.probabilities()) if chance > 0)
+    others = [position for position in decision.group if position not in winners]
     if decision.mode == "round-robin":
         return others[0] if any(one.turn for one in unknowns) else None
-    worst = _against(decision, inputs, winner, unknowns)
+    worst = _against(decision, inputs, winners, unknowns)
     costs: Sequence[float]
     best: Sequence[float]
     budget = decision.budget
@@ -367,13 +372,13 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     else:
         return None
     nearest = min(others, key=lambda position: best[position])
-    return nearest if best[nearest] <= costs[winner] else None
+    return nearest if best[nearest] <= min(costs[winner] for winner in winners) else None
 
 
 def _against(
-    decision: Decision, inputs: CostInputs, winner: int, unknowns: Sequence[Unknown]
+    decision: Decision, inputs: CostInputs, winners: Set[int], unknowns: Sequence[Unknown]
 ) -> CostInputs:
-    """The inputs at the ends of their ranges that speak against the winner."""
+    """The inputs at the ends of their ranges that speak against the winners."""
     prefill, blocks = list(inputs.prefill_tokens), list(inputs.active_blocks)
     requests, overlap = list(inputs.active_requests), list(inputs.overlap_blocks)
     shared = list(inputs.shared_blocks or [0] * len(blocks))
@@ -385,12 +390,13 @@ def _against(
     if following is not None and any(one.load != "known" for one in unknowns):
         # The load of decode workers is as unknown: any cost, or none.
         following = [0.0] * len(following)
-        following[winner] = float(_ANY_LOAD)
+        for winner in winners:
+            following[winner] = float(_ANY_LOAD)
     for one in unknowns:
         for position, ref in enumerate(decision.refs):
             if one.workers is not None and ref.worker_id not in one.workers:
                 continue
-            wins = position == winner
+            wins = position in winners
             if one.overlap and decision.credits_overlap:
                 overlap[position] = 0 if wins else inputs.prompt_blocks
                 for column in filter(None, (host, disk)):

@@ -275,3 +275,15 @@ def test_a_worker_outside_of_a_draw_can_win_where_running_requests_are_unknown()
     (found,) = consequences(asked, Unknown(load="more"))
     assert found.worker == "w3"
     assert not list(consequences(asked, Unknown(overlap=True)))
+
+
+def test_a_tie_does_not_hide_that_a_third_worker_can_win() -> None:
+    """w1 and w2 cost the same; w3 wins only where both of them have load that is not counted."""
+    question = asked((0, 0, 0), (0, 0, 0), (0, 0, 4))
+    assert question.plan.final.tied
+    more = Unknown(load="more")
+    assert [one.worker for one in consequences(question, more)] == ["w3"]
+    one_of_both = replace(more, workers=frozenset({1}))
+    assert not list(consequences(question, one_of_both))
+    cached = Unknown(overlap=True, workers=frozenset({3}))
+    assert [one.worker for one in consequences(question, cached)] == ["w3"]

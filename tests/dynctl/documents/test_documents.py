@@ -20,6 +20,7 @@ from msgspec import UNSET, inspect
 import dynctl
 from dynctl import documents
 from dynctl.base.decode_errors import WireError
+from dynctl.documents import index_dump, replicas
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.decisions import PastDecision
 from dynctl.documents.route_result import DecisionResult, RouteResult
@@ -48,6 +49,8 @@ def _structs() -> Iterator[type[msgspec.Struct]]:
 
 
 STRUCTS = sorted(_structs(), key=lambda one: one.__name__)
+#: Those that travel between routers as msgpack.
+BINARY = [one for one in STRUCTS if one.__module__ in (index_dump.__name__, replicas.__name__)]
 KINDS = {
     one: field.default
     for one in STRUCTS
@@ -81,12 +84,16 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(literals)
         case inspect.EnumType(cls=cls):
             return st.sampled_from(list(cls))
-        case inspect.IntType():
-            return st.integers(-(2**63), 2**64 - 1)
+        case inspect.IntType(ge=least, le=most):
+            return st.integers(
+                -(2**63) if least is None else least, 2**64 - 1 if most is None else most
+            )
         case inspect.FloatType():
             return st.floats(allow_nan=False, allow_infinity=False)
         case inspect.BoolType():
             return st.booleans()
+        case inspect.BytesType():
+            return st.binary(max_size=4)
         case inspect.StrType():
             return st.text(max_size=4)
         case inspect.NoneType():
@@ -108,7 +115,19 @@ def documents_of(form: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.builds(form, **given_fields)
 
 
-@pytest.mark.parametrize("form", STRUCTS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", BINARY, ids=lambda form: form.__name__)
+def test_a_value_survives_msgpack(form: type[msgspec.Struct]):
+    @settings(max_examples=10, deadline=None)
+    @given(documents_of(form))
+    def survives(document: msgspec.Struct) -> None:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(document), type=form) == document
+
+    survives()
+
+
+@pytest.mark.parametrize(
+    "form", [one for one in STRUCTS if one not in BINARY], ids=lambda form: form.__name__
+)
 def test_a_value_survives_json(form: type[msgspec.Struct]):
     @settings(max_examples=10, deadline=None)
     @given(documents_of(form))
