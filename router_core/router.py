@@ -35,7 +35,12 @@ from router_core.learned import MOST_LEARNED, LearnedIndex, RecencyIndex
 from router_core.load import ActiveSequences, PotentialLoad
 from router_core.lower_tiers import TIERS, LowerTiers
 from router_core.policies import PROFILES
-from router_core.policy_classes import NO_CLASSES, PolicyClasses, read_policy_classes
+from router_core.policy_classes import (
+    NO_CLASSES,
+    PolicyClasses,
+    PolicyTable,
+    read_policy_classes,
+)
 from router_core.registry import WorkerRegistry
 from router_core.router_queue import QueueEntry, RouterQueue, Turn
 from router_core.selection import (
@@ -50,7 +55,7 @@ from router_core.taints import parse_domains
 from router_core.topology import PairGroups, RouterPolicy, TransferGroupsCache
 from router_core.transfer import TransferClasses, TransferTable
 from router_core.worker_sets import slots_of
-from router_core.workers import Worker, WorkerWithDpRank
+from router_core.workers import UNKNOWN_BATCHED_TOKENS, Worker, WorkerWithDpRank
 
 SNAPSHOT_SCHEMA = 1
 #: Stored blocks after which the size of the whole index is compared with its bound.
@@ -301,9 +306,33 @@ class Router:
         )
 
     def next_turn(self, model: str, admissible: Callable[[QueueEntry], bool]) -> Turn | None:
-        """The waiting request of ``model`` that is next (:meth:`RouterQueue.next`)."""
+        """The waiting request of ``model`` that is next (:meth:`RouterQueue.next`).
+
+        Requests pinned to a rank without room are not tried: there may be one for each worker.
+        """
         table = self.policy_classes.table(model, self.config)
-        return self.queue.next(model, table, admissible)
+        on = self.view().queue is not None
+
+        def passes(entry: QueueEntry) -> bool:
+            return not (on and self._pin_is_busy(entry, table)) and admissible(entry)
+
+        return self.queue.next(model, table, passes)
+
+    def _pin_is_busy(self, entry: QueueEntry, table: PolicyTable) -> bool:
+        """Whether every rank that a request is pinned to is above the limit of its class."""
+        policy = table.named(entry.policy_class)
+        if entry.lane is None or policy is None:
+            return False
+        worker_id, rank = entry.lane
+        slots = self.registry.slots(worker_id)
+        if rank is not None:
+            slot = self.registry.slot(worker_id, rank)
+            slots = () if slot is None else (slot,)
+        if not slots:
+            return False
+        batched = self.registry.worker(slots[0]).runtime_config.max_num_batched_tokens
+        limit = policy.limit(batched or UNKNOWN_BATCHED_TOKENS)
+        return all(self.load.prefill_tokens[slot] > limit for slot in slots)
 
     # -- bookings --------------------------------------------------------------------------
 

@@ -582,7 +582,8 @@ def waiting_text(queue: QueueRow) -> str:
             text += f" ({queue.nearest} has {queue.needs:,} too many)"
         why.append(text)
     if queue.backlog:
-        why.append(f"{queue.backlog:,} of its class {'waited' if past else 'wait'} already")
+        verb = "waited" if past else "waits" if queue.backlog == 1 else "wait"
+        why.append(f"{queue.backlog:,} of its class {verb} already")
     behind = "behind an unknown number of others"
     if queue.ahead is not None:
         others = f"{queue.ahead:,} other{'' if queue.ahead == 1 else 's'}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -34,15 +35,20 @@ AGAIN_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
+Decide = Callable[[RoutingRequest], RoutingPlan]
+
+
 @dataclass(slots=True)
 class _Waiting:
-    """A request in the queue. ``plan``: why it waits; ``admitted`` gets the plan of its turn."""
+    """A request in the queue. ``plan``: why it waits; ``admitted`` gets the plan of its turn, which
+    ``decide`` makes."""
 
     request: RoutingRequest
     record: RequestRecord
     plan: RoutingPlan
     since: float
     admitted: asyncio.Future[RoutingPlan]
+    decide: Decide
 
 
 class Booker(Protocol):
@@ -54,6 +60,8 @@ class Booker(Protocol):
     def clock(self) -> float: ...
 
     def apply(self, change: Change) -> Applied: ...
+
+    def advance(self) -> None: ...
 
     def plan(self, request: RoutingRequest) -> RoutingPlan: ...
 
@@ -77,10 +85,16 @@ class Admission:
         self._again: asyncio.TimerHandle | None = None
 
     async def wait(
-        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+        self,
+        plan: RoutingPlan,
+        request: RoutingRequest,
+        record: RequestRecord,
+        *,
+        decide: Decide | None = None,
     ) -> RoutingPlan:
         """The plan of a request when it is admitted; its first hop is booked then.
 
+        ``decide`` makes the plan then, without booking it; by default that of all hops.
         ``plan`` says that it waits (``plan.waits``). Without a winner, the result is the refusal:
         the queue or its class is full, the wait took too long, or no worker is left. The caller
         frees the bookings of the request in every case.
@@ -91,7 +105,7 @@ class Admission:
             return self._turned_away(plan, entering)
         service.apply(entering)
         admitted: asyncio.Future[RoutingPlan] = asyncio.get_running_loop().create_future()
-        one = _Waiting(request, record, plan, service.clock(), admitted)
+        one = _Waiting(request, record, plan, service.clock(), admitted, decide or service.plan)
         self.waiting[request.id] = one
         self.try_soon()
         limit_s = service.router.config.router_queue_max_wait_secs
@@ -127,6 +141,7 @@ class Admission:
 
     def _turns(self) -> None:
         self._soon = None
+        self._service.advance()
         left = TURNS
         for model in self._service.router.queue.models():
             while left and self._turn(model):
@@ -150,7 +165,7 @@ class Admission:
             if one is None:
                 return True
             try:
-                plan = plans[entry.request_id] = service.plan(one.request)
+                plan = plans[entry.request_id] = one.decide(one.request)
             except Exception as error:  # its own request fails, the others must not wait for it
                 _log.exception("request %s failed in the router queue", entry.request_id)
                 plans[entry.request_id] = error

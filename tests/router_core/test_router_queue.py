@@ -387,6 +387,28 @@ def test_a_pinned_request_waits_for_its_worker() -> None:
     assert change.lane == (1, None)
 
 
+def test_pinned_requests_are_not_tried_while_their_worker_has_no_room() -> None:
+    made = two()
+    loads = [load(made, 1, 150), load(made, 2, 150)]
+    for number, pin in enumerate((Pin(1), Pin(2, 0), Pin(3))):
+        pinned = replace(request(32), id=f"r{number}", pin_decode=pin, arrived_at=float(number))
+        change = Enqueued(pinned.id, MODEL, "default", 32, 0, float(number), lane=(
+            pin.worker_id, pin.dp_rank))  # fmt: skip
+        made.apply(change, 1.0)
+    tried: list[str] = []
+
+    def admissible(entry: QueueEntry) -> bool:
+        tried.append(entry.request_id)
+        return False
+
+    assert made.next_turn(MODEL, admissible) is None
+    assert tried == ["r2"]  # its worker is not registered: it is tried, and refused
+    made.apply(Freed(loads[1]), 2.0)
+    tried.clear()
+    assert made.next_turn(MODEL, admissible) is None
+    assert tried == ["r1", "r2"]
+
+
 def test_a_backlog_of_its_class_makes_a_request_wait() -> None:
     made = two()
     loads = [load(made, 1, 150), load(made, 2, 150)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -168,7 +169,7 @@ class SelectionApi:
         plan = self._decide(request, hops)
         record.route_s += service.clock() - began
         if plan.waits and earlier is None:
-            plan = await self._admitted(plan, request, record)
+            plan = await self._admitted(plan, request, record, hops)
         elif plan.waits:
             plan = plan.waited(plan, record.queued_s or 0.0)
         service.decided(plan, request, record)
@@ -386,12 +387,13 @@ class SelectionApi:
     # -- inside ----------------------------------------------------------------------------
 
     async def _admitted(
-        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord, hops: Hops
     ) -> RoutingPlan:
         """The plan of a request that waits in the router queue; its first hop is booked."""
         service = self._service
         try:
-            return await service.admission.wait(plan, request, record)
+            decide = partial(self._decide, hops=hops)
+            return await service.admission.wait(plan, request, record, decide=decide)
         except BaseException:
             service.free(request.id)
             record.outcome, record.status = "cancelled", 499

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,11 +21,16 @@ from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import (
     Booked,
+    Enqueued,
     Freed,
     KvEvent,
+    ModelRuntimeConfig,
+    QueueFull,
     Router,
     RouterConfig,
+    RoutingRequest,
     Session,
+    Worker,
     WorkerAvailability,
     WorkerUpserted,
 )
@@ -181,3 +187,56 @@ def test_why_the_prefill_hop_is_left_out_or_kept_is_shown() -> None:
     assert "prefill hop" not in explained
     winner = next(line.split() for line in explained.splitlines() if "> decode-" in line)
     assert winner[2] == "-"
+
+
+def waiting_plan() -> tuple[Any, Any, Any]:
+    """(router, request, plan) of a request that has to wait behind another one."""
+    made = Router(RouterConfig(router_queue_threshold=1.0))
+    for number in (1, 2):
+        card = ModelRuntimeConfig(max_num_batched_tokens=100)
+        made.apply(WorkerUpserted(Worker(number, f"w{number}", "demo", runtime_config=card)), 0.0)
+        load = Booked(f"load-{number}", "aggregated", number, 0, prefill_tokens=110 * number)
+        made.apply(load, 0.0)
+    first = RoutingRequest("first", "demo", 20, 16, arrived_at=1.0)
+    entering = made.entering(made.plan(first), first)
+    assert isinstance(entering, Enqueued)
+    assert made.apply(entering, 1.0).ok
+    asked = RoutingRequest("r1", "demo", 20, 16, arrived_at=2.0)
+    return made, asked, made.plan(asked)
+
+
+def explained(made: Any, asked: Any, plan: Any) -> str:
+    result = route_result(made, asked, plan, now=5.0)
+    return " ".join(ExplainScreen()(result, Canvas(200)).split())
+
+
+def test_a_request_that_waits_is_explained() -> None:
+    made, asked, plan = waiting_plan()
+    text = explained(made, asked, plan)
+    assert (
+        "the request waits in the router queue, class default, behind 1 other: all 2 eligible "
+        "ranks hold more active prefill tokens than 1 x max_num_batched_tokens (w1 has 10 too "
+        "many) and 1 of its class waits already. It is decided again when it leaves the queue."
+    ) in text
+    assert "answer w1, after a wait in the router queue" in text
+
+
+def test_a_request_that_waited_is_explained_in_the_past() -> None:
+    made, asked, plan = waiting_plan()
+    text = explained(made, asked, plan.waited(plan, 2.5))
+    assert (
+        "the request waited 2.500 s in the router queue, class default, behind 1 other: all 2 "
+        "eligible ranks held more active prefill tokens than 1 x max_num_batched_tokens and 1 of "
+        "its class waited already. It was decided when it left the queue."
+    ) in text
+    assert "after a wait" not in text
+    assert "DYR0713" not in text
+
+
+def test_a_request_that_was_turned_away_names_the_limit() -> None:
+    made, asked, plan = waiting_plan()
+    refused = plan.turned_away(QueueFull("default", "total_requests", 1, 1))
+    assert not refused.ok
+    text = explained(made, asked, refused)
+    assert "answer none: 1 request waits in the router queue, the limit is 1" in text
+    assert "stopped by the router queue: its limit of total_requests is 1" in text

@@ -501,3 +501,15 @@ async def test_select_and_book_is_turned_away_by_a_full_queue() -> None:
         assert (status, body["error"]["code"]) == (529, "RouterQueueLimitExceeded")
         assert len(api) == 1
         assert not service.router.load.bookings("second")
+
+
+async def test_a_pool_of_prefill_workers_has_a_queue() -> None:
+    async with routing(worker(1, "prefill"), **ANY_LOAD) as (client, service, api, _):
+        assert (await select(client, "first", hops="prefill"))[0] == 201
+        task = asyncio.create_task(select(client, "second", hops="prefill"))
+        await until(lambda: "second" in service.router.queue)
+        await client.delete("/v1/bookings/first")
+        status, body = await task
+        assert (status, body["booked"]) == (201, ["prefill"])
+        assert body["queue"]["waited_s"] is not None
+        assert len(api) == 1
