@@ -72,6 +72,8 @@ _AGAIN_S: Final = (0.1, 2.0)
 #: Seconds between two lists of the running requests: less than a booking's shortest expiry.
 _ALIVE_S: Final = 10.0
 _MAX_PENDING: Final = 65_536
+#: Answers for operators that are read from the router at the same time.
+_MAX_READING: Final = 64
 _ANSWER_BYTES: Final = 16 * 1024 * 1024
 #: Bytes of hashes in one message of running requests, as JSON at most.
 _RESUME_BYTES: Final = 4 * 1024 * 1024
@@ -131,6 +133,7 @@ class RouterLink:
         self._gathering: asyncio.TimerHandle | None = None
         self._waiting: set[EngineStream] = set()
         self._alive_at = 0.0
+        self._reading = 0
         self._reason = ""
         self._answered = asyncio.Event()
 
@@ -187,13 +190,19 @@ class RouterLink:
             await self.owner.take_fleet(fleet, joined=False)
 
     async def read(self, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """``GET path`` of the router: status and body; raises RouterLost."""
+        """``GET path`` of the router: status and body; raises RouterLost, also where too many
+        are read at the same time."""
         if not self.up:
             raise RouterLost(self._reason)
+        if self._reading >= _MAX_READING:
+            raise RouterLost(f"{_MAX_READING} answers of the router are read already")
+        self._reading += 1
         try:
             return await self._upstream.get(self.url + path, timeout_s)
         except UpstreamFailure as failure:
             raise RouterLost(str(failure)) from None
+        finally:
+            self._reading -= 1
 
     def report(self, report: Report) -> None:
         """Send this with the next message; without a lease it is not needed."""

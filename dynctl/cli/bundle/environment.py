@@ -21,6 +21,7 @@ SHOWN: Final = frozenset(
         "DYNCTL_LOG_DECISIONS",
         "DYNCTL_LOG_FORMAT",
         "DYNCTL_PRESET",
+        "DYNCTL_ROUTER",
         "DYN_COMPONENT",
         "DYN_DISABLE_FRONTEND_ADMIN_API",
         "DYN_DISCOVERY_BACKEND",

@@ -251,6 +251,20 @@ async def test_a_frontend_shows_the_fleet_of_its_router():
         await fleet.start_router(port)
 
 
+async def test_readings_of_the_router_are_bounded(monkeypatch):
+    monkeypatch.setattr(remote_module, "_MAX_READING", 1)
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        reading = asyncio.create_task(site.get("/v1/decisions?wait=30"))
+        await until(lambda: remote(site).link._reading == 1)
+        status, shown = await site.get("/v1/workers")  # what this process knows
+        assert status == 200
+        assert {row["source"] for row in shown["workers"]} == {"router"}
+        assert (await site.chat("x"))[0] == 200
+        assert (await reading)[0] == 200
+        assert remote(site).link._reading == 0
+
+
 @pytest.mark.parametrize("with_model", [False, True])
 async def test_a_router_alone_needs_no_tokenizer(caplog, with_model):
     """Its frontends tokenize; with --model-path it can for dry runs."""
