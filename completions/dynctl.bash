@@ -220,7 +220,7 @@ __dynctl_meaning() {
         *:--pin-decode | *:--pin-prefill)
             meaning='live:worker' ;;
         *:--preset)
-            meaning='words:dynamo-1.6 ttft throughput dynamo-0.9' ;;
+            meaning='words:dynamo-1.6 dynamo-0.9 ttft throughput' ;;
         *:--reach)
             meaning='words:auto direct port-forward' ;;
         *:--require-taint)

@@ -171,7 +171,7 @@ function __dynctl_flags
                 '--router-replica-nats'\t'Share load over NATS in place of ZMQ: nats://HOST:PORT, several with ..' \
                 '--router-replica-group'\t'Over NATS only routers of one group share load' \
                 '--index-peer'\t'Begin with the index of this frontend or router, and read from the ..' \
-                '--preset'\t'Defaults of dynamo-1.6 or ttft or throughput or dynamo-0.9' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9 or ttft or throughput' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
@@ -300,7 +300,7 @@ function __dynctl_flags
                 '--router-replica-nats'\t'Share load over NATS in place of ZMQ: nats://HOST:PORT, several with ..' \
                 '--router-replica-group'\t'Over NATS only routers of one group share load' \
                 '--index-peer'\t'Begin with the index of this frontend or router, and read from the ..' \
-                '--preset'\t'Defaults of dynamo-1.6 or ttft or throughput or dynamo-0.9' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9 or ttft or throughput' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
@@ -430,7 +430,7 @@ function __dynctl_flags
                 '--router-replica-nats'\t'Share load over NATS in place of ZMQ: nats://HOST:PORT, several with ..' \
                 '--router-replica-group'\t'Over NATS only routers of one group share load' \
                 '--index-peer'\t'Begin with the index of this frontend or router, and read from the ..' \
-                '--preset'\t'Defaults of dynamo-1.6 or ttft or throughput or dynamo-0.9' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9 or ttft or throughput' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
@@ -769,7 +769,7 @@ function __dynctl_flags
         case 'config show'
             printf '%s\n' \
                 '--advise'\t'Show values that fit the lengths of the requests of a live frontend' \
-                '--preset'\t'Defaults of dynamo-1.6 or ttft or throughput or dynamo-0.9' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9 or ttft or throughput' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
@@ -1067,7 +1067,7 @@ function __dynctl_meaning
         case '*:--pin-decode' '*:--pin-prefill'
             echo 'live:worker'
         case '*:--preset'
-            echo 'words:dynamo-1.6 ttft throughput dynamo-0.9'
+            echo 'words:dynamo-1.6 dynamo-0.9 ttft throughput'
         case '*:--reach'
             echo 'words:auto direct port-forward'
         case '*:--require-taint'

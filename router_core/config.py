@@ -465,6 +465,13 @@ _SETTINGS_READY = True
 #: ``dynamo-0.9`` follows the 0.9 guides (round-robin, queue at 4.0, 503 on overload, size pruning).
 PRESETS: dict[str, dict[str, Any]] = {
     "dynamo-1.6": {},
+    "dynamo-0.9": {
+        "router_mode": "round-robin",
+        "router_queue_threshold": 4.0,
+        "overload_status_code": 503,
+        "router_max_tree_size": 2**20,
+        "router_prune_target_ratio": 0.8,
+    },
     "ttft": {
         "prefill_load_scale": 1.5,
         "active_decode_blocks_threshold": 0.7,
@@ -476,13 +483,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "active_decode_blocks_threshold": 0.95,
         "active_prefill_tokens_threshold": 2000,
         "router_temperature": 0.3,
-    },
-    "dynamo-0.9": {
-        "router_mode": "round-robin",
-        "router_queue_threshold": 4.0,
-        "overload_status_code": 503,
-        "router_max_tree_size": 2**20,
-        "router_prune_target_ratio": 0.8,
     },
 }
 DEFAULT_PRESET = "dynamo-1.6"

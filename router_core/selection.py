@@ -478,13 +478,14 @@ def cost_inputs(
         shared = load.shared_blocks(request.sequence_hashes, mask)
     shared_blocks = _column(shared, slots) if shared.levels else None
     expected = view.predicted.live & mask if context.stage != "decode" else 0
-    by_prompt = [overlap_blocks]
+    by_prompt = [overlap_blocks] if expected else []
     for number, hashes in enumerate(request.more_hashes, start=1):
         if reads:
             limit = request.most_reusable_of(number)
             more = _column(view.index.find_matches(hashes, mask, limit), slots)
             overlap_blocks = list(map(add, overlap_blocks, more))
-            by_prompt.append(more)
+            if expected:
+                by_prompt.append(more)
         if parameters.track_active_blocks and parameters.assume_kv_reuse:
             more = _column(load.shared_blocks(hashes, mask), slots)
             shared_blocks = list(map(add, shared_blocks or repeat(0), more))
