@@ -661,15 +661,13 @@ def test_a_wrong_table_names_the_field(document: Any, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=3) | st.floats(),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(sorted(TABLES)), inner, max_size=3)
-        ),
-    )
-)
+KEYS = st.sampled_from([*sorted(TABLES), "name", "quantum", "bucket", "min_tokens"])
+SCALARS = st.none() | st.integers() | st.text(max_size=3) | st.floats() | st.just("fcfs")
+ROWS = st.dictionaries(KEYS, SCALARS, max_size=4)
+DOCUMENTS = st.dictionaries(KEYS, SCALARS | ROWS | st.lists(SCALARS | ROWS, max_size=3), max_size=4)
+
+
+@given(SCALARS | DOCUMENTS | st.dictionaries(KEYS, DOCUMENTS, max_size=2))
 def test_any_plain_data_is_read_or_refused(document: Any) -> None:
     with contextlib.suppress(ConfigError):
         read_policy_classes(document)
