@@ -15,8 +15,7 @@ from dynctl.serving.http.server import Frontend
 from tests.dynctl.serving.fleets import Site, site
 from tests.waiting import until
 
-#: The replay sockets keep the last four batches: what the engines cached before is lost there.
-FORGETFUL = [{"name": f"w{n}", "kv_events_buffer_steps": 4} for n in range(2)]
+ENGINES = [{"name": "w0"}, {"name": "w1"}]
 
 
 @asynccontextmanager
@@ -47,14 +46,38 @@ def blocks(frontend: Frontend) -> dict[str, tuple[int, str]]:
     return found
 
 
+def states(frontend: Frontend) -> set[str]:
+    """The states of all indexes."""
+    return {state for _, state in blocks(frontend).values()}
+
+
+async def ends_as(fleet: Site, other: Frontend, expected: set[str]) -> None:
+    """Wait until everything is applied and the indexes have these states."""
+    try:
+        await until(lambda: settled(fleet, other) and states(other) == expected)
+    except TimeoutError:
+        found = other.fleet.index.all_states()
+        raise AssertionError(f"{blocks(other)}, {blocks(fleet.frontend)}, {found}") from None
+
+
+def forget(fleet: Site) -> None:
+    """Leave the last four batches in the replay sockets: what was cached before is lost there."""
+    for engine in fleet.engines.values():
+        for publisher in engine.engine._publishers:
+            kept = publisher.buffer.since(publisher.next_seq - 4)
+            publisher.buffer.clear()
+            for sequence, payload in kept:
+                publisher.buffer.append(sequence, payload)
+
+
 async def filled(fleet: Site) -> None:
-    """Every worker caches prompts of more batches than its replay socket keeps."""
+    """Every worker caches prompts."""
     await fleet.connected()
     for number in range(24):
         assert (await fleet.chat(f"{number} " + "some words of a long prompt " * 8))[0] == 200
     await fleet.idle()
-    await until(lambda: settled(fleet, fleet.frontend))
-    assert all(count > 0 and state == "current" for count, state in blocks(fleet.frontend).values())
+    await until(lambda: settled(fleet, fleet.frontend) and states(fleet.frontend) == {"current"})
+    assert all(count > 0 for count, _ in blocks(fleet.frontend).values())
 
 
 def settled(fleet: Site, frontend: Frontend) -> bool:
@@ -78,8 +101,9 @@ def read(frontend: Frontend) -> int:
 
 @pytest.mark.seed("smart-routing-guide-0.9: replicas: persistent state")
 async def test_it_begins_with_the_index_of_the_peer_and_goes_on_with_the_events() -> None:
-    async with site(FORGETFUL) as fleet:
+    async with site(ENGINES) as fleet:
         await filled(fleet)
+        forget(fleet)
         async with second(fleet, index_peers=(fleet.frontend.url,)) as other:
             await until(lambda: blocks(other) == blocks(fleet.frontend))
             assert read(other) == 0
@@ -88,21 +112,22 @@ async def test_it_begins_with_the_index_of_the_peer_and_goes_on_with_the_events(
                 await fleet.chat(f"new {number} " + "other words entirely " * 9)
             await fleet.idle()
             await until(lambda: settled(fleet, other) and settled(fleet, fleet.frontend))
-            assert blocks(other) == blocks(fleet.frontend)
+            await until(lambda: blocks(other) == blocks(fleet.frontend))
             assert all(not one.lost for one in other.fleet.index.all_states().values())
 
 
 async def test_without_a_peer_the_engines_no_longer_have_everything() -> None:
-    async with site(FORGETFUL) as fleet:
+    async with site(ENGINES) as fleet:
         await filled(fleet)
+        forget(fleet)
         async with second(fleet) as other:
-            await until(lambda: read(other) > 0 and settled(fleet, other))
-            assert {state for _, state in blocks(other).values()} == {"gapped"}
+            await ends_as(fleet, other, {"gapped"})
+            assert read(other) > 0
 
 
 async def test_what_happens_between_the_dump_and_the_stream_is_read_from_the_engine() -> None:
     """The dump is of a moment; the batches after it come from the replay socket."""
-    async with site([{"name": "w0"}, {"name": "w1"}]) as fleet:
+    async with site(ENGINES) as fleet:
         await filled(fleet)
         dump = await fetched(fleet)
         before = published(fleet)
@@ -111,27 +136,26 @@ async def test_what_happens_between_the_dump_and_the_stream_is_read_from_the_eng
         await fleet.idle()
         await until(lambda: settled(fleet, fleet.frontend))
         async with peer(dump) as url, second(fleet, index_peers=(url,)) as other:
-            await until(lambda: settled(fleet, other))
-            assert blocks(other) == blocks(fleet.frontend)
+            await until(lambda: settled(fleet, other) and blocks(other) == blocks(fleet.frontend))
             assert read(other) == published(fleet) - before > 0
 
 
 async def test_events_that_neither_has_are_a_gap() -> None:
-    async with site(FORGETFUL) as fleet:
+    async with site(ENGINES) as fleet:
         await filled(fleet)
         dump = await fetched(fleet)
         for number in range(24):
             await fleet.chat(f"{number} later " + "other words entirely " * 9)
         await fleet.idle()
         await until(lambda: settled(fleet, fleet.frontend))
+        forget(fleet)
         async with peer(dump) as url, second(fleet, index_peers=(url,)) as other:
             # The batch of the dump is no longer there, so the engine may be another process.
-            await until(lambda: settled(fleet, other))
-            assert {state for _, state in blocks(other).values()} == {"gapped"}
+            await ends_as(fleet, other, {"gapped"})
 
 
 async def test_an_engine_that_restarted_since_is_read_from_its_start() -> None:
-    async with site(FORGETFUL) as fleet:
+    async with site(ENGINES) as fleet:
         await filled(fleet)
         dump = await fetched(fleet)
         for engine in fleet.engines.values():
@@ -179,13 +203,13 @@ async def test_the_index_needs_the_token_and_the_second_peer_is_tried() -> None:
 
 
 async def test_ranks_of_a_dump_that_is_cut_are_used_and_the_others_read() -> None:
-    async with site(FORGETFUL) as fleet:
+    async with site(ENGINES) as fleet:
         await filled(fleet)
+        forget(fleet)
         dump = await fetched(fleet)
         async with peer(dump[:-40]) as url, second(fleet, index_peers=(url,)) as other:
-            await until(lambda: settled(fleet, other))
+            await ends_as(fleet, other, {"current", "gapped"})
             assert other.fleet.index.seeded == 1
-            assert {state for _, state in blocks(other).values()} == {"current", "gapped"}
 
 
 async def fetched(fleet: Site) -> bytes:
