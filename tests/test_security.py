@@ -113,6 +113,15 @@ HELD_BY = {
         "dynctl/serving/test_access.py::test_the_table_has_every_endpoint",
         "dynctl/serving/test_remote.py::test_frontends_share_a_port",
     ],
+    "With `--router-replica-sync`": [
+        "dynctl/serving/test_replicas.py::test_a_router_cannot_end_the_bookings_of_another",
+        "dynctl/serving/test_replicas.py::test_the_events_are_those_of_dynamo",
+        "dynctl/cli/test_serve.py::test_replicas",
+    ],
+    "`--index-peer` gets": [
+        "dynctl/serving/test_index_exchange.py::test_the_index_needs_the_token_and_the_second_peer_is_tried",
+        "dynctl/serving/test_index_exchange.py::test_an_engine_that_restarted_since_is_read_from_its_start",
+    ],
     "`DYN_DISABLE_FRONTEND_ADMIN_API": [
         "dynctl/serving/test_admin.py::test_the_admin_api_can_be_switched_off"
     ],
