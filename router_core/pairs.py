@@ -86,7 +86,7 @@ class _DecodeHop:
         terms = view.profile.scorer(inputs, parameters, candidates, turn)
         count = len(self.slots)
         table = view.transfer
-        seconds = None if table is None else decode_seconds(table, context.request)
+        seconds = None if table is None else decode_seconds(view.registry, table, context.request)
         self.weight = parameters.kv_transfer_weight
         self.seconds = seconds
         self.ordered = seconds is not None and list(seconds) == sorted(seconds)

@@ -653,7 +653,7 @@ def _transfer(
         if context.source is None:
             return None, None
         place = table.place(context.source)
-        seconds = decode_seconds(table, context.request)
+        seconds = decode_seconds(view.registry, table, context.request)
     else:
         if view.own_place is None:
             return None, None
@@ -666,9 +666,17 @@ def _transfer(
     return column, list(map(names.__getitem__, classes))
 
 
-def decode_seconds(table: TransferTable, request: RoutingRequest) -> tuple[float, ...] | None:
-    """The time of the request's KV transfer in each class; None where its size is unknown."""
+def decode_seconds(
+    registry: WorkerRegistry, table: TransferTable, request: RoutingRequest
+) -> tuple[float, ...] | None:
+    """The time of the request's KV transfer in each class; None where its size is unknown.
+
+    An alias or an adapter has the size of its workers' model.
+    """
     size = table.size_of(request.model)
+    members = registry.model(request.model) if size is None and table.by_model else 0
+    if members:
+        size = table.size_of(registry.worker((members & -members).bit_length() - 1).model)
     return None if size is None else table.seconds(request.isl_tokens * size)
 
 

@@ -136,6 +136,16 @@ def test_an_unknown_size_of_the_kv_cache_is_a_note_and_no_term() -> None:
     assert decode_of(made.plan(request(160))).notes == ()
 
 
+def test_an_adapter_has_the_size_of_its_model() -> None:
+    made = with_table(fleet(**BEST), replace(TABLE, bytes_per_token=None, by_model={"tiny": 1_024}))
+    for one in tuple(made.registry):
+        apply_all(made, WorkerUpserted(replace(one, adapters=("lora",))))
+    plan = made.plan(replace(request(160), model="lora"))
+    assert term(decode_of(plan))["near"] == pytest.approx(0.161)
+    assert plan.prefill is not None
+    assert min(plan.prefill.costs) == 10 + min(decode_of(plan).costs)
+
+
 def test_decisions_with_distances_replay_and_flip() -> None:
     decision = decode_of(fleet().plan(request(160)))
     assert decision.replay() == decision
