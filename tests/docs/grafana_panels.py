@@ -333,6 +333,40 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                 says="Only with a prefill load model.",
             ),
             Panel(
+                "Prefill hops left out and kept",
+                (
+                    Query(
+                        _rate("dynctl_conditional_disagg_total", _FILTER, "bypassed, reason"),
+                        "left out {{bypassed}}: {{reason}}",
+                    ),
+                ),
+                says="Only with conditional disaggregation.",
+            ),
+            Panel(
+                "Time in the router queue",
+                _quantiles("dynctl_router_queue_wait_seconds", _FILTER, 0.5, 0.99),
+                "s",
+            ),
+            Panel(
+                "Other routers of replica sync",
+                (
+                    Query(f"dynctl_replica_up{{{_FILTER}}}", "{{instance}} hears {{replica}}"),
+                    Query(f"dynctl_replica_requests{{{_FILTER}}}", "requests of {{replica}}"),
+                ),
+            ),
+            Panel(
+                "Events of replica sync",
+                (
+                    Query(
+                        _rate("dynctl_replica_events_total", _FILTER, "direction"), "{{direction}}"
+                    ),
+                    Query(
+                        _rate("dynctl_replica_missed_total", _FILTER, "reason"),
+                        "missed: {{reason}}",
+                    ),
+                ),
+            ),
+            Panel(
                 "Predictions",
                 (
                     Query(

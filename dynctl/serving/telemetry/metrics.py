@@ -269,16 +269,16 @@ class Metrics(ServiceObserver):
 
     def _replica_samples(self) -> Iterator[str]:
         sharing = self._service.sharing
-        if sharing is None:
-            return
-        rows = sharing.rows()
+        rows = [] if sharing is None else sharing.rows()
         up = [((row.name,), float(row.state == "in step")) for row in rows]
         yield self._text("dynctl_replica_up", up)
         held = [((row.name,), float(row.requests)) for row in rows]
         yield self._text("dynctl_replica_requests", held)
-        yield self._text("dynctl_replica_events_total", sharing.events.items())
-        missed = [((reason,), count) for reason, count in sharing.missed.items()]
-        yield self._text("dynctl_replica_missed_total", missed)
+        events = {} if sharing is None else sharing.events
+        yield self._text("dynctl_replica_events_total", events.items())
+        missed = {} if sharing is None else sharing.missed
+        by_reason = [((reason,), count) for reason, count in missed.items()]
+        yield self._text("dynctl_replica_missed_total", by_reason)
 
     def _text(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> str:
         return samples(self.families[name], rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dynctl.base.errors import UsageProblem
@@ -47,6 +49,9 @@ def test_preset_from_the_environment_and_unknown_presets():
         resolve({}, {}, preset_name="dynamo-2")
 
 
+POLICY_FILE = Path(__file__).with_name("policy-classes.yaml")
+
+
 @pytest.mark.parametrize("name", list(SETTINGS))
 @pytest.mark.seed("router-guide: arguments: --router-mode")
 @pytest.mark.seed("router-guide: arguments: --router-temperature")
@@ -67,7 +72,8 @@ def test_every_spelling_of_every_setting_is_read(name: str):
     elif setting.choices:
         value = text = setting.choices[-1]
     elif setting.type is str:
-        value = text = "zone=a" if name == "router_own_domains" else "zone"
+        texts = {"router_own_domains": "zone=a", "router_policy_config": str(POLICY_FILE)}
+        value = text = texts.get(name, "zone")
     else:
         value = setting.type(500 if name == "overload_status_code" else 1)
         text = str(value)

@@ -395,7 +395,7 @@ async def test_the_prefill_of_two_hops_is_measured_when_decode_begins() -> None:
         assert service.prefill_times.rows == {("tiny", "prefill"): (1, 3.4, 1.5)}
 
 
-@pytest.mark.seed("router-guide: AIC: the standalone router uses the same AIC flags")
+@pytest.mark.seed("router-guide: prefill load: standalone router")
 @pytest.mark.parametrize("how", ["end", "stage", "failed"])
 async def test_the_end_of_a_prefill_pools_booking_is_that_of_its_prefill(how: str) -> None:
     async with routing(worker(1, "prefill"), worker(2, "prefill")) as (client, service, _, clock):
