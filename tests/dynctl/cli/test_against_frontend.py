@@ -235,7 +235,7 @@ def test_advice_is_about_the_requests_of_the_frontend(frontend: str, asks: Any) 
         httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=60).raise_for_status()
     until_now(lambda: advice()["requests"] >= before + 2)
     one = advice()
-    assert (one["workload"], one["requests"]) == ("mixed", before + 2)
+    assert one["workload"] == "mixed"
     assert 10 < one["input_tokens"] < 200
     assert {row["name"]: row["now"] for row in one["settings"]}["prefill_load_scale"] == 1.0
     shown = asks("config", "show", "--advise", "--frontend", frontend).out

@@ -100,6 +100,7 @@ def read(frontend: Frontend) -> int:
 
 
 @pytest.mark.seed("smart-routing-guide-0.9: replicas: persistent state")
+@pytest.mark.seed("dynamo-1.6: replica sync: index exchange")
 async def test_it_begins_with_the_index_of_the_peer_and_goes_on_with_the_events() -> None:
     async with site(ENGINES) as fleet:
         await filled(fleet)

@@ -243,6 +243,7 @@ def test_the_events_are_those_of_dynamo():
     )
 
 
+@pytest.mark.seed("dynamo-1.6: replica sync: batches of 256 events or 1 ms")
 def test_messages_have_at_most_256_events_and_wait_a_millisecond():
     world = World("a", "b")
     a, b = world.nodes.values()
@@ -286,6 +287,7 @@ def test_two_routers_may_use_the_same_request_id():
 # -- loss ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.seed("dynamo-1.6: replica sync: what was lost is counted")
 def test_a_lost_message_is_counted_reported_and_made_up_for():
     world = World("a", "b")
     a, b = world.nodes.values()
@@ -356,6 +358,7 @@ def test_requests_that_run_before_a_router_starts_count_there_too():
     assert b.states() == {"a": "in step"}
 
 
+@pytest.mark.seed("dynamo-1.6: replica sync: newest dropped when full")
 def test_a_full_queue_drops_the_newest_and_the_others_recover(monkeypatch):
     monkeypatch.setattr(sync_module, "MOST_PENDING", 5)
     world = World("a", "b")

@@ -163,6 +163,7 @@ async def test_commands_show_the_other_router_and_count_no_request_twice(tmp_pat
             assert sum(rank.active_requests for row in shown.workers for rank in row.ranks) == 1
 
 
+@pytest.mark.seed("dynamo-1.6: replica sync: convergence after a partition")
 async def test_both_count_the_same_again_after_nats_was_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
