@@ -169,7 +169,9 @@ class TopApp(App[int]):
         self._wake.set()
 
     def on_top_app_source_read(self, message: SourceRead) -> None:
-        self.take(message.snapshot)
+        # A snapshot that comes while the app ends has no screen any more.
+        if self.screen_stack:
+            self.take(message.snapshot)
 
     def take(self, snapshot: Snapshot) -> None:
         """Show a snapshot."""

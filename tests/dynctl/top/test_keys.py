@@ -411,6 +411,15 @@ async def test_pause_keeps_the_snapshot(shown: Shown):
         assert "live" in screen_text(pilot.app)
 
 
+async def test_a_snapshot_that_comes_while_the_app_ends_is_left(shown: Shown):
+    async with shown() as pilot:
+        app = app_of(pilot)
+        snapshot = app.snapshot
+        assert snapshot is not None
+    assert not app.screen_stack
+    app.on_top_app_source_read(app.SourceRead(snapshot))
+
+
 async def test_r_goes_through_the_intervals(shown: Shown):
     async with shown(rate=1.0) as pilot:
         seen = []
