@@ -453,7 +453,7 @@ class Frontend:
                 )  # fmt: skip
         self._log_queue()
         silent = [w.name for w in router.registry if not w.kv_events]
-        if silent:
+        if silent and self.link is None:
             _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
         if self._tokenizes:
             self._log_tokenizer()

@@ -275,6 +275,15 @@ async def test_a_router_alone_needs_no_tokenizer(caplog, with_model):
         assert ("tokenizer" in caplog.text) is with_model
 
 
+async def test_the_start_names_the_router_and_no_estimates(caplog):
+    caplog.set_level("INFO")
+    async with several(frontends=1) as fleet:
+        caplog.clear()
+        fleet.frontends[0].frontend.log_start()
+        assert f"router: {fleet.router.url}" in caplog.text
+        assert "estimated" not in caplog.text
+
+
 @pytest.mark.seed("dynamo-1.6: several frontends: only hashes travel")
 async def test_only_hashes_travel():
     async with several(frontends=1) as fleet:
