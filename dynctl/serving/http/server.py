@@ -485,6 +485,12 @@ class Frontend:
         if self._tokenizer is not None:
             _log.info("tokenizer: %s (%s)", self.config.model_path, self._tokenizer.encoder.name)
             return
+        if self.link is not None:
+            _log.info(
+                "tokenizer: the engines' /tokenize, where they have it; set --model-path DIR to "
+                "tokenize here"
+            )
+            return
         if any(member.facts.engine_id is not None for member in self.fleet):
             _log.info("tokenizer: the engines' /tokenize, one more round trip per request")
         else:

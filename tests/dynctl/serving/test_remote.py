@@ -277,11 +277,13 @@ async def test_a_router_alone_needs_no_tokenizer(caplog, with_model):
 
 async def test_the_start_names_the_router_and_no_estimates(caplog):
     caplog.set_level("INFO")
-    async with several(frontends=1) as fleet:
+    async with several(frontends=1, model_path=None) as fleet:
         caplog.clear()
         fleet.frontends[0].frontend.log_start()
         assert f"router: {fleet.router.url}" in caplog.text
+        assert "the engines' /tokenize" in caplog.text
         assert "estimated" not in caplog.text
+        assert "not modelled" not in caplog.text
 
 
 @pytest.mark.seed("dynamo-1.6: several frontends: only hashes travel")
