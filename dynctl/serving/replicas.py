@@ -587,8 +587,8 @@ class ReplicaSync:
             self._service.set_condition(
                 codes.REPLICA_SILENT,
                 peer.name,
-                f"nothing was received from it for more than {SILENT_S:g} s: its "
-                f"{len(peer.bookings):,} requests still count as load until they expire",
+                f"nothing was received from it for more than {SILENT_S:g} s: what it sent to "
+                f"workers until then ({_requests(len(peer.bookings))}) counts until it expires",
             )
         else:
             self._service.clear_condition(codes.REPLICA_SILENT, peer.name)
@@ -602,8 +602,8 @@ class ReplicaSync:
             self._service.set_condition(
                 codes.REPLICA_WORKERS_DIFFER,
                 peer.name,
-                f"{len(unknown):,} of its requests run on workers that are unknown here (ids "
-                f"{named}): their load does not count",
+                f"{_requests(len(unknown))} of it on workers that are unknown here (ids {named}): "
+                "their load does not count",
             )
         elif not unknown:
             self._service.clear_condition(codes.REPLICA_WORKERS_DIFFER, peer.name)
@@ -669,6 +669,10 @@ class ReplicaSync:
         """The routers whose load here is out of date, with the reason; empty if none."""
         late = [row for row in self.rows() if row.state != "in step"]
         return ", ".join(f"{row.name} ({row.state})" for row in late[:3])
+
+
+def _requests(number: int) -> str:
+    return f"{number:,} request{'s' * (number != 1)}"
 
 
 def _hashes(event: SequenceEvent) -> tuple[int, ...]:
