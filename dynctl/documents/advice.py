@@ -90,7 +90,9 @@ def advise(lengths: Mapping[str, Lengths] | None, values: Mapping[str, Any]) -> 
         why = "only a running frontend exports the lengths of requests: --frontend URL"
         return [ModelAdvice("", "unknown", why)]
     if not lengths:
-        return [ModelAdvice("", "unknown", "no request has been answered yet")]
+        # As observed with Dynamo 1.6.1.
+        why = "no request has been counted yet (Dynamo does not count prompts of token ids)"
+        return [ModelAdvice("", "unknown", why)]
     return [_advice(model, one, values) for model, one in sorted(lengths.items())]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.dynamo.fleet import DynamoFleet, aggregated
+from tests.waiting import until_now
 
 DECODE = "active_decode_blocks_threshold"
 
@@ -25,11 +26,13 @@ class Ran:
         return json.loads(self.out)
 
 
-def thresholds(fleet: DynamoFleet, *arguments: str, planes: bool = True) -> Ran:
+def thresholds(
+    fleet: DynamoFleet, *arguments: str, planes: bool = True, command: str = "thresholds"
+) -> Ran:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
     urls = [word for one in fleet.frontends for word in ("--frontend", one.url)]
     done = subprocess.run(
-        [sys.executable, "-m", "dynctl", "thresholds", *arguments, "-o", "json", *urls],
+        [sys.executable, "-m", "dynctl", command, *arguments, "-o", "json", *urls],
         capture_output=True,
         text=True,
         timeout=60,
@@ -66,3 +69,22 @@ def test_replicas_of_a_live_dynamo_are_compared_set_and_waited_for() -> None:
         worker.held.report_load(61, 61)
         freed = thresholds(fleet, "set", "--active-decode-blocks", "0.95", "--wait", "10s")
         assert (freed.code, freed.json["waited"]["pending"]) == (0, []), freed.err
+
+
+def test_advice_is_about_the_requests_of_a_live_dynamo() -> None:
+    with DynamoFleet(aggregated(2), frontends=((), ())) as fleet:
+
+        def advice() -> dict[str, Any]:
+            ran = thresholds(fleet, "show", "--advise", command="config")
+            assert ran.code == 0, ran.err
+            [one] = ran.json["advice"]
+            return dict(one)
+
+        assert advice()["workload"] == "unknown"
+        for frontend in fleet.frontends:
+            frontend.complete(list(range(3, 503)), max_tokens=4)  # not counted: no text
+            frontend.chat([{"role": "user", "content": "hello " * 100}], max_tokens=4)
+        until_now(lambda: advice()["requests"] == 2)
+        one = advice()
+        assert (one["workload"], one["output_tokens"]) == ("mixed", 4.0)
+        assert one["input_tokens"] > 100
