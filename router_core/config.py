@@ -156,7 +156,8 @@ _BY_ISL = (POLICIES[0], POLICIES[2])
 _SKIPPING = (*_IN_KV, Only("conditional_disagg_enabled", (True,)))
 _MODELLED = (Only("router_prefill_load_model", ("ais", "aic", "measured")),)
 _QUEUED = (*_IN_KV, Only("router_queue_threshold", instead="router_policy_config"))
-_WITH_SESSIONS = (Only("router_session_affinity_ttl_secs"),)
+_NOT_DIRECT = (Only("router_mode", tuple(mode for mode in ROUTER_MODES if mode != "direct")),)
+_WITH_SESSIONS = (*_NOT_DIRECT, Only("router_session_affinity_ttl_secs"))
 _SOFT_SESSIONS = (*_WITH_SESSIONS, Only("router_session_affinity_mode", ("soft",)))
 _BOUND = "requests bind a session to a worker, and a dry run sends none"
 _FILLED = "the index of a dry run is filled already"
@@ -279,7 +280,7 @@ class RouterConfig:
     ``approximate`` what this router sent there in the last ``router_ttl_secs``, ``load-only`` none,
     ``full`` all (as in Dynamo)."""
     router_session_affinity_ttl_secs: float | None = _setting(
-        None, low=1.0, high=31_536_000.0, dry_run=_BOUND
+        None, low=1.0, high=31_536_000.0, only=_NOT_DIRECT, dry_run=_BOUND
     )
     """Seconds after the last request of a session for which its worker answers the next."""
     router_session_affinity_mode: str = _setting(

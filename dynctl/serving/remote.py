@@ -544,7 +544,7 @@ class RemoteRouting(RoutingService):
                     known.attempt,
                     None,
                     record.outcome or "internal",
-                    record.output_events,
+                    record.output_tokens,
                 )
             )
 

@@ -362,16 +362,22 @@ def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | tuple[
 _USAGE: Final = b'"usage"'
 _PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})(?!\d)')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})(?!\d)')
+_OUTPUT_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})(?!\d)')
 
 
-def reported_usage(end: bytes) -> tuple[int | None, int | None]:
-    """(prompt tokens, reused prompt tokens) of the last ``usage`` in the end of a response.
+def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
+    """(prompt tokens, reused prompt tokens, output tokens) of the last ``usage`` in the end of a
+    response.
 
     For a body and for a stream, whose last event before ``[DONE]`` has it; None where it is not
     reported. Generated text cannot look like it: its quotes are escaped.
     """
     begin = end.rfind(_USAGE)
     if begin < 0:
-        return None, None
-    prompt, cached = (found.search(end, begin) for found in (_PROMPT_TOKENS, _CACHED_TOKENS))
-    return (int(prompt[1]) if prompt else None), (int(cached[1]) if cached else None)
+        return None, None, None
+    forms = (_PROMPT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS)
+    prompt, cached, output = (
+        None if found is None else int(found[1])
+        for found in (form.search(end, begin) for form in forms)
+    )
+    return prompt, cached, output

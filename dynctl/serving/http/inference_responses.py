@@ -129,7 +129,7 @@ async def pass_stream(
         while piece:
             seen(piece)
             if upstream.exhausted and _is_done(end):
-                record.take_usage(end)
+                _ended(record, end)
                 await response.write_eof(piece)
                 return response, None
             await response.write(piece)
@@ -141,7 +141,7 @@ async def pass_stream(
     except UpstreamFailure as failure:
         await _end_with_error(response, end, failure, detailed=detailed())
         return response, failure
-    record.take_usage(end)
+    _ended(record, end)
     await response.write_eof()
     return response, None
 
@@ -189,7 +189,7 @@ async def _pass_annotated(
             pending += piece
         if not done and not _is_done(pending):
             raise _cut_short(upstream)
-        record.take_usage(last[-_TAIL_BYTES:])
+        _ended(record, last[-_TAIL_BYTES:])
     except UpstreamFailure as failure:
         await _end_with_error(response, b"\n\n", failure, detailed=detailed())
         return failure
@@ -197,6 +197,13 @@ async def _pass_annotated(
         await response.write(pending)
     await response.write_eof()
     return None
+
+
+def _ended(record: RequestRecord, end: bytes) -> None:
+    """Take what the whole stream shows: two events of a chat have no token, the role and [DONE]."""
+    without = 2 if record.endpoint == "chat_completions" else 1
+    record.output_events = max(0, record.output_events - without)
+    record.take_usage(end)
 
 
 def _is_done(end: bytes) -> bool:

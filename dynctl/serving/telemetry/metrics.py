@@ -207,10 +207,10 @@ class Metrics(ServiceObserver):
         hop = record.plan.prefill or record.plan.decode
         if hop is not None and hop.overlap_modelled:
             seen["dynamo_frontend_cached_tokens"].observe(hop.cached_tokens, model)
-        tokens = record.output_events
+        tokens = record.output_tokens
         seen["dynamo_frontend_output_sequence_tokens"].observe(tokens, model)
         self._counters["dynamo_frontend_output_tokens_total"].inc(model, tokens)
-        if tokens > 1:
+        if tokens > 1 and record.output_events > 1:
             # The mean, once for each gap: the chunks of a stream are not timed one by one.
             mean = (ended - record.first_token_at) / (tokens - 1)
             latency = seen["dynamo_frontend_inter_token_latency_seconds"]

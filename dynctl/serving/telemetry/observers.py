@@ -18,6 +18,8 @@ class RequestRecord:
     and outcome ``upstream_error``. ``attempts`` lists the dispatches that failed:
     ``(worker name, stage, what happened)``. ``prompts``: of a batch. ``prompt_tokens`` and
     ``cached_tokens``: what the engine that computed the prompt reported, None if it did not.
+    ``output_events``: of its stream, about one for each token; ``reported_output``: the output
+    tokens of the engine's usage, None where it reports none.
     ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
     others waited when it was admitted.
     """
@@ -46,6 +48,7 @@ class RequestRecord:
     prompts: int = 1
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    reported_output: int | None = None
     queued_s: float | None = None
     queue_depth: int = 0
 
@@ -53,8 +56,16 @@ class RequestRecord:
         """Take the usage at the end of an engine's response. Where the prompt is computed on a
         prefill hop, that engine's report counts: the other one received the blocks."""
         handed_off = self.plan is not None and self.plan.prefill is not None
+        prompt, cached, output = reported_usage(end)
         if prefill or not handed_off:
-            self.prompt_tokens, self.cached_tokens = reported_usage(end)
+            self.prompt_tokens, self.cached_tokens = prompt, cached
+        if not prefill:
+            self.reported_output = output
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that were generated, as the engine reported; else the events of the stream."""
+        return self.output_events if self.reported_output is None else self.reported_output
 
 
 class ServiceObserver:

@@ -271,6 +271,11 @@ def test_each_source_names_the_options_that_it_does_not_read(source: str, name: 
         ("route --demo hi -n x", "--namespace (-n) has no effect with --demo"),
         ("workers list --timeout 3 --demo", "--timeout has no effect with --demo"),
         ("explain DYR0101 --discovery etcd", "--discovery has no effect on explain"),
+        (
+            "config show --router-mode direct --router-session-affinity-ttl-secs 5",
+            "--router-session-affinity-ttl-secs has no effect with --router-mode direct: expected"
+            " kv or round-robin or random or power-of-two or least-loaded or device-aware-weighted",
+        ),
         ("config show -A", "--all-namespaces (-A) has no effect on config show"),
         ("top --once --demo --wait 3", "--wait has no effect with --demo"),
     ],

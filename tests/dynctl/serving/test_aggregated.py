@@ -1,8 +1,12 @@
 """An aggregated fleet: chat and completions through the frontend, streamed and whole."""
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, text_of, until
+from tests.waiting import patience
 
 TWO = [{"name": "a0"}, {"name": "a1"}]
 
@@ -18,6 +22,28 @@ async def test_a_streamed_chat_is_answered_as_the_engine_sends_it():
         assert events[-2]["usage"]["completion_tokens"] == 6
         assert text_of(events)
         await fleet.idle()
+
+
+async def test_output_tokens_are_counted_with_and_without_a_stream():
+    usage: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    timing: dict[str, Any] = {"nvext": {"extra_fields": ["timing"]}}
+    plain: dict[str, Any] = {}
+    async with site(TWO) as fleet:
+
+        async def counted(tokens: int) -> None:
+            line = b'dynamo_frontend_output_tokens_total{model="demo"} %d\n' % tokens
+            async with asyncio.timeout(patience(10)):
+                text = b""
+                while line not in text:
+                    _, text = await fleet.get("/metrics")
+
+        for number, fields in enumerate((plain, usage, timing), 1):
+            status, _, _ = await fleet.chat(max_tokens=5, **fields)
+            assert status == 200
+            await counted(5 * number)
+        # Without usage each event of the stream counts, but not the role and [DONE].
+        _, events, _ = await fleet.stream(max_tokens=5)
+        await counted(15 + len(events) - 2)
 
 
 @pytest.mark.seed("router-guide: deployments: Frontend-embedded")

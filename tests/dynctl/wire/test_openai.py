@@ -330,14 +330,15 @@ CACHED = b'"usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_toke
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
-        (b"{" + CACHED % b"32" + b"}", (40, 32)),
-        (b'data: {"usage":{"prompt_tokens":40}}\n\ndata: [DONE]\n\n', (40, None)),
-        (CACHED % b"1" + b'} "usage":null', (None, None)),
-        (b'"text":"\\"usage\\": \\"cached_tokens\\": 5"', (None, None)),
-        (CACHED % b"9999999999", (40, None)),
-        (b'"usage":{"prompt_tokens":40,"prompt_tokens_details":null}', (40, None)),
-        (b"", (None, None)),
+        (b"{" + CACHED % b"32" + b"}", (40, 32, None)),
+        (b'data: {"usage":{"prompt_tokens":40}}\n\ndata: [DONE]\n\n', (40, None, None)),
+        (CACHED % b"1" + b'} "usage":null', (None, None, None)),
+        (b'"text":"\\"usage\\": \\"cached_tokens\\": 5"', (None, None, None)),
+        (CACHED % b"9999999999", (40, None, None)),
+        (b'"usage":{"prompt_tokens":40,"prompt_tokens_details":null}', (40, None, None)),
+        (b'{"usage":{"prompt_tokens":40,"completion_tokens":7}}', (40, None, 7)),
+        (b"", (None, None, None)),
     ],
 )
-def test_the_last_usage_of_a_response_is_read(end: bytes, expected: tuple[int | None, int | None]):
+def test_the_last_usage_of_a_response_is_read(end: bytes, expected: tuple[int | None, ...]):
     assert reported_usage(end) == expected
