@@ -35,6 +35,7 @@ from typing import Any
 
 from router_core.changes import Stage
 from router_core.config import RouterConfig
+from router_core.frozen import quick_init
 
 #: Products below this have no finite reciprocal.
 _SMALLEST = 1e-300
@@ -87,6 +88,7 @@ class CostParameters:
         return plain
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class CostInputs:
     """The inputs of the formula; every column has one entry per candidate.
@@ -141,6 +143,7 @@ class CostInputs:
         return int(blocks * self.block_size + 0.5)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class TermColumn:
     """One term of the cost: its value for each candidate, in ``unit``, before ``weight``."""

@@ -26,6 +26,7 @@ from router_core.cost import (
 from router_core.devices import DeviceBudget
 from router_core.errors import RouterCoreError
 from router_core.freshness import TRUST, Trust
+from router_core.frozen import quick_init
 from router_core.sessions import BoundWorker
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
 from router_core.workers import Worker, WorkerWithDpRank
@@ -212,6 +213,7 @@ class Queueing:
         return self.waited_s is None and (self.all_busy or bool(self.backlog))
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The decision of one hop, and its inputs.
@@ -526,6 +528,7 @@ def _of(column: Sequence[Any] | None, position: int) -> Any:
     return None if column is None else column[position]
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class RoutingPlan:
     """The hops of one request. ``prefill`` is None for an aggregated request.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain, compress, repeat
 from operator import add
 from typing import Any, Literal, Protocol
@@ -19,6 +20,7 @@ from router_core.cost import CostInputs, CostParameters, TermColumn, draw_two, p
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
 from router_core.devices import DeviceBudget
 from router_core.freshness import FreshnessTable, counted_blocks
+from router_core.frozen import quick_init
 from router_core.hashing import hash_prompt
 from router_core.index import PrefixIndex
 from router_core.learned import LearnedIndex
@@ -57,6 +59,7 @@ class Pin:
     dp_rank: int | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
     """What routing reads of a request; never its text.
@@ -206,6 +209,7 @@ class RoutingView:
     sessions: SessionTable | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class SelectionContext:
     """One hop of one request. ``role_mask``: slots whose role can serve the hop.
@@ -298,7 +302,7 @@ def select(
             continue
         left = mask & passing
         rejected.append((one, mask & ~left))
-        funnel.append(FunnelStep(one.name, mask.bit_count(), left.bit_count()))
+        funnel.append(_step(one.name, mask.bit_count(), left.bit_count()))
         mask = left
         if not mask:
             break
@@ -365,6 +369,12 @@ def select(
         winner=winner,
         **common,
     )
+
+
+@lru_cache(maxsize=1024)
+def _step(name: str, entered: int, left: int) -> FunnelStep:
+    """A step without reasons. Fleets change rarely, so the same steps are used again and again."""
+    return FunnelStep(name, entered, left)
 
 
 class BoundFilter:
