@@ -71,7 +71,8 @@ def seeds_page() -> str:
             lines += [f"### {section['title']}", "", "| item | here | tests |", "|---|---|---|"]
             for item in section["items"]:
                 name = f"{document['id']}: {section['id']}: {item['id']}"
-                here = " ".join(part for part in (item["here"], item.get("differs", "")) if part)
+                differs = f"Different: {item['differs']}" if item.get("differs") else ""
+                here = ". ".join(part for part in (item["here"], differs) if part)
                 proved = ", ".join(_link(test) for test in tests.get(name, ())) or "none"
                 lines.append(f"| {item['id']} | {here} | {proved} |")
             lines.append("")
