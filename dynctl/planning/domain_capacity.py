@@ -176,7 +176,7 @@ class _Fleet:
                 "the decode-capacity guard prefills elsewhere; requests that fit only there are "
                 "refused"
             )
-        return "every request is refused"
+        return "every request that needs a decode worker is refused"
 
 
 def _capacity(

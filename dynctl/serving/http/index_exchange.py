@@ -26,6 +26,7 @@ from dynctl.documents.index_dump import (
     chains_of,
     encode_dump,
 )
+from dynctl.serving.engines.failures import control_failure
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.index_runtime import IndexSeed
@@ -118,14 +119,18 @@ class IndexExchange:
                             one.endpoint, one.block_size, one.sequence, one.digest, one.events
                         )
                         blocks += one.blocks
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, WireError) as error:
-                problem = str(error) or f"not complete after {PEER_S:g} s"
+            except TimeoutError:
+                problem = f"not complete after {PEER_S:g} s"
+            except (ValueError, WireError) as error:
+                problem = str(error)
+            except (aiohttp.ClientError, OSError) as error:
+                problem = str(control_failure("its router", error))
             if problem:
                 _log.warning("index of %s: %s; the engines are read for the rest", url, problem)
             if seeds:
                 took = self._service.clock() - began
-                text = "index of %s: %d ranks, %d blocks, in %.2f s"
-                _log.info(text, url, len(seeds), blocks, took)
+                text = "index of %s read in %.2f s: ranks: %d, blocks: %d"
+                _log.info(text, url, took, len(seeds), blocks)
                 asyncio.get_running_loop().call_later(KEPT_S, seeds.clear)
                 return
 

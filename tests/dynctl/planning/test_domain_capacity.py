@@ -75,7 +75,7 @@ def test_what_happens_to_requests_depends_on_the_guard():
     unguarded = row(show(stranded_zones(decode_capacity_guard=False)), "zone-c").stranded[0].outcome
     assert "the router does not avoid it" in unguarded
     nowhere = row(show(view(pair("required", "zone-b"))), "zone-a").stranded[0].outcome
-    assert nowhere == "every request is refused"
+    assert nowhere == "every request that needs a decode worker is refused"
 
 
 @pytest.mark.parametrize(

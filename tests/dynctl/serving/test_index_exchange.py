@@ -173,7 +173,7 @@ async def test_an_engine_that_restarted_since_is_read_from_its_start() -> None:
         (bytes(3), "it ends in the middle"),
         (bytes(100), "a checksum does not match"),
         (404, "status 404; expected 200"),
-        (None, "Cannot connect"),
+        (None, "its router refused the connection"),
     ],
 )
 async def test_a_peer_without_an_index_is_named_and_the_engines_are_read(
