@@ -138,6 +138,7 @@ def test_loads_and_choices_are_those_of_dynamos_selection_service(oracle: Oracle
     assert certain > STEPS / 2
 
 
+@pytest.mark.seed("dynamo-1.6: tiers: host and disk weights")
 def test_blocks_in_host_memory_and_on_disk_are_counted_as_dynamo_does(
     oracle: Oracle, finding: Callable[[str], None]
 ) -> None:

@@ -48,6 +48,7 @@ def counts(made: Router) -> tuple[int, int, int]:
     return row.overlap_blocks, row.host_blocks, row.disk_blocks
 
 
+@pytest.mark.seed("dynamo-1.6: tiers: a tier continues the one above it")
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
@@ -76,6 +77,8 @@ def test_tiers_continue_a_prefix(events: list[BlocksStored], expected: tuple[int
     assert found(*events) == expected
 
 
+@pytest.mark.seed("dynamo-1.6: tiers: host and disk weights")
+@pytest.mark.seed("dynamo-1.6: tiers: no overlap credit, no credit of a tier")
 def test_the_cost_credits_lower_tiers_by_their_weights() -> None:
     made = router(worker(1))
     for event in (store(0, 1, "device"), store(1, 2, HOST), store(2, 4, DISK)):

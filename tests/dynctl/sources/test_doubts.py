@@ -102,7 +102,11 @@ def test_metrics_of_a_frontend_show_its_mode_and_its_events():
         ({"router_mode": "power_of_two_choices"}, ["DYR0744"]),
         ({"router_mode": "device_aware_weighted"}, ["DYR0744"]),
         ({"router_mode": "sticky"}, ["DYR0717"]),
-        ({"shared_cache_type": "lmcache"}, ["DYR0717"]),
+        pytest.param(
+            {"shared_cache_type": "lmcache"},
+            ["DYR0717"],
+            marks=pytest.mark.seed("dynamo-1.6: tiers: shared cache"),
+        ),
         ({"a_setting_of_tomorrow": 3}, ["DYR0717"]),
     ],
 )
