@@ -92,7 +92,9 @@ class CandidateRow(msgspec.Struct, frozen=True):
     those in ``overlap_blocks`` count. ``booked_prefill_tokens``: the active prefill tokens before
     the prefill load model let them fall; absent where none fall. ``device``: ``cpu`` or an
     accelerator; absent where unknown. ``predicted_blocks``: those of ``overlap_blocks`` that were
-    sent there just now, and that no event has shown yet; absent without any.
+    sent there just now, and that no event has shown yet; absent without any. ``transfer_level``:
+    the narrowest level of --router-kv-transfer-qos on which both workers of the pair agree;
+    ``following``: the cost of the best decode hop after this prefill worker. Both absent where off.
     """
 
     worker: str

@@ -81,6 +81,10 @@ def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
         from dynctl.serving.prefill_load import prefill_model
 
         model = prefill_model(resolved.config)
+    if resolved.config.router_kv_transfer_qos is not None:
+        from dynctl.serving.transfer_file import configured_table
+
+        configured_table(resolved.config)  # raises UsageProblem for a wrong file
     values = {name: getattr(resolved.config, name) for name in resolved.sources}
     return ConfigReport(
         source="flags, environment and preset of this command",

@@ -369,3 +369,15 @@ async def test_a_frontend_starts_and_serves_with_every_setting(
         for path in ("/v1/workers", "/v1/fleet", "/metrics", "/health"):
             status, answer = await fleet.get(path)
             assert status == 200, answer
+
+
+def test_config_show_reads_the_file_of_links_as_serve_does(dynctl: Any, tmp_path: Path) -> None:
+    path = tmp_path / "links.yaml"
+    path.write_text("levels: []\n")
+    line = ("config", "show", "--router-kv-transfer-weight", "50", "--router-kv-transfer-qos")
+    ran = dynctl(*line, str(path))
+    assert ran.code == 2
+    assert "beyond is missing" in ran.err
+    ran = dynctl(*line, str(tmp_path / "other.yaml"))
+    assert ran.code == 2
+    assert "No such file" in ran.err

@@ -20,9 +20,11 @@ from msgspec import UNSET, inspect
 import dynctl
 from dynctl import documents
 from dynctl.base.decode_errors import WireError
-from dynctl.documents import index_dump, replicas
+from dynctl.documents import index_dump, replicas, route_result
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.decisions import PastDecision
+from dynctl.documents.frontends import FrontendRow
+from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import DecisionResult, RouteResult
 from dynctl.findings import report
 from dynctl.sources.query import RouteQuery
@@ -199,3 +201,23 @@ def test_a_route_result_has_the_bytes_that_reading_it_back_gives(
     assert hop is not None
     hop = msgspec.structs.replace(hop, flip=None)  # the amount of a flip may be an integer
     assert encode(decode(encode(hop), DecisionResult)) == encode(hop)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        route_result.BypassRow,
+        route_result.DeviceBudgetRow,
+        route_result.PairChoice,
+        route_result.QueueLimit,
+        route_result.QueueRow,
+        route_result.SessionRow,
+        FrontendRow,
+        ReplicaRow,
+    ],
+    ids=lambda form: form.__name__,
+)
+def test_the_page_of_the_interface_names_every_field(form: type[msgspec.Struct]) -> None:
+    page = (ROOT.parent / "docs" / "http-api.md").read_text(encoding="utf-8")
+    names = {field.encode_name for field in msgspec.structs.fields(form)}
+    assert {name for name in names if f"`{name}`" not in page} == set()
