@@ -204,6 +204,18 @@ SharePort = Annotated[
         rich_help_panel=_SHARED,
     ),
 ]
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        metavar="N",
+        min=1,
+        max=64,
+        help="Frontend processes behind the port. With two or more, one more process is their "
+        "router; all of them are started, restarted and ended together.",
+        rich_help_panel=_SHARED,
+    ),
+]
 LogDecisions = Annotated[
     str,
     typer.Option(
@@ -272,6 +284,7 @@ def frontend(
     router_token: RouterToken = None,
     router_token_file: RouterTokenFile = None,
     share_port: SharePort = False,
+    processes: Processes = 1,
     api_token: ApiToken = None,
     log_decisions: LogDecisions = "off",
     log_format: LogFormat = "text",
@@ -309,6 +322,11 @@ def frontend(
         system_port=system_port,
         announce=announce,
     )
+    if processes > 1:
+        _refuse_with_processes(config)
+        from dynctl.serving.http.processes import run_processes
+
+        return int(run_processes(config, processes))
     from dynctl.serving.http.server import run_frontend
 
     return int(run_frontend(config))
@@ -410,6 +428,41 @@ def _shared_router(
         "router_token": secret("--router-token", token, token_file),
         "share_port": share_port,
     }
+
+
+def _refuse_with_processes(config: Any) -> None:
+    """Raise UsageProblem for what --processes cannot share; warn about what each counts alone."""
+    from dynctl.screens.render import talk
+    from dynctl.serving.engines.worker_spec import parse_worker_spec
+
+    if config.router_url is not None:
+        raise UsageProblem(
+            "--processes and --router: set only one of them",
+            "--processes starts a router of its own; for one elsewhere start each frontend with "
+            "--router and --share-port",
+        )
+    if config.unix_socket is not None:
+        raise UsageProblem(
+            "--unix-socket and --processes: set only one of them",
+            "several processes cannot share the socket; operators use the port with --admin-token",
+        )
+    if config.index_peers and config.api_token is None:
+        raise UsageProblem(
+            "--index-peer with --processes needs --admin-token",
+            "the peer gets the token; without yours the router has a secret one",
+        )
+    for text in config.workers:
+        if parse_worker_spec(text).api_key_env is not None:
+            raise UsageProblem(
+                f"--worker {text[:200]}: api-key-env= does not work with --processes, because a "
+                "key of one engine is not sent to frontends",
+                "set --engine-api-key or DYNCTL_ENGINE_API_KEY for all engines",
+            )
+    if config.key_requests_per_minute or config.key_concurrency:
+        talk(
+            "warning: --key-requests-per-minute and --key-concurrency hold for each of the "
+            "frontend processes: a key may use the limit once in each"
+        )
 
 
 def _address(url: str) -> str | None:

@@ -22,6 +22,7 @@ from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem
 from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig, ReplicaConfig
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
@@ -55,6 +56,7 @@ from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.audit import ReuseAudit
 from dynctl.serving.telemetry.decision_log import DecisionLog
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.telemetry.exposition import CONTENT_TYPE
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
@@ -70,6 +72,7 @@ _log = logging.getLogger(__name__)
 FIRST_READ_S: Final = 5.0
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
+_METRICS_S = 8.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
 _GC_THRESHOLDS = (20_000, 20, 50)
@@ -202,7 +205,7 @@ class Frontend:
         Clients wait for the first reading of the engines' caches too, at most FIRST_READ_S.
         """
         config = self.config
-        listener = _listen(config.host, config.port, share=config.share_port)
+        listener = listen(config.host, config.port, share=config.share_port)
         self.port = listener.getsockname()[1]
         try:
             self._share_load()
@@ -214,7 +217,7 @@ class Frontend:
             await self.fleet.index.first_read(FIRST_READ_S)
             # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
-                system = _listen(config.system_host, config.system_port, "--system-port")
+                system = listen(config.system_host, config.system_port, "--system-port")
                 self.system_port = system.getsockname()[1]
                 await self._serve(self._system_app(), system, Connections(FEW))
             if config.unix_socket is not None:
@@ -280,7 +283,7 @@ class Frontend:
                     web.post("/v1/embeddings", self._keyed(self.inference.embeddings)),
                 ]
             )
-        app.router.add_get("/metrics", self.metrics.handle)
+        app.router.add_get("/metrics", self._metrics)
         token = self.config.api_token
         routes = [
             *self.control.routes(self._keyed),
@@ -377,6 +380,15 @@ class Frontend:
         app.router.add_get("/ready", self.control.ready)
         app.router.add_get("/metrics", self.metrics.handle)
         return app
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        """The metrics of all processes of this command; without them those of this process."""
+        if self.config.metrics_url is not None:
+            with contextlib.suppress(UpstreamFailure):
+                status, body = await self.upstream.get(self.config.metrics_url, _METRICS_S)
+                if status == 200:
+                    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        return await self.metrics.handle(http)
 
     def _keyed(self, handler: Handler) -> Handler:
         return keyed(handler, self.keys, self.config.api_token)
@@ -534,7 +546,7 @@ def run_frontend(config: FrontendConfig) -> int:
 def run(build: Callable[[], Frontend], config: FrontendConfig) -> int:
     """Run the frontend of ``build`` until a signal stops it; the exit code. Blocks."""
     try:
-        configure_logging(config.log_format, config.log_level)
+        configure_logging(config.log_format, config.log_level, process=config.process)
     except ValueError as error:
         raise StartError(str(error)) from None
     return uvloop.run(serve(build))
@@ -553,6 +565,8 @@ async def serve(build: Callable[[], Frontend]) -> int:
         frontend.log_start()
         if frontend.config.announce:
             record = {"frontend": frontend.url, "url": frontend.url, "port": frontend.port}
+            if frontend.system_port is not None:
+                record["system_port"] = frontend.system_port
             sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
             sys.stdout.flush()
         await stop.wait()
@@ -630,7 +644,7 @@ def _unix_listener(path: Path) -> socket.socket:
         raise StartError(f"--unix-socket {path}: {error.strerror or error}") from None
 
 
-def _listen(
+def listen(
     host: str, port: int, flag: str = "--http-port", *, share: bool = False
 ) -> socket.socket:
     """A bound socket. ``share``: the kernel spreads connections over all that share the port."""

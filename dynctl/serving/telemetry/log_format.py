@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import TextIO
 
 FORMATS = ("text", "json")
@@ -22,6 +23,9 @@ LOGGERS = ("dynctl", "asyncio", "aiohttp")
 
 #: Attributes of a record that become fields of its line, in this order.
 FIELDS = ("decision", "request_id", "stage", "worker", "outcome", "code")
+
+#: Attribute of a record with the name of its process; logging has an id in `process`.
+_PROCESS = "dynctl_process"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 #: Longest message; the rest is cut, so that a request cannot fill a disk.
@@ -56,10 +60,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(
-    log_format: str = "text", level: str = "info", stream: TextIO | None = None
+    log_format: str = "text",
+    level: str = "info",
+    stream: TextIO | None = None,
+    *,
+    process: str | None = None,
 ) -> logging.Handler:
     """Send the logs of dynctl, and its libraries' warnings, to ``stream`` (stderr by default).
 
+    ``process``, if given, is a field of each line.
     Returns the handler. Raises ValueError naming the choices. Another call replaces the
     handler.
     """
@@ -69,6 +78,8 @@ def configure_logging(
         raise ValueError(f"log level: expected one of {', '.join(LEVELS)}, got {level!r}")
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    if process is not None:
+        handler.addFilter(partial(_named, process))
     for name in LOGGERS:
         logger = logging.getLogger(name)
         for old in list(logger.handlers):
@@ -81,8 +92,14 @@ def configure_logging(
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """The fields of :data:`FIELDS` that the record has from ``extra``."""
-    found = ((name, getattr(record, name, None)) for name in FIELDS)
+    found = [(name, getattr(record, name, None)) for name in FIELDS]
+    found.insert(0, ("process", getattr(record, _PROCESS, None)))
     return {name: value for name, value in found if value is not None}
+
+
+def _named(process: str, record: logging.LogRecord) -> bool:
+    setattr(record, _PROCESS, process)
+    return True
 
 
 def timestamp(seconds: float) -> str:

@@ -362,6 +362,39 @@ def test_what_a_shared_router_decides_is_named(dynctl, started, option):
     assert f"warning: {option[0]} has no effect with --router" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["--router", ROUTER], "--processes and --router: set only one of them"),
+        (["--share-port"], "--share-port needs --router"),
+        (["--unix-socket", "s"], "--unix-socket and --processes: set only one of them"),
+        (["--index-peer", "http://a:1"], "--index-peer with --processes needs --admin-token"),
+        (["--worker", "http://h:1,api-key-env=A"], "api-key-env= does not work with --processes"),
+        (["--processes", "0"], "--processes"),
+        (["--processes", "65"], "--processes"),
+    ],
+    ids=str,
+)
+def test_what_several_processes_cannot_share_is_named(dynctl, started, given, problem):
+    ran = dynctl("serve", "frontend", "--processes", "2", *given)
+    assert (ran.code, started) == (2, [])
+    assert problem in ran.err
+
+
+def test_several_processes(dynctl, started, monkeypatch):
+    counts: list[int] = []
+    monkeypatch.setattr(
+        "dynctl.serving.http.processes.run_processes",
+        lambda config, count: counts.append(count) or 0,
+    )
+    assert dynctl("serve", "frontend", "--processes", "3").code == 0
+    ran = dynctl("serve", "frontend", "--processes", "2", "--key-concurrency", "5")
+    assert (ran.code, counts, started) == (0, [3, 2], [])
+    assert "hold for each of the frontend processes" in ran.err
+    assert dynctl("serve", "frontend", "--processes", "1").code == 0
+    assert (counts, len(started)) == ([3, 2], 1)
+
+
 def test_index_peers(dynctl, started):
     line = "--index-peer http://a:8000 --index-peer https://b"
     assert dynctl("serve", "frontend", *line.split()).code == 0

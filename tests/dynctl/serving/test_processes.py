@@ -1,0 +1,235 @@
+"""`serve frontend --processes N`: real processes behind one port, killed and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.processes import merged, run_processes
+from dynctl.serving.http.server import StartError
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.engine.process import start_engine
+from tests.dynctl.serving.fleets import chat_body
+from tests.waiting import patience
+
+
+class Serving:
+    """The running command, its record, and a client."""
+
+    def __init__(self, process: asyncio.subprocess.Process, record: dict[str, Any]) -> None:
+        self.process = process
+        self.record = record
+        self.url: str = record["url"]
+        self.children = list(record["processes"].values())
+
+    async def get(self, path: str, url: str = "") -> tuple[int, str]:
+        # A connection for each request: it reaches any of the frontends.
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get((url or self.url) + path) as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def chat(self, **fields: Any) -> tuple[int, Any]:
+        url = self.url + "/v1/chat/completions"
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(url, json=chat_body("hello", max_tokens=2, **fields)) as answer,
+        ):
+            await answer.read()
+            return answer.status, answer.headers.get("x-dynctl-decision")
+
+    async def metrics(self) -> dict[tuple[str, str], float]:
+        """(name, process) -> the sum of its samples, from the system port."""
+        system = f"http://127.0.0.1:{self.record['system_port']}"
+        found: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families((await self.get("/metrics", system))[1]):
+            for sample in family.samples:
+                key = sample.name, sample.labels["process"]
+                found[key] = found.get(key, 0) + sample.value
+        return found
+
+    async def until_counted(self, requests: int) -> None:
+        """Wait until the frontends together, and the router, count this number of requests."""
+        name = "dynamo_frontend_requests_total"
+        async with asyncio.timeout(patience(30)):
+            while True:
+                found = await self.metrics()
+                both = [found.get((name, f"frontend-{number}"), 0) for number in (1, 2)]
+                if sum(both) == found.get((name, "router")) == requests:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def until_restarted(self, name: str) -> None:
+        async with asyncio.timeout(patience(60)):
+            while True:
+                found = await self.metrics()
+                if (
+                    found["dynctl_process_restarts_total", name]
+                    and found["dynctl_process_up", name]
+                ):
+                    return
+                await asyncio.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits for its parent does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+async def until_gone(pids: list[int]) -> None:
+    async with asyncio.timeout(patience(30)):
+        while any(alive(pid) for pid in pids):  # noqa: ASYNC110 - not our children
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(*arguments: str) -> AsyncIterator[Serving]:
+    """Two frontends, a router and an engine; all are gone afterwards."""
+    engine = await start_engine(EngineConfig(port=0, speedup_ratio=10.0, name="a0"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dynctl", "serve", "frontend", "--processes", "2", "--announce",
+        "--http-port", "0", "--system-port", "0", "--log-level", "error", "--drain-timeout", "300",
+        "--worker", f"{engine.url},name=a0", *arguments,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(patience(60)):
+            line = await process.stdout.readline()
+        assert line, await process.wait()
+        yield Serving(process, json.loads(line))
+    finally:
+        left = [] if process.returncode is not None else children_of(process.pid)
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await until_gone(left)
+        await engine.close()
+
+
+async def test_killed_processes_start_again_and_sigterm_ends_all():
+    async with serving() as fleet:
+        # Requests and the commands of operators work with the shared port.
+        for _ in range(8):
+            status, decision = await fleet.chat()
+            assert status == 200
+            assert (await fleet.get(f"/v1/decisions/{decision}"))[0] == 200
+        workers = json.loads((await fleet.get("/v1/workers"))[1])["workers"]
+        assert [row["name"] for row in workers] == ["a0"]
+        system = f"http://127.0.0.1:{fleet.record['system_port']}"
+        for path in ("/live", "/ready", "/health"):
+            assert (await fleet.get(path, system))[0] == 200
+        await fleet.until_counted(8)
+        async with asyncio.timeout(patience(30)):
+            # Each frontend answers with the metrics of all.
+            while 'dynctl_process_up{process="router"} 1' not in (await fleet.get("/metrics"))[1]:
+                await asyncio.sleep(0.05)
+
+        os.kill(fleet.record["processes"]["frontend-1"], signal.SIGKILL)
+        await fleet.until_restarted("frontend-1")
+        assert (await fleet.chat())[0] == 200
+
+        os.kill(fleet.record["processes"]["router"], signal.SIGKILL)
+        await fleet.until_restarted("router")
+        async with asyncio.timeout(patience(30)):
+            # Its counters begin at 0: it decides again.
+            while not (await fleet.metrics()).get(("dynctl_decisions_total", "router")):
+                assert (await fleet.chat())[0] == 200
+
+        running = children_of(fleet.process.pid)
+        assert len(running) == 3
+        body = chat_body("hi there", stream=True, max_tokens=300)
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(fleet.url + "/v1/chat/completions", json=body) as answer,
+        ):
+            assert answer.status == 200
+            await answer.content.readany()
+            fleet.process.send_signal(signal.SIGTERM)
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(fleet.process.wait(), patience(30)) == 0
+        assert not any(alive(pid) for pid in [*running, *fleet.children])
+
+
+async def test_sigkill_of_the_parent_ends_its_children_and_secrets_are_in_no_process_list():
+    async with serving("--api-key", "k3y") as fleet:
+        assert len(fleet.children) == 3
+        for pid in fleet.children:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()  # noqa: ASYNC240 - /proc
+            assert b"dynctl.serving.http.processes" in command
+            assert b"k3y" not in command
+        assert (await fleet.chat())[0] == 401
+        fleet.process.kill()
+        await fleet.process.wait()
+        await until_gone(fleet.children)
+
+
+async def test_a_router_that_cannot_start_ends_the_command():
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dynctl", "serve", "frontend", "--processes", "2", "--http-port", "0",
+        "--worker", "http://127.0.0.1:1,name=a", "--worker", "http://127.0.0.1:2,name=a",
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(patience(60)):
+            _, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 2
+    assert b"{process=router}: cannot start: --worker http://127.0.0.1:2,name=a" in err
+    assert b"error: --processes: router ended with code 2 before it was ready" in err
+    assert b"Traceback" not in err
+
+
+def test_a_port_of_another_program_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}"):
+            run_processes(FrontendConfig(port=port), 2)
+
+
+def test_expositions_of_processes_become_one():
+    counter = "# HELP a_total Text.\n# TYPE a_total counter\n"
+    texts = [
+        ("router", counter + 'a_total{x="{1}"} 1\n# HELP b Other.\n# TYPE b gauge\nb 2\n'),
+        ("frontend-1", counter + 'a_total{x="2"} 3\na_total 4\n'),
+    ]
+    assert merged(texts) == (
+        counter
+        + 'a_total{process="router",x="{1}"} 1\n'
+        + 'a_total{process="frontend-1",x="2"} 3\n'
+        + 'a_total{process="frontend-1"} 4\n'
+        + '# HELP b Other.\n# TYPE b gauge\nb{process="router"} 2\n'
+    )
