@@ -383,10 +383,12 @@ def test_what_several_processes_cannot_share_is_named(dynctl, started, given, pr
 
 def test_several_processes(dynctl, started, monkeypatch):
     counts: list[int] = []
-    monkeypatch.setattr(
-        "dynctl.serving.http.processes.run_processes",
-        lambda config, count: counts.append(count) or 0,
-    )
+
+    def takes(_config: Any, count: int) -> int:
+        counts.append(count)
+        return 0
+
+    monkeypatch.setattr("dynctl.serving.http.processes.run_processes", takes)
     assert dynctl("serve", "frontend", "--processes", "3").code == 0
     ran = dynctl("serve", "frontend", "--processes", "2", "--key-concurrency", "5")
     assert (ran.code, counts, started) == (0, [3, 2], [])
