@@ -45,7 +45,7 @@ class RouterProcess(Frontend):
 
     async def _end_leases(self) -> None:
         while True:
-            await asyncio.sleep(self.frontends.lease_s / 8)
+            await asyncio.sleep(min(0.5, self.frontends.lease_s / 8))
             self.frontends.sweep()
 
     async def drain(self) -> None:
