@@ -197,6 +197,8 @@ def _decode(
             wanted = ", ".join(item.taint for item in derived.constraints)
             note = f"no decode worker satisfies {wanted}; the fallback policy crosses the domain"
             decode, relaxed = replace(free, notes=(*free.notes, note)), True
+    if derived.note and view.config.applies_taints:
+        decode = replace(decode, notes=(*decode.notes, derived.note))
     return _with_message(view, request, decode), relaxed
 
 

@@ -20,7 +20,7 @@ has no policy, the router's is ``fallback``    requires it; unconstrained withou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router_core.config import RouterConfig
 from router_core.errors import PolicyUnderivable
@@ -51,10 +51,12 @@ class RouterPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ImpliedConstraints:
-    """Constraints of the decode hop. ``relaxable``: dropped if no decode worker satisfies them."""
+    """Constraints of the decode hop. ``relaxable``: dropped if no decode worker satisfies them.
+    ``note``: why a policy implies none."""
 
     constraints: tuple[TaintConstraint, ...] = ()
     relaxable: bool = False
+    note: str = field(default="", compare=False)
 
 
 UNCONSTRAINED = ImpliedConstraints()
@@ -117,7 +119,10 @@ def _implied_by_router(worker: Worker, policy: RouterPolicy | None) -> ImpliedCo
                 f"prefill worker {worker.name} publishes no topology domain {policy.domain!r}, "
                 "which the router's KV-transfer policy requires; publish the domain or use fallback"
             )
-        return UNCONSTRAINED
+        return ImpliedConstraints(
+            note=f"prefill worker {worker.name} publishes no topology domain {policy.domain!r}: "
+            f"the router's KV-transfer policy ({policy.enforcement}) does not apply to its requests"
+        )
     taint = canonical_taint(policy.domain, value)
     if policy.enforcement == "preferred":
         constraint = TaintConstraint(taint, "preferred", policy.weight, "router policy")

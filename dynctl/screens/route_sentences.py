@@ -129,7 +129,7 @@ def implied(result: RouteResult) -> Iterator[str]:
     if result.relaxed:
         yield "nothing: its domain has no decode worker, and the policy is fallback (see below)"
     elif not derived:
-        yield "nothing for decode: no KV-transfer policy is in force"
+        yield "nothing for decode: no KV-transfer policy applies"
 
 
 def funnel(hop: DecisionResult, model: str, room: int) -> str:

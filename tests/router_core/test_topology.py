@@ -633,3 +633,21 @@ def test_a_hop_alone_is_prefill_or_decode() -> None:
     for stage in stages:
         plan = made.plan_hop(request(16), stage)
         assert plan.final.summary() == f"no {stage} worker is registered for model 'tiny'"
+
+
+@pytest.mark.parametrize(
+    "policy", [{"kv_transfer_enforcement": "fallback"}, {"kv_transfer_preferred_weight": 0.5}]
+)
+def test_a_prefill_worker_without_the_level_is_noted(policy: dict[str, Any]) -> None:
+    """The router's policy does not apply to its requests, and the decision says so."""
+    values = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "preferred"} | policy
+    workers = worker(1, "pN", "prefill"), worker(2, "dA", "decode")
+    plan = router(*workers, **values).plan(request(40), detail=True)
+    assert plan.ok
+    assert plan.implied == ()
+    assert plan.decode is not None
+    (note,) = plan.decode.notes
+    assert "pN publishes no topology domain" in note
+    assert values["kv_transfer_enforcement"] in note
+    ignored = router(*workers, **values, router_mode="random", router_taints_in_all_modes=False)
+    assert ignored.plan(request(40)).final.notes == ()
