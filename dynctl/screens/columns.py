@@ -26,7 +26,7 @@ class Column(Generic[Row]):
 
     ``rank``: 0 always stays on narrow terminals, higher ranks leave earlier. ``wide`` columns
     appear with ``-o wide`` or on wide terminals. ``name`` columns are shortened in the middle,
-    down to ``shortest`` characters.
+    down to ``shortest`` characters; with ``sentence`` at the end.
     """
 
     key: str
@@ -38,6 +38,13 @@ class Column(Generic[Row]):
     wide: bool = False
     name: bool = False
     shortest: int = SHORTEST
+    sentence: bool = False
+
+    def shortened(self, cell: str, width: int) -> str:
+        """``cell`` in at most ``width`` characters."""
+        if len(cell) <= width:
+            return cell
+        return f"{cell[: width - 2]}.." if self.sentence else middle(cell, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Fitted(Generic[Row]):
     def _line(self, cells: list[str]) -> str:
         parts = []
         for column, width, cell in zip(self.columns, self.widths, cells, strict=False):
-            text = middle(cell, width)
+            text = column.shortened(cell, width)
             parts.append(text.rjust(width) if column.right else text.ljust(width))
         return (" " * GAP).join(parts).rstrip()
 

@@ -15,7 +15,8 @@ from router_core import SETTINGS
 
 def config_report(result: ConfigReport, canvas: Canvas) -> str:
     columns: list[Column[SettingRow]] = [
-        Column("name", "SETTING", lambda s: s.name, lambda s: s.name, name=True),
+        # A setting is typed by its name, so only its source is shortened.
+        Column("name", "SETTING", lambda s: s.name, lambda s: s.name),
         Column("value", "VALUE", _value, lambda s: s.value, right=True),
         Column("source", "SOURCE", lambda s: s.source, lambda s: s.source, name=True),
         Column("bounds", "BOUNDS", lambda s: s.bounds, lambda s: s.bounds, rank=3, wide=True),
@@ -59,7 +60,7 @@ def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
     head = f"advice for {advice.model}{requests}: " if advice.model else "advice: "
     text = "\n".join(canvas.paragraph(f"{head}{advice.workload}; {advice.why}", first="")) + "\n"
     columns: list[Column[AdvisedSetting]] = [
-        Column("name", "SETTING", lambda s: s.name, lambda s: s.name, name=True),
+        Column("name", "SETTING", lambda s: s.name, lambda s: s.name),
         Column("now", "NOW", lambda s: setting_text(s.now), lambda s: s.now, right=True),
         Column("advised", "ADVISED", _range, lambda s: s.low, right=True),
         Column("fits", "FITS", lambda s: "yes" if s.fits else "no", lambda s: s.fits),

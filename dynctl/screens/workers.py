@@ -119,17 +119,17 @@ def worker_list(result: WorkerList, canvas: Canvas) -> str:
     if not result.workers:
         return f"no workers are registered ({result.source})\n"
     text = table(worker_columns(result.workers), result.workers, canvas)
-    notes = [*_worker_notes(result.workers, canvas), *_replica_notes(result.replicas)]
+    notes = [*_worker_notes(result.workers, canvas), *_replica_notes(result.replicas, canvas)]
     return text + "".join(line + "\n" for line in notes)
 
 
-def _replica_notes(replicas: Sequence[ReplicaRow] | UnsetType) -> Iterator[str]:
+def _replica_notes(replicas: Sequence[ReplicaRow] | UnsetType, canvas: Canvas) -> Iterator[str]:
     for one in () if isinstance(replicas, UnsetType) else replicas:
         text = f"router {one.name}: {one.state}"
         if one.heard_age_s is not None:
             text += f", heard {age(one.heard_age_s)} ago, {plural(one.requests, 'request')} of it"
             text += f" counted above, {plural(one.lost, 'message')} lost"
-        yield text
+        yield from canvas.paragraph(text, first="", rest="  ")
 
 
 def no_match(total: int, **filters: str | None) -> Callable[[Any, Canvas], str]:

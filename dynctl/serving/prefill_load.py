@@ -147,7 +147,7 @@ class Estimate:
         shape, accelerator = self._shape, ACCELERATORS[self._system]
         peak = f"{accelerator.tera[self._format]:,g} TFLOPS {self._format}"
         milliseconds = ", ".join(
-            f"{tokens:,} tokens {self.seconds(tokens, 0) * 1e3:,.3g} ms"
+            f"{tokens:,} tokens {_milliseconds(self.seconds(tokens, 0))}"
             for tokens in (512, 2_048, 8_192, 32_768)
         )
         return [
@@ -160,6 +160,12 @@ class Estimate:
             "KV cache a token",
             f"predicted prefill: {milliseconds}",
         ]
+
+
+def _milliseconds(seconds: float) -> str:
+    """``seconds`` in milliseconds, with three significant digits."""
+    rounded = float(f"{seconds * 1e3:.3g}")
+    return f"{rounded:,.0f} ms" if rounded >= 1e3 else f"{rounded:g} ms"
 
 
 class Measured:

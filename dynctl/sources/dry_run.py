@@ -409,10 +409,10 @@ class DryRun:
         path = self._query.model_path or view.model_paths.get(model)
         if path is None or not Path(path).is_dir():
             where = f"{path} of the view does not exist here" if path else "the view has none"
-            raise UsageProblem(
-                f"no tokenizer for model {model}: {where}",
-                "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE",
-            )
+            hint = "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE"
+            if self._query.assignments:
+                hint += "; without --set the frontend tokenizes"
+            raise UsageProblem(f"no tokenizer for model {model}: {where}", hint)
         tokenizer = load_tokenizer(path)
         saved = view.tokenizers.get(model)
         if saved is not None and saved != tokenizer.fingerprint:

@@ -32,8 +32,8 @@ _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
 WORKER_HELP = (
     "An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, kv-events=, replay=, "
-    "block-size=, dp=, total-blocks=, device=, api-key-env=, forward-authorization=, "
-    "separated by commas."
+    "block-size=, dp=, total-blocks=, device=, can-prefill=, api-key-env=, "
+    "forward-authorization=, separated by commas."
 )
 
 Host = Annotated[

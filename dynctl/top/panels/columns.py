@@ -203,7 +203,7 @@ def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
     columns.append(
         Column(
             "why", "WHY", lambda w: why(w, every) or NOTHING, lambda w: why(w, every),
-            rank=4, name=True, shortest=20,
+            rank=4, name=True, shortest=20, sentence=True,
         )
     )  # fmt: skip
     return columns
@@ -324,6 +324,12 @@ def _margin(line: DecisionLine) -> str:
 # -- alerts ----------------------------------------------------------------------------------------
 
 
+def _what(alert: Alert) -> str:
+    """The message without the subject at its beginning, which has a column of its own."""
+    rest = alert.message.removeprefix(alert.subject)
+    return rest.lstrip(": ") or alert.message
+
+
 def alert_table(now: float) -> list[Column[Alert]]:
     """``now``: wall-clock seconds, for the age of alerts."""
     return [
@@ -334,6 +340,6 @@ def alert_table(now: float) -> list[Column[Alert]]:
             "since", "SINCE", lambda a: UNKNOWN if a.since is None else age(now - a.since),
             lambda a: a.since, right=True, rank=2,
         ),
-        Column("message", "WHAT", lambda a: a.message, lambda a: a.message, name=True,
-               shortest=16),
+        Column("message", "WHAT", _what, lambda a: a.message, name=True, shortest=16,
+               sentence=True),
     ]  # fmt: skip

@@ -30,7 +30,6 @@ _ORDERLESS: Final = ("trend", "trend_prefill", "message", "why")
 #: With more rows than this, column widths are measured over all rows only every _SELDOM times.
 _MANY: Final = 100
 _SELDOM: Final = 10
-_SENTENCES: Final = ("message", "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
             text = column.text(row)
             # Names differ at both ends, sentences at the beginning.
-            text = _cut(text, width) if column.key in _SENTENCES else middle(text, width)
+            text = column.shortened(text, width)
             padded = text.rjust(width) if column.right else text.ljust(width)
             pieces += [(padded, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
         return pieces[:-1]
@@ -319,10 +318,6 @@ class Panel(Widget, Generic[Row], can_focus=True):
         if column is not None:
             parts.append(f"by {column.heading}{'↓' if self._descending else '↑'}")
         return "  ".join(parts)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 2]}.."
 
 
 AnyPanel = Panel[Any]

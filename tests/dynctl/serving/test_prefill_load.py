@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -129,6 +130,7 @@ def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, na
     assert "2 h200_sxm (989 TFLOPS bf16 at 50%, 4,800 GB/s at 80% each" in first
     assert f"{tmp_path.name}: 6.98 billion weights a token (bf16), 32 layers" in second
     assert third.startswith("predicted prefill: 512 tokens ")
+    assert re.fullmatch(r"(, )?([\d,]+ tokens [\d.,]+ ms(, )?){4}", third.split(": ", 1)[1])
     predicted = model.predict(WORKER, 512, 64)
     assert predicted is not None
     assert predicted.model == "estimate for h200_sxm, tp 2"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
 from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.replicas import ReplicaRow
-from dynctl.documents.snapshot import Part, Snapshot, stale_reason
+from dynctl.documents.snapshot import Alert, Part, Snapshot, stale_reason
 from dynctl.documents.verify import CellState
 from dynctl.documents.workers import RankRow, ReportedLoad, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
+from dynctl.screens.columns import fit
 from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
@@ -20,7 +23,7 @@ from dynctl.top.header import meter_line, numbers
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BLOCKS
-from dynctl.top.panels.columns import kv_share
+from dynctl.top.panels.columns import alert_table, kv_share
 from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
 from tests.golden.fleets import settings, stranded_zones, two_zones, worker
@@ -232,6 +235,14 @@ def test_alerts_are_sorted_by_level_and_keep_their_start():
     assert {one.since for one in second if one.level == "fail"} == {NOW + 5}
     third = board.alerts(msgspec.structs.replace(shown, at=NOW + 9), capacity)
     assert third == second
+
+
+def test_an_alert_shows_its_subject_once_and_keeps_the_beginning_of_its_message():
+    url = "http://127.0.0.1:8080"
+    lost = Alert("ROUTER_LOST", "warn", url, f"{url} refused the connection; requests go on")
+    fitted = fit(alert_table(NOW), [lost], 70)
+    assert fitted.line(lost).count("127") == 1
+    assert re.search(r"  refused the .*\.\.$", fitted.line(lost))
 
 
 # -- filters -----------------------------------------------------------------------------------
