@@ -308,7 +308,8 @@ def _dumped(table: PolicyTable) -> dict[str, Any]:
 def _mapping(plain: Any, at: str) -> Mapping[Any, Any]:
     if not isinstance(plain, Mapping):
         where = at or "document"
-        raise ConfigError(f"{where}: expected a mapping, got {type(plain).__name__}")
+        got = "nothing" if plain is None else repr(plain)[:80]
+        raise ConfigError(f"{where}: expected a mapping, got {got}")
     return plain
 
 

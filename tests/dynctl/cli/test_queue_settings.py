@@ -57,7 +57,7 @@ def test_the_threshold_of_a_preset_yields_to_policy_classes(dynctl: Any) -> None
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "document: expected a mapping, got NoneType"),
+        ("", "document: expected a mapping, got nothing"),
         ("a: [", "not YAML: "),
         ("policy_classes: []", "default_policy_family: required beside policy_classes"),
         ("worker_selection: {}", "worker_selection: worker-selection plug-ins are not supported"),
