@@ -79,17 +79,15 @@ class _Child:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def stop(self) -> None:
-        """Let it drain and end; kill it after the drain timeout."""
+    async def stop(self, drain_s: float) -> None:
+        """Let it drain and end; kill it soon after ``drain_s`` seconds."""
         self._stopping = True
         if self._process is None or self.record is None:
             self._kill()
         else:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
-            ended, _ = await asyncio.wait(
-                {self._task}, timeout=self.config.limits.drain_s + _GRACE_S
-            )
+            ended, _ = await asyncio.wait({self._task}, timeout=drain_s + _GRACE_S)
             if not ended:
                 _log.warning("%s did not end in time: it is killed", self.name)
                 self._kill()
@@ -221,9 +219,11 @@ class Processes:
 
     async def close(self) -> None:
         """Drain the frontends, then the router; nothing is left behind."""
-        frontends = self.children[1:]
-        await asyncio.gather(*(child.stop() for child in frontends))
-        await asyncio.gather(*(child.stop() for child in self.children[:1]))
+        drain_s, clock = self.config.limits.drain_s, asyncio.get_running_loop().time
+        until = clock() + drain_s
+        await asyncio.gather(*(child.stop(drain_s) for child in self.children[1:]))
+        for router in self.children[:1]:
+            await router.stop(max(0.0, until - clock()))
         for runner, connections in self._runners:
             await connections.close()
             await runner.cleanup()

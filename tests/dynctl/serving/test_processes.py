@@ -35,11 +35,12 @@ class Serving:
         self.url: str = record["url"]
         self.children = list(record["processes"].values())
 
-    async def get(self, path: str, url: str = "") -> tuple[int, str]:
+    async def get(self, path: str, url: str = "", token: str = "") -> tuple[int, str]:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
         # A connection for each request: it reaches any of the frontends.
         async with (
             aiohttp.ClientSession() as client,
-            client.get((url or self.url) + path) as answer,
+            client.get((url or self.url) + path, headers=headers) as answer,
         ):
             return answer.status, await answer.text()
 
@@ -52,6 +53,22 @@ class Serving:
             await answer.read()
             return answer.status, answer.headers.get("x-dynctl-decision")
 
+    async def answered(self) -> str:
+        """The decision of a request that was answered; on a busy machine an engine's probes may
+        be late, and the first attempt be refused."""
+        async with asyncio.timeout(patience(30)):
+            while True:
+                status, decision = await self.chat()
+                if status == 200:
+                    assert decision
+                    return str(decision)
+                await asyncio.sleep(0.05)
+
+    async def until_ok(self, path: str, url: str = "") -> None:
+        async with asyncio.timeout(patience(30)):
+            while (await self.get(path, url))[0] != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
     async def metrics(self) -> dict[tuple[str, str], float]:
         """(name, process) -> the sum of its samples, from the system port."""
         system = f"http://127.0.0.1:{self.record['system_port']}"
@@ -63,13 +80,13 @@ class Serving:
         return found
 
     async def until_counted(self, requests: int) -> None:
-        """Wait until the frontends together, and the router, count this number of requests."""
+        """Wait until the frontends together, and the router, count so many requests."""
         name = "dynamo_frontend_requests_total"
         async with asyncio.timeout(patience(30)):
             while True:
                 found = await self.metrics()
                 both = [found.get((name, f"frontend-{number}"), 0) for number in (1, 2)]
-                if sum(both) == found.get((name, "router")) == requests:
+                if min(sum(both), found.get((name, "router"), 0)) >= requests:
                     return
                 await asyncio.sleep(0.05)
 
@@ -141,14 +158,13 @@ async def test_killed_processes_start_again_and_sigterm_ends_all():
     async with serving() as fleet:
         # Requests and the commands of operators work with the shared port.
         for _ in range(8):
-            status, decision = await fleet.chat()
-            assert status == 200
-            assert (await fleet.get(f"/v1/decisions/{decision}"))[0] == 200
+            decision = await fleet.answered()
+            await fleet.until_ok(f"/v1/decisions/{decision}")
         workers = json.loads((await fleet.get("/v1/workers"))[1])["workers"]
         assert [row["name"] for row in workers] == ["a0"]
         system = f"http://127.0.0.1:{fleet.record['system_port']}"
         for path in ("/live", "/ready", "/health"):
-            assert (await fleet.get(path, system))[0] == 200
+            await fleet.until_ok(path, system)
         await fleet.until_counted(8)
         async with asyncio.timeout(patience(30)):
             # Each frontend answers with the metrics of all.
@@ -157,14 +173,14 @@ async def test_killed_processes_start_again_and_sigterm_ends_all():
 
         os.kill(fleet.record["processes"]["frontend-1"], signal.SIGKILL)
         await fleet.until_restarted("frontend-1")
-        assert (await fleet.chat())[0] == 200
+        await fleet.answered()
 
         os.kill(fleet.record["processes"]["router"], signal.SIGKILL)
         await fleet.until_restarted("router")
         async with asyncio.timeout(patience(30)):
             # Its counters begin at 0: it decides again.
             while not (await fleet.metrics()).get(("dynctl_decisions_total", "router")):
-                assert (await fleet.chat())[0] == 200
+                await fleet.answered()
 
         running = children_of(fleet.process.pid)
         assert len(running) == 3
@@ -182,12 +198,17 @@ async def test_killed_processes_start_again_and_sigterm_ends_all():
 
 
 async def test_sigkill_of_the_parent_ends_its_children_and_secrets_are_in_no_process_list():
-    async with serving("--api-key", "k3y") as fleet:
+    async with serving("--api-key", "k3y", "--admin-token", "adm1n") as fleet:
         assert len(fleet.children) == 3
         for pid in fleet.children:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()  # noqa: ASYNC240 - /proc
             assert b"dynctl.serving.http.processes" in command
             assert b"k3y" not in command
+            assert b"adm1n" not in command
+        # The operators' token reaches the router through any frontend.
+        assert (await fleet.get("/v1/workers"))[0] == 401
+        status, body = await fleet.get("/v1/workers", token="adm1n")
+        assert (status, len(json.loads(body)["workers"])) == (200, 1)
         assert (await fleet.chat())[0] == 401
         fleet.process.kill()
         await fleet.process.wait()
