@@ -411,7 +411,7 @@ class DryRun:
             where = f"{path} of the view does not exist here" if path else "the view has none"
             hint = "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE"
             if self._query.assignments:
-                hint += "; without --set the frontend tokenizes"
+                hint += "; only without --set do the engines of a live frontend tokenize"
             raise UsageProblem(f"no tokenizer for model {model}: {where}", hint)
         tokenizer = load_tokenizer(path)
         saved = view.tokenizers.get(model)

@@ -132,6 +132,17 @@ def test_a_view_holds_no_prompt_and_no_tokens(dynctl, tmp_path):
     assert "secret" not in path.read_text()
 
 
+def test_a_text_without_a_tokenizer_names_what_prevents_it(dynctl, tmp_path):
+    path = tmp_path / "saved.json"
+    dynctl("route", "--demo", DEMO, "--save-view", path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_paths": {}}))
+    plain = dynctl("route", DEMO, "--view", path)
+    assert (plain.code, "--tokens FILE" in plain.err, "--set" in plain.err) == (2, True, False)
+    changed = dynctl("route", DEMO, "--view", path, "--set", "router_temperature=1")
+    assert changed.code == 2
+    assert "only without --set" in changed.err
+
+
 def test_prompt_raw_messages_stdin_and_tokens(dynctl, tmp_path, monkeypatch):
     def tokens(*arguments: object) -> int:
         return int(dynctl("route", "--demo", "-o", "json", *arguments).json["tokens"])
