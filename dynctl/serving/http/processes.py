@@ -32,7 +32,7 @@ from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.connections import FEW, Connections
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.http.router_server import run_router
-from dynctl.serving.http.server import StartError, error_middleware, listen, run_frontend
+from dynctl.serving.http.server import StartError, announce, error_middleware, listen, run_frontend
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, Family, samples
 from dynctl.serving.telemetry.log_format import configure_logging
@@ -364,8 +364,7 @@ async def _supervise(config: FrontendConfig, count: int) -> int:
                 }  # fmt: skip
                 if processes.system_port is not None:
                     record["system_port"] = processes.system_port
-                sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
-                sys.stdout.flush()
+                announce(record)
         await stopped
         _log.info("stopping %d frontend processes, then the router", count)
     finally:

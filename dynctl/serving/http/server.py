@@ -8,9 +8,9 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -567,14 +567,19 @@ async def serve(build: Callable[[], Frontend]) -> int:
             record = {"frontend": frontend.url, "url": frontend.url, "port": frontend.port}
             if frontend.system_port is not None:
                 record["system_port"] = frontend.system_port
-            sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
-            sys.stdout.flush()
+            announce(record)
         await stop.wait()
         _log.info("stopping: %d requests are running", frontend.inference.in_flight)
         await frontend.drain()
     finally:
         await frontend.close()
     return 0
+
+
+def announce(record: Mapping[str, Any]) -> None:
+    """Write the record of ``--announce``: one JSON line on stdout."""
+    sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+    sys.stdout.flush()
 
 
 def settle_garbage_collector() -> None:
