@@ -1,4 +1,4 @@
-"""Frozen values that every decision makes anew, such as its inputs and the decision itself."""
+"""Frozen values that each decision creates: its inputs, its terms and itself."""
 
 from __future__ import annotations
 

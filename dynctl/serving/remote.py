@@ -350,7 +350,7 @@ class RouterLink:
             stream.close()
 
     def _lost(self, reason: str) -> None:
-        """The lease is of no use any more; whoever waits for the router stops waiting."""
+        """The lease has ended: requests that wait for the router stop waiting."""
         self.up, self._reason, self._lease = False, reason, ""
         self._pending.clear()
         self._wake.set()

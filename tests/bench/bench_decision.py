@@ -168,7 +168,7 @@ def splits(router: Router, tokens: int) -> tuple[float, float]:
 
 
 def queue_rows(router: Router, tokens: int, name: str) -> list[Row]:
-    """The router queue: a plan where nobody waits, one where the request would, and a turn."""
+    """The router queue: a plan while no request waits, one where the request would, and a turn."""
     (prompt,) = workload.prompts(tokens, 1, 7)
     request = request_of(prompt, hash_prompt(prompt, _BLOCK).sequence, "r")
     rows = []

@@ -124,12 +124,13 @@ def test_conditional_disaggregation_with_a_warm_decode_worker(finding: Finding) 
             fleet.wait_until(cached, "the cached blocks to be known")
             expected = route(fleet, tokens, fleet.frontend)
             given = ("conditional_disagg_enabled=true",)
-            told = route(fleet, tokens, fleet.frontend, assignments=given)
-            assert "DYR0743" not in {one.code for one in told.doubts}
+            predicted = route(fleet, tokens, fleet.frontend, assignments=given)
+            assert "DYR0743" not in {one.code for one in predicted.doubts}
             answer = fleet.frontend.complete(tokens)
             assert answer.ok, answer
             decode = answer.placement.decode
-            known.judge(told, right=decode is not None and (decode, decode) in possible(told))
+            right = decode is not None and (decode, decode) in possible(predicted)
+            known.judge(predicted, right=right)
             bypassed += answer.placement.prefill in (None, answer.placement.decode)
             score.count(expected, answer)
     score.report(finding)

@@ -448,7 +448,7 @@ def _main() -> int:
 
 
 def _end_with_the_parent(pipe: int) -> None:
-    """Nobody restarts or drains a child without its parent."""
+    """End this process when the parent is gone: only the parent restarts and drains it."""
     with contextlib.suppress(OSError):
         while os.read(pipe, 1):
             pass
