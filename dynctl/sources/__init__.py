@@ -95,7 +95,7 @@ def source_read(options: GlobalOptions) -> str | None:
 
     None where two are named, or where only a request shows which one is used. Raises UsageProblem.
     """
-    from dynctl.sources.dynamo.planes import backend
+    from dynctl.adapters.dynamo.planes import backend
 
     named = _named(options)
     if len(named) > 1:
@@ -170,7 +170,7 @@ def _named(options: GlobalOptions) -> list[str]:
 
 def _planes_by_environment(options: GlobalOptions) -> bool:
     """Whether Dynamo's variables name planes, and the named frontend is not a dynctl frontend."""
-    from dynctl.sources.dynamo.planes import backend
+    from dynctl.adapters.dynamo.planes import backend
 
     if backend(options) is None:
         return False

@@ -6,17 +6,16 @@ it is used if a Dynamo frontend answers there. The API server's port-forward wor
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.base.options import GlobalOptions
-from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import (
@@ -150,37 +149,3 @@ def _answers(pod: Pod) -> bool:
         return DynamoFrontend(_address(pod), _DIRECT_S).identify() == "dynamo"
     except DynctlError:
         return False
-
-
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-
-
-def open_cluster(options: GlobalOptions) -> Cluster:
-    """The cluster, not connected yet. Raises UsageProblem, or Unreachable where a credential plugin
-    fails."""
-    from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
-
-    options = in_context(options)
-    return kubernetes_cluster.open_cluster(
-        kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
-    )
-
-
-def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:
-    """The namespace to read: the one that was named, else the context's; None: all of them.
-
-    Raises UsageProblem.
-    """
-    options = in_context(options)
-    if options.namespace is None:
-        return None if options.all_namespaces else cluster.namespace
-    if options.all_namespaces:
-        raise UsageProblem(
-            f"-n {options.namespace} and -A: one namespace, and all of them",
-            "give one of the two",
-        )
-    if not _NAMESPACE.fullmatch(options.namespace):
-        raise UsageProblem(
-            f"-n {options.namespace}: not a namespace name, expected 1 to 63 of a-z, 0-9 and -"
-        )
-    return options.namespace

@@ -72,7 +72,7 @@ def cluster_chain(options: GlobalOptions) -> ReadChain:
 
 def chain_reader(options: GlobalOptions) -> ReadChain:
     """The reader of the most complete chain that the options allow."""
-    from dynctl.sources.dynamo.planes import backend
+    from dynctl.adapters.dynamo.planes import backend
 
     named = backend(options)
     kubernetes = (options.kube_context, options.kubeconfig, options.namespace)

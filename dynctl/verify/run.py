@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from dynctl.adapters.dynamo.planes import backend, namespace, open_planes
+from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
 from dynctl.adapters.ports import Cluster
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -26,8 +28,7 @@ from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import GRAPH
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources import frontends
-from dynctl.sources.dynamo.planes import backend, namespace, open_planes
-from dynctl.sources.kubernetes import namespaces_of, open_cluster, reach_of
+from dynctl.sources.kubernetes import reach_of
 from dynctl.verify.checks.run import verify
 from dynctl.verify.cluster_lint import lint_report
 from dynctl.verify.facts import Registry, VerifyFacts

@@ -13,7 +13,7 @@ from nats.js.api import StreamConfig
 
 from dynctl.adapters.nats.durable_events import DurableEventPlane
 from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
-from dynctl.sources.dynamo.durable import DurableEvents
+from dynctl.serving.dynamo.durable import DurableEvents
 from dynctl.wire.dynamo.discovery import KV_EVENTS, EndpointId, EventChannel, JetStreamTransport
 from tests.contract.nats_server import NatsServer, nats_server
 from tests.waiting import patience

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from dynctl.adapters.dynamo.planes import open_planes
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
-from dynctl.sources.dynamo.observer import Observer
-from dynctl.sources.dynamo.planes import open_planes
+from dynctl.serving.dynamo.observer import Observer
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import Router

@@ -14,6 +14,8 @@ from typing import Any, Final
 from msgspec import UNSET, UnsetType
 
 from dynctl import version
+from dynctl.adapters.dynamo.planes import backend, namespace
+from dynctl.adapters.kubernetes.from_options import open_cluster
 from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -22,9 +24,8 @@ from dynctl.documents.bundle import ClusterVersion, FrontendVersion, OptionsFile
 from dynctl.settings.contexts.precedence import apply_context, in_context
 from dynctl.sources import DEFAULT_FRONTEND, GUESS_TIMEOUT, connect, frontends
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.planes import backend, namespace
 from dynctl.sources.frontend.client import FrontendClient
-from dynctl.sources.kubernetes import cluster_ways, open_cluster
+from dynctl.sources.kubernetes import cluster_ways
 
 #: Libraries whose versions are recorded.
 _LIBRARIES: Final = tuple(

@@ -84,9 +84,9 @@ def _port(keep: bool) -> int:
 
 def _is_default_source(url: str, options: GlobalOptions) -> bool:
     """Whether commands without options for a source read from ``url``."""
+    from dynctl.adapters.dynamo.planes import backend
     from dynctl.base.errors import DynctlError
     from dynctl.sources import DEFAULT_FRONTEND, frontends
-    from dynctl.sources.dynamo.planes import backend
 
     try:
         return url == DEFAULT_FRONTEND and not frontends(options) and backend(options) is None

@@ -162,9 +162,9 @@ _KINDS: Final[Mapping[str, Callable[[Sequence[Row], str], Iterable[str]]]] = {
 
 def _workers(options: GlobalOptions) -> list[Row]:
     """The workers of the specified frontend, else of the default one."""
+    from dynctl.adapters.dynamo.planes import backend
     from dynctl.settings.contexts.precedence import in_context
     from dynctl.sources import DEFAULT_FRONTEND, frontends, token
-    from dynctl.sources.dynamo.planes import backend
 
     options = in_context(options)
     named = frontends(options)

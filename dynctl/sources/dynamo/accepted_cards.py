@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dynctl.documents.doubts import Doubt, doubt, some_names
 from dynctl.documents.models import ModelReadiness
 from dynctl.health.deployment import WorkerSet
-from dynctl.sources.dynamo.observer import Observer
+from dynctl.serving.dynamo.observer import Observer
 from dynctl.wire.dynamo.discovery import ModelCard
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
 

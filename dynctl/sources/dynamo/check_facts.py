@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from dynctl.adapters.dynamo.planes import Planes, backend, namespace, open_planes
 from dynctl.adapters.ports import (
     NotCalledBack,
     RequestPlaneError,
@@ -33,6 +34,7 @@ from dynctl.health.facts import (
     RankFacts,
     Unread,
 )
+from dynctl.serving.dynamo.observer import Observer
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources import (
     DEFAULT_FRONTEND,
@@ -41,8 +43,6 @@ from dynctl.sources import (
 )
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.frontends import frontend_facts, with_name
-from dynctl.sources.dynamo.observer import Observer
-from dynctl.sources.dynamo.planes import Planes, backend, namespace, open_planes
 from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.recovery import Events, TooNew, TreeDump, parse_recovery, recovery_query

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from dynctl.adapters.dynamo.planes import backend, namespace, open_planes
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.base.options import GlobalOptions
@@ -14,7 +15,6 @@ from dynctl.documents.events import LOAD_KINDS, TailKind, TailLine
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
 from dynctl.sources.dynamo.event_stream import EventTail, Wanted, everyone
-from dynctl.sources.dynamo.planes import backend, namespace, open_planes
 from dynctl.sources.query import Selector
 from router_core import Worker
 

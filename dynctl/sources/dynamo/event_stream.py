@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from dynctl.adapters.dynamo.planes import watch_discovery
 from dynctl.adapters.ports import (
     ChannelCode,
     ChannelCondition,
@@ -35,7 +36,6 @@ from dynctl.sources.dynamo.event_lines import (
     remark,
     sequence_line,
 )
-from dynctl.sources.dynamo.planes import watch_discovery
 from dynctl.wire.dynamo.active_sequences import decode_sequences
 from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, KV_EVENTS, EventChannel
 from dynctl.wire.dynamo.events import RouterEvent, decode_kv_metrics, decode_router_events

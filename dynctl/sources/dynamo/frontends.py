@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from dynctl.adapters.dynamo.planes import backend, namespace
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -22,7 +23,6 @@ from dynctl.documents.models import ModelReadiness
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.settings.contexts.tokens import bearer_token
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.dynamo.planes import backend, namespace
 from dynctl.sources.dynamo.router_state import unknown_thresholds
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.http import async_client, read_response

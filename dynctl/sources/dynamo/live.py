@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from dynctl.adapters.dynamo.planes import namespace, open_planes
 from dynctl.adapters.ports import ChannelMessage, ChannelValue
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
@@ -26,13 +27,12 @@ from dynctl.documents.snapshot import Alert, Header, Snapshot
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
+from dynctl.serving.dynamo.observer import PRESET, Observer
 from dynctl.sources.alerts import condition_alert
 from dynctl.sources.dynamo.accepted_cards import take_versions
 from dynctl.sources.dynamo.decisions import DecisionJoin
 from dynctl.sources.dynamo.frontends import PolledFrontends, ReachedFrontends, reached_frontends
 from dynctl.sources.dynamo.log_tail import LogTail
-from dynctl.sources.dynamo.observer import PRESET, Observer
-from dynctl.sources.dynamo.planes import namespace, open_planes
 from dynctl.sources.dynamo.router_state import (
     index_doubts,
     registration_doubts,

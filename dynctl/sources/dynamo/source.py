@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from dynctl.adapters.dynamo.planes import Planes, namespace, open_planes
 from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
@@ -23,11 +24,10 @@ from dynctl.documents.doubts import MOST_NAMED, Doubt, Varies, distinct, doubt, 
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
+from dynctl.serving.dynamo.observer import PRESET, Observer
 from dynctl.sources.dry_run import DryRun
 from dynctl.sources.dynamo.accepted_cards import contested_models, take_versions
 from dynctl.sources.dynamo.frontends import ReachedFrontends, no_frontend, reached_frontends
-from dynctl.sources.dynamo.observer import PRESET, Observer
-from dynctl.sources.dynamo.planes import Planes, namespace, open_planes
 from dynctl.sources.dynamo.replicas import dynamo_replica
 from dynctl.sources.dynamo.router_state import (
     index_doubts,

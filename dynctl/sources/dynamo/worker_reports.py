@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from dynctl.adapters.dynamo.planes import Planes
 from dynctl.base.errors import Unreachable
 from dynctl.documents.workers import WorkerRow, worker_rows
-from dynctl.sources.dynamo.observer import Observer
-from dynctl.sources.dynamo.planes import Planes
+from dynctl.serving.dynamo.observer import Observer
 
 #: Reports are collected for this long before the first list of workers.
 COLLECT_S: Final = 1.0

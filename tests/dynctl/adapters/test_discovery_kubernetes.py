@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from dynctl.adapters.dynamo.planes import open_planes
 from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.sources.dynamo.planes import open_planes
 from tests.dynctl.adapters.kube_lab import (
     DEFINITION,
     METADATA,

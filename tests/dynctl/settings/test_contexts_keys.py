@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dynctl.adapters.dynamo.planes import BACKENDS, DISCOVERY_VARIABLE, NAMESPACE_VARIABLE
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.keys import (
@@ -17,7 +18,6 @@ from dynctl.settings.contexts.keys import (
     option_value,
 )
 from dynctl.sources import FRONTEND_VARIABLE
-from dynctl.sources.dynamo.planes import BACKENDS, DISCOVERY_VARIABLE, NAMESPACE_VARIABLE
 from dynctl.sources.kubernetes import REACHES
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dynctl import sources as connect
+from dynctl.adapters.dynamo.planes import backend, namespace
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.keys import KEYS
 from dynctl.settings.contexts.precedence import apply_context, effective_value, in_context
-from dynctl.sources.dynamo.planes import backend, namespace
 
 FILE = """
 current = "etcd"

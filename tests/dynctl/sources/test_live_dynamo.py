@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from dynctl.adapters.dynamo.planes import Planes
 from dynctl.adapters.ports import Listed
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -22,13 +23,12 @@ from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo import frontends as dynamo_frontends
 from dynctl.sources.dynamo import live as planes_module
 from dynctl.sources.dynamo.live import LiveDynamo
-from dynctl.sources.dynamo.planes import Planes
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import open_view_bytes
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, encode_sequences
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from router_core import Role
-from tests.dynctl.sources.test_observer import CAPTURE, Requests
+from tests.dynctl.serving.test_observer import CAPTURE, Requests
 from tests.waiting import patience
 
 OPTIONS = GlobalOptions(discovery="file", file_kv=Path("unused"))

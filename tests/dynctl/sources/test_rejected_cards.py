@@ -13,7 +13,7 @@ from dynctl.documents.models import ModelReadiness, NamespaceReadiness, WorkerTy
 from dynctl.sources.dynamo.accepted_cards import contested_models, take_versions
 from dynctl.sources.dynamo.router_state import registration_doubts
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, ModelFacts, RankLoad
-from tests.dynctl.sources.test_observer import Rig
+from tests.dynctl.serving.test_observer import Rig
 from tests.waiting import patience
 
 

@@ -14,14 +14,14 @@ from dynctl.documents.config import NOT_EXPORTED
 from dynctl.documents.view import SavedView, decode_view
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.config import config_report
-from dynctl.sources.dynamo.load_mirror import known_as_sums
+from dynctl.serving.dynamo.load_mirror import known_as_sums
 from dynctl.sources.dynamo.router_state import known_settings, take_load, take_settings
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequencePrefillDone
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
 from router_core import SETTINGS, THRESHOLD_SETTINGS
-from tests.dynctl.sources.test_observer import Rig, rig
+from tests.dynctl.serving.test_observer import Rig, rig
 from tests.waiting import until
 
 __all__ = ["rig"]

@@ -24,7 +24,7 @@ from dynctl.adapters.ports import (
     StreamCondition,
     StreamValue,
 )
-from dynctl.sources.dynamo.recovery import RankIndex
+from dynctl.serving.dynamo.recovery import RankIndex
 from dynctl.wire.dynamo.discovery import EndpointId, EventSource
 from dynctl.wire.dynamo.events import RouterEvent, UnknownEvent, encode_router_events
 from dynctl.wire.dynamo.recovery import Events, RecoveryAnswer, RecoveryError, TooNew, TreeDump

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynctl.adapters.dynamo.planes import Planes
 from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
 from dynctl.health.deployment import ProblemCode
-from dynctl.sources.dynamo.observer import Observer, ObserverBounds
-from dynctl.sources.dynamo.planes import Planes
+from dynctl.serving.dynamo.observer import Observer, ObserverBounds
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceFreed,

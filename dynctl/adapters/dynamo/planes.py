@@ -191,7 +191,7 @@ def _etcd(options: GlobalOptions) -> Discovery:
 
 def _kubernetes(options: GlobalOptions) -> Discovery:
     from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
-    from dynctl.sources.kubernetes import namespaces_of, open_cluster
+    from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
 
     cluster = open_cluster(options)
     return KubernetesDiscovery(cluster, namespaces_of(options, cluster))

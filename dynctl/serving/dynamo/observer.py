@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from dynctl.adapters.dynamo.planes import Planes, watch_discovery
 from dynctl.adapters.ports import (
     ChannelValue,
     DiscoveryChange,
@@ -31,12 +32,11 @@ from dynctl.health.deployment import (
     RegisteredWorker,
     Registrations,
 )
+from dynctl.serving.dynamo.durable import DurableEvents
+from dynctl.serving.dynamo.load_mirror import LoadMirror
+from dynctl.serving.dynamo.recovery import RankIndex
+from dynctl.serving.dynamo.shared_channels import SharedChannels
 from dynctl.serving.index_runtime import IndexRuntime
-from dynctl.sources.dynamo.durable import DurableEvents
-from dynctl.sources.dynamo.load_mirror import LoadMirror
-from dynctl.sources.dynamo.planes import Planes, watch_discovery
-from dynctl.sources.dynamo.recovery import RankIndex
-from dynctl.sources.dynamo.shared_channels import SharedChannels
 from dynctl.wire.dynamo.active_sequences import SequenceEvent
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance
 from dynctl.wire.dynamo.recovery import (

@@ -15,8 +15,8 @@ from dynctl.adapters.ports import (
     IndexUpdate,
     StreamValue,
 )
-from dynctl.sources.dynamo.recovery import RankIndex
-from dynctl.sources.dynamo.shared_channels import SharedChannels
+from dynctl.serving.dynamo.recovery import RankIndex
+from dynctl.serving.dynamo.shared_channels import SharedChannels
 from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.events import RouterEvent, encode_router_events
 from dynctl.wire.dynamo.recovery import RecoveryAnswer

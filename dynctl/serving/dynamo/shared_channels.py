@@ -12,7 +12,7 @@ from itertools import groupby
 
 from dynctl.adapters.ports import ChannelCode, ChannelCondition, ChannelValue
 from dynctl.base.decode_errors import WireError
-from dynctl.sources.dynamo.recovery import RankIndex
+from dynctl.serving.dynamo.recovery import RankIndex
 from dynctl.wire.dynamo.discovery import EventChannel
 from dynctl.wire.dynamo.events import RouterEvent, decode_router_events
 
