@@ -349,7 +349,7 @@ class NotCalledBack(RequestPlaneError):
 class ClusterRefusal(Exception):
     """The API server refused a request. ``status`` is HTTP's, ``reason`` Kubernetes' reason.
 
-    For 403, 404, 410 and 422; a 401 is Unreachable, because nothing can be read.
+    For 403, 404, 409, 410 and 422; a 401 is Unreachable, because nothing can be read.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -478,4 +478,25 @@ class Cluster(Protocol):
 
     def close(self) -> None:
         """Leaves no connection or thread."""
+        ...
+
+
+class ClusterWriter(Protocol):
+    """Changes a Kubernetes cluster; blocking, safe to call from several threads.
+
+    A request may arrive twice, where a connection is cut: give objects a name, and replace with a
+    ``resourceVersion``. All methods return the object as it is now, and raise as `Cluster` does;
+    ClusterRefusal with status 409 for what exists, or was changed meanwhile.
+    """
+
+    def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Create an object in the collection at ``path``."""
+        ...
+
+    def replace(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace the object at ``path``; ``body`` has its ``resourceVersion``."""
+        ...
+
+    def merge(self, path: str, patch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Merge ``patch`` (RFC 7386) into the object at ``path``."""
         ...

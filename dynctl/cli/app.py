@@ -52,6 +52,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("topology plan", "topology_plan:plan_topology", "Plan domains: ratio, losses, what to add."),
     ("topology lint", "topology_lint:lint_topology", "Check graph manifests, offline."),
     ("topology render", "topology_render:render_topology", "Print topology patches for pods."),
+    ("topology sync", "topology_sync:sync_topology", "Copy topology labels from nodes to pods."),
     ("topology wait", "topology_wait:wait_for_topology", "Wait for a domain's topology file."),
     ("top", "top:top", "Watch domains, workers, decisions and alerts."),
     ("events tail", "events:tail_events", "Show KV events live, with gaps marked."),
@@ -78,7 +79,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 GROUPS = {
     "serve": "Run a frontend, a router or a simulated engine.",
     "workers": "Workers of a router: list, one worker.",
-    "topology": "Topology domains: capacity, policy, verify, plan, lint.",
+    "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
     "events": "KV events of the workers, live.",
     "thresholds": "Busy thresholds, live on the frontends.",
     "config": "Router settings and their sources.",

@@ -305,6 +305,10 @@ def with_globals(
     return _with_signature(command, own)
 
 
+#: Reads a Kubernetes cluster and nothing else.
+_CLUSTER_ALONE = "topology sync"
+
+
 def _without_effect(
     options: GlobalOptions, path: str, local: bool, own: frozenset[str]
 ) -> Iterator[str]:
@@ -320,6 +324,14 @@ def _without_effect(
             if os.environ.get(name)
         )
     if path in _OWN_CHECKS or not given:
+        return
+    if path == _CLUSTER_ALONE:
+        read |= CLUSTER - {"reach"} | {"timeout", "context"}
+        yield from (
+            f"{_flag(name)} has no effect on {path}"
+            for name in _ANNOTATIONS
+            if name in given - read
+        )
         return
     if path == "config show":
         from dynctl.sources import names_source

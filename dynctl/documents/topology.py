@@ -214,3 +214,36 @@ class TopologyValue(msgspec.Struct, frozen=True):
     path: str
     kind: str = "TopologyValue"
     schema: int = SCHEMA
+
+
+class CopiedLabel(msgspec.Struct, frozen=True):
+    """One label of one pod after a look of `topology sync`.
+
+    ``source`` is the node's label, ``target`` the pod's; ``has`` and ``wants`` their values, empty
+    where there is none. ``state``: current, missing, stale, repair, node-lacks-label, unscheduled,
+    node-unknown, no-topology, unread or invalid. ``written``: the pod has the node's value now.
+    ``problem``: why it could not be written.
+    """
+
+    namespace: str
+    pod: str
+    node: str
+    source: str
+    target: str
+    state: str
+    has: str = ""
+    wants: str = ""
+    written: bool = False
+    message: str = ""
+    problem: str = ""
+
+
+class TopologySync(msgspec.Struct, frozen=True):
+    """What `topology sync --once` found and did. ``stale``: its policy for labels that differ."""
+
+    source: str
+    dry_run: bool
+    stale: str
+    rows: list[CopiedLabel] = []
+    kind: str = "TopologySync"
+    schema: int = SCHEMA

@@ -162,6 +162,124 @@ def cluster_topology(kind: str, name: str, levels: Sequence[str]) -> dict[str, A
     }
 
 
+#: Which labels that differ from the node's `topology sync` replaces.
+STALE_POLICIES: Final = ("report", "starting", "always")
+#: API group, resources, verbs of `topology sync`. Nodes and topologies have no namespace.
+_CLUSTER_RULES: Final = (
+    ("", ["nodes"], ["list", "watch"]),
+    ("grove.io", ["clustertopologies", "clustertopologybindings"], ["list"]),
+)
+_POD_RULES: Final = (
+    ("", ["pods"], ["list", "watch", "patch"]),
+    ("", ["events"], ["create", "patch"]),
+)
+_LEASE_RULES: Final = (("coordination.k8s.io", ["leases"], ["create", "get", "update"]),)
+_RBAC: Final = "rbac.authorization.k8s.io"
+_STATUS_PORT: Final = 8081
+#: The kubelet probes the address of the pod.
+_ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104
+
+
+def sync_controller(
+    namespace: str, image: str, *, watched: str | None, stale: str, replicas: int = 2
+) -> dict[str, Any]:
+    """A List of what runs `topology sync` in ``namespace`` with the least permissions.
+
+    ``watched``: the namespace of the workers; None: all. ``image`` contains dynctl. Raises
+    UsageProblem.
+    """
+    for option, one in (("--controller-namespace", namespace), ("--watch-namespace", watched)):
+        if one is not None and (not is_domain(one) or len(one) > _LONGEST):
+            raise UsageProblem(f"{option} {one}: expected lower-case letters, digits and -")
+    if stale not in STALE_POLICIES:
+        raise UsageProblem(f"--stale {stale}: expected {' or '.join(STALE_POLICIES)}")
+    if not image.strip() or image != image.strip():
+        raise UsageProblem(f"--image {image!r}: expected the name of an image")
+    name = "dynctl-topology-sync"
+    where = ["-A"] if watched is None else ["-n", watched]
+    lease = watched if watched is not None else namespace
+    account = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    labels = {"app.kubernetes.io/name": name}
+
+    def rbac(
+        kind: str, rules: Sequence[tuple[str, list[str], list[str]]], inside: str, end: str
+    ) -> list[dict[str, Any]]:
+        about: dict[str, Any] = {"name": f"{name}{end}", "labels": labels}
+        if inside:
+            about["namespace"] = inside
+        api = f"{_RBAC}/v1"
+        return [
+            {
+                "apiVersion": api,
+                "kind": kind,
+                "metadata": about,
+                "rules": [
+                    {"apiGroups": [group], "resources": resources, "verbs": verbs}
+                    for group, resources, verbs in rules
+                ],
+            },
+            {
+                "apiVersion": api,
+                "kind": f"{kind}Binding",
+                "metadata": about,
+                "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": f"{name}{end}"},
+                "subjects": [account],
+            },
+        ]
+
+    if watched is None:
+        rights = rbac("ClusterRole", (*_CLUSTER_RULES, *_POD_RULES), "", "")
+    else:
+        rights = rbac("ClusterRole", _CLUSTER_RULES, "", f"-{watched}-nodes")
+        rights += rbac("Role", _POD_RULES, watched, "")
+    rights += rbac("Role", _LEASE_RULES, lease, "-lease")
+    probes = {
+        f"{probe}Probe": {"httpGet": {"path": path, "port": "status"}, "timeoutSeconds": 5}
+        for probe, path in (("liveness", "/healthz"), ("readiness", "/readyz"))
+    }
+    container = {
+        "name": "sync",
+        "image": image,
+        "args": [
+            *("topology", "sync", *where, "--stale", stale, "--lease-namespace", lease),
+            *("--system-host", _ANY_ADDRESS, "--system-port", str(_STATUS_PORT)),
+        ],
+        "ports": [{"name": "status", "containerPort": _STATUS_PORT}],
+        **probes,
+        "resources": {"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "serviceAccountName": name,
+                    "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+                    "containers": [container],
+                },
+            },
+        },
+    }
+    about = {"name": name, "namespace": namespace, "labels": labels}
+    service_account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
+    return {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [service_account, *rights, deployment],
+    }
+
+
 def _labels(domain: str, label_keys: Sequence[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for given in label_keys:

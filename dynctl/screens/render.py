@@ -24,7 +24,13 @@ from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.demo import DemoEnd, DemoStep
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ThresholdChange, ThresholdList
-from dynctl.documents.topology import NO_DOMAIN, TopologyPlan, TopologyShow, TopologyValue
+from dynctl.documents.topology import (
+    NO_DOMAIN,
+    TopologyPlan,
+    TopologyShow,
+    TopologySync,
+    TopologyValue,
+)
 from dynctl.documents.verify import VerifyReport, report_lines
 from dynctl.documents.workers import WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, State
@@ -134,6 +140,7 @@ _SCREENS: dict[type, Any] = {
     WorkerList: workers.worker_list,
     WorkerDetail: workers.worker_detail,
     TopologyShow: topology.topology_show,
+    TopologySync: topology.topology_sync,
     TopologyPlan: plan.topology_plan,
     TopologyValue: topology.topology_value,
     ThresholdList: thresholds.threshold_list,
@@ -163,7 +170,7 @@ def items(result: Any) -> Iterable[Any]:
     """The lines of jsonl: the items of a list, else the whole result."""
     if isinstance(result, WorkerList):
         return result.workers
-    if isinstance(result, TopologyShow | TopologyPlan):
+    if isinstance(result, TopologyShow | TopologyPlan | TopologySync):
         return result.rows
     if isinstance(result, ThresholdList):
         return result.thresholds
@@ -195,6 +202,8 @@ def names(result: Any) -> list[str]:
         return [result.worker.name]
     if isinstance(result, TopologyShow | TopologyPlan):
         return [NO_DOMAIN if row.value is None else row.value for row in result.rows]
+    if isinstance(result, TopologySync):
+        return [*dict.fromkeys(f"{row.namespace}/{row.pod}" for row in result.rows)]
     if isinstance(result, TopologyValue):
         return [result.value]
     if isinstance(result, ThresholdList):

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from dynctl.documents.topology import (
     NO_DOMAIN,
+    CopiedLabel,
     DomainCapacity,
     RoleCapacity,
     TopologyShow,
+    TopologySync,
     TopologyValue,
     TransferPolicy,
 )
@@ -221,3 +223,44 @@ def _named(names: Sequence[str]) -> str:
 def topology_value(result: TopologyValue, canvas: Canvas) -> str:
     """The value alone, for scripts."""
     return result.value + "\n"
+
+
+def topology_sync(result: TopologySync, canvas: Canvas) -> str:
+    """A row per label, and a sentence about each that is wrong."""
+    if not result.rows:
+        return f"no pod names a topology label or a topology ({result.source})\n"
+    text = table(_COPIES, result.rows, canvas)
+    notes = [
+        f"{row.pod}.{row.namespace}: {row.problem or row.message}"
+        for row in result.rows
+        if row.problem or (row.message and not row.written)
+    ]
+    if notes:
+        more = len(notes) - _MOST_NOTES
+        lines = [line for one in notes[:_MOST_NOTES] for line in canvas.paragraph(one, first="")]
+        text += "\n" + "".join(f"{line}\n" for line in lines)
+        if more > 0:
+            text += f"{more} more: -o json\n"
+    writable = [row for row in result.rows if row.state in ("missing", "repair")]
+    if result.dry_run:
+        return text + f"\nnothing was written; {plural(len(writable), 'label')} would be\n"
+    return text + f"\n{plural(sum(row.written for row in writable), 'label')} written\n"
+
+
+def _copied(row: CopiedLabel) -> str:
+    if row.problem:
+        return "refused"
+    if row.written:
+        return "copied" if row.state == "missing" else "replaced"
+    return row.state
+
+
+_COPIES: list[Column[CopiedLabel]] = [
+    Column("pod", "POD", lambda r: r.pod, lambda r: r.pod, name=True),
+    Column("namespace", "NAMESPACE", lambda r: r.namespace, lambda r: r.namespace, rank=3),
+    Column("node", "NODE", lambda r: r.node or "-", lambda r: r.node, rank=4),
+    Column("label", "LABEL", lambda r: r.target or r.source, lambda r: r.target, rank=2),
+    Column("has", "POD HAD", lambda r: r.has or "-", lambda r: r.has, rank=1),
+    Column("wants", "NODE HAS", lambda r: r.wants or "-", lambda r: r.wants, rank=1),
+    Column("state", "STATE", _copied, _copied),
+]

@@ -22,6 +22,9 @@ from dynctl.base.errors import Unreachable
 WATCH_S: Final = 240
 """Seconds after which the server ends a watch, so that the reader begins a new one."""
 
+MANAGER: Final = "dynctl"
+"""The field manager of what dynctl writes."""
+
 _WATCH_SLACK_S: Final = 30.0
 _MOST_PAGES: Final = 20_000
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1"
@@ -39,11 +42,31 @@ def open_cluster(
     return KubernetesCluster(ApiServer(Login(kube_context(kubeconfig, context)), timeout))
 
 
+class KubernetesWriter:
+    """A :class:`dynctl.adapters.ports.ClusterWriter`, for commands that are there to change."""
+
+    def __init__(self, cluster: KubernetesCluster) -> None:
+        self._server = cluster.server
+
+    def create(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._server.object(path, {"fieldManager": MANAGER}, body=body)
+
+    def replace(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._server.object(path, {"fieldManager": MANAGER}, body=body, method="PUT")
+
+    def merge(self, path: str, patch: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._server.object(path, {"fieldManager": MANAGER}, body=patch, method="PATCH")
+
+
 class KubernetesCluster:
     """A :class:`dynctl.adapters.ports.Cluster`. Closing it ends watches, logs and forwards."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
+
+    @property
+    def server(self) -> ApiServer:
+        return self._server
 
     @property
     def title(self) -> str:

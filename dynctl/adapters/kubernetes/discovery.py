@@ -13,14 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from dynctl.adapters.kubernetes.workers import (
-    RESOURCES,
-    Follower,
-    Resource,
-    WorkerRegister,
-    changes,
-    read_all,
-)
+from dynctl.adapters.kubernetes.following import Follower, Resource, read_all
+from dynctl.adapters.kubernetes.workers import RESOURCES, WorkerRegister, changes
 from dynctl.adapters.ports import (
     Cluster,
     DiscoveryChange,

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from dynctl.adapters.ports import Cluster
+from dynctl.adapters.ports import Cluster, ClusterWriter
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
@@ -20,6 +20,17 @@ def open_cluster(options: GlobalOptions) -> Cluster:
     return kubernetes_cluster.open_cluster(
         kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
     )
+
+
+def open_writing_cluster(options: GlobalOptions) -> tuple[Cluster, ClusterWriter]:
+    """As :func:`open_cluster`, and what writes to it."""
+    from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
+
+    options = in_context(options)
+    cluster = kubernetes_cluster.open_cluster(
+        kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
+    )
+    return cluster, kubernetes_cluster.KubernetesWriter(cluster)
 
 
 def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -22,6 +22,8 @@ from dynctl import version
 from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable, single_line
+
+Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH"]
 
 MAX_BYTES: Final = 256 << 20
 """Maximum of one response, so of one page of a list."""
@@ -78,9 +80,10 @@ class ApiServer:
         query: Mapping[str, str] | None = None,
         *,
         body: Mapping[str, Any] | None = None,
+        method: Method | None = None,
     ) -> Mapping[str, Any]:
-        """The JSON object of the response; with ``body`` the request is a POST."""
-        with self.answer(path, query, body=body) as response:
+        """The JSON object of the response; with ``body`` the request is a POST, or ``method``."""
+        with self.answer(path, query, body=body, method=method) as response:
             within = _SLOWEST * self.timeout
             data = b"".join(self.pieces(response, path, MAX_BYTES, within=within))
         return self.decoded(data, path)
@@ -92,12 +95,13 @@ class ApiServer:
         query: Mapping[str, str] | None = None,
         *,
         body: Mapping[str, Any] | None = None,
+        method: Method | None = None,
         silence: float | None = None,
     ) -> Iterator[Any]:
         """A response of status 2xx with an unread body; ``silence``: seconds allowed without data
         (default: ``timeout``). Ends with the block, and when :meth:`close` is called.
         """
-        response = self._request(path, query, body)
+        response = self._request(path, query, body, method)
         held = _socket_of(response)
         if silence is not None and held is not None:
             held.settimeout(silence)
@@ -238,12 +242,13 @@ class ApiServer:
         path: str,
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
+        method: Method | None,
     ) -> Any:
         deadline = time.monotonic() + self.timeout
         renewed, tries = False, 0
         while True:
             tries += 1
-            response = self._sent(path, query, body)
+            response = self._sent(path, query, body, method)
             self.note_date(response.headers.get("Date"))
             if 200 <= response.status < 300:
                 return response
@@ -268,22 +273,26 @@ class ApiServer:
         path: str,
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
+        method: Method | None,
     ) -> Any:
         import urllib3
 
+        method = method or ("GET" if body is None else "POST")
         if self._closing.is_set():
             raise self._closed()
         headers = urllib3.HTTPHeaderDict(self.login.headers())
         headers["Accept"] = "application/json, */*"
         headers["User-Agent"] = self._agent
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = (
+                "application/merge-patch+json" if method == "PATCH" else "application/json"
+            )
         # Repeated once if a kept connection is closed: there was no response, and every request
         # may be sent twice.
         for last in (False, True):
             try:
                 return self._pool.request(
-                    "GET" if body is None else "POST",
+                    method,
                     self.url(path, query),
                     body=None if body is None else msgspec.json.encode(body),
                     headers=headers,

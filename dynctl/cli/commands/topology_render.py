@@ -10,8 +10,12 @@ from dynctl.base.options import GlobalOptions
 def render_topology(
     options: GlobalOptions,
     what: Annotated[
-        str, typer.Argument(metavar="pod|cluster-topology", help="What to render.")
+        str,
+        typer.Argument(metavar="pod|cluster-topology|controller", help="What to render."),
     ] = "pod",
+    controller: Annotated[
+        bool, typer.Option("--controller", help="The same as `controller`.")
+    ] = False,
     domain: Annotated[
         str, typer.Option("--domain", metavar="NAME", help="pod: the KV-transfer domain.")
     ] = "zone",
@@ -40,7 +44,7 @@ def render_topology(
     ] = False,
     image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="pod: image with dynctl, for --init-wait."),
+        typer.Option(metavar="IMAGE", help="Image with dynctl, for --init-wait and controller."),
     ] = None,
     init_timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="pod: timeout of --init-wait.")
@@ -63,8 +67,24 @@ def render_topology(
             "May 2026.",
         ),
     ] = "ClusterTopologyBinding",
+    controller_namespace: Annotated[
+        str,
+        typer.Option(metavar="NAMESPACE", help="controller: the namespace that it runs in."),
+    ] = "dynctl-system",
+    watch_namespace: Annotated[
+        str | None,
+        typer.Option(metavar="NAMESPACE", help="controller: only pods there. [default: all]"),
+    ] = None,
+    stale: Annotated[
+        str,
+        typer.Option(
+            metavar="report|starting|always",
+            help="controller: which labels that differ from the node's it replaces.",
+        ),
+    ] = "report",
 ) -> int:
-    """Print a topology patch for worker pods, or a Grove topology, as YAML (or -o json).
+    """Print a topology patch for worker pods, a Grove topology, or the controller that copies
+    labels (`topology sync`), as YAML (or -o json).
 
     `pod` is a patch for a Deployment or StatefulSet: save it, then run
     kubectl patch deployment NAME --patch-file FILE.
@@ -79,12 +99,22 @@ def render_topology(
         needs_copying,
         pod_patch,
         pod_topology,
+        sync_controller,
     )
     from dynctl.screens.render import emit, talk, yaml_text
 
     if options.output not in (OutputFormat.TABLE, OutputFormat.YAML, OutputFormat.JSON):
         raise UsageProblem(f"-o {options.output.value}: expected yaml or json")
-    if what == "cluster-topology":
+    if controller and what not in ("pod", "controller"):
+        raise UsageProblem(f"--controller and {what}: give one of the two")
+    if controller or what == "controller":
+        if not image:
+            raise UsageProblem(
+                "controller needs --image, an image with dynctl",
+                "for example: --image registry.example/dynctl:0.1.0",
+            )
+        result = sync_controller(controller_namespace, image, watched=watch_namespace, stale=stale)
+    elif what == "cluster-topology":
         result = cluster_topology(kind, name, level or ())
         pair = misordered([one["domain"] for one in result["spec"]["levels"]])
         if pair is not None:
@@ -121,6 +151,6 @@ def render_topology(
             )
         )
     else:
-        raise UsageProblem(f"{what}: expected pod or cluster-topology")
+        raise UsageProblem(f"{what}: expected pod, cluster-topology or controller")
     emit(result, options, screen=lambda value, _canvas: yaml_text(value))
     return 0
