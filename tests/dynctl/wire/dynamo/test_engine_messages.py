@@ -1,0 +1,82 @@
+"""Requests to Dynamo workers and their answers, against bodies of a real frontend and worker."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynctl.base.decode_errors import WireError
+from dynctl.wire.dynamo.engine_output import (
+    EngineOutput,
+    decode_engine_item,
+    encode_engine_error,
+    encode_engine_item,
+)
+from dynctl.wire.dynamo.engine_request import decode_engine_request
+from dynctl.wire.dynamo.request_plane import RawItem, encode_body
+
+CAPTURE = Path(__file__).parents[3] / "captures" / "dynamo-generate.jsonl"
+ROWS = [json.loads(line) for line in CAPTURE.read_text().splitlines()]
+REQUESTS = [row["item"] for row in ROWS if row["what"] == "request"]
+OUTPUTS = [row["item"] for row in ROWS if row["what"] == "output"]
+
+
+@pytest.mark.parametrize("body", REQUESTS)
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+def test_a_request_is_written_as_it_was_read(body: dict[str, Any], codec: str) -> None:
+    read = decode_engine_request(encode_body(body, codec), codec)
+    assert encode_body(read, codec) == encode_body(body, codec)
+
+
+def test_a_minimal_request_has_defaults_and_unknown_fields_are_dropped() -> None:
+    body = {"token_ids": [1, 2], "stop_conditions": {"max_tokens": 2, "x": 1}, "later": {}}
+    read = decode_engine_request(msgspec.msgpack.encode(body), "msgpack")
+    assert read.token_ids == [1, 2]
+    assert read.stop_conditions.max_tokens == 2
+    assert "later" not in msgspec.to_builtins(read)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xc1",
+        b"",
+        msgspec.msgpack.encode({"token_ids": [-1]}),
+        msgspec.msgpack.encode({"token_ids": ["secret"]}),
+        msgspec.msgpack.encode({"model": "m"}),
+        msgspec.msgpack.encode([1]),
+    ],
+)
+def test_a_broken_request_is_an_error_without_its_content(body: bytes) -> None:
+    with pytest.raises(WireError) as error:
+        decode_engine_request(body, "msgpack")
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("item", OUTPUTS)
+@pytest.mark.parametrize("codec", ["msgpack", "json"])
+def test_an_output_is_written_as_it_was_read(item: dict[str, Any], codec: str) -> None:
+    read = decode_engine_item(RawItem(encode_body(item, codec), codec))
+    assert read.data is not None
+    assert encode_engine_item(read.data, codec) == encode_body(item, codec)
+
+
+@pytest.mark.parametrize(
+    "reason", ["finished", {"failed": "x"}, {"error": "a", "b": "c"}, 3, "error"]
+)
+def test_an_unknown_finish_reason_is_an_error(reason: object) -> None:
+    body = msgspec.json.encode({"data": {"token_ids": [], "finish_reason": reason}})
+    with pytest.raises(WireError):
+        decode_engine_item(RawItem(body, "json"))
+
+
+def test_errors_are_read_from_both_of_their_forms() -> None:
+    finish = EngineOutput(token_ids=[], finish_reason={"error": "out of memory"})
+    read = decode_engine_item(RawItem(encode_engine_item(finish, "json"), "json"))
+    assert read.data is not None
+    assert read.data.error == "out of memory"
+    event = decode_engine_item(RawItem(encode_engine_error("boom", "json"), "json"))
+    assert event.data is None
+    assert event.failure == "boom"
