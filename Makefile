@@ -21,7 +21,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz test-chaos soak test-busy test-dynamo test-vllm check completions docs format bench lock clean
+.PHONY: help demo test test-thorough fuzz test-chaos soak test-busy test-dynamo test-vllm check completions docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -135,6 +135,10 @@ format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
 # Every bench_*.py is also a program of its own: python -m tests.bench.bench_frontend --help
 bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_NAMES:%=.bench/%/.stamp))  ## benchmarks (PEERS=1 measures the peers beside ours)
 	@$(BIN)/python -m tests.bench $(if $(PEERS),$(PEER_FLAGS)) $(ARGS)
+
+SECONDS ?= 60
+bench-scale: $(VENV)/.dev-stamp  ## a thousand workers: latency, stalls and memory over a minute (SECONDS=60); writes build/scale.svg
+	$(BIN)/python -m tests.bench.bench_scale --seconds $(SECONDS) --svg build/scale.svg $(ARGS)
 
 .bench/%/.stamp: | $(BIN)/python
 	@echo "installing the peer $(PEER_$*) into .bench/$*"

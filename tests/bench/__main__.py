@@ -31,6 +31,7 @@ NAMES = (
     "frontend",
     "processes",
     "recovery",
+    "scale",
     "startup",
     "top",
     "verify",

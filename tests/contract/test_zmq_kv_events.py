@@ -9,6 +9,7 @@ import pytest
 import zmq.asyncio
 
 from dynctl.adapters.ports import IndexRead, IndexUpdate
+from dynctl.adapters.zmq.context import close_context, new_context
 from dynctl.adapters.zmq.kv_event_source import (
     EndpointError,
     KvEventSource,
@@ -16,6 +17,7 @@ from dynctl.adapters.zmq.kv_event_source import (
     dialable_endpoint,
 )
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
+from dynctl.serving.config import Limits as FrontendLimits
 from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
 from router_core import (
     BlocksStored,
@@ -702,3 +704,17 @@ async def test_without_a_replay_socket_the_first_batch_shows_whether_anything_is
         await publisher.send(0, batch(0))
         await bench.recorder.until_seq(0)
     assert reads(bench) == [True]
+
+
+async def test_the_shared_context_has_sockets_for_every_worker_that_a_frontend_accepts():
+    context = new_context()
+    sockets = []
+    try:
+        for _ in range(400):  # each followed engine takes three; ZMQ's default are 1,023 in all
+            for _ in range(3):
+                sockets.append(context.socket(zmq.PAIR))
+        assert context.get(zmq.MAX_SOCKETS) >= 3 * FrontendLimits().workers
+    finally:
+        for one in sockets:
+            one.close(linger=0)
+        close_context(context)

@@ -29,7 +29,6 @@ from dynctl.wire.dynamo.payload import DEFAULT_LIMITS, Limits
 # ZMQ drops the connection at its own limit, so a message that is merely too big must stay below it
 # to be reported as one.
 _MESSAGE_MARGIN: Final = 2
-_MAX_SOCKETS: Final = 16_384  # ZMQ's own 1,023 would end at 500 channels
 _WATCHED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | int(zmq.Event.DISCONNECTED)
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _EXHAUSTED_PAUSE_S: Final = 5.0
@@ -86,7 +85,6 @@ class ZmqEventPlane:
         """The shared context, made when the first channel is followed."""
         if self._context is None:
             self._context = new_context()
-            self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         return self._context
 
     async def keep(self, following: Coroutine[Any, Any, None]) -> None:
