@@ -51,8 +51,8 @@ async def _follow_dynamo(
 ) -> AuditReport:
     from dynctl.adapters.dynamo.planes import namespace, open_planes
     from dynctl.base.tasks import Supervisor
+    from dynctl.serving.dynamo.choice_audit import ChoiceAudit
     from dynctl.serving.dynamo.observer import Observer, live_router
-    from dynctl.sources.dynamo.audit import ChoiceAudit
     from dynctl.sources.dynamo.log_tail import LogTail
     from dynctl.sources.dynamo.router_state import take_settings
     from dynctl.wire.dynamo.frontend_log import read_line

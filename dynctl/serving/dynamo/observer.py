@@ -147,10 +147,11 @@ def live_router() -> Router:
 class Observer:
     """One deployment, followed into ``router`` (None: :func:`live_router`).
 
-    ``namespace``: Dynamo's; None for all. ``clock``: monotonic seconds. ``prefer``: a model whose
-    workers are read first. ``on_sequence`` gets the events of active requests. ``on_pass``
-    gets the engines' forward-pass metrics, which are followed only with it. Use as an async context
-    manager, or :meth:`start` and :meth:`close`, which also closes ``planes``.
+    ``namespace``: Dynamo's; None for all. ``clock``: monotonic seconds. ``apply`` changes the
+    router, in a process where more than this observer does; None: the router itself. ``prefer``: a
+    model whose workers are read first. ``on_sequence`` gets the events of active requests.
+    ``on_pass`` gets the engines' forward-pass metrics, which are followed only with it. Use as an
+    async context manager, or :meth:`start` and :meth:`close`, which also closes ``planes``.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Observer:
         router: Router | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        apply: Callable[[Change], Applied] | None = None,
         namespace: str | None = None,
         prefer: str | None = None,
         follow_index: bool = True,
@@ -170,6 +172,7 @@ class Observer:
         bounds: ObserverBounds = ObserverBounds(),
     ) -> None:
         self.router = router = live_router() if router is None else router
+        self._apply = apply or (lambda change: router.apply(change, clock()))
         self._planes = planes
         self.deployment = Deployment()
         self.requested = RequestCounts()
@@ -223,7 +226,7 @@ class Observer:
     def apply(self, change: Change) -> Applied:
         """Apply a change to the router now."""
         self._on_change(change)
-        return self.router.apply(change, self._clock())
+        return self._apply(change)
 
     # -- state -----------------------------------------------------------------------------
 

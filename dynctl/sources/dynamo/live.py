@@ -27,10 +27,10 @@ from dynctl.documents.snapshot import Alert, Header, Snapshot
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
+from dynctl.serving.dynamo.decision_join import DecisionJoin
 from dynctl.serving.dynamo.observer import PRESET, Observer
 from dynctl.sources.alerts import condition_alert
 from dynctl.sources.dynamo.accepted_cards import take_versions
-from dynctl.sources.dynamo.decisions import DecisionJoin
 from dynctl.sources.dynamo.frontends import PolledFrontends, ReachedFrontends, reached_frontends
 from dynctl.sources.dynamo.log_tail import LogTail
 from dynctl.sources.dynamo.router_state import (

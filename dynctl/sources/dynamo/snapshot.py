@@ -17,7 +17,7 @@ from dynctl.health.checks.frontends import FRONTEND_CHECKS
 from dynctl.health.checks.planes import PLANE_CHECKS, WORKER_CHECKS
 from dynctl.health.deployment import Deployment
 from dynctl.health.facts import CheckFacts, FrontendFacts, PlaneFacts
-from dynctl.sources.dynamo.decisions import EVENTS, LOG
+from dynctl.serving.dynamo.decision_join import EVENTS, LOG
 from dynctl.sources.kubernetes import OUT_OF_REACH
 from router_core import Router, Worker
 

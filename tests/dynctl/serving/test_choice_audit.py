@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from dynctl.documents.audit import AuditRow
-from dynctl.sources.dynamo import audit as audit_module
-from dynctl.sources.dynamo.audit import (
+from dynctl.serving.dynamo import choice_audit as audit_module
+from dynctl.serving.dynamo.choice_audit import (
     NO_CHOICE,
     NO_EVENT,
     NO_PREFILL,

@@ -9,7 +9,7 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.fleet_load import Transfer
-from dynctl.sources.dynamo.decisions import EVENTS, KEPT, LOG, DecisionJoin
+from dynctl.serving.dynamo.decision_join import EVENTS, KEPT, LOG, DecisionJoin
 from dynctl.sources.dynamo.log_tail import LogTail
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed
 from dynctl.wire.dynamo.frontend_log import read_line
