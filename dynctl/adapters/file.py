@@ -1,18 +1,21 @@
-"""Dynamo's file backend, read only: ``ROOT/v1/BUCKET/NAME``, one file for each entry.
+"""Dynamo's file backend: ``ROOT/v1/BUCKET/NAME``, one file for each entry.
 
 NAME is the rest of the key with every byte that is not a letter or a digit percent-encoded. The
 content is the value. A publisher keeps its entry alive by touching the file; one whose mtime is
-older than the time to live counts as deleted, and a Dynamo process deletes it later. dynctl never
-changes a file store, not even an mtime.
+older than the time to live counts as deleted, and a Dynamo process deletes it later.
+:class:`FileDiscovery` never changes a store, not even an mtime; :class:`FileRegistrar` changes only
+the files of its own leases.
 """
 
 import asyncio
 import errno
 import os
+import secrets
 import stat
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -21,8 +24,11 @@ from urllib.parse import unquote
 
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import Unreachable
+from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import MAX_VALUE_BYTES, PREFIX
 
+TTL_S: Final = 10.0
+"""Dynamo's time to live."""
 MAX_ENTRIES: Final = 100_000
 MAX_BYTES: Final = 256 * 1024 * 1024
 """The sum of all values of one scan."""
@@ -43,7 +49,7 @@ class FileDiscovery:
     def __init__(
         self,
         root: Path,
-        ttl_s: float = 10.0,
+        ttl_s: float = TTL_S,
         *,
         poll_s: float = 0.5,
         clock: Callable[[], float] = time.time,
@@ -108,6 +114,137 @@ class FileDiscovery:
         alive_after = self._clock() - self._ttl_s
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _scan, self._root, store, alive_after)
+
+
+class FileRegistrar:
+    """Registers in a file store; leases have random ids below 2**63.
+
+    Files are touched every third of ``ttl_s``. A lease is lost when one of its files is missing:
+    another process deletes what was not touched in time.
+    """
+
+    def __init__(self, root: Path, ttl_s: float = TTL_S) -> None:
+        self._root = root
+        self._ttl_s = ttl_s
+        self._leases: set[FileLease] = set()
+
+    @property
+    def title(self) -> str:
+        return f"file {self._root}"
+
+    async def grant(self) -> "FileLease":
+        try:
+            await asyncio.to_thread(self._root.mkdir, parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self._root, error) from error
+        lease = FileLease(self._root, self._ttl_s, self._leases.discard)
+        self._leases.add(lease)
+        return lease
+
+    async def close(self) -> None:
+        await asyncio.gather(*(lease.close() for lease in self._leases))
+
+
+class FileLease:
+    """The files of one instance, with what keeps them alive."""
+
+    def __init__(self, root: Path, ttl_s: float, ended: "Callable[[FileLease], None]") -> None:
+        self.id = secrets.randbits(63) | 1
+        self.lost = asyncio.Event()
+        self.trouble = ""
+        self._root = root
+        self._pause_s = ttl_s / 3
+        self._ended = ended
+        self._paths: dict[str, Path] = {}
+        self._turn = asyncio.Lock()
+        self._closed = False
+        self._keeping = asyncio.create_task(self._keep(), name="file-lease")
+
+    async def put(self, key: str, value: bytes) -> None:
+        if len(value) > MAX_VALUE_BYTES:
+            raise ValueError(f"{key}: {len(value):,} bytes are over {MAX_VALUE_BYTES:,}")
+        path = self._root / file_of(key)
+        async with self._turn:
+            if self._closed or self.lost.is_set():
+                raise Unreachable(f"the lease {self.id:x} in {self._root} ended")
+            try:
+                await asyncio.to_thread(_write, path, value)
+            except OSError as error:
+                raise _unwritable(path, error) from error
+            self._paths[key] = path
+
+    async def delete(self, key: str) -> None:
+        async with self._turn:
+            path = self._paths.pop(key, None)
+            if path is not None:
+                try:
+                    await asyncio.to_thread(path.unlink, missing_ok=True)
+                except OSError as error:
+                    raise _unwritable(path, error) from error
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await end_tasks([self._keeping])
+        async with self._turn:
+            paths = list(self._paths.values())
+            self._paths.clear()
+            await asyncio.to_thread(_remove, paths)
+        self._ended(self)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause_s)
+            async with self._turn:
+                paths = list(self._paths.values())
+                try:
+                    await asyncio.to_thread(_touch, paths)
+                except FileNotFoundError:
+                    await asyncio.to_thread(_remove, paths)
+                    self._paths.clear()
+                    self.lost.set()
+                    return
+                except OSError as error:
+                    self.trouble = _unwritable(self._root, error).message
+                else:
+                    self.trouble = ""
+
+
+def file_of(key: str) -> Path:
+    """The place of an entry below the store's directory."""
+    version, bucket, rest = key.split("/", 2)
+    name = "".join(
+        chr(byte) if chr(byte).isalnum() and byte < 128 else f"%{byte:02X}"
+        for byte in rest.encode()
+    )
+    return Path(version, bucket, name)
+
+
+def _write(path: Path, value: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".tmp_{secrets.token_hex(8)}"
+    try:
+        temporary.write_bytes(value)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _touch(paths: list[Path]) -> None:
+    for path in paths:
+        os.utime(path)
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _unwritable(path: Path, error: OSError) -> Unreachable:
+    return Unreachable(f"cannot write {path}: {error.strerror or error}", _HINT)
 
 
 class _Unreadable(Exception):

@@ -16,6 +16,7 @@ from dynctl.adapters.ports import (
     Put,
 )
 from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import Unreachable
 from dynctl.wire.dynamo.discovery import EventChannel
 from dynctl.wire.dynamo.events import Envelope, decode_envelope, encode_envelope
 
@@ -90,6 +91,67 @@ class MemoryDiscovery:
             else:
                 reader.behind = True
             reader.wake.set()
+
+
+class MemoryRegistrar:
+    """Registers in a :class:`MemoryDiscovery` of the same process."""
+
+    def __init__(self, discovery: MemoryDiscovery) -> None:
+        self._discovery = discovery
+        self._leases: set[MemoryLease] = set()
+        self._next = 1
+
+    @property
+    def title(self) -> str:
+        return self._discovery.title
+
+    async def grant(self) -> "MemoryLease":
+        lease = MemoryLease(self._discovery, self._next, self._leases.discard)
+        self._next += 1
+        self._leases.add(lease)
+        return lease
+
+    async def close(self) -> None:
+        for lease in list(self._leases):
+            await lease.close()
+
+
+class MemoryLease:
+    """Lives until it is closed, or until :meth:`expire`."""
+
+    trouble = ""
+
+    def __init__(
+        self, discovery: MemoryDiscovery, id: int, ended: "Callable[[MemoryLease], None]"
+    ) -> None:
+        self.id = id
+        self.lost = asyncio.Event()
+        self._discovery = discovery
+        self._ended = ended
+        self._keys: set[str] = set()
+
+    async def put(self, key: str, value: bytes) -> None:
+        if self.lost.is_set():
+            raise Unreachable("the lease in memory ended")
+        self._keys.add(key)
+        self._discovery.put(key, value)
+
+    async def delete(self, key: str) -> None:
+        self._keys.discard(key)
+        self._discovery.delete(key)
+
+    async def close(self) -> None:
+        for key in self._keys:
+            self._discovery.delete(key)
+        self._keys.clear()
+        self._ended(self)
+
+    def expire(self) -> None:
+        """The plane drops the lease, as etcd does after a minute without its holder."""
+        for key in self._keys:
+            self._discovery.delete(key)
+        self._keys.clear()
+        self.lost.set()
 
 
 class _Reader:

@@ -3,6 +3,7 @@
 Other rooms use these values and protocols and do not depend on the libraries of adapters.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -194,6 +195,60 @@ class Discovery(Protocol):
 
     async def close(self) -> None:
         """Leaves no connection, thread or task."""
+        ...
+
+
+# -- registration ----------------------------------------------------------------------------------
+
+
+class Lease(Protocol):
+    """Entries of this process that disappear when it does, or at :meth:`close`."""
+
+    @property
+    def id(self) -> int:
+        """The instance id: part of the keys, below 2**63."""
+        ...
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set once the plane has dropped the lease and its entries, not by :meth:`close`."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why the lease is not being kept alive at the moment; empty if it is."""
+        ...
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Register or replace an entry. Raises dynctl.base.errors.Unreachable."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove an entry of this lease. Raises dynctl.base.errors.Unreachable."""
+        ...
+
+    async def close(self) -> None:
+        """Remove all entries at once, within seconds; does not raise.
+
+        If the plane is not reachable, they disappear when the lease ends.
+        """
+        ...
+
+
+class Registrar(Protocol):
+    """Writes to a discovery plane; everything is under a lease."""
+
+    @property
+    def title(self) -> str:
+        """The backend and its address for display, without credentials."""
+        ...
+
+    async def grant(self) -> Lease:
+        """A new lease, kept alive until it is closed. Raises dynctl.base.errors.Unreachable."""
+        ...
+
+    async def close(self) -> None:
+        """Close every lease; leaves no connection, thread or task."""
         ...
 
 

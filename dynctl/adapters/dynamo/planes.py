@@ -19,7 +19,13 @@ from dynctl.settings.contexts.precedence import in_context
 if TYPE_CHECKING:
     from dynctl.adapters.dynamo.request_plane import Messenger
     from dynctl.adapters.etcd.discovery import EtcdDiscovery
-    from dynctl.adapters.ports import Discovery, DiscoveryChange, EventPlane, RequestPlane
+    from dynctl.adapters.ports import (
+        Discovery,
+        DiscoveryChange,
+        EventPlane,
+        Registrar,
+        RequestPlane,
+    )
     from dynctl.wire.dynamo.discovery import EventChannel
 
 DISCOVERY_VARIABLE: Final = "DYN_DISCOVERY_BACKEND"
@@ -112,6 +118,27 @@ def open_planes(options: GlobalOptions) -> Planes:
     return Planes(discovery.title, discovery, events.of, requests, events.opened)
 
 
+def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
+    """What registers in the discovery plane of :func:`open_planes`; not connected yet.
+
+    Raises UsageProblem for a backend in which dynctl does not register.
+    """
+    from dynctl.adapters.etcd.discovery import EtcdDiscovery
+    from dynctl.adapters.etcd.registration import registrar_of
+    from dynctl.adapters.file import FileRegistrar
+
+    if isinstance(discovery, EtcdDiscovery):
+        return registrar_of(discovery)
+    named = backend(options)
+    if named is not None and named[0] == "file":
+        return FileRegistrar(_file_root(options))
+    name, source = named or ("", "--discovery")
+    raise UsageProblem(
+        f"{source} {name}: dynctl does not register workers in this discovery backend",
+        "Set --discovery etcd or --discovery file.",
+    )
+
+
 def _messenger(options: GlobalOptions) -> Messenger:
     from dynctl.adapters.nats.requests import NatsMessenger
 
@@ -150,14 +177,17 @@ def _response_host() -> str | None:
 
 
 def _file(options: GlobalOptions) -> Discovery:
-    import tempfile
-
     from dynctl.adapters.file import FileDiscovery
 
-    directory = options.file_kv or os.environ.get("DYN_FILE_KV")
+    return FileDiscovery(_file_root(options))
+
+
+def _file_root(options: GlobalOptions) -> Path:
+    import tempfile
+
+    directory = in_context(options).file_kv or os.environ.get("DYN_FILE_KV")
     # Dynamo's own default is below the temporary directory.
-    default = Path(tempfile.gettempdir()) / "dynamo_store_kv"
-    return FileDiscovery(Path(directory) if directory else default)
+    return Path(directory) if directory else Path(tempfile.gettempdir()) / "dynamo_store_kv"
 
 
 def _etcd(options: GlobalOptions) -> Discovery:

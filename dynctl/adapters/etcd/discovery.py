@@ -38,6 +38,10 @@ class EtcdCompacted(EtcdFailure):
     """The requested revision is compacted: list again."""
 
 
+class EtcdNoLease(EtcdFailure):
+    """The lease does not exist, or no longer."""
+
+
 class EtcdTooLarge(EtcdFailure):
     """A response exceeds the message limit: request fewer keys."""
 
@@ -67,6 +71,26 @@ class EtcdSession(Protocol):
         """Changes from ``revision`` on; ends with an EtcdFailure only. Close it with aclose."""
         ...
 
+    async def grant(self, ttl_s: int, timeout: float) -> int:
+        """The id of a new lease. Raises EtcdFailure."""
+        ...
+
+    async def keep_alive(self, lease: int, timeout: float) -> int:
+        """The seconds that the lease lives from now on, 0 without one. Raises EtcdFailure."""
+        ...
+
+    async def revoke(self, lease: int, timeout: float) -> None:
+        """End a lease and delete its keys. Raises EtcdFailure."""
+        ...
+
+    async def put(self, key: bytes, value: bytes, lease: int, timeout: float) -> None:
+        """Raises EtcdFailure, EtcdNoLease if the lease does not exist."""
+        ...
+
+    async def delete(self, key: bytes, timeout: float) -> None:
+        """Raises EtcdFailure."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -85,10 +109,10 @@ class EtcdDiscovery:
         prefix: bytes,
         title: str,
     ) -> None:
-        self._access = access
+        self.access = access
         self._prefix = prefix
         self._end = range_end(prefix)
-        self._connect = connect
+        self.connect = connect
         self._title = title
         #: Seconds for all endpoints together until the first page; a caller may lower it.
         self.reach_s = REACH_S
@@ -110,7 +134,7 @@ class EtcdDiscovery:
         try:
             session, entries, _ = await self._reach()
         except EtcdFailure as failure:
-            unreachable = self._unreachable(failure)
+            unreachable = unreachable_error(self.access, failure)
             # The client's own timeout ends a little earlier than ours.
             if self.reach_s < REACH_S and loop.time() - started >= 0.8 * self.reach_s:
                 raise TimedOut(unreachable.message, unreachable.hint) from failure
@@ -144,8 +168,8 @@ class EtcdDiscovery:
             except EtcdFailure as failure:
                 if not self._closed.is_set():
                     interrupted = True
-                    at = self._access.endpoints[self._first]
-                    self._first = (self._first + 1) % len(self._access.endpoints)
+                    at = self.access.endpoints[self._first]
+                    self._first = (self._first + 1) % len(self.access.endpoints)
                     yield Interrupted(f"etcd at {at}: {failure}")
                     await self._pause(pause)
             finally:
@@ -161,14 +185,14 @@ class EtcdDiscovery:
         """A session with a member that has just listed everything; the caller drops it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.reach_s
-        members = self._access.endpoints
+        members = self.access.endpoints
         said: list[str] = []
         for tried in range(len(members)):
             if self._closed.is_set():
                 raise EtcdFailure("the reader of etcd is closed")
             number = (self._first + tried) % len(members)
             left = max(0.1, (deadline - loop.time()) / (len(members) - tried))
-            session = self._connect(members[number])
+            session = self.connect(members[number])
             self._sessions.add(session)
             try:
                 entries, revision = await self._list(session, left)
@@ -236,14 +260,16 @@ class EtcdDiscovery:
         except TimeoutError:
             return
 
-    def _unreachable(self, failure: EtcdFailure) -> Unreachable:
-        said = str(failure)
-        hint = _HINT
-        if any(word in said for word in _AUTH_WORDS):
-            hint = _AUTH_HINT
-        elif any(member.tls for member in self._access.endpoints):
-            hint = f"{_HINT} {_TLS_HINT}"
-        return Unreachable(f"etcd is not reachable at {said}", hint)
+
+def unreachable_error(access: EtcdAccess, failure: EtcdFailure) -> Unreachable:
+    """The error for users when no member answers as expected."""
+    said = str(failure)
+    hint = _HINT
+    if any(word in said for word in _AUTH_WORDS):
+        hint = _AUTH_HINT
+    elif any(member.tls for member in access.endpoints):
+        hint = f"{_HINT} {_TLS_HINT}"
+    return Unreachable(f"etcd is not reachable at {said}", hint)
 
 
 def key_of(raw: bytes) -> str:

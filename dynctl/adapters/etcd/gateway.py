@@ -21,6 +21,7 @@ from dynctl.adapters.etcd.discovery import (
     EtcdCompacted,
     EtcdDiscovery,
     EtcdFailure,
+    EtcdNoLease,
     EtcdTooLarge,
     Page,
     key_of,
@@ -88,6 +89,16 @@ class _Range(msgspec.Struct):
 
 class _Token(msgspec.Struct):
     token: str = ""
+
+
+class _Lease(msgspec.Struct):
+    ID: str = "0"
+    TTL: str = "0"
+
+
+class _KeptAlive(msgspec.Struct):
+    result: _Lease | None = None
+    error: dict[str, Any] | None = None
 
 
 class _Event(msgspec.Struct):
@@ -177,6 +188,26 @@ class _Session:
             raise EtcdFailure(one_line(network_reason(error))) from error
         raise EtcdFailure("the watch ended")
 
+    async def grant(self, ttl_s: int, timeout: float) -> int:
+        body = {"TTL": str(ttl_s)}
+        return int((await self._post("/v3/lease/grant", body, _Lease, timeout)).ID)
+
+    async def keep_alive(self, lease: int, timeout: float) -> int:
+        answer = await self._post("/v3/lease/keepalive", {"ID": str(lease)}, _KeptAlive, timeout)
+        if answer.error is not None:
+            raise _said(str(answer.error.get("message") or "the keep-alive failed"))
+        return int((answer.result or _Lease()).TTL)
+
+    async def revoke(self, lease: int, timeout: float) -> None:
+        await self._post("/v3/lease/revoke", {"ID": str(lease)}, dict[str, Any], timeout)
+
+    async def put(self, key: bytes, value: bytes, lease: int, timeout: float) -> None:
+        body = {"key": _text(key), "value": _text(value), "lease": str(lease)}
+        await self._post("/v3/kv/put", body, dict[str, Any], timeout)
+
+    async def delete(self, key: bytes, timeout: float) -> None:
+        await self._post("/v3/kv/deleterange", {"key": _text(key)}, dict[str, Any], timeout)
+
     async def close(self) -> None:
         await self._client.aclose()
 
@@ -261,6 +292,8 @@ def _refusal(status: int, body: bytes) -> EtcdFailure:
 
 def _said(text: str) -> EtcdFailure:
     line = one_line(text)
+    if "requested lease not found" in line:
+        return EtcdNoLease(line)
     return EtcdCompacted(line) if "compacted" in line else EtcdFailure(line)
 
 

@@ -17,6 +17,7 @@ from dynctl.adapters.etcd.discovery import (
     EtcdCompacted,
     EtcdDiscovery,
     EtcdFailure,
+    EtcdNoLease,
     EtcdTooLarge,
     Page,
     key_of,
@@ -121,6 +122,44 @@ class _Session:
             self._released.set()
             call.cancel()
 
+    async def grant(self, ttl_s: int, timeout: float) -> int:
+        call = self._rpc.LeaseStub(self._channel).LeaseGrant
+        answer = await self._unary(call, self._rpc.LeaseGrantRequest(TTL=ttl_s), timeout)
+        return int(answer.ID)
+
+    async def keep_alive(self, lease: int, timeout: float) -> int:
+        return await self._blocking(self._keep_alive, lease, timeout)
+
+    async def revoke(self, lease: int, timeout: float) -> None:
+        call = self._rpc.LeaseStub(self._channel).LeaseRevoke
+        await self._unary(call, self._rpc.LeaseRevokeRequest(ID=lease), timeout)
+
+    async def put(self, key: bytes, value: bytes, lease: int, timeout: float) -> None:
+        request = self._rpc.PutRequest(key=key, value=value, lease=lease)
+        await self._unary(self._rpc.KVStub(self._channel).Put, request, timeout)
+
+    async def delete(self, key: bytes, timeout: float) -> None:
+        request = self._rpc.DeleteRangeRequest(key=key)
+        await self._unary(self._rpc.KVStub(self._channel).DeleteRange, request, timeout)
+
+    async def _unary(self, call: Any, request: Any, timeout: float) -> Any:
+        return await self._blocking(
+            partial(call, request, timeout=timeout, metadata=self._metadata)
+        )
+
+    def _keep_alive(self, lease: int, timeout: float) -> int:
+        """One message of the stream, then its end. Runs in the thread."""
+        request = self._rpc.LeaseKeepAliveRequest(ID=lease)
+        call = self._rpc.LeaseStub(self._channel).LeaseKeepAlive(
+            iter([request]), timeout=timeout, metadata=self._metadata
+        )
+        try:
+            return int(next(call).TTL)
+        except StopIteration:
+            raise EtcdFailure("no response to a keep-alive") from None
+        finally:
+            call.cancel()
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -195,6 +234,8 @@ def _translated(function: Callable[..., _Result], *arguments: Any) -> _Result:
     """Call it, and turn gRPC's errors into an EtcdFailure. Runs in the thread."""
     try:
         return function(*arguments)
+    except EtcdFailure:
+        raise
     except Etcd3Unusable as error:
         raise EtcdFailure(f"{error}; --etcd-client gateway does not need it") from error
     except Exception as error:
@@ -210,6 +251,8 @@ def _failure(error: Any) -> EtcdFailure:
     details = one_line(error.details() or "")
     if "compacted" in details:
         return EtcdCompacted(details)
+    if "requested lease not found" in details:
+        return EtcdNoLease(details)
     if error.code().name == "RESOURCE_EXHAUSTED" and "message larger than" in details:
         return EtcdTooLarge(details)
     # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: what happened"

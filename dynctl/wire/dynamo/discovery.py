@@ -1,4 +1,4 @@
-"""Read entries of Dynamo's discovery plane: instances, model cards, event channels and sources.
+"""Read and write entries of Dynamo's discovery plane: instances, cards, event channels, sources.
 
 Keys are Dynamo's logical ones, the same in every backend, as in
 ``v1/instances/NAMESPACE/COMPONENT/ENDPOINT/ID`` with the id in lower-case hex. Values are JSON. An
@@ -478,4 +478,147 @@ _READERS: Final[dict[str, Callable[[bytes], Entry]]] = {
     CARDS: _card,
     EVENT_CHANNELS: _channel,
     EVENT_SOURCES: _source,
+}
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def instance_of(
+    endpoint: EndpointId, instance_id: int, location: str, *, device_type: str | None = "cuda"
+) -> Instance:
+    """A TCP instance at ``location`` (HOST:PORT). Dynamo's workers write "cuda" without a GPU too.
+
+    Its requests and answers are msgpack.
+    """
+    path = f"{instance_id:x}/{endpoint.namespace}/{endpoint.component}/{endpoint.name}"
+    return Instance(endpoint, instance_id, "tcp", f"{location}/{path}", device_type, "msgpack")
+
+
+def encode_entry(entry: Instance | ModelCard | EventChannel | EventSource) -> tuple[str, bytes]:
+    """The key and the value of an entry, as Dynamo 1.6 writes them; :func:`parse_entry` reads them.
+
+    A card has the fields of :class:`ModelCard` and those that Dynamo requires; what the card's
+    reader merges (``context_length``) is the architecture's limit here.
+    """
+    kind, key, fields = _WRITERS[type(entry)](entry)
+    return key, msgspec.json.encode({"type": kind, **fields})
+
+
+_Written = tuple[str, str, dict[str, Any]]  # type, key, fields
+
+
+def _write_instance(entry: Instance) -> _Written:
+    at = entry.endpoint
+    key = f"{INSTANCES}{at.namespace}/{at.component}/{at.name}/{entry.instance_id:x}"
+    return "Endpoint", key, _instance_fields(entry)
+
+
+def _instance_fields(entry: Instance) -> dict[str, Any]:
+    fields = {
+        "component": entry.endpoint.component,
+        "endpoint": entry.endpoint.name,
+        "namespace": entry.endpoint.namespace,
+        "instance_id": entry.instance_id,
+        "transport": {entry.transport: entry.address},
+    }
+    if entry.device_type is not None:
+        fields["device_type"] = entry.device_type
+    return fields | {"request_plane_codec": entry.codec}
+
+
+def _write_channel(entry: EventChannel) -> _Written:
+    if isinstance(entry.transport, ZmqTransport):
+        transport = {"kind": "Zmq", "config": {"endpoint": entry.transport.endpoint}}
+    elif isinstance(entry.transport, NatsTransport):
+        config = {"subject_prefix": entry.transport.subject_prefix}
+        transport = {"kind": "Nats", "config": config}
+    else:
+        raise ValueError("a stream of JetStream has no entry in discovery")
+    fields = {
+        "scope": _scope_fields(entry.scope),
+        "topic": entry.topic,
+        "instance_id": entry.publisher_id,
+        "transport": transport,
+    }
+    return "EventChannel", EVENT_CHANNELS + _topic_key(entry), fields
+
+
+def _write_source(entry: EventSource) -> _Written:
+    at = entry.scope
+    metadata: dict[str, Any] = {
+        "kv_state_endpoint": at._asdict(),
+        "worker": {"worker_id": entry.worker_id, "dp_rank": entry.dp_rank},
+        "publisher_id": entry.publisher_id,
+    }
+    if entry.recovery is not None:
+        metadata["recovery_target"] = _instance_fields(entry.recovery)
+    fields = {
+        "scope": _scope_fields(at),
+        "topic": entry.topic,
+        "publisher_id": entry.publisher_id,
+        "metadata": metadata,
+    }
+    return "EventSource", EVENT_SOURCES + _topic_key(entry), fields
+
+
+def _topic_key(entry: EventChannel | EventSource) -> str:
+    at = entry.scope
+    where = f"namespace/{at.namespace}/component/{at.component}/endpoint/{at.name}"
+    return f"{where}/topic/{entry.topic}/{entry.publisher_id:x}"
+
+
+def _scope_fields(scope: EndpointId) -> dict[str, Any]:
+    return {"kind": "endpoint", "endpoint": scope._asdict()}
+
+
+def _write_card(entry: ModelCard) -> _Written:
+    at = entry.endpoint
+    card: dict[str, Any] = {
+        "display_name": entry.name,
+        "slug": slug_of(entry.name),
+        "source_path": entry.source_path,
+        **{name: {file.kind: _file_fields(file)} for name, file in entry.files.items()},
+        "architectural_max_context_length": entry.context_length or 0,
+        "context_length": 0,
+        "kv_cache_block_size": entry.block_size or 0,
+        "migration_limit": 0,
+        "model_type": entry.model_type,
+        "model_input": entry.model_input,
+        "worker_type": entry.worker_type,
+        "needs": entry.needs,
+        "runtime_config": entry.runtime_config,
+        "media_decoder": None,
+        "media_fetcher": None,
+    }
+    if entry.aliases:
+        card["aliases"] = entry.aliases
+    if entry.router_config is not None:
+        card["router_config"] = entry.router_config
+    fields = {
+        "namespace": at.namespace,
+        "component": at.component,
+        "endpoint": at.name,
+        "instance_id": entry.instance_id,
+        "card_json": card,
+    }
+    return "Model", f"{CARDS}{at.namespace}/{at.component}/{at.name}/{entry.instance_id:x}", fields
+
+
+def _file_fields(file: CardFile) -> dict[str, Any]:
+    found = {"path": file.path, "checksum": file.checksum, "size": file.size}
+    # A template's file is one level deeper, as the reader expects it.
+    return {"is_custom": False, "file": found} if "template" in file.kind else found
+
+
+def slug_of(name: str) -> str:
+    """A model's name as a part of keys and URLs: other characters than these are ``_``."""
+    return re.sub("[^a-z0-9_-]", "_", name.lower())
+
+
+_WRITERS: Final[dict[type, Callable[[Any], _Written]]] = {
+    Instance: _write_instance,
+    ModelCard: _write_card,
+    EventChannel: _write_channel,
+    EventSource: _write_source,
 }

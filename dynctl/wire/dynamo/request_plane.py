@@ -6,10 +6,12 @@ connection, which it opens to the address in the request: it "calls home". There
 frames: a handshake (``subject``), a prologue (``error`` or null), the items, an end marker,
 ``"sentinel"``.
 
-Everything here is pure; the sockets live in ``dynctl.adapters.dynamo.request_plane``.
+Everything here is pure; the sockets live in ``dynctl.adapters.dynamo``: ``request_plane`` sends
+requests, ``request_server`` accepts them.
 """
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -210,6 +212,192 @@ def decode_reply(received: bytes | bytearray) -> str | None:
 def encode_control(message: Literal["stop", "kill"]) -> bytes:
     """A control message to a worker that sends an answer: stop it, or drop it at once."""
     return encode_frame(msgspec.json.encode(message))
+
+
+# -- the request, as a server reads it -------------------------------------------------------------
+
+_MAX_HEADERS: Final = 256
+
+
+class ReceivedRequest(NamedTuple):
+    """A request with its route. ``payload`` is what :func:`parse_payload` reads."""
+
+    path: str
+    headers: Mapping[str, str]
+    payload: bytes
+
+
+class RequestDecoder:
+    """Cuts the stream of one connection into requests, for any size of the received pieces."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """``max_bytes`` bounds one request's payload."""
+        self._received = bytearray()
+        self._max_bytes = max_bytes
+
+    def feed(self, data: bytes) -> None:
+        """Add the next piece of the stream; then call next_request until it returns None."""
+        self._received += data
+
+    @property
+    def midway(self) -> bool:
+        """Whether the stream is inside a request."""
+        return bool(self._received)
+
+    def next_request(self) -> ReceivedRequest | None:
+        """The next complete request, None if it is not complete yet.
+
+        Raises WireError; the stream cannot be used afterwards.
+        """
+        received = self._received
+        route = self._part(_SHORT, 0)
+        if route is None:
+            return None
+        headers = self._part(_SHORT, route[1])
+        if headers is None:
+            return None
+        start = headers[1] + _LENGTH.size
+        if len(received) < start:
+            return None
+        [length] = _LENGTH.unpack_from(received, headers[1])
+        if length > self._max_bytes:
+            problem = f"a body of {length:,} bytes, over the limit of {self._max_bytes:,}"
+            raise WireError("request", problem)
+        if len(received) < start + length:
+            return None
+        try:
+            path = route[0].decode()
+            read = msgspec.json.decode(headers[0], type=dict[str, Any]) if headers[0] else {}
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise WireError("request", str(error)) from None
+        if len(read) > _MAX_HEADERS:
+            raise WireError("request", f"{len(read):,} headers, over the limit of {_MAX_HEADERS}")
+        payload = bytes(received[start : start + length])
+        del received[: start + length]
+        texts = {name: text for name, text in read.items() if isinstance(text, str)}
+        return ReceivedRequest(path, texts, payload)
+
+    def _part(self, size: struct.Struct, at: int) -> tuple[bytes, int] | None:
+        """The bytes of a part with its length before it, and where they end."""
+        if len(self._received) < at + size.size:
+            return None
+        [length] = size.unpack_from(self._received, at)
+        end = at + size.size + length
+        if len(self._received) < end:
+            return None
+        return bytes(self._received[at + size.size : end]), end
+
+
+class Requested(NamedTuple):
+    """The content of a request: where its answer goes, and the body in ``codec``, undecoded.
+
+    ``call_home`` is the requester's HOST:PORT, ``subject`` its name of the answer.
+    """
+
+    request_id: str
+    call_home: str
+    subject: str
+    codec: str
+    body: Buffer
+
+
+class _ConnectionInfoJson(msgspec.Struct):
+    transport: str
+    info: str
+
+
+class _ControlJson(msgspec.Struct):
+    id: str
+    connection_info: _ConnectionInfoJson
+    payload_codec: str = "json"
+
+
+class _HomeJson(msgspec.Struct):
+    address: str
+    subject: str
+
+
+def parse_payload(payload: bytes) -> Requested:
+    """Read a request without its route. Raises WireError."""
+    frames = FrameDecoder()
+    frames.feed(payload)
+    frame = frames.next_frame(len(payload))
+    if frame is None or frames.midway:
+        raise WireError("request", f"its {len(payload):,} bytes are not one frame")
+    try:
+        control = msgspec.json.decode(frame.header, type=_ControlJson)
+        home = msgspec.json.decode(control.connection_info.info, type=_HomeJson)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise WireError("request", str(error)) from None
+    transport = control.connection_info.transport
+    if transport != "tcp_server":
+        problem = f"expected an answer over tcp_server, got {printable(transport)!r}"
+        raise WireError("request", problem)
+    if control.payload_codec not in CODECS:
+        problem = f"expected one of {', '.join(CODECS)}, got {printable(control.payload_codec)!r}"
+        raise WireError("codec", problem)
+    return Requested(control.id, home.address, home.subject, control.payload_codec, frame.body)
+
+
+def parse_host_port(address: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``; an IPv6 host has brackets. Raises WireError."""
+    found = parse_address(f"{address}/-")
+    return found.host, found.port
+
+
+def decode_body(body: Buffer, codec: str, kind: Any = Any) -> Any:
+    """A request's body as ``kind`` (a msgspec type). Raises WireError without quoting it."""
+    try:
+        if codec == "msgpack":
+            return msgspec.msgpack.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError("body", printable(str(error))) from None
+
+
+def encode_reply(refusal: str = "") -> bytes:
+    """The acknowledgement of a request; ``refusal`` is the reason why it is not accepted."""
+    text = refusal.encode()[:MAX_REPLY_BYTES]
+    return _LENGTH.pack(len(text)) + text
+
+
+# -- the answer, as a server writes it -------------------------------------------------------------
+
+
+def encode_handshake(subject: str) -> bytes:
+    """The first frame of an answer."""
+    return encode_frame(msgspec.json.encode({"subject": subject, "stream_type": "response"}))
+
+
+def encode_prologue(error: str | None = None) -> bytes:
+    """The second frame: None, or the reason why there is no answer."""
+    return encode_frame(msgspec.json.encode({"error": error}))
+
+
+def encode_item(item: Any, codec: str) -> bytes:
+    """One item; a RawItem in the same codec is copied."""
+    before, after = _AROUND[codec]
+    if isinstance(item, RawItem):
+        document = item.document if item.codec == codec else encode_body(item.decode(), codec)
+    else:
+        document = encode_body(item, codec)
+    return encode_frame(body=b"".join((before, document, after)))
+
+
+def encode_end(codec: str) -> bytes:
+    """The last two frames of a complete answer."""
+    return encode_frame(body=encode_body({"complete_final": True}, codec)) + _SENTINEL
+
+
+_SENTINEL: Final = encode_frame(b'"sentinel"')
+
+
+def parse_control(frame: Frame) -> str:
+    """What the requester sends while it reads: ``stop``, ``kill`` or ``sentinel``."""
+    try:
+        return msgspec.json.decode(frame.header, type=str)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise WireError("control", str(error)) from None
 
 
 # -- the answer ------------------------------------------------------------------------------------

@@ -23,14 +23,23 @@ from dynctl.wire.dynamo.request_plane import (
     FrameDecoder,
     RawItem,
     Refused,
+    RequestDecoder,
     Sentinel,
+    decode_body,
     decode_reply,
     encode_control,
+    encode_end,
     encode_frame,
+    encode_handshake,
+    encode_item,
+    encode_prologue,
+    encode_reply,
     encode_request,
     format_host_port,
     parse_address,
     parse_handshake,
+    parse_host_port,
+    parse_payload,
     printable,
 )
 from tests.dynctl.wire.dynamo.request_plane_captures import exchanges
@@ -301,3 +310,53 @@ def test_text_of_a_peer_is_cut_and_made_printable() -> None:
 def test_an_item_that_cannot_be_decoded_is_a_wire_error(codec: str, document: bytes) -> None:
     with pytest.raises(WireError):
         RawItem(document, codec).decode()
+
+
+# -- as a server ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", EXCHANGES)
+@given(cut=st.integers(1, 400))
+def test_a_server_reads_the_captured_requests(what: str, cut: int) -> None:
+    exchange = EXCHANGES[what]
+    decoder = RequestDecoder(LIMIT)
+    found = []
+    twice = exchange.request * 2
+    for at in range(0, len(twice), cut):
+        decoder.feed(twice[at : at + cut])
+        while (request := decoder.next_request()) is not None:
+            found.append(request)
+    first, second = found
+    assert first == second
+    assert not decoder.midway
+    assert first.headers["x-endpoint-path"] == first.path
+    asked = parse_payload(first.payload)
+    assert asked.request_id == first.headers["request-id"]
+    assert asked.codec == exchange.codec
+    assert parse_host_port(asked.call_home)[0] == "127.0.0.1"
+    assert decode_body(asked.body, asked.codec) == exchange.body
+
+
+@pytest.mark.parametrize("what", ANSWERED)
+def test_a_servers_answer_is_the_captured_one_byte_for_byte(what: str) -> None:
+    exchange = ANSWERED[what]
+    assert exchange.answer is not None
+    subject, begun, *steps = steps_of(exchange.answer, exchange.codec, [])
+    if not isinstance(begun, Begun):
+        pytest.skip("a refusal")
+    items = [step for step in steps if not isinstance(step, (Completed, Sentinel))]
+    written = encode_handshake(subject) + encode_prologue()
+    written += b"".join(encode_item(item, exchange.codec) for item in items)
+    assert written + encode_end(exchange.codec) == exchange.answer
+    assert encode_reply() == exchange.reply
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_break_the_servers_reader(data: bytes) -> None:
+    decoder = RequestDecoder(1000)
+    decoder.feed(data)
+    try:
+        while (request := decoder.next_request()) is not None:
+            parse_payload(request.payload)
+    except WireError:
+        pass

@@ -1,0 +1,410 @@
+"""Accepts requests on Dynamo's request plane (see dynctl.wire.dynamo.request_plane).
+
+Interface::
+
+    server = RequestServer(host="10.0.0.7")
+    server.serve(EndpointId("dynamo", "backend", "generate"), handler, body=EngineRequest)
+    await server.start()
+    instance = server.instance(endpoint, instance_id)   # register encode_entry(instance)
+    ...
+    await server.drain(30.0); await server.close()
+
+``async def handler(request: PlaneRequest) -> AsyncIterator[item]`` yields the items of the answer;
+a RawItem is sent as it is. ``request.stopped`` is set when the requester wants no more items; the
+handler is cancelled when the requester is gone. ``serve(..., admit=check)``: ``check(request)`` may
+raise :class:`Refusal` before the answer begins. An exception of the handler ends the answer with an
+error item of Dynamo's form; :class:`ErrorItem` sets its text and type.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, cast
+
+from dynctl.adapters.dynamo.call_home import READ_BYTES
+from dynctl.base.decode_errors import WireError
+from dynctl.base.tasks import end_tasks
+from dynctl.wire.dynamo.discovery import EndpointId, Instance, instance_of
+from dynctl.wire.dynamo.request_plane import (
+    MAX_HANDSHAKE_BYTES,
+    FrameDecoder,
+    ReceivedRequest,
+    RequestDecoder,
+    Requested,
+    decode_body,
+    encode_end,
+    encode_handshake,
+    encode_item,
+    encode_prologue,
+    encode_reply,
+    format_host_port,
+    parse_control,
+    parse_host_port,
+    parse_payload,
+    printable,
+)
+
+_BACKLOG: Final = 1024
+_CLOSING_S: Final = 1.0
+"""How long a requester may take to close a connection whose answer is complete."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of one server: counts, bytes and seconds.
+
+    ``requests``: answers at once; a request above it is refused. ``receive_s``: from the first to
+    the last byte of a request. ``connect_s``: to connect to the requester. ``stall_s``: how long a
+    requester may read nothing. ``stop_s``: how long a handler may go on after ``stopped``.
+    """
+
+    connections: int = 1024
+    requests: int = 2048
+    request_bytes: int = 64 * 1024 * 1024
+    receive_s: float = 30.0
+    connect_s: float = 5.0
+    stall_s: float = 60.0
+    stop_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneRequest:
+    """One request. ``body`` is decoded as the endpoint's kind of body."""
+
+    endpoint: EndpointId
+    instance_id: int
+    request_id: str
+    headers: Mapping[str, str]
+    body: Any
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Refusal(Exception):
+    """Why a request gets no answer; the requester receives the text."""
+
+
+class _Gone(Exception):
+    """The requester closed the connection, cancelled the request or reads nothing."""
+
+
+class ErrorItem(Exception):
+    """Ends an answer with an error. ``kind``: Dynamo's type (``InvalidArgument``, ``Unknown``)."""
+
+    def __init__(self, message: str, kind: str = "Unknown") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+Handler = Callable[[PlaneRequest], AsyncIterator[Any]]
+
+
+class _Served(NamedTuple):
+    handler: Handler
+    body: Any
+    admit: Callable[[PlaneRequest], None]
+
+
+@dataclass(slots=True)
+class ServerCounts:
+    """Requests since the start: accepted, refused, and answers that ended early."""
+
+    accepted: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+class RequestServer:
+    """Listens at ``host``, which workers register too; ``port`` 0: a free one.
+
+    ``advertised`` replaces the host in what is registered.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int = 0,
+        *,
+        advertised: str | None = None,
+        limits: ServerLimits = ServerLimits(),
+    ) -> None:
+        self.counts = ServerCounts()
+        self._host = host
+        self._port = port
+        self._advertised = advertised or host
+        self._limits = limits
+        self._endpoints: dict[EndpointId, _Served] = {}
+        self._ids: set[int] = set()
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+        self._draining = ""
+
+    @property
+    def running(self) -> int:
+        """Answers that are being sent."""
+        return len(self._answers)
+
+    def serve(
+        self,
+        endpoint: EndpointId,
+        handler: Handler,
+        *,
+        body: Any = Any,
+        admit: Callable[[PlaneRequest], None] = lambda request: None,
+    ) -> None:
+        """Answer requests to this endpoint; ``body``: the msgspec type of their bodies."""
+        self._endpoints[endpoint] = _Served(handler, body, admit)
+
+    def instance(self, endpoint: EndpointId, instance_id: int) -> Instance:
+        """The instance to register; from then on requests for this id are accepted."""
+        if self._server is None:
+            raise RuntimeError("the server does not listen yet")
+        self._ids.add(instance_id)
+        location = format_host_port(self._advertised, self.port)
+        return instance_of(endpoint, instance_id, location)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Listen. Raises OSError."""
+        found = await asyncio.get_running_loop().getaddrinfo(
+            self._host or None, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        address = str(found[0][4][0])
+        self._server = await asyncio.start_server(
+            self._receive, address, self._port, limit=READ_BYTES, backlog=_BACKLOG
+        )
+
+    async def drain(self, seconds: float, reason: str = "the worker is shutting down") -> bool:
+        """Refuse new requests and wait for the running ones; False if some still run."""
+        self._draining = reason
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=seconds)
+        return not self._answers
+
+    def resume(self) -> None:
+        """Accept requests again after a drain."""
+        self._draining = ""
+
+    async def close(self) -> None:
+        """Stop listening, and end every request; leaves no connection or task."""
+        if self._server is not None:
+            self._server.close()
+        await end_tasks([*self._connections.values(), *self._answers])
+        for writer in list(self._connections):
+            writer.transport.abort()
+
+    # -- requests
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        if len(self._connections) >= self._limits.connections:
+            writer.transport.abort()
+            return
+        self._connections[writer] = task
+        try:
+            await self._requests(reader, writer)
+        except (OSError, TimeoutError, WireError, asyncio.CancelledError) as error:
+            if isinstance(error, WireError):
+                _log.warning("a connection of the request plane was closed: %s", error)
+        finally:
+            del self._connections[writer]
+            writer.transport.abort() if task.cancelling() else writer.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests = RequestDecoder(self._limits.request_bytes)
+        deadline: float | None = None
+        loop = asyncio.get_running_loop()
+        while True:
+            if not requests.midway:
+                deadline = None
+            elif deadline is None:
+                deadline = loop.time() + self._limits.receive_s
+            async with asyncio.timeout_at(deadline):
+                data = await reader.read(READ_BYTES)
+            if not data:
+                return
+            requests.feed(data)
+            while (received := requests.next_request()) is not None:
+                deadline = None
+                writer.write(encode_reply(self.accept(received)))
+                async with asyncio.timeout(self._limits.stall_s):
+                    await writer.drain()
+
+    def accept(self, received: ReceivedRequest) -> str:
+        """Start to answer; "" or the reason of the refusal."""
+        refusal = self._refusal_of(received.path)
+        if refusal:
+            self.counts.refused += 1
+            return refusal
+        try:
+            requested = parse_payload(received.payload)
+            parse_host_port(requested.call_home)
+        except WireError as error:
+            self.counts.refused += 1
+            return f"invalid request: {error}"
+        self.counts.accepted += 1
+        task = asyncio.create_task(self._answer(received, requested), name="plane-answer")
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+        return ""
+
+    def _refusal_of(self, path: str) -> str:
+        instance, *where = path.split("/")
+        known = len(where) == 3 and EndpointId(*where) in self._endpoints
+        if not known or not _is_one_of(instance, self._ids):
+            return f"Server unavailable: unknown endpoint {printable(path)}"
+        if self._draining:
+            return f"Server unavailable: {self._draining}"
+        if len(self._answers) >= self._limits.requests:
+            return f"Server unavailable: {len(self._answers):,} requests are running, the limit"
+        return ""
+
+    # -- answers
+
+    async def _answer(self, received: ReceivedRequest, requested: Requested) -> None:
+        instance, *where = received.path.split("/")
+        endpoint = EndpointId(*where)
+        served = self._endpoints[endpoint]
+        try:
+            async with asyncio.timeout(self._limits.connect_s):
+                host, port = parse_host_port(requested.call_home)
+                reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
+        except (OSError, TimeoutError) as error:
+            self.counts.failed += 1
+            reason = str(error) or f"no connection within {self._limits.connect_s:g} s"
+            _log.warning("the requester at %s is not reachable: %s", requested.call_home, reason)
+            return
+        try:
+            writer.write(encode_handshake(requested.subject))
+            try:
+                request = PlaneRequest(
+                    endpoint,
+                    int(instance, 16),
+                    requested.request_id,
+                    received.headers,
+                    decode_body(requested.body, requested.codec, served.body),
+                )
+                served.admit(request)
+            except (WireError, Refusal) as error:
+                self.counts.refused += 1
+                text = f"invalid request: {error}" if isinstance(error, WireError) else str(error)
+                writer.write(encode_prologue(text))
+            else:
+                await self._stream(served.handler, request, requested.codec, reader, writer)
+            with suppress(OSError, TimeoutError, WireError):
+                async with asyncio.timeout(_CLOSING_S):
+                    await writer.drain()
+                    writer.write_eof()
+                    while await reader.read(READ_BYTES):
+                        pass
+        except _Gone:
+            self.counts.cancelled += 1
+            writer.transport.abort()
+        finally:
+            writer.close()
+
+    async def _stream(
+        self,
+        handler: Handler,
+        request: PlaneRequest,
+        codec: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Send the answer. Raises _Gone."""
+        sending = asyncio.create_task(self._send(handler, request, codec, writer))
+        listening = asyncio.create_task(_listen(reader, request.stopped))
+        stopping: asyncio.Task[Any] = asyncio.create_task(request.stopped.wait())
+        try:
+            await asyncio.wait([sending, listening, stopping], return_when="FIRST_COMPLETED")
+            if not sending.done() and not listening.done():
+                waited = [sending, listening]
+                await asyncio.wait(
+                    waited, timeout=self._limits.stop_s, return_when="FIRST_COMPLETED"
+                )
+            if not sending.done():
+                raise _Gone
+            sending.result()
+        finally:
+            await end_tasks([sending, listening, stopping])
+
+    async def _send(
+        self, handler: Handler, request: PlaneRequest, codec: str, writer: asyncio.StreamWriter
+    ) -> None:
+        # The prologue does not wait for the first item, which may take minutes.
+        writer.write(encode_prologue())
+        try:
+            async with aclosing(cast(Any, handler(request))) as items:
+                async for item in items:
+                    writer.write(encode_item(item, codec))
+                    await self._drained(writer)
+        except ErrorItem as error:
+            self.counts.failed += 1
+            writer.write(encode_item(error_item(str(error), error.kind), codec))
+        except _Gone:
+            raise
+        except Exception as error:
+            self.counts.failed += 1
+            _log.exception("a request to %s failed", request.endpoint)
+            name = type(error).__name__
+            writer.write(encode_item(error_item(f"internal error: {name}", "Unknown"), codec))
+        writer.write(encode_end(codec))
+        await self._drained(writer)
+
+    async def _drained(self, writer: asyncio.StreamWriter) -> None:
+        if writer.transport.get_write_buffer_size() == 0 and not writer.is_closing():
+            return
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                await writer.drain()
+        except (OSError, TimeoutError) as error:
+            raise _Gone from error
+
+
+def error_item(message: str, kind: str) -> dict[str, Any]:
+    """An item that ends an answer, as Dynamo's workers send it."""
+    invalid = kind == "InvalidArgument"
+    reason = "backend.invalid_argument" if invalid else f"backend.{kind.lower()}"
+    error = {
+        "error_type": {"Backend": kind},
+        "class": "InvalidRequest" if invalid else "Internal",
+        "reason": reason,
+        "message": message,
+        "diagnostic": message,
+    }
+    return {"event": "error", "error": error}
+
+
+async def _listen(reader: asyncio.StreamReader, stopped: asyncio.Event) -> None:
+    """Read control messages; returns when the answer is to be dropped at once."""
+    frames = FrameDecoder()
+    with suppress(OSError, WireError):
+        while True:
+            while (frame := frames.next_frame(MAX_HANDSHAKE_BYTES)) is not None:
+                message = parse_control(frame)
+                if message == "stop":
+                    stopped.set()
+                elif message == "kill":
+                    return
+            data = await reader.read(READ_BYTES)
+            if not data:
+                return
+            frames.feed(data)
+
+
+def _is_one_of(text: str, ids: set[int]) -> bool:
+    try:
+        return len(text) <= 16 and int(text, 16) in ids
+    except ValueError:
+        return False
