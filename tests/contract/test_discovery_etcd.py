@@ -210,7 +210,7 @@ async def test_a_compacted_history_is_listed_again(kind: Kind, server: EtcdServe
     for number in range(3):
         server.put(ENTRY.key, b"%d" % number)
     server.post("/v3/kv/compaction", revision=str(server.revision()), physical=True)
-    session = discovery._connect(discovery._access.endpoints[0])
+    session = discovery.connect(discovery.access.endpoints[0])
     await session.open(4)
     watch = session.watch(b"v1/", b"v10", 1)
     with pytest.raises(discovery_etcd.EtcdCompacted):

@@ -12,6 +12,7 @@ from dynctl.adapters.etcd.discovery import (
     EtcdCompacted,
     EtcdDiscovery,
     EtcdFailure,
+    EtcdSession,
     EtcdTooLarge,
     Page,
     one_line,
@@ -36,7 +37,9 @@ class Script:
     closed: int = 0
 
 
-class Session:
+class Session(EtcdSession):
+    """A reader's part of a session; nothing else is called."""
+
     def __init__(self, script: Script, endpoint: EtcdEndpoint) -> None:
         self._script = script
         self._host = endpoint.host

@@ -242,7 +242,7 @@ async def test_a_full_server_and_a_draining_one_refuse(plane: TcpRequestPlane):
         with pytest.raises(RequestPlaneError, match="shutting down"):
             await ask(plane, instance, 4)
         release.set()
-        assert await first == [[1], [2]]  # what was accepted is answered
+        assert list(await first) == [[1], [2]]  # what was accepted is answered
         assert await server.drain(patience(10))
         server.resume()
         assert await ask(plane, instance, 5) == [5]
