@@ -10,7 +10,7 @@ import pytest
 from dynctl.adapters.dynamo.registration import Registration
 from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
-from dynctl.adapters.etcd.registration import EtcdRegistrar
+from dynctl.adapters.etcd.registration import registrar_of
 from dynctl.adapters.file import FileDiscovery, FileRegistrar
 from dynctl.adapters.memory import MemoryDiscovery, MemoryLease, MemoryRegistrar
 from dynctl.adapters.ports import Discovery, Lease, Registrar
@@ -66,7 +66,7 @@ async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[R
         server.clear()
         kind = Etcd3Discovery if request.param == "etcd3" else EtcdGatewayDiscovery
         discovery = kind([server.url])
-        registrar = EtcdRegistrar(discovery.access, discovery.connect, "etcd", ttl_s=TTL_S)
+        registrar = registrar_of(discovery, ttl_s=TTL_S)
         made = Rig(registrar, discovery, server)
     yield made
     await made.registrar.close()
@@ -173,7 +173,7 @@ async def test_an_etcd_that_is_gone_for_a_while_does_not_lose_the_lease(
     server = EtcdServer(tmp_path / "etcd")
     server.start()
     discovery = kind([server.url])
-    registrar = EtcdRegistrar(discovery.access, discovery.connect, "etcd", ttl_s=TTL_S)
+    registrar = registrar_of(discovery, ttl_s=TTL_S)
     registration = Registration(registrar, lambda id: [(KEY, b"1")])
     try:
         first = await registration.start()
@@ -192,7 +192,7 @@ async def test_an_etcd_that_is_gone_for_a_while_does_not_lose_the_lease(
 
 async def test_nothing_is_registered_where_etcd_does_not_answer():
     discovery = Etcd3Discovery(["http://127.0.0.1:1"])
-    registrar = EtcdRegistrar(discovery.access, discovery.connect, "etcd")
+    registrar = registrar_of(discovery)
     registration = Registration(registrar, lambda id: [(KEY, b"1")])
     with pytest.raises(Unreachable, match=r"etcd is not reachable at 127\.0\.0\.1:1"):
         await registration.start()

@@ -71,6 +71,12 @@ class EtcdSession(Protocol):
         """Changes from ``revision`` on; ends with an EtcdFailure only. Close it with aclose."""
         ...
 
+    async def close(self) -> None: ...
+
+
+class EtcdWriter(EtcdSession, Protocol):
+    """A session that writes too, under leases."""
+
     async def grant(self, ttl_s: int, timeout: float) -> int:
         """The id of a new lease. Raises EtcdFailure."""
         ...
@@ -90,8 +96,6 @@ class EtcdSession(Protocol):
     async def delete(self, key: bytes, timeout: float) -> None:
         """Raises EtcdFailure."""
         ...
-
-    async def close(self) -> None: ...
 
 
 class EtcdDiscovery:

@@ -9,14 +9,14 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint
 from dynctl.adapters.etcd.discovery import (
     EtcdDiscovery,
     EtcdFailure,
     EtcdNoLease,
-    EtcdSession,
+    EtcdWriter,
     unreachable_error,
 )
 from dynctl.base.errors import Unreachable
@@ -38,7 +38,7 @@ class EtcdRegistrar:
     def __init__(
         self,
         access: EtcdAccess,
-        connect: Callable[[EtcdEndpoint], EtcdSession],
+        connect: Callable[[EtcdEndpoint], EtcdWriter],
         title: str,
         *,
         ttl_s: int = TTL_S,
@@ -68,9 +68,11 @@ class EtcdRegistrar:
         await asyncio.gather(*(lease.close() for lease in self._leases))
 
 
-def registrar_of(discovery: EtcdDiscovery) -> EtcdRegistrar:
+def registrar_of(discovery: EtcdDiscovery, *, ttl_s: int = TTL_S) -> EtcdRegistrar:
     """Registers with the members, credentials and client of a reader."""
-    return EtcdRegistrar(discovery.access, discovery.connect, discovery.title)
+    # Both clients' sessions write too; readers are typed without it.
+    connect = cast("Callable[[EtcdEndpoint], EtcdWriter]", discovery.connect)
+    return EtcdRegistrar(discovery.access, connect, discovery.title, ttl_s=ttl_s)
 
 
 class EtcdLease:
@@ -130,7 +132,7 @@ class EtcdLease:
                 return
 
 
-async def _keep_alive(lease: int, session: EtcdSession) -> int:
+async def _keep_alive(lease: int, session: EtcdWriter) -> int:
     try:
         return await session.keep_alive(lease, _CALL_S)
     except EtcdNoLease:
@@ -144,14 +146,14 @@ class _NoLease(Exception):
 class _Members:
     """One open session, replaced after a failure; calls are made one after another."""
 
-    def __init__(self, access: EtcdAccess, connect: Callable[[EtcdEndpoint], EtcdSession]) -> None:
+    def __init__(self, access: EtcdAccess, connect: Callable[[EtcdEndpoint], EtcdWriter]) -> None:
         self._access = access
         self._connect = connect
-        self._session: EtcdSession | None = None
+        self._session: EtcdWriter | None = None
         self._member = 0
         self._turn = asyncio.Lock()
 
-    async def call(self, call: Callable[[EtcdSession], Awaitable[_Result]]) -> _Result:
+    async def call(self, call: Callable[[EtcdWriter], Awaitable[_Result]]) -> _Result:
         """The result of the first member that gives one; raises Unreachable, or _NoLease."""
         async with self._turn:
             said: list[str] = []
@@ -180,7 +182,7 @@ class _Members:
         async with self._turn:
             await self._drop()
 
-    async def _opened(self, member: EtcdEndpoint) -> EtcdSession:
+    async def _opened(self, member: EtcdEndpoint) -> EtcdWriter:
         if self._session is None:
             self._session = self._connect(member)
             await self._session.open(_CALL_S)

@@ -12,7 +12,6 @@ from dynctl.adapters.etcd.discovery import (
     EtcdCompacted,
     EtcdDiscovery,
     EtcdFailure,
-    EtcdSession,
     EtcdTooLarge,
     Page,
     one_line,
@@ -37,9 +36,7 @@ class Script:
     closed: int = 0
 
 
-class Session(EtcdSession):
-    """A reader's part of a session; nothing else is called."""
-
+class Session:
     def __init__(self, script: Script, endpoint: EtcdEndpoint) -> None:
         self._script = script
         self._host = endpoint.host
