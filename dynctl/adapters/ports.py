@@ -391,7 +391,15 @@ class RequestPlane(Protocol):
 
 
 class RequestPlaneError(Exception):
-    """A request to a worker failed; the message has the worker and the problem."""
+    """A request to a worker failed; the message has the worker and the problem.
+
+    ``kind``: ``refused`` (no process listens), ``connect``, ``timeout``, ``reset`` (the connection
+    ended), ``refusal`` (the worker's own words) or ``protocol``.
+    """
+
+    def __init__(self, message: str, kind: str = "protocol") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class NotCalledBack(RequestPlaneError):

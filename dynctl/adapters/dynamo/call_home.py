@@ -8,23 +8,29 @@ import asyncio
 import socket
 import uuid
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Protocol, cast
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, FrameDecoder, parse_handshake
 
-READ_BYTES: Final = 256 * 1024
 #: Connections that the kernel holds until they are accepted: many workers may answer at once.
 _BACKLOG: Final = 1024
 
 
-class Caller(NamedTuple):
-    """The connection of a worker; ``frames`` may have more than its handshake already."""
+class Receiver(Protocol):
+    """Takes one response. Its methods are called from the event loop and must not block."""
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    frames: FrameDecoder
+    def called(self, transport: asyncio.Transport, frames: FrameDecoder) -> None:
+        """The worker connected. ``frames`` gets the bytes after its handshake."""
+        ...
+
+    def received(self) -> None:
+        """``frames`` has more bytes; also called once after :meth:`called`."""
+        ...
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection ended; or, before :meth:`called`, the listener was closed."""
+        ...
 
 
 @dataclass(slots=True)
@@ -40,17 +46,19 @@ class CallHome:
 
     Connections without a subject yet are bounded by one for each expected response and
     ``strangers`` more; one above that closes the oldest. ``handshake_s``: the seconds until they
-    send it.
+    send it. ``port``: where to listen; 0: a free port.
     """
 
-    def __init__(self, *, strangers: int, handshake_s: float) -> None:
+    def __init__(self, *, strangers: int, handshake_s: float, port: int = 0) -> None:
         self.counts = CallHomeCounts()
+        self.handshake_s = handshake_s
         self._max_strangers = strangers
-        self._handshake_s = handshake_s
+        self._port = port
         self._servers: dict[str, asyncio.Server] = {}
         self._opening = asyncio.Lock()
-        self._expected: dict[str, asyncio.Future[Caller]] = {}
-        self._strangers: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._expected: dict[str, Receiver] = {}
+        self._strangers: dict[_Connection, None] = {}
+        self._connections: set[_Connection] = set()
         self._closed = False
 
     async def port(self, host: str) -> int:
@@ -61,73 +69,121 @@ class CallHome:
             server = self._servers.get(host)
             if server is None:
                 # One address: with port 0 each of a name's addresses would get another port.
-                found = await asyncio.get_running_loop().getaddrinfo(
+                loop = asyncio.get_running_loop()
+                found = await loop.getaddrinfo(
                     host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
                 )
                 address = str(found[0][4][0])
-                server = await asyncio.start_server(
-                    self._greet, address, 0, limit=READ_BYTES, backlog=_BACKLOG
+                server = await loop.create_server(
+                    lambda: _Connection(self), address, self._port, backlog=_BACKLOG
                 )
                 self._servers[host] = server
         port: int = server.sockets[0].getsockname()[1]
         return port
 
-    def expect(self) -> tuple[str, asyncio.Future[Caller]]:
-        """A new subject, and the future of its connection. The caller must call forget."""
+    def expect(self, receiver: Receiver) -> str:
+        """A new subject for a response to ``receiver``. The caller must call forget."""
         subject = str(uuid.uuid4())
-        calling: asyncio.Future[Caller] = asyncio.get_running_loop().create_future()
-        self._expected[subject] = calling
-        return subject, calling
+        self._expected[subject] = receiver
+        return subject
 
     def forget(self, subject: str) -> None:
         """Drop connections with this subject from now on."""
-        calling = self._expected.pop(subject, None)
-        if calling is not None:
-            calling.cancel()
+        self._expected.pop(subject, None)
 
     async def close(self) -> None:
-        """Close all listeners; pending futures are cancelled."""
+        """Close all listeners and connections; expected responses are lost."""
         self._closed = True
         async with self._opening:
             servers, self._servers = list(self._servers.values()), {}
         for server in servers:
             server.close()
-        for subject in list(self._expected):
-            self.forget(subject)
-        await end_tasks(list(self._strangers.values()))
+        expected, self._expected = list(self._expected.values()), {}
+        for receiver in expected:
+            receiver.lost(OSError("the request plane was closed"))
+        for connection in list(self._connections):
+            connection.abort()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    # -- called by connections -----------------------------------------------------------------
+
+    def opened(self, connection: "_Connection") -> None:
         # Workers are strangers too until their subject is read, so the bound grows with requests.
         while len(self._strangers) >= self._max_strangers + len(self._expected):
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
-            oldest.transport.abort()
-        self._strangers[writer] = task
-        matched = False
-        try:
-            async with asyncio.timeout(self._handshake_s):
-                matched = await self._match(reader, writer)
-        except (OSError, TimeoutError, WireError, asyncio.CancelledError):
-            pass  # This task is not awaited; it only has to end.
-        finally:
-            self._strangers.pop(writer, None)
-            if matched:
-                self.counts.matched += 1
-            else:
-                self.counts.dropped += 1
-                writer.transport.abort()
+            oldest.abort()
+        self._strangers[connection] = None
+        self._connections.add(connection)
 
-    async def _match(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        frames = FrameDecoder()
-        while (frame := frames.next_frame(MAX_HANDSHAKE_BYTES)) is None:
-            data = await reader.read(READ_BYTES)
-            if not data:
+    def receiver_of(self, connection: "_Connection", subject: str) -> Receiver | None:
+        """Who expects this subject; it is expected no more."""
+        if self._closed:
+            return None
+        receiver = self._expected.pop(subject, None)
+        if receiver is not None:
+            self._strangers.pop(connection, None)
+            self.counts.matched += 1
+        return receiver
+
+    def ended(self, connection: "_Connection", *, matched: bool) -> None:
+        self._strangers.pop(connection, None)
+        self._connections.discard(connection)
+        self.counts.dropped += not matched
+
+
+class _Connection(asyncio.Protocol):
+    """A connection of a worker, or of a stranger."""
+
+    __slots__ = ("_frames", "_home", "_receiver", "_timer", "_transport")
+
+    def __init__(self, home: CallHome) -> None:
+        self._home = home
+        self._frames = FrameDecoder()
+        self._receiver: Receiver | None = None
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._home.handshake_s, self.abort)
+        self._home.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._frames.feed(data)
+        if self._receiver is None and not self._shake_hands():
+            return
+        if self._receiver is not None:
+            self._receiver.received()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._home.ended(self, matched=self._receiver is not None)
+        if self._receiver is not None:
+            self._receiver.lost(exc)
+
+    def _shake_hands(self) -> bool:
+        """Whether the connection belongs to a request; one that belongs to none is dropped."""
+        try:
+            frame = self._frames.next_frame(MAX_HANDSHAKE_BYTES)
+            if frame is None:
                 return False
-            frames.feed(data)
-        calling = self._expected.pop(parse_handshake(frame), None)
-        if calling is None or calling.done() or self._closed:
+            receiver = self._home.receiver_of(self, parse_handshake(frame))
+        except WireError:
+            receiver = None
+        if receiver is None or self._transport is None:
+            self.abort()
             return False
-        calling.set_result(Caller(reader, writer, frames))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._receiver = receiver
+        receiver.called(self._transport, self._frames)
         return True

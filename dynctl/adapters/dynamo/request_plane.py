@@ -7,12 +7,13 @@ import asyncio
 import ipaddress
 import os
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol, cast
 
-from dynctl.adapters.dynamo.call_home import READ_BYTES, Caller, CallHome, CallHomeCounts
+from dynctl.adapters.dynamo.call_home import CallHome, CallHomeCounts, Receiver
 from dynctl.adapters.ports import NotCalledBack, RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.discovery import Instance
@@ -21,6 +22,7 @@ from dynctl.wire.dynamo.request_plane import (
     AnswerDecoder,
     Begun,
     Completed,
+    FrameDecoder,
     RawItem,
     Refused,
     Sentinel,
@@ -40,13 +42,25 @@ _SENTINEL_S: Final = 1.0
 _ANY: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 
+#: Bytes of a response that wait for its reader before the connection is paused.
+_BUFFER_BYTES: Final = 256 * 1024
+#: Seconds after which a connection to a worker without requests is closed.
+_IDLE_S: Final = 30.0
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds of all requests: seconds, and connections."""
+    """Bounds of all requests: seconds, and connections.
+
+    ``connections``: to one worker; each takes any number of requests, one after the other.
+    ``port``: where responses arrive; 0: a free port.
+    """
 
     connect_s: float = 3.0
     handshake_s: float = 5.0
     strangers: int = 64
+    connections: int = 4
+    port: int = 0
 
 
 class Messenger(Protocol):
@@ -90,13 +104,48 @@ class TcpRequestPlane:
         self._listen_host = listen_host
         self._advertised_host = advertised_host
         self._limits = limits
-        self._home = CallHome(strangers=limits.strangers, handshake_s=limits.handshake_s)
-        self._open: set[asyncio.StreamWriter] = set()
+        self._home = CallHome(
+            strangers=limits.strangers, handshake_s=limits.handshake_s, port=limits.port
+        )
+        self._workers: dict[tuple[str, int], _Worker] = {}
 
     @property
     def calls(self) -> CallHomeCounts:
         """Counts of the connections to the listener."""
         return self._home.counts
+
+    async def send(
+        self,
+        instance: Instance,
+        body: Any,
+        receiver: Receiver,
+        *,
+        timeout: float,
+        request_id: str | None = None,
+    ) -> tuple[str, str]:
+        """Send a request whose response goes to ``receiver``; returns once the worker accepted it.
+
+        Returns the subject, for :meth:`forget`, and the address that the worker connects to.
+        Connecting and the acknowledgement may take ``timeout`` seconds each (connecting at most as
+        long as the limits). Raises RequestPlaneError; then nothing is received.
+        """
+        if instance.transport != "tcp" and (instance.transport != "nats_tcp" or not self._has_nats):
+            nats = instance.transport == "nats_tcp"
+            what = "NATS, and no server is set" if nats else "a transport that is not supported"
+            known = f"needs {what} ({printable(instance.transport)!r})"
+            _fail(instance, f"{known}; its events can be followed, but not recovered")
+        subject = self._home.expect(receiver)
+        put = self._put if instance.transport == "tcp" else self._put_over_nats
+        try:
+            home = await put(instance, body, subject, timeout, request_id or str(uuid.uuid4()))
+        except BaseException:
+            self._home.forget(subject)
+            raise
+        return subject, home
+
+    def forget(self, subject: str) -> None:
+        """Drop the response of a request that has not arrived yet."""
+        self._home.forget(subject)
 
     async def ask(
         self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
@@ -121,42 +170,30 @@ class TcpRequestPlane:
         Raises RequestPlaneError. A caller that stops early closes the generator (``aclosing``):
         the request is then cancelled at the worker.
         """
-        if instance.transport != "tcp" and (instance.transport != "nats_tcp" or not self._has_nats):
-            nats = instance.transport == "nats_tcp"
-            what = "NATS, and no server is set" if nats else "a transport that is not supported"
-            known = f"needs {what} ({printable(instance.transport)!r})"
-            _fail(instance, f"{known}; its events can be followed, but not recovered")
-        subject, calling = self._home.expect()
-        finished = False
-        answer: AnswerDecoder | None = None
+        response = _Response(instance, max_bytes)
+        subject, home = await self.send(instance, body, response, timeout=timeout)
         try:
-            put = self._put if instance.transport == "tcp" else self._put_over_nats
-            home = await put(instance, body, subject, timeout)
-            caller = await self._called(instance, calling, home, timeout)
-            answer = AnswerDecoder(instance.codec, max_bytes, caller.frames)
-            step = await self._step(instance, caller, answer, timeout, 0)
+            await response.called_home(home, timeout)
+            step = await response.step(timeout, 0)
             if isinstance(step, Refused):
-                finished = True
-                _fail(instance, f"returned an error: {step.error}")
+                response.finished = True
+                _fail(instance, f"returned an error: {step.error}", kind="refusal")
             if not isinstance(step, Begun):
                 _fail(instance, "began its response without a prologue")
             items = 0
             while True:
-                step = await self._step(instance, caller, answer, timeout, items)
+                step = await response.step(timeout, items)
                 if isinstance(step, Completed):
                     break
                 if not isinstance(step, RawItem):
-                    _fail(instance, f"ended its response early, after {items} items")
+                    _fail(instance, f"ended its response early, after {items} items", kind="reset")
                 items += 1
                 yield step
-            await self._sentinel(caller, answer, timeout)
-            finished = True
+            await response.sentinel(timeout)
+            response.finished = True
         finally:
             self._home.forget(subject)
-            if calling.done() and not calling.cancelled():
-                # A caller that needs one item stops before the end is read, though it has arrived.
-                finished = finished or (answer is not None and _at_end(answer))
-                self._hang_up(calling.result(), finished=finished)
+            response.hang_up()
 
     async def close(self) -> None:
         """Stop listening and end all running requests."""
@@ -164,62 +201,64 @@ class TcpRequestPlane:
         if self._messenger is not None:
             await self._messenger.close()
             self._messenger = None
-        for writer in list(self._open):
-            writer.transport.abort()
+        for worker in list(self._workers.values()):
+            worker.abort()
 
     # -- the request
 
-    async def _put(self, instance: Instance, body: Any, subject: str, timeout: float) -> str:
+    async def _put(
+        self, instance: Instance, body: Any, subject: str, timeout: float, request_id: str
+    ) -> str:
         """Send the request; returns the address sent to the worker once it has accepted."""
         try:
             address = parse_address(instance.address)
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
-        reader, writer = await self._connect(instance, address, timeout)
+        connection = await self._connection(instance, address, timeout)
+        if connection.home is None:
+            connection.home = await self._home_for(instance, connection.local_host)
         try:
-            home = await self._home_for(instance, writer.get_extra_info("sockname")[0])
-            try:
-                request = encode_request(
-                    address.path,
-                    str(uuid.uuid4()),
-                    body,
-                    call_home=home,
-                    subject=subject,
-                    codec=instance.codec,
-                )
-            except WireError as error:
-                _fail(instance, f"cannot be requested: {error}")
-            try:
-                async with asyncio.timeout(timeout):
-                    writer.write(request)
-                    await writer.drain()
-                    refusal = await _reply(reader)
-            except TimeoutError:
-                _fail(instance, f"did not accept the request within {timeout:g} s")
-            except OSError as error:
-                _fail(instance, f"lost the connection before it accepted the request: {error}")
-            except WireError as error:
-                _fail(instance, f"does not use Dynamo's request plane: {error}")
-            if refusal is None:
-                _fail(instance, "closed the connection before it accepted the request")
-            if refusal:
-                _fail(instance, f"refused the request: {printable(refusal)}")
-            return home
-        finally:
-            writer.close()
+            request = encode_request(
+                address.path,
+                request_id,
+                body,
+                call_home=connection.home,
+                subject=subject,
+                codec=instance.codec,
+            )
+        except WireError as error:
+            _fail(instance, f"cannot be requested: {error}")
+        try:
+            async with asyncio.timeout(timeout):
+                refusal = await connection.request(request)
+        except TimeoutError:
+            connection.abort()
+            _fail(instance, f"did not accept the request within {timeout:g} s", kind="timeout")
+        except OSError as error:
+            _fail(
+                instance,
+                f"lost the connection before it accepted the request: {error}",
+                kind="reset",
+            )
+        except WireError as error:
+            _fail(instance, f"does not use Dynamo's request plane: {error}")
+        if refusal is None:
+            _fail(instance, "closed the connection before it accepted the request", kind="reset")
+        if refusal:
+            _fail(instance, f"refused the request: {printable(refusal)}", kind="refusal")
+        return connection.home
 
     @property
     def _has_nats(self) -> bool:
         return self._messenger is not None or self._new_messenger is not None
 
     async def _put_over_nats(
-        self, instance: Instance, body: Any, subject: str, timeout: float
+        self, instance: Instance, body: Any, subject: str, timeout: float, request_id: str
     ) -> str:
         """As _put, to the instance's subject; an empty reply accepts the request."""
         if self._messenger is None:
             assert self._new_messenger is not None
             self._messenger = self._new_messenger()
-        request_id = str(uuid.uuid4())
         try:
             home = await self._home_for(instance, await self._messenger.local_host())
             payload = encode_payload(
@@ -230,27 +269,52 @@ class TcpRequestPlane:
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
         except RequestPlaneError as error:
-            _fail(instance, str(error))
+            _fail(instance, str(error), kind="connect")
         if reply:
             _fail(
-                instance, f"refused the request: {printable(reply[:200].decode(errors='replace'))}"
+                instance,
+                f"refused the request: {printable(reply[:200].decode(errors='replace'))}",
+                kind="refusal",
             )
         return home
 
-    async def _connect(
+    async def _connection(
         self, instance: Instance, address: Address, timeout: float
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    ) -> "_WorkerConnection":
+        """An open connection to the worker: an idle one, else the one with the fewest requests."""
+        key = address.host, address.port
+        worker = self._workers.get(key)
+        if worker is None:
+            worker = self._workers[key] = _Worker()
+        found = worker.best(self._limits.connections)
+        if found is not None:
+            return found
         wait = min(timeout, self._limits.connect_s)
         try:
-            async with asyncio.timeout(wait):
-                return await asyncio.open_connection(address.host, address.port)
+            async with asyncio.timeout(wait), worker.connecting:
+                found = worker.best(self._limits.connections)
+                if found is None:
+                    _, found = await asyncio.get_running_loop().create_connection(
+                        lambda: _WorkerConnection(worker), address.host, address.port
+                    )
+                return found
         except TimeoutError:
-            _fail(instance, f"did not accept the connection within {wait:g} s")
+            self._leave(key)
+            _fail(instance, f"did not accept the connection within {wait:g} s", kind="connect")
         except OSError as error:
+            self._leave(key)
             # asyncio's own text repeats the address instead of the problem.
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else str(error)
-            _fail(instance, f"is not reachable: {reason}")
+            refused = isinstance(error, ConnectionRefusedError)
+            kind = "refused" if refused else "connect"
+            _fail(instance, f"is not reachable: {reason}", kind=kind)
+
+    def _leave(self, key: tuple[str, int]) -> None:
+        """Forget a worker without a connection: workers come and go for as long as we run."""
+        worker = self._workers.get(key)
+        if worker is not None and not worker.open:
+            del self._workers[key]
 
     async def _home_for(self, instance: Instance, local: str) -> str:
         """HOST:PORT for this worker's connection to us. ``local``: our address towards it."""
@@ -271,83 +335,237 @@ class TcpRequestPlane:
                 f" ({RESPONSE_HOST_VARIABLE} sets the address)",
             )
 
-    # -- the answer
 
-    async def _called(
-        self, instance: Instance, calling: asyncio.Future[Caller], home: str, timeout: float
-    ) -> Caller:
-        await asyncio.wait([calling], timeout=timeout)
-        if calling.cancelled():
-            _fail(instance, "did not respond before the request plane was closed")
-        if not calling.done():
-            _fail(
-                instance,
-                f"accepted the request and did not connect back to {home} within {timeout:g} s:"
-                " it cannot read the request or cannot reach that address"
-                f" ({RESPONSE_HOST_VARIABLE} sets it)",
-                NotCalledBack,
-            )
-        caller = calling.result()
-        self._open.add(caller.writer)
-        return caller
+@dataclass(slots=True)
+class _Worker:
+    """The connections to one address of a worker."""
 
-    async def _step(
-        self,
-        instance: Instance,
-        caller: Caller,
-        answer: AnswerDecoder,
-        timeout: float,
-        items: int,
-    ) -> Step:
+    open: "list[_WorkerConnection]" = field(default_factory=list)
+    connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def best(self, most: int) -> "_WorkerConnection | None":
+        """The connection for the next request; None: open another one."""
+        found = min(self.open, key=lambda one: one.pending, default=None)
+        full = len(self.open) >= most
+        return found if found is not None and (full or not found.pending) else None
+
+    def abort(self) -> None:
+        for connection in list(self.open):
+            connection.abort()
+
+
+class _WorkerConnection(asyncio.Protocol):
+    """A connection that takes requests; the worker acknowledges them in order.
+
+    ``home``: the address for responses of this worker, once it is known.
+    """
+
+    def __init__(self, worker: _Worker) -> None:
+        self.home: str | None = None
+        self.local_host = ""
+        self._worker = worker
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._acknowledged: deque[asyncio.Future[str | None]] = deque()
+        self._writable: asyncio.Future[None] | None = None
+        self._idle_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pending(self) -> int:
+        """Requests without an acknowledgement."""
+        return len(self._acknowledged)
+
+    async def request(self, data: bytes) -> str | None:
+        """The acknowledgement: empty if the request is accepted, else the worker's reason; None if
+        the connection ended before it. Raises OSError or WireError."""
+        if self._transport is None or self._transport.is_closing():
+            return None
+        acknowledged = asyncio.get_running_loop().create_future()
+        self._acknowledged.append(acknowledged)
+        self._transport.write(data)
+        if self._writable is not None:
+            await asyncio.shield(self._writable)
+        return cast(str | None, await acknowledged)
+
+    def abort(self) -> None:
+        """Cut it; its requests without an acknowledgement end."""
+        if self in self._worker.open:
+            self._worker.open.remove(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self.local_host = transport.get_extra_info("sockname")[0]
+        self._worker.open.append(self)
+        loop = asyncio.get_running_loop()
+        self._idle_since = loop.time()
+        self._timer = loop.call_later(_IDLE_S, self._check_idle)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        try:
+            while (reply := decode_reply(self._received)) is not None:
+                size = int.from_bytes(self._received[:4])
+                del self._received[: 4 + size]
+                if not self._acknowledged:
+                    raise WireError("reply", "a reply without a request")
+                acknowledged = self._acknowledged.popleft()
+                if not acknowledged.done():
+                    acknowledged.set_result(reply)
+        except WireError as error:
+            self._end(error)
+            self.abort()
+        self._idle_since = asyncio.get_running_loop().time()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self in self._worker.open:
+            self._worker.open.remove(self)
+        self.resume_writing()
+        self._end(exc)
+
+    def _end(self, error: Exception | None) -> None:
+        while self._acknowledged:
+            acknowledged = self._acknowledged.popleft()
+            if acknowledged.done():
+                continue
+            if error is None:
+                acknowledged.set_result(None)
+            else:
+                acknowledged.set_exception(error)
+
+    def _check_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        left = self._idle_since + _IDLE_S - loop.time()
+        if not self._acknowledged and left <= 0:
+            self.abort()
+        else:
+            self._timer = loop.call_later(max(1.0, left), self._check_idle)
+
+
+class _Response:
+    """A response that is read step by step. ``finished``: the worker has nothing to cancel."""
+
+    def __init__(self, instance: Instance, max_bytes: int) -> None:
+        self.finished = False
+        self._instance = instance
+        self._max_bytes = max_bytes
+        self._transport: asyncio.Transport | None = None
+        self._answer: AnswerDecoder | None = None
+        self._paused = False
+        self._ended = False
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+
+    # -- Receiver
+
+    def called(self, transport: asyncio.Transport, frames: FrameDecoder) -> None:
+        self._transport = transport
+        self._answer = AnswerDecoder(self._instance.codec, self._max_bytes, frames)
+        self._changed.set()
+
+    def received(self) -> None:
+        self._changed.set()
+        answer, transport = self._answer, self._transport
+        if answer is not None and transport is not None and answer.waiting > _BUFFER_BYTES:
+            self._paused = True
+            transport.pause_reading()
+
+    def lost(self, error: Exception | None) -> None:
+        self._ended, self._error = True, error
+        self._changed.set()
+
+    # -- reading
+
+    async def called_home(self, home: str, timeout: float) -> None:
+        """Wait until the worker has connected. Raises RequestPlaneError."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._answer is None and not self._ended:
+                    await self._change()
+        if self._answer is not None:
+            return
+        if self._ended:
+            _fail(self._instance, "did not respond before the request plane was closed")
+        _fail(
+            self._instance,
+            f"accepted the request and did not connect back to {home} within {timeout:g} s:"
+            " it cannot read the request or cannot reach that address"
+            f" ({RESPONSE_HOST_VARIABLE} sets it)",
+            NotCalledBack,
+            kind="timeout",
+        )
+
+    async def step(self, timeout: float, items: int) -> Step:
+        """The next step; ``items`` were read before. Raises RequestPlaneError."""
+        instance = self._instance
         try:
             async with asyncio.timeout(timeout):
-                step = await _next_step(caller, answer)
+                step = await self._next()
         except TimeoutError:
-            _fail(instance, f"sent nothing for {timeout:g} s in its response, after {items} items")
+            problem = f"sent nothing for {timeout:g} s in its response, after {items} items"
+            _fail(instance, problem, kind="timeout")
         except OSError as error:
-            _fail(instance, f"lost the connection in its response, after {items} items: {error}")
+            problem = f"lost the connection in its response, after {items} items: {error}"
+            _fail(instance, problem, kind="reset")
         except WireError as error:
             _fail(instance, f"sent an invalid response, after {items} items: {error}")
         if step is None:
-            where = "inside a frame" if answer.midway else "early"
-            _fail(instance, f"ended its response {where}, after {items} items")
+            where = "inside a frame" if self._answer is not None and self._answer.midway else "early"
+            _fail(instance, f"ended its response {where}, after {items} items", kind="reset")
         return step
 
-    async def _sentinel(self, caller: Caller, answer: AnswerDecoder, timeout: float) -> None:
+    async def sentinel(self, timeout: float) -> None:
         """Let the worker close first: closing on its last frame is an error in its log."""
         with suppress(OSError, TimeoutError, WireError):
             async with asyncio.timeout(min(timeout, _SENTINEL_S)):
-                while (step := await _next_step(caller, answer)) is not None:
+                while (step := await self._next()) is not None:
                     if isinstance(step, Sentinel):
                         return
 
-    def _hang_up(self, caller: Caller, *, finished: bool) -> None:
-        """Close the connection of a response without awaiting; the worker drops the rest."""
-        self._open.discard(caller.writer)
-        if not finished and not caller.writer.is_closing():
-            caller.writer.write(encode_control("kill"))
-        caller.writer.close()
+    def hang_up(self) -> None:
+        """Close the connection without awaiting; the worker drops the rest."""
+        if self._transport is None:
+            return
+        # A caller that needs one item stops before the end is read, though it has arrived.
+        finished = self.finished or (self._answer is not None and _at_end(self._answer))
+        if not finished and not self._transport.is_closing():
+            self._transport.write(encode_control("kill"))
+        self._transport.close()
 
+    async def _next(self) -> Step | None:
+        """None at the end of the stream."""
+        assert self._answer is not None
+        while (step := self._answer.next_step()) is None:
+            if self._paused and self._transport is not None:
+                self._paused = False
+                self._transport.resume_reading()
+            if self._ended:
+                if isinstance(self._error, OSError):
+                    raise self._error
+                return None
+            await self._change()
+        return step
 
-async def _reply(reader: asyncio.StreamReader) -> str | None:
-    """The acknowledgement's text, None if the connection ended before it."""
-    received = b""
-    while (reply := decode_reply(received)) is None:
-        data = await reader.read(READ_BYTES)
-        if not data:
-            return None
-        received += data
-    return reply
-
-
-async def _next_step(caller: Caller, answer: AnswerDecoder) -> Step | None:
-    """None at the end of the stream."""
-    while (step := answer.next_step()) is None:
-        data = await caller.reader.read(READ_BYTES)
-        if not data:
-            return None
-        answer.feed(data)
-    return step
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
 
 def _at_end(answer: AnswerDecoder) -> bool:
@@ -367,8 +585,12 @@ def _unmapped(host: str) -> str:
 
 
 def _fail(
-    instance: Instance, problem: str, kind: type[RequestPlaneError] = RequestPlaneError
+    instance: Instance,
+    problem: str,
+    error: type[RequestPlaneError] = RequestPlaneError,
+    *,
+    kind: str = "protocol",
 ) -> NoReturn:
     location = printable(instance.address.partition("/")[0])
     who = f"{instance.endpoint} of worker {instance.instance_id:x} at {location}"
-    raise kind(f"{who} {problem}") from None
+    raise error(f"{who} {problem}", kind) from None

@@ -108,6 +108,11 @@ class FrameDecoder:
         """Whether the stream is inside a frame."""
         return bool(self._received)
 
+    @property
+    def waiting(self) -> int:
+        """Received bytes that are not cut yet."""
+        return len(self._received)
+
     def next_frame(self, max_bytes: int) -> Frame | None:
         """The next complete frame, None if it is not complete yet.
 
@@ -505,6 +510,11 @@ class AnswerDecoder:
     def midway(self) -> bool:
         """Whether the stream is inside a frame."""
         return self._frames.midway
+
+    @property
+    def waiting(self) -> int:
+        """Received bytes that are not read yet."""
+        return self._frames.waiting
 
     def next_step(self) -> Step | None:
         """The next step, None if it is not complete yet. After a WireError it cannot be used."""
