@@ -8,30 +8,23 @@ engine as idle. In every case the caller ends with ``RoutingService.free``.
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
 from dynctl.serving.config import Limits
+from dynctl.serving.engines.dispatch import Call, Dispatch
+from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.handoff import (
-    bootstrap_body,
-    bootstrap_room,
-    decode_body,
-    kv_transfer_params,
-    prefill_body,
-)
+from dynctl.serving.engines.handoff import bootstrap_room
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
-RANK_HEADER: Final = "x-data-parallel-rank"
 EMBEDDINGS_PATH: Final = "/v1/embeddings"
 #: The beginning of an engine's event when it failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
@@ -53,24 +46,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Call:
-    """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
-
-    ``path`` is that of the engine's endpoint. ``one_engine``: it cannot be handed off, as several
-    prompts or embeddings.
-    """
-
-    request: RoutingRequest
-    path: str
-    body: Mapping[str, Any]
-    raw: bytes
-    stream: bool
-    headers: dict[str, str]
-    record: RequestRecord
-    one_engine: bool = False
-
-
-@dataclass(slots=True)
 class Answer:
     """An engine's response that began. ``head`` is the first piece of a stream, or the whole body.
 
@@ -79,8 +54,14 @@ class Answer:
 
     response: EngineStream
     head: bytes
-    plan: RoutingPlan
+    call: Call
+    planned: RoutingPlan
     companion: asyncio.Task[None] | None = None
+
+    @property
+    def plan(self) -> RoutingPlan:
+        """The plan that the response follows now."""
+        return self.call.moved or self.planned
 
     def close(self) -> None:
         """Close both connections, so that the engines stop the request."""
@@ -151,11 +132,11 @@ class RequestFlow:
     """Sends requests to engines."""
 
     def __init__(
-        self, service: RoutingService, fleet: Fleet, upstream: Upstream, limits: Limits
+        self, service: RoutingService, fleet: Fleet, dispatch: Dispatch, limits: Limits
     ) -> None:
         self._service = service
         self._fleet = fleet
-        self._upstream = upstream
+        self._hops = dispatch
         self._limits = limits
         self._first_outputs = FirstOutputs(limits.first_byte_s, limits.first_output_s)
 
@@ -245,8 +226,8 @@ class RequestFlow:
         decision = plan.final
         self._service.book(decision, request, call.record)
         self._service.decided(plan, request, call.record)
-        response, head = await self._dispatch(call, decision, call.raw)
-        return Answer(response, head, plan)
+        response, head = await self._dispatch(call, decision, self._hops.whole(call))
+        return Answer(response, head, call, plan)
 
     async def _prefill_then_decode(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, tries: _Tries
@@ -256,7 +237,7 @@ class RequestFlow:
         if prefill is None:
             raise ValueError(f"plan {plan.id} has no prefill hop")
         service.book(prefill, request, call.record)
-        body = await self._prefill(call, prefill)
+        handed = await self._prefill(call, prefill)
         service.free(request.id, "prefill")
         call.record.prefill_done_at = service.clock()
         while True:
@@ -268,8 +249,9 @@ class RequestFlow:
                 raise _DecodeGone(plan)
             service.book(decode, request, call.record)
             service.decided(plan, request, call.record)
+            message = self._hops.decode(call, plan, handed)
             try:
-                response, head = await self._dispatch(call, decode, body)
+                response, head = await self._dispatch(call, decode, message)
             except _HopFailed as error:
                 service.free(request.id, "decode", computed=error.failure.sent)
                 if error.failure.sent or tries.count + 1 >= self._limits.attempts:
@@ -278,17 +260,17 @@ class RequestFlow:
                 self._note(call, tries, error)
                 request = excluding(request, tries.failed, service.router.registry)
                 continue
-            return Answer(response, head, plan)
+            return Answer(response, head, call, plan)
 
-    async def _prefill(self, call: Call, decision: Decision) -> bytes:
-        """Run the prefill hop; returns the body of the decode request."""
+    async def _prefill(self, call: Call, decision: Decision) -> Any:
+        """Run the prefill hop; returns what it hands over."""
         worker, began = _winner(decision), self._service.clock()
-        response = await self._open(call, decision, prefill_body(call.body), quick=True)
+        response = await self._open(call, decision, self._hops.prefill(call), quick=True)
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
             self._answered(decision, began, quick=True)
             call.record.take_usage(answer, prefill=True)
-            return decode_body(call.body, kv_transfer_params(answer))
+            return self._hops.handed_over(answer)
         except UpstreamFailure as failure:
             raise _HopFailed(failure, worker, "prefill", began) from failure
         except ValueError as error:
@@ -310,10 +292,10 @@ class RequestFlow:
         config = _winner(prefill).runtime_config
         rank = prefill.ref.dp_rank - config.data_parallel_start_rank
         room = bootstrap_room(service.sample(), config.data_parallel_size, rank)
-        body = bootstrap_body(call.body, address, room)
-        companion = asyncio.create_task(self._bootstrap_prefill(call, prefill, body))
+        first, second = self._hops.pair(call, plan, address, room)
+        companion = asyncio.create_task(self._bootstrap_prefill(call, prefill, first))
         companion.add_done_callback(_mark_error_read)
-        answering = asyncio.create_task(self._dispatch(call, decode, body))
+        answering = asyncio.create_task(self._dispatch(call, decode, second))
         try:
             await asyncio.wait((companion, answering), return_when=asyncio.FIRST_COMPLETED)
             if companion.done() and companion.exception() is not None:
@@ -326,11 +308,11 @@ class RequestFlow:
             if isinstance(done[1], tuple):
                 done[1][0].close()
             raise
-        return Answer(response, head, plan, companion)
+        return Answer(response, head, call, plan, companion)
 
-    async def _bootstrap_prefill(self, call: Call, decision: Decision, body: bytes) -> None:
+    async def _bootstrap_prefill(self, call: Call, decision: Decision, message: Any) -> None:
         worker, began = _winner(decision), self._service.clock()
-        response = await self._open(call, decision, body, quick=False)
+        response = await self._open(call, decision, message, quick=False)
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
             self._answered(decision, began, quick=False)
@@ -345,18 +327,11 @@ class RequestFlow:
     # -- dispatching -----------------------------------------------------------------------
 
     async def _open(
-        self, call: Call, decision: Decision, body: bytes, *, quick: bool
+        self, call: Call, decision: Decision, message: Any, *, quick: bool
     ) -> EngineStream:
         """Send to the hop's winner; ``quick``: its first output comes before the whole answer."""
-        worker, ref = _winner(decision), decision.require()
-        headers = call.headers
+        worker = _winner(decision)
         member = self._fleet.by_id(worker.worker_id)
-        if "authorization" in headers and not (member and member.spec.forward_authorization):
-            headers = {name: one for name, one in headers.items() if name != "authorization"}
-        config = worker.runtime_config
-        if config.data_parallel_size > 1:
-            rank = ref.dp_rank - config.data_parallel_start_rank
-            headers = {**headers, RANK_HEADER: str(rank)}
         if call.record.dispatched_at is None:
             call.record.dispatched_at = self._service.clock()
         timeout_s, began = None, self._service.clock()
@@ -365,10 +340,11 @@ class RequestFlow:
         if member is not None:
             self._fleet.dispatched(member)
         try:
-            return await self._upstream.open(
-                f"{worker.endpoint}{call.path}",
-                body,
-                headers,
+            return await self._hops.open(
+                call,
+                decision,
+                message,
+                None if member is None else member.spec,
                 first_byte_s=timeout_s,
                 waiting=None if member is None else member.responses,
             )
@@ -396,11 +372,11 @@ class RequestFlow:
         response.close()
 
     async def _dispatch(
-        self, call: Call, decision: Decision, body: bytes
+        self, call: Call, decision: Decision, message: Any
     ) -> tuple[EngineStream, bytes]:
         """Send to the hop's winner and wait for its first output; raises _HopFailed."""
         worker, began = _winner(decision), self._service.clock()
-        response = await self._open(call, decision, body, quick=call.stream)
+        response = await self._open(call, decision, message, quick=call.stream)
         try:
             _check_type(response, "text/event-stream" if call.stream else "application/json")
             if not call.stream:
@@ -587,10 +563,3 @@ def _mark_error_read(task: asyncio.Task[None]) -> None:
     """Mark the error of the prefill half as read: after decode responds it is not awaited."""
     if not task.cancelled():
         task.exception()
-
-
-def _winner(decision: Decision) -> Worker:
-    worker = decision.worker
-    if worker is None:
-        raise ValueError(f"decision {decision.id} has no winner")
-    return worker

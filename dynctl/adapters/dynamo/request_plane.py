@@ -527,7 +527,8 @@ class _Response:
         except WireError as error:
             _fail(instance, f"sent an invalid response, after {items} items: {error}")
         if step is None:
-            where = "inside a frame" if self._answer is not None and self._answer.midway else "early"
+            midway = self._answer is not None and self._answer.midway
+            where = "inside a frame" if midway else "early"
             _fail(instance, f"ended its response {where}, after {items} items", kind="reset")
         return step
 

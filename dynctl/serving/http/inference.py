@@ -14,7 +14,8 @@ from aiohttp import web
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.flow import Answer, Call, GaveUp, HandoffRefused, Refused, RequestFlow
+from dynctl.serving.engines.dispatch import Call
+from dynctl.serving.flow import Answer, GaveUp, HandoffRefused, Refused, RequestFlow
 from dynctl.serving.http.auth import client_of, is_operator
 from dynctl.serving.http.bodies import Body, bodies_of
 from dynctl.serving.http.inference_requests import PATHS, Endpoint, parse_request

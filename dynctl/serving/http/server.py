@@ -22,6 +22,7 @@ from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem
 from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig, ReplicaConfig
+from dynctl.serving.engines.dispatch import HttpDispatch
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
@@ -137,7 +138,7 @@ class Frontend:
             if isinstance(service, RemoteRouting)
             else Fleet(service, self.upstream, config)
         )
-        self.flow = RequestFlow(service, self.fleet, self.upstream, config.limits)
+        self.flow = RequestFlow(service, self.fleet, HttpDispatch(self.upstream), config.limits)
         self.keys = _keys(config, service)
         self.inference = Inference(service, self.flow, config, self.keys)
         self.control = ControlApi(service, self.fleet, self.inference, config)

@@ -1,0 +1,155 @@
+"""How requests reach workers: what is sent on each hop, and what one hop hands to the next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from dynctl.serving.engines.handoff import (
+    bootstrap_body,
+    decode_body,
+    kv_transfer_params,
+    prefill_body,
+)
+from dynctl.serving.engines.response_stream import EngineStream
+from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.worker_spec import WorkerSpec
+from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.wire.openai import ChatRequest, CompletionRequest
+from router_core import Decision, RoutingPlan, RoutingRequest, Worker
+
+RANK_HEADER: Final = "x-data-parallel-rank"
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
+
+    ``path`` is that of the engine's endpoint. ``one_engine``: it cannot be handed off, as several
+    prompts or embeddings. ``parsed`` and ``token_ids`` are for workers that get tokens; ``message``
+    is the request that :meth:`Dispatch.prepare` made of them. ``resume``: the response that this
+    call continues on another worker.
+    """
+
+    request: RoutingRequest
+    path: str
+    body: Mapping[str, Any]
+    raw: bytes
+    stream: bool
+    headers: dict[str, str]
+    record: RequestRecord
+    one_engine: bool = False
+    parsed: ChatRequest | CompletionRequest | None = None
+    token_ids: Sequence[int] | None = field(default=None, repr=False)
+    message: Any = field(default=None, repr=False)
+    resume: EngineStream | None = None
+    #: The plan that is in force since the response moved to another worker.
+    moved: RoutingPlan | None = None
+
+
+class Dispatch(Protocol):
+    """Sends the hops of a request to workers of one kind.
+
+    A message is opaque to the caller: it comes from one of the four methods and goes to
+    :meth:`open`.
+    """
+
+    def prepare(self, call: Call) -> None:
+        """Make what all hops need. Raises HttpError for a request that these workers cannot do."""
+        ...
+
+    def whole(self, call: Call) -> Any:
+        """The message to a worker that does the whole request."""
+        ...
+
+    def prefill(self, call: Call) -> Any:
+        """The message of a prefill hop."""
+        ...
+
+    def handed_over(self, answer: bytes) -> Any:
+        """What the answer of a prefill hop hands over. Raises ValueError."""
+        ...
+
+    def decode(self, call: Call, plan: RoutingPlan, handed: Any) -> Any:
+        """The message of a decode hop after a prefill hop."""
+        ...
+
+    def pair(
+        self, call: Call, plan: RoutingPlan, address: tuple[str, int], room: int
+    ) -> tuple[Any, Any]:
+        """The messages to a prefill and a decode worker that get them at once and meet."""
+        ...
+
+    async def open(
+        self,
+        call: Call,
+        decision: Decision,
+        message: Any,
+        spec: WorkerSpec | None,
+        *,
+        first_byte_s: float | None,
+        waiting: set[EngineStream] | None,
+    ) -> EngineStream:
+        """Send a message to the hop's winner; as :meth:`Upstream.open`. ``spec``: the winner's."""
+        ...
+
+
+class HttpDispatch:
+    """Engines with an OpenAI API: each gets the client's body over HTTP."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    def prepare(self, call: Call) -> None:
+        """Engines get the body as it is."""
+
+    def whole(self, call: Call) -> bytes:
+        return call.raw
+
+    def prefill(self, call: Call) -> bytes:
+        return prefill_body(call.body)
+
+    def handed_over(self, answer: bytes) -> Mapping[str, Any] | None:
+        return kv_transfer_params(answer)
+
+    def decode(self, call: Call, plan: RoutingPlan, handed: Mapping[str, Any] | None) -> bytes:
+        return decode_body(call.body, handed)
+
+    def pair(
+        self, call: Call, plan: RoutingPlan, address: tuple[str, int], room: int
+    ) -> tuple[bytes, bytes]:
+        body = bootstrap_body(call.body, address, room)
+        return body, body
+
+    async def open(
+        self,
+        call: Call,
+        decision: Decision,
+        message: bytes,
+        spec: WorkerSpec | None,
+        *,
+        first_byte_s: float | None,
+        waiting: set[EngineStream] | None,
+    ) -> EngineStream:
+        worker, ref = winner(decision), decision.require()
+        headers = call.headers
+        if "authorization" in headers and not (spec and spec.forward_authorization):
+            headers = {name: one for name, one in headers.items() if name != "authorization"}
+        config = worker.runtime_config
+        if config.data_parallel_size > 1:
+            rank = ref.dp_rank - config.data_parallel_start_rank
+            headers = {**headers, RANK_HEADER: str(rank)}
+        return await self._upstream.open(
+            f"{worker.endpoint}{call.path}",
+            message,
+            headers,
+            first_byte_s=first_byte_s,
+            waiting=waiting,
+        )
+
+
+def winner(decision: Decision) -> Worker:
+    """The worker of a decision that has one."""
+    worker = decision.worker
+    if worker is None:
+        raise ValueError(f"decision {decision.id} has no winner")
+    return worker
