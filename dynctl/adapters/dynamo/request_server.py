@@ -24,7 +24,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
-from dynctl.adapters.dynamo.call_home import READ_BYTES
 from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EndpointId, Instance, instance_of
@@ -47,6 +46,7 @@ from dynctl.wire.dynamo.request_plane import (
     printable,
 )
 
+READ_BYTES: Final = 256 * 1024
 _BACKLOG: Final = 1024
 _CLOSING_S: Final = 1.0
 """How long a requester may take to close a connection whose answer is complete."""
