@@ -1,4 +1,4 @@
-"""A frontend before plain engines, beside a bare aiohttp proxy, sglang-router and vllm-router.
+"""A frontend before plain engines, beside two bare proxies, sglang-router and vllm-router.
 
     python -m tests.bench.bench_frontend [--sglang-python PATH] [--vllm-python PATH] [--smoke]
 
@@ -9,7 +9,9 @@ other. All contestants run all the time and are measured one after the other, ro
 medians of the rounds. CPU is user and system time of the process tree per finished request.
 
 *Paced* means that the engines write an event every 2 ms, so that no contestant saves work by
-passing on several events at once; the offered load is then the same for all that keep up.
+passing on several events at once; the offered load is then the same for all that keep up. Paced
+answers have 32 events, and 128: the difference is what a chunk costs. The raw proxy is the floor:
+the reads and writes of uvloop, without routing, checks or accounts.
 """
 
 import asyncio
@@ -25,6 +27,8 @@ from rich.table import Table
 
 from tests.bench import sse_upstream
 from tests.bench.contestants import (
+    BARE,
+    FLOOR,
     LOAD_CORE,
     Contestant,
     commands,
@@ -46,9 +50,12 @@ class Case:
     tokens: int
     streams: int
     paced: bool = False
+    chunks: int = sse_upstream.CHUNKS
 
     def __str__(self) -> str:
-        return f"{self.tokens:,} tokens, {self.streams} streams{', paced' if self.paced else ''}"
+        more = f", {self.chunks} chunks" if self.chunks != sse_upstream.CHUNKS else ""
+        paced = ", paced" if self.paced else ""
+        return f"{self.tokens:,} tokens, {self.streams} streams{paced}{more}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,8 @@ class Result:
 
 
 CASES = [Case(tokens, streams) for tokens in (140, 2000) for streams in (1, 16, 64, 256)]
-CASES += [Case(140, 64, paced=True)]
+PACED, LONG = Case(140, 64, paced=True), Case(140, 64, paced=True, chunks=128)
+CASES += [PACED, LONG]
 Results = dict[Case, dict[str, Result]]
 
 
@@ -89,9 +97,13 @@ async def measure_all(
             running.append(contestant)
         for case in cases:
             pacer.pace_s = PACE_S if case.paced else 0.0
+            pacer.pieces = sse_upstream.pieces_of(case.chunks)
             of_case: dict[str, list[Measured]] = taken.setdefault(case, {})
             alone = sse_upstream.port_of(engines[0])
-            of_case[ALONE] = [await load(alone, prompts[case.tokens], case.streams, seconds)]
+            first = await load(
+                alone, prompts[case.tokens], case.streams, seconds, chunks=case.chunks
+            )
+            of_case[ALONE] = [first]
             for _ in range(rounds):
                 for contestant in running:
                     measured = await load(
@@ -100,6 +112,7 @@ async def measure_all(
                         case.streams,
                         seconds,
                         cpu=contestant.cpu_s,
+                        chunks=case.chunks,
                     )
                     of_case.setdefault(contestant.name, []).append(measured)
     for engine in engines:
@@ -147,13 +160,14 @@ def show(results: Results) -> None:
 
 
 def rows_of(results: Results) -> list[Row]:
-    """What the aims speak of: the loads with 64 streams."""
+    """What the aims speak of: the loads with 64 streams, and what a chunk costs."""
     rows: list[Row] = []
     for case, by_name in results.items():
         if case.streams != 64:
             continue
         ours = by_name[BY_LOAD]
-        for peer, cpu_aim in (("sglang-router", "1.3x its"), ("vllm-router", "below")):
+        aim = "1.1x its" if case.paced else "1.3x its"
+        for peer, cpu_aim in (("sglang-router", aim), ("vllm-router", "below")):
             theirs = by_name.get(peer)
             if theirs is None:
                 continue
@@ -161,9 +175,21 @@ def rows_of(results: Results) -> list[Row]:
             rows.append(row(f"{name}, CPU", "us/req", ours.cpu_us, theirs.cpu_us, cpu_aim))
             if not case.paced:
                 rows.append(row(name, "req/s", ours.rate, theirs.rate, "more", better="higher"))
-        bare, tokenizing = by_name["bare aiohttp proxy"], by_name[TOKENIZING]
-        rows.append(row(f"{case}: bare proxy, CPU", "us/req", ours.cpu_us, bare.cpu_us))
-        rows.append(row(f"{case}: tokenizing on top", "us/req", tokenizing.cpu_us - ours.cpu_us))
+        for proxy in (BARE, FLOOR):
+            theirs = by_name[proxy]
+            rows.append(row(f"{case}: {proxy}, CPU", "us/req", ours.cpu_us, theirs.cpu_us))
+        tokenizing = by_name[TOKENIZING].cpu_us - ours.cpu_us
+        rows.append(row(f"{case}: tokenizing on top", "us/req", tokenizing))
+    if PACED in results and LONG in results:
+        chunk = {
+            name: (long.cpu_us - results[PACED][name].cpu_us) / (LONG.chunks - PACED.chunks)
+            for name, long in results[LONG].items()
+        }
+        rows += [
+            row(f"one chunk more, paced: {name}", "us CPU", chunk[BY_LOAD], theirs)
+            for name, theirs in chunk.items()
+            if name not in (ALONE, BY_LOAD, TOKENIZING)
+        ]
     return rows
 
 
@@ -173,8 +199,11 @@ def main() -> None:
     parser.add_argument("--vllm-python", help="a Python that has vllm-router installed")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.6, help="of one measurement")
+    parser.add_argument("--paced", action="store_true", help="only the loads of paced engines")
     arguments = parser.parse_args()
     cases, rounds, seconds = CASES, arguments.rounds, arguments.seconds
+    if arguments.paced:
+        cases = [PACED, LONG]
     if arguments.smoke:
         cases, rounds, seconds = [Case(140, 64)], 1, 0.2
     with_core(LOAD_CORE)

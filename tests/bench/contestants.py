@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 FRONTEND_CORE, LOAD_CORE = 0, 1
+BARE, FLOOR = "bare aiohttp proxy", "raw uvloop proxy"
 _TICKS = os.sysconf("SC_CLK_TCK")
 DEMO_MODEL = Path(__file__).parents[2] / "dynctl" / "tokenization" / "demo_model"
 
@@ -135,7 +136,8 @@ def commands(
             "dynctl, tokenizing",
             (*run, "tests.bench.frontend_ours", "--model-path", str(DEMO_MODEL), *urls),
         ),
-        Command("bare aiohttp proxy", (*run, "tests.bench.bare_proxy", *urls)),
+        Command(BARE, (*run, "tests.bench.bare_proxy", *urls)),
+        Command(FLOOR, (*run, "tests.bench.raw_proxy", *urls)),
     ]
     if sglang_python:
         found.append(_peer("sglang-router", sglang_python, "sglang_router.launch_router", urls))

@@ -82,8 +82,9 @@ class Measured:
 
 
 class _Run:
-    def __init__(self, prompts: Prompts, streams: int) -> None:
+    def __init__(self, prompts: Prompts, streams: int, chunks: int) -> None:
         self.prompts = prompts
+        self.events = chunks + 1
         self.unanswered = streams
         self.all_answered = asyncio.Event()
         self.counting = False
@@ -121,7 +122,7 @@ class _Stream(asyncio.Protocol):
             return
         answer = b"".join(self._parts)
         run, measured = self._run, self._run.measured
-        if not answer.startswith(b"HTTP/1.1 200") or answer.count(b"data: ") != CHUNKS + 1:
+        if not answer.startswith(b"HTTP/1.1 200") or answer.count(b"data: ") != run.events:
             measured.errors.append(answer[:300].decode(errors="replace"))
         if not self._answered:
             self._answered = True
@@ -152,15 +153,16 @@ async def load(
     *,
     warm_s: float = 0.1,
     cpu: Callable[[], float] = lambda: 0.0,
+    chunks: int = CHUNKS,
 ) -> Measured:
     """Keep ``streams`` streams busy, and measure for ``seconds``.
 
     Counting starts when every stream has had an answer and ``warm_s`` have passed: connecting is
-    not part of it. ``cpu`` reads the seconds of CPU that the frontend has used so far. Raises
-    RuntimeError on an answer that is not whole.
+    not part of it. ``cpu`` reads the seconds of CPU that the frontend has used so far; ``chunks``
+    are those of an answer. Raises RuntimeError on an answer that is not whole.
     """
     loop = asyncio.get_running_loop()
-    run = _Run(prompts, streams)
+    run = _Run(prompts, streams, chunks)
     made = [
         await loop.create_connection(lambda: _Stream(run), "127.0.0.1", port)
         for _ in range(streams)

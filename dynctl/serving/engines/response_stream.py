@@ -20,6 +20,8 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:[ \t]*;[^\r\n]*)?")
 _SIZE_LINE_BYTES: Final = 256
+#: A size without an extension, and the end of its line.
+_PLAIN_LINE_BYTES: Final = 10
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNTIL_CLOSE: Final = -1
 
@@ -177,6 +179,16 @@ class EngineStream:
         if self._failure is not None:
             return
         self._last_read = self._loop.time()
+        pipe = self._pipe
+        if pipe is not None and not self._tail:
+            # One whole chunk with a plain size, as engines write an event.
+            line = data.find(b"\r\n", 1, _PLAIN_LINE_BYTES)
+            size = _chunk_size(data[:line]) if line > 0 else None
+            if size and line + size + 4 == len(data) and data.endswith(b"\r\n"):
+                if not pipe(data):
+                    self._pipe = None
+                    self._release_waiter()
+                return
         if self._tail:
             data = self._tail + data
             self._tail = b""

@@ -29,6 +29,8 @@ _FRAME = re.compile(rb"\r\n(?:[0-9a-fA-F]{1,8}\r\n)?")
 _TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
 _LAGGING_BYTES = 256 * 1024
+#: Chunks that were passed on and not counted yet.
+_BATCH_BYTES = 4 * 1024
 _SSE = "text/event-stream"
 #: The router queue: class of a request that waited, requests ahead of it at first, milliseconds.
 QUEUE_CLASS_HEADER: Final = "x-dynctl-queue-class"
@@ -100,6 +102,8 @@ async def pass_stream(
         )
         return response, failed
     end = b""
+    passed: list[bytes] = []
+    uncounted = batch = 0
 
     def seen(piece: bytes, before: bytes = b"") -> None:
         nonlocal end
@@ -113,14 +117,29 @@ async def pass_stream(
         if record.output_bytes > limit:
             upstream.abandon(_too_long(upstream, limit))
 
+    def count() -> None:
+        """See the chunks that were passed on; one look at many costs less than one at each."""
+        nonlocal uncounted, batch
+        if passed:
+            seen(b"".join(passed), b"\r\n")
+            passed.clear()
+            uncounted = 0
+        # Output blocks are reported as they come, and the limit holds to the byte.
+        batch = 0 if blocks is not None else min(_BATCH_BYTES, limit + 1 - record.output_bytes)
+
     transport = http.transport
 
     def take(chunks: bytes) -> bool:
         """Pass whole chunks with their frames directly to the client; False if it lags."""
+        nonlocal uncounted
         if transport is None or transport.is_closing():
             return False
-        seen(chunks, b"\r\n")
         transport.write(chunks)
+        passed.append(chunks)
+        uncounted += len(chunks)
+        if uncounted < batch:
+            return True
+        count()
         return transport.get_write_buffer_size() < _LAGGING_BYTES
 
     # Frames pass unchanged only if the client's side has the same framing.
@@ -133,8 +152,14 @@ async def pass_stream(
                 await response.write_eof(piece)
                 return response, None
             await response.write(piece)
-            if framed and await upstream.pipe(take):
-                break
+            if framed:
+                count()
+                try:
+                    ended = await upstream.pipe(take)
+                finally:
+                    count()
+                if ended:
+                    break
             piece = await upstream.readany()
         if not _is_done(end):
             raise _cut_short(upstream)

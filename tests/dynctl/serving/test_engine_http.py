@@ -2,10 +2,13 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dynctl.serving.engines import http_client
+from dynctl.serving.engines import http_client, response_stream
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.http_client import EngineClient
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
@@ -236,6 +239,98 @@ async def test_a_pipe_passes_whole_frames_and_nothing_of_the_end(at):
         for size in (b"5\r\n", b"7\r\n", b"\r\n"):
             piped = piped.replace(size, b"")
         assert seen + piped == b">" + payload
+
+
+class NoWire:
+    """A connection that only exists."""
+
+    keep = True
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def finished(self, *, clean: bool) -> None: ...
+
+
+def unframed(frames: bytes) -> bytes:
+    """The payload of whole chunks."""
+    found = b""
+    while frames:
+        line, _, rest = frames.partition(b"\r\n")
+        size = int(line.partition(b";")[0], 16)
+        assert size
+        assert rest[size : size + 2] == b"\r\n"
+        found, frames = found + rest[:size], rest[size + 2 :]
+    return found
+
+
+PAYLOADS = st.lists(
+    st.one_of(st.binary(min_size=1, max_size=40), st.sampled_from([b"\r\n", b"5\r\nhello\r\n"])),
+    min_size=1,
+    max_size=8,
+)
+#: What a server may write after a size, and zeros before it.
+SIZES = st.sampled_from(["{:x}", "{:X}", "00{:x}", "{:x};a=b", "{:x};a=" + "b" * 90])
+
+
+@given(
+    PAYLOADS,
+    st.data(),
+    st.lists(st.integers(0, 400), max_size=8),
+    st.lists(st.booleans(), min_size=1, max_size=5),
+)
+def test_a_pipe_and_reading_together_give_the_body(payloads, data, cuts, answers):
+    """Whatever arrives in one read, and whenever the taker is full."""
+    frames = b""
+    for payload in payloads:
+        size = data.draw(SIZES).format(len(payload)).encode()
+        frames += size + b"\r\n" + payload + b"\r\n"
+    frames += b"0\r\n\r\n"
+    places = sorted({0, len(frames), *(cut for cut in cuts if cut < len(frames))})
+    pieces = [frames[a:b] for a, b in pairwise(places)]
+
+    async def body() -> bytes:
+        stream = EngineStream(NoWire(), "http://e", ClientBounds())
+        stream.received(CHUNKED + b"1\r\n>\r\n")
+        got, calls = await stream.readany(), 0
+
+        def take(chunks: bytes) -> bool:
+            nonlocal got, calls
+            got += unframed(chunks)
+            calls += 1
+            return bool(answers[calls % len(answers)])
+
+        async def read() -> None:
+            nonlocal got
+            while not await stream.pipe(take):
+                got += await stream.readany()
+
+        reading = asyncio.create_task(read())
+        for piece in pieces:
+            await asyncio.sleep(0)
+            stream.received(piece)
+        await reading
+        return got
+
+    assert asyncio.run(body()) == b">" + b"".join(payloads)
+
+
+async def test_only_sizes_are_kept_of_chunks():
+    response_stream._chunk_size.cache_clear()
+    stream = EngineStream(NoWire(), "http://e", ClientBounds())
+    stream.received(CHUNKED + b"1\r\n>\r\n")
+    await stream.readany()
+    piping = asyncio.create_task(stream.pipe(lambda chunks: True))
+    await asyncio.sleep(0)
+    for number in range(50):
+        stream.received(b"15;a=%080d\r\nsecret of a user %04d\r\n" % (0, number))
+        stream.received(b"15\r\nsecret of a user %04d\r\n" % number)
+    stream.received(b"0\r\n\r\n")
+    assert await piping
+    assert response_stream._chunk_size.cache_info().currsize <= 4
 
 
 async def test_a_pipe_whose_taker_is_full_goes_on_by_reading():

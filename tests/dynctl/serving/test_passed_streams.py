@@ -1,0 +1,164 @@
+"""Streams that pass from an engine's connection to the client's: what is counted, and the bound."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+from dynctl.serving.http.inference_responses import OutputBlocks, pass_stream
+from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.wire.nvext import NvExt
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+USAGE = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":41,"total_tokens":48}}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+
+
+def framed(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+class Client:
+    """The transport of a client that does not read."""
+
+    def __init__(self, lags_after: int = 1 << 40) -> None:
+        self.passed: list[bytes] = []
+        self._lags_after = lags_after
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.passed.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return (1 << 20) * (sum(map(len, self.passed)) > self._lags_after)
+
+    def get_extra_info(self, _name: str, default: Any = None) -> Any:
+        return default
+
+
+class Passing:
+    """A stream that is passed on, one read of the engine's connection at a time."""
+
+    def __init__(
+        self, client: Client, *, limit: int = 1 << 30, blocks: OutputBlocks | None = None
+    ) -> None:
+        self.record = RequestRecord("d", "r", "chat_completions", 0.0, 0.0)
+        self.wire = mock.Mock()
+        self.stream = EngineStream(self.wire, "http://engine", ClientBounds())
+        self.stream.received(HEAD + framed(EVENT))
+        self._client, self._limit, self._blocks = client, limit, blocks
+        self.answering: asyncio.Task[UpstreamFailure | None]
+
+    async def start(self) -> None:
+        head = await self.stream.readany()
+        http = make_mocked_request("POST", "/v1/chat/completions", transport=self._client)
+        answer = cast(Any, SimpleNamespace(response=self.stream, head=head, plan=None))
+
+        async def passing() -> UpstreamFailure | None:
+            _, failure = await pass_stream(
+                http,
+                answer,
+                cast(Any, None),
+                self.record,
+                {},
+                nvext=NvExt(),
+                blocks=self._blocks,
+                limit=self._limit,
+                detailed=lambda: True,
+            )
+            return failure
+
+        self.answering = asyncio.create_task(passing())
+        await settled()
+
+    async def ends(self) -> UpstreamFailure | None:
+        return await asyncio.wait_for(self.answering, 30)
+
+
+async def settled() -> None:
+    """Let every task run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("number", [1, 3, 400])
+@pytest.mark.parametrize("lags_after", [1 << 40, 0, 6000])
+async def test_events_usage_and_bytes_are_counted(number: int, lags_after: int):
+    client = Client(lags_after)
+    passing = Passing(client)
+    await passing.start()
+    for _ in range(number):
+        passing.stream.received(framed(EVENT))
+        if lags_after < 1 << 40:
+            await settled()
+    passing.stream.received(framed(USAGE))
+    passing.stream.received(framed(DONE) + b"0\r\n\r\n")
+    assert await passing.ends() is None
+    record = passing.record
+    # The first event, the others and that of the usage, less the role and [DONE].
+    assert record.output_events == number + 3 - 2
+    assert (record.prompt_tokens, record.reported_output) == (7, 41)
+    assert record.output_bytes >= len(EVENT) * (number + 1) + len(USAGE) + len(DONE)
+    if lags_after == 1 << 40:
+        assert b"".join(client.passed) == framed(EVENT) * number + framed(USAGE)
+
+
+@pytest.mark.parametrize("spare", [1, 4095, 4096, 5000])
+async def test_the_bound_of_a_stream_holds_to_the_byte(spare: int):
+    whole = 300 * len(framed(EVENT)) + len(EVENT)
+    client = Client()
+    passing = Passing(client, limit=whole + spare)
+    await passing.start()
+    for _ in range(300):
+        passing.stream.received(framed(EVENT))
+    assert not passing.wire.abort.called
+    passing.stream.received(framed(b"x" * spare))
+    assert passing.wire.abort.called
+    failure = await passing.ends()
+    assert failure is not None
+    assert f"more than {whole + spare} bytes" in str(failure)
+
+
+async def test_a_stream_within_its_bound_is_not_ended():
+    last = framed(DONE) + b"0\r\n\r\n"
+    limit = len(EVENT) + 300 * len(framed(EVENT)) + len(DONE)
+    passing = Passing(Client(), limit=limit)
+    await passing.start()
+    for _ in range(300):
+        passing.stream.received(framed(EVENT))
+    passing.stream.received(last)
+    assert await passing.ends() is None
+
+
+async def test_output_blocks_are_reported_as_they_come():
+    service = mock.Mock()
+    request = cast(Any, SimpleNamespace(id="r", block_size=4))
+    passing = Passing(Client(), blocks=OutputBlocks(service, request, None))
+    await passing.start()
+    for number in range(2, 14):
+        passing.stream.received(framed(EVENT))
+        assert service.output_block.call_count == number // 4
+    passing.stream.received(framed(DONE) + b"0\r\n\r\n")
+    assert await passing.ends() is None
+
+
+async def test_what_was_passed_on_counts_when_the_engine_fails():
+    passing = Passing(Client())
+    await passing.start()
+    for _ in range(5):
+        passing.stream.received(framed(EVENT))
+    passing.stream.ended(None)
+    failure = await passing.ends()
+    assert failure is not None
+    assert failure.kind == "reset"
+    assert passing.record.output_events == 6
