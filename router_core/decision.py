@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 from router_core.changes import Stage
@@ -27,6 +28,7 @@ from router_core.devices import DeviceBudget
 from router_core.errors import RouterCoreError
 from router_core.freshness import TRUST, Trust
 from router_core.frozen import quick_init
+from router_core.load_order import LazyColumn
 from router_core.sessions import BoundWorker
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
 from router_core.workers import Worker, WorkerWithDpRank
@@ -296,6 +298,15 @@ class Decision:
         drawn pair."""
         if self.winner is None or len(self.costs) < 2:
             return None
+        if self.pair is None and self.budget is None:
+            lazy = self.costs if isinstance(self.costs, LazyColumn) else None
+            if lazy is not None and lazy.two is not None and lazy.two[0] == self.winner:
+                return lazy.two[1]
+            costs = list(self.costs)
+            costs[self.winner] = inf  # a third of the time of the loop below
+            found = costs.index(min(costs))
+            if found != self.winner:
+                return found
         rest = (i for i in self.pair or self.group if i != self.winner)
         return min(rest, key=lambda i: self.costs[i], default=None)
 

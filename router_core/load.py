@@ -24,6 +24,7 @@ from typing import Any
 
 from router_core.changes import Stage
 from router_core.errors import SnapshotError
+from router_core.load_order import LoadOrders
 from router_core.worker_sets import Overlaps, match_prefix
 
 
@@ -124,6 +125,8 @@ class ActiveSequences:
         self._extra_holders: dict[tuple[int, int], int] = {}
         #: Slots with a prefill whose duration is predicted: their prefill tokens fall with time.
         self.decaying: dict[int, _Prefills] = {}
+        #: The ranks by their load, for decisions.
+        self.orders = LoadOrders()
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -157,6 +160,7 @@ class ActiveSequences:
             left = prefills.left(now)
             if left != column[slot]:
                 column[slot] = left
+                self.orders.changed(slot)
                 changed.append(slot)
         return changed
 
@@ -170,6 +174,7 @@ class ActiveSequences:
         other = copy(self)
         other.prefill_tokens = list(map(self.booked_prefill, range(len(self.prefill_tokens))))
         other.decaying = {}
+        other.orders = LoadOrders()
         return other
 
     # -- changes ---------------------------------------------------------------------------
@@ -217,6 +222,7 @@ class ActiveSequences:
             booking.seen_at = now
             if booking.prefill_tokens:
                 self._end_prefill((request_id, stage), booking, now)
+                self.orders.changed(booking.slot)
                 booking.prefill_tokens = 0
                 changed.append(booking.slot)
         return tuple(changed)
@@ -290,6 +296,7 @@ class ActiveSequences:
         prefills = self.decaying.pop(slot, None)
         if prefills is not None:
             self.prefill_tokens[slot] = prefills.tokens
+            self.orders.changed(slot)
         for request_id, stage in tuple(self._of_slot[slot]):
             self.free(request_id, stage, 0.0)
 
@@ -429,3 +436,4 @@ class ActiveSequences:
     def _round(self, slot: int) -> None:
         # Half a block counts as a block, as in Dynamo.
         self.decode_blocks[slot] = int(self._blocks[slot] + self._adjusted[slot] + 0.5)
+        self.orders.changed(slot)

@@ -6,9 +6,10 @@ Nothing in this module changes state.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, compress, repeat
 from operator import add
 from typing import Any, Literal, Protocol
@@ -16,7 +17,14 @@ from typing import Any, Literal, Protocol
 from router_core.busy import BusyTracker
 from router_core.changes import Stage
 from router_core.config import RouterConfig
-from router_core.cost import CostInputs, CostParameters, TermColumn, draw_two, pick, total_costs
+from router_core.cost import (
+    CostInputs,
+    CostParameters,
+    TermColumn,
+    draw_two,
+    kv_terms,
+    total_costs,
+)
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
 from router_core.devices import DeviceBudget
 from router_core.freshness import FreshnessTable, counted_blocks
@@ -25,6 +33,7 @@ from router_core.hashing import hash_prompt
 from router_core.index import PrefixIndex
 from router_core.learned import LearnedIndex
 from router_core.load import ActiveSequences
+from router_core.load_order import LazyColumn
 from router_core.lower_tiers import LowerTiers
 from router_core.policy_classes import NO_CLASSES, PolicyClasses
 from router_core.registry import CandidateSet, WorkerRegistry
@@ -39,7 +48,7 @@ from router_core.transfer import (
     TransferTable,
     transfer_columns,
 )
-from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
+from router_core.worker_sets import NO_OVERLAPS, Overlaps, nth_slot, slots_of
 from router_core.workers import Role, WorkerWithDpRank
 
 #: Rejections per filter that a refusal on the request path explains; a dry run has all.
@@ -48,6 +57,16 @@ MAX_REFUSAL_REASONS = 64
 SIZE_UNKNOWN = (
     "KV transfer cost not counted: the size of the KV cache is unknown; set bytes_per_token in the "
     "file of router_kv_transfer_qos"
+)
+
+
+#: Candidates from which the order of load decides; below it the columns are cheaper.
+_ORDERED_FROM = 64
+#: Ranks of one such class whose costs are computed one by one.
+_SMALL_CLASS = 16
+#: Inputs that the order of load does not know.
+_MORE_INPUTS = (
+    *("multipliers", "host_blocks", "disk_blocks", "transfer_s", "following", "session_blocks"),
 )
 
 
@@ -347,13 +366,21 @@ def select(
     if bound is not None and bound.excluded is None and _soft(view):
         inputs = replace(inputs, session_blocks=_session_blocks(view, candidates, bound.ref))
     turn = view.rotation.get((request.model, stage), 0)
-    terms = profile.scorer(inputs, parameters, candidates, turn)
-    costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
-    if profile.among == "all":
-        winner = pick(costs, common["temperature"], sample)
-    else:
-        chosen = _among(view, candidates, inputs, sample)
-        winner = choose(costs, common["temperature"], sample, workers=candidates.workers, **chosen)
+    found = None
+    if profile.mode == "kv" and not common["temperature"]:
+        found = _from_order(view, context, candidates, mask, inputs, parameters, sample)
+    if found is None:
+        terms = profile.scorer(inputs, parameters, candidates, turn)
+        costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
+        chosen: dict[str, Any] = {}
+        if profile.among != "all":
+            chosen = _among(view, candidates, inputs, sample)
+        workers = candidates.workers
+        found = (
+            terms,
+            costs,
+            choose(costs, common["temperature"], sample, workers=workers, **chosen),
+        )
         common |= chosen
     if view.transfer is not None and context.source is not None and inputs.transfer_s is None:
         common["notes"] = (*request.notes, SIZE_UNKNOWN)
@@ -364,11 +391,129 @@ def select(
         workers=candidates.workers,
         refs=candidates.refs,
         inputs=inputs,
-        terms=terms,
-        costs=costs,
-        winner=winner,
+        terms=found[0],
+        costs=found[1],
+        winner=found[2],
         **common,
     )
+
+
+def _from_order(
+    view: RoutingView,
+    context: SelectionContext,
+    candidates: CandidateSet,
+    mask: int,
+    inputs: CostInputs,
+    parameters: CostParameters,
+    sample: float,
+) -> tuple[tuple[TermColumn, ...], Sequence[float], int] | None:
+    """Terms, costs and the winner in mode kv at temperature 0, computed for the ranks that can win.
+
+    Those are the ranks with cached blocks of the prompt, and of all others, by how many of its
+    blocks they compute already, the first in the order of load. None where the cost has more inputs
+    than that, and where it would not be less work.
+    """
+    slots = candidates.slots
+    count = len(slots)
+    if (
+        count < _ORDERED_FROM
+        or not (parameters.track_prefill_tokens or parameters.track_active_blocks)
+        or parameters.overlap_score_credit_decay
+        or parameters.decode_active_request_weight
+        or view.what_if is not None
+        or view.load.decaying  # the load of many ranks changes before each decision
+        or context.request.more_hashes
+        or any(getattr(inputs, name) is not None for name in _MORE_INPUTS)
+    ):
+        return None
+    per_token = 0.0
+    if parameters.track_prefill_tokens:
+        per_token = parameters.prefill_load_scale / inputs.block_size
+    per_block = 1.0 if parameters.track_active_blocks else 0.0
+    load = view.load
+    order = load.orders.order(mask, per_token, per_block, load.prefill_tokens, load.decode_blocks)
+    if order is None:
+        return None
+    one_by_one = 0
+    for slot in compress(slots, inputs.overlap_blocks):
+        one_by_one |= 1 << slot
+    left = mask & ~one_by_one
+    # The ranks without anything cached, by how much of the prompt their running requests hold.
+    groups: list[int] = []
+    rest = inputs.isl_tokens * per_token + inputs.prompt_blocks * per_block
+    if inputs.shared_blocks is not None:
+        for depth, holders in load.shared_blocks(context.request.sequence_hashes, left).levels:
+            left &= ~holders
+            found = None
+            if holders.bit_count() > _SMALL_CLASS:
+                found = order.cheapest(holders, rest - depth)
+            if found is None:
+                one_by_one |= holders
+            else:
+                groups += found
+    found = order.cheapest(left, rest)
+    if found is None or one_by_one.bit_count() + len(groups) + len(found) > count // 3:
+        return None
+    groups += found
+    groups += [1 << slot for slot in slots_of(one_by_one)]
+    # One rank of each group: the others cost the same.
+    position = partial(bisect_left, slots)
+    positions = [position((group & -group).bit_length() - 1) for group in groups]
+    some = replace(
+        inputs,
+        overlap_blocks=[inputs.overlap_blocks[i] for i in positions],
+        prefill_tokens=[inputs.prefill_tokens[i] for i in positions],
+        active_blocks=[inputs.active_blocks[i] for i in positions],
+        shared_blocks=inputs.shared_blocks and [inputs.shared_blocks[i] for i in positions],
+    )
+    terms = kv_terms(some, parameters)
+    costs = total_costs(terms, None, len(positions))
+    low = min(costs)
+    tied = 0
+    for group, cost in zip(groups, costs, strict=True):
+        if cost == low:
+            tied |= group
+    chosen = nth_slot(tied, int(sample * tied.bit_count()))
+    others = tied & ~(1 << chosen)
+    if not others:
+        second = min((cost for cost in costs if cost != low), default=None)
+        for group, cost in zip(groups, costs, strict=True):
+            if cost == second:
+                others |= group
+    winner = position(chosen)
+    runner_up = position((others & -others).bit_length() - 1) if others else None
+    of = {}
+    for at, group in enumerate(groups):
+        for one in (positions[at], winner, runner_up):
+            if one is not None and group >> slots[one] & 1:
+                of[one] = at
+    everything: list[tuple[TermColumn, ...]] = []
+
+    def all_terms() -> tuple[TermColumn, ...]:
+        if not everything:
+            everything.append(kv_terms(inputs, parameters))
+        return everything[0]
+
+    def values_of(number: int) -> Sequence[float]:
+        return all_terms()[number].values
+
+    def known(values: Sequence[float]) -> dict[int, float]:
+        return {at: values[found] for at, found in of.items()}
+
+    lazy = tuple(
+        TermColumn(
+            term.name,
+            term.unit,
+            term.weight,
+            LazyColumn(partial(values_of, number), count, known(term.values)),
+        )
+        for number, term in enumerate(terms)
+    )
+
+    def all_costs() -> list[float]:
+        return total_costs(all_terms(), None, count)
+
+    return lazy, LazyColumn(all_costs, count, known(costs), (winner, runner_up)), winner
 
 
 @lru_cache(maxsize=1024)

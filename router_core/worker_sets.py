@@ -7,6 +7,7 @@ workers is one object of 160 bytes.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import compress, count
 
 from router_core.sharded import ShardedDict
@@ -15,6 +16,7 @@ from router_core.sharded import ShardedDict
 _DIGITS = bytes.maketrans(b"01", b"\x00\x01")
 
 
+@lru_cache(maxsize=512)
 def slots_of(mask: int) -> tuple[int, ...]:
     """The slots in ``mask``, ascending; raises ValueError for a negative (endless) one."""
     if mask < 0:
@@ -28,6 +30,15 @@ def slots_of(mask: int) -> tuple[int, ...]:
         found.append(lowest.bit_length() - 1)
         mask ^= lowest
     return tuple(found)
+
+
+def nth_slot(mask: int, number: int) -> int:
+    """The slot in ``mask`` that ``number`` slots are below; there must be one."""
+    if number > 8:
+        return slots_of(mask)[number]
+    for _ in range(number):
+        mask &= mask - 1
+    return (mask & -mask).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True)

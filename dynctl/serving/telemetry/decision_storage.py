@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from math import inf
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -206,17 +205,11 @@ def brief(decision: Decision) -> BriefHop:
     winner = decision.winner
     if winner is None:
         raise ValueError(f"decision {decision.id} has no winner; keep refusals whole")
-    second = pair = None
-    if decision.pair is not None or decision.budget is not None:
-        # Not the cheapest of all others: that of the drawn pair, or of the winner's device class.
-        other = decision.runner_up
-        second = None if other is None else _row(decision, other)
-        if decision.pair is not None:
-            pair = (0, 1) if decision.pair[0] == winner else (1, 0)
-    elif len(decision.costs) > 1:
-        costs = list(decision.costs)
-        costs[winner] = inf
-        second = _row(decision, costs.index(min(costs)))
+    other = decision.runner_up
+    second = None if other is None else _row(decision, other)
+    pair = None
+    if decision.pair is not None:
+        pair = (0, 1) if decision.pair[0] == winner else (1, 0)
     counts: list[int] = []
     for step in decision.funnel:
         counts += (step.entered, step.left)

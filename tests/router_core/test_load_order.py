@@ -1,0 +1,196 @@
+"""Decisions by the order of load are those of the whole columns, at the same rounding."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from router_core import (
+    BlocksStored,
+    Booked,
+    Freed,
+    KvEvent,
+    ModelRuntimeConfig,
+    OutputBlock,
+    PrefillDone,
+    Router,
+    RouterConfig,
+    RoutingRequest,
+    Worker,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+)
+from router_core import selection as selection_module
+from router_core.load_order import LazyColumn, LoadOrder, LoadOrders
+from router_core.worker_sets import nth_slot, slots_of
+
+ALWAYS, NEVER = 2, 1 << 30
+
+
+def chain(document: int, blocks: int) -> list[int]:
+    return [1 + document * 1000 + at for at in range(blocks)]
+
+
+class Fleet:
+    """A router whose state changes at random."""
+
+    def __init__(self, seed: int, values: dict[str, object]) -> None:
+        self.draw = random.Random(seed)
+        self.router = Router(RouterConfig().with_values(values))
+        self.count = self.draw.choice((3, 20, 70))
+        self.size = self.draw.choice((7, 16))
+        for number in range(self.count):
+            self.join(number + 1)
+        self.active: list[str] = []
+        self.made = 0
+
+    def join(self, worker: int) -> None:
+        card = ModelRuntimeConfig(total_kv_blocks=1000, max_num_batched_tokens=8192)
+        found = Worker(worker, f"w{worker}", "m", block_size=self.size, runtime_config=card)
+        assert self.router.apply(WorkerUpserted(found), 0.0).ok
+
+    def request(self) -> RoutingRequest:
+        hashes = chain(self.draw.randrange(4), self.draw.randrange(0, 12))
+        tokens = max(1, len(hashes) * self.size + self.draw.randrange(self.size))
+        self.made += 1
+        return RoutingRequest(f"r{self.made}", "m", tokens, self.size, hashes)
+
+    def change(self) -> None:
+        draw, router = self.draw, self.router
+        kind, worker = draw.randrange(9), draw.randrange(self.count) + 1
+        if kind < 4:
+            request = self.request()
+            # Few distinct loads, so that many ranks tie.
+            booked = Booked(
+                request.id, "aggregated", worker, 0,
+                prefill_tokens=draw.choice((0, 16, 48, 100)),
+                sequence_hashes=request.sequence_hashes,
+                anonymous_blocks=draw.choice((0, 1)),
+            )  # fmt: skip
+            if router.apply(booked, 0.0).ok:
+                self.active.append(request.id)
+        elif kind == 4 and self.active:
+            router.apply(PrefillDone(draw.choice(self.active)), 0.0)
+        elif kind == 5 and self.active:
+            router.apply(Freed(self.active.pop(draw.randrange(len(self.active)))), 0.0)
+        elif kind == 6 and self.active:
+            router.apply(OutputBlock(draw.choice(self.active), draw.choice((None, 0.3))), 0.0)
+        elif kind == 7:
+            names = chain(draw.randrange(4), draw.randrange(1, 12))
+            local = [names[0], *(n + 10**6 for n in names[1:])]
+            router.apply(KvEvent(worker, 0, BlocksStored(None, names, local)), 0.0)
+        elif draw.random() < 0.3:
+            router.apply(WorkerAvailability(worker, draw.choice((None, None, "down"))), 0.0)
+        elif draw.random() < 0.2:
+            router.apply(WorkerLost(worker), 0.0)
+            router.sweep(10**6, 0.0)
+            self.join(worker)
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "prefill_load_scale": st.sampled_from((0.0, 0.1, 1.5)),
+        "overlap_score_credit": st.sampled_from((0.0, 0.3, 1.0)),
+        "router_track_prefill_tokens": st.booleans(),
+        "router_track_active_blocks": st.booleans(),
+        "router_assume_kv_reuse": st.booleans(),
+        "overlap_score_credit_decay": st.sampled_from((0.0, 0.5)),
+        "decode_active_request_weight": st.sampled_from((0.0, 1.0)),
+    },
+)
+
+
+@given(st.integers(0, 2**32), SETTINGS)
+def test_the_order_of_load_changes_no_decision(seed, values):
+    fleet = Fleet(seed, values)
+    router, draw = fleet.router, fleet.draw
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(12):
+            for _ in range(draw.randrange(6)):
+                fleet.change()
+            request = fleet.request()
+            sample = draw.choice((0.0, 0.5, 0.999, draw.random()))
+            made = []
+            # Twice, because an order is made when it is wanted a second time.
+            for least in (ALWAYS, ALWAYS, NEVER):
+                patch.setattr(selection_module, "_ORDERED_FROM", least)
+                plan = router.plan(request, samples=(sample, 0.0))
+                assert plan.decode is not None
+                made.append(plan.decode)
+            _, found, plain = made
+            assert found.winner == plain.winner
+            assert found.runner_up == plain.runner_up
+            if found.winner is None:
+                continue
+            event("quick" if isinstance(found.costs, LazyColumn) else "whole")
+            # What is computed for a few ranks is what the whole columns have, to the last bit.
+            seen = (found.winner, found.runner_up)
+            for at in (one for one in seen if one is not None):
+                assert found.costs[at] == plain.costs[at]
+                assert [t.values[at] for t in found.terms] == [t.values[at] for t in plain.terms]
+            assert found.margin == plain.margin
+            assert found == plain
+            assert found.tied == plain.tied
+            assert found.replay() == plain.replay()
+            assert list(found.rows()) == list(plain.rows())
+
+
+def test_the_order_is_used():
+    fleet = Fleet(3, {})
+    while fleet.count != 70:
+        fleet = Fleet(fleet.draw.randrange(1000), {})
+    for _ in range(100):
+        fleet.change()
+    fleet.router.plan(fleet.request())
+    plan = fleet.router.plan(fleet.request())
+    assert plan.decode is not None
+    assert isinstance(plan.decode.costs, LazyColumn)
+    assert len(plan.decode.costs.known) < 30 < len(plan.decode.costs)
+    assert isinstance(plan.decode.terms[0].values, LazyColumn)
+    assert [*replace(plan.decode).costs] == [*plan.decode.costs]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 3)), max_size=60))
+def test_an_order_follows_changes(changes):
+    tokens, blocks = [0] * 10, [0] * 10
+    mask = 0b1111101111
+    order, fresh = LoadOrder(mask, 0.5, 1.0), LoadOrder(mask, 0.5, 1.0)
+    order.renew(tokens, blocks)
+    for slot, more, held in changes:
+        tokens[slot], blocks[slot] = more, held
+        order.update([slot], tokens, blocks)
+    fresh.renew(tokens, blocks)
+    for within in (mask, 0b11, 0b1010101010 & mask):
+        assert order.cheapest(within, 3.0) == fresh.cheapest(within, 3.0)
+    groups = order.cheapest(mask, 0.0) or []
+    costs = sorted({0.5 * tokens[s] + blocks[s] for s in slots_of(mask)})
+    covered = {0.5 * tokens[s] + blocks[s] for group in groups for s in slots_of(group)}
+    assert costs[0] in covered
+
+
+def test_orders_forget_changes_beyond_their_bound_and_begin_again():
+    orders, tokens, blocks = LoadOrders(), [0] * 4, [0] * 4
+    arguments = (0b1111, 1.0, 1.0, tokens, blocks)
+
+    def cheapest() -> list[int] | None:
+        found = orders.order(*arguments)
+        return None if found is None else found.cheapest(0b1111, 0.0)
+
+    assert cheapest() is None
+    assert cheapest() == [0b1111]
+    for number in range(10_000):
+        tokens[number % 4] += 1
+        orders.changed(number % 4)
+    tokens[2] = 0
+    orders.changed(2)
+    assert (cheapest() or [0])[0] == 0b100
+
+
+@given(st.integers(1, 1 << 80), st.data())
+def test_the_nth_slot(mask, data):
+    number = data.draw(st.integers(0, mask.bit_count() - 1))
+    assert nth_slot(mask, number) == slots_of(mask)[number]
