@@ -12,7 +12,7 @@ function __dynctl_commands
         case ''
             printf '%s\n' \
                 'demo'\t'Start a two-zone fleet and explain four requests' \
-                'serve'\t'Run a frontend, a router or a simulated engine' \
+                'serve'\t'Run a frontend, a router, an indexer or a simulated engine' \
                 'route'\t'Show which workers would serve a prompt, and why' \
                 'workers'\t'Workers of a router: list, one worker' \
                 'topology'\t'Topology domains: capacity, policy, verify, plan, lint, sync' \
@@ -34,6 +34,7 @@ function __dynctl_commands
             printf '%s\n' \
                 'frontend'\t'Run the OpenAI frontend with the router inside' \
                 'router'\t'Run the router alone, for other frontends' \
+                'indexer'\t'Run the index of cached blocks alone, over HTTP' \
                 'engine'\t'Run a simulated OpenAI engine'
         case 'workers'
             printf '%s\n' \
@@ -77,7 +78,6 @@ function __dynctl_flags
         '--demo'\t'Use the embedded demo fleet' \
         '--token'\t'Bearer token' \
         '--token-env'\t'Environment variable with the bearer token' \
-        '--token-file'\t'File with the bearer token' \
         '--ca-cert'\t'Certificates (PEM) that sign https frontends' \
         '--context'\t'Saved endpoints to use (dynctl context list)' \
         '--discovery'\t'Discovery backend of a live Dynamo: file, etcd or kubernetes' \
@@ -105,6 +105,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'demo'
             printf '%s\n' \
@@ -115,12 +116,14 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'serve'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches' \
                 '--http-host'\t'Listen address' \
                 '--host'\t'Listen address' \
@@ -383,6 +386,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'serve router'
             printf '%s\n' \
@@ -513,6 +517,32 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'serve indexer'
+            printf '%s\n' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--port'\t'Listen port' \
+                '--http-port'\t'Listen port' \
+                '--workers'\t'Engines to follow: number and ZMQ address of the KV events, separated ..' \
+                '--replays'\t'Their replay sockets: what was cached before or missed is read there' \
+                '--block-size'\t'Block size of the engines of --workers' \
+                '--model-name'\t'Model of the engines of --workers' \
+                '--routing-group'\t'Routing group of the engines of --workers' \
+                '--peers'\t'Begin with the index of the first of these indexers that answers ..' \
+                '--snapshot'\t'Keep a snapshot of the index in this directory, and begin with it: a ..' \
+                '--snapshot-interval'\t'Time between two snapshots' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--index-memory'\t'Memory for the index of cached blocks' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--announce'\t'Print the address as one JSON line when ready' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'serve engine'
             printf '%s\n' \
@@ -557,6 +587,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'route'
             printf '%s\n' \
@@ -581,12 +612,14 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'workers'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'workers list'
             printf '%s\n' \
@@ -599,18 +632,21 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'workers show'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology show'
             printf '%s\n' \
@@ -623,6 +659,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology verify'
             printf '%s\n' \
@@ -640,7 +677,8 @@ function __dynctl_flags
                 '--list-checks'\t'List all checks and exit' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
-                '--timeout'\t'Timeout of a request'
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token'
         case 'topology plan'
             printf '%s\n' \
                 '--capacity'\t'Number of workers in one domain value (repeatable)' \
@@ -657,6 +695,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology lint'
             printf '%s\n' \
@@ -668,6 +707,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology render'
             printf '%s\n' \
@@ -690,6 +730,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology sync'
             printf '%s\n' \
@@ -704,6 +745,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology wait'
             printf '%s\n' \
@@ -712,6 +754,7 @@ function __dynctl_flags
                 '--timeout'\t'Give up after this long: 30s, 2m' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'top'
             printf '%s\n' \
@@ -723,12 +766,14 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'events'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'events tail'
             printf '%s\n' \
@@ -743,12 +788,14 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'thresholds'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'thresholds get'
             printf '%s\n' \
@@ -757,6 +804,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'thresholds set'
             printf '%s\n' \
@@ -771,7 +819,8 @@ function __dynctl_flags
                 '--wait'\t'Wait until the thresholds are in effect on every replica, at most ..' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
-                '--timeout'\t'Timeout of a request'
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token'
         case 'thresholds watch'
             printf '%s\n' \
                 '--rate'\t'Refresh interval' \
@@ -780,12 +829,14 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'config'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'config show'
             printf '%s\n' \
@@ -870,18 +921,21 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'context'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'context list'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'context use'
             printf '%s\n' \
@@ -889,6 +943,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'context add'
             printf '%s\n' \
@@ -896,18 +951,21 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'context show'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'context remove'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'check'
             printf '%s\n' \
@@ -916,12 +974,14 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'explain'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'why'
             printf '%s\n' \
@@ -930,6 +990,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'audit'
             printf '%s\n' \
@@ -939,6 +1000,7 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'bundle'
             printf '%s\n' \
@@ -948,12 +1010,14 @@ function __dynctl_flags
                 '--force'\t'Overwrite an existing file' \
                 '--kubernetes'\t'Include topology verify of the kubeconfig\'s cluster' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'completion'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'version'
             printf '%s\n' \
@@ -961,18 +1025,21 @@ function __dynctl_flags
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'options'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'help'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
     end
 end
@@ -1013,7 +1080,7 @@ function __dynctl_arguments
                 'live:context'
         case 'explain'
             printf '%s\n' \
-                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case 'why'
             printf '%s\n' \
                 'free'
@@ -1065,7 +1132,7 @@ function __dynctl_meaning
             echo 'words:auto all sample none'
         case '*:--fail-on'
             echo 'words:fail warn'
-        case '*:--file-kv' '*:--model-path' '*:--mount-path' '*:--path'
+        case '*:--file-kv' '*:--model-path' '*:--mount-path' '*:--path' '*:--snapshot'
             echo 'folder'
         case '*:--kind'
             echo 'words:ClusterTopologyBinding ClusterTopology'
@@ -1118,10 +1185,10 @@ function __dynctl_meaning
         case '*:--stale'
             echo 'words:report starting always'
         case '*:--suppress'
-            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEX_OVER_LIMIT LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case '*:--tokenizer'
             echo 'words:auto fast exact'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--lease-namespace' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--min-rate' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--processes' '*:--rate' '*:--ratio' '*:--replay' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--seed' '*:--session-id' '*:--set' '*:--sort-by' '*:--speedup-ratio' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:-n'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--lease-namespace' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--min-rate' '*:--model-name' '*:--name' '*:--namespace' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--processes' '*:--rate' '*:--ratio' '*:--replay' '*:--replays' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routing-group' '*:--seed' '*:--session-id' '*:--set' '*:--snapshot-interval' '*:--sort-by' '*:--speedup-ratio' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:-n'
             echo 'free'
     end
 end

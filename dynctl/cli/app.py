@@ -43,6 +43,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("demo", "demo:demo", "Start a two-zone fleet and explain four requests."),
     ("serve frontend", "serve:frontend", "Run the OpenAI frontend with the router inside."),
     ("serve router", "serve:router", "Run the router alone, for other frontends."),
+    ("serve indexer", "serve_indexer:indexer", "Run the index of cached blocks alone, over HTTP."),
     ("serve engine", "serve_engine:engine", "Run a simulated OpenAI engine."),
     ("route", "route:route", "Show which workers would serve a prompt, and why."),
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, caches."),
@@ -77,7 +78,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 )
 
 GROUPS = {
-    "serve": "Run a frontend, a router or a simulated engine.",
+    "serve": "Run a frontend, a router, an indexer or a simulated engine.",
     "workers": "Workers of a router: list, one worker.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
     "events": "KV events of the workers, live.",
@@ -90,7 +91,8 @@ GROUPS = {
 LOCAL = frozenset(
     (
         *("demo", "explain", "completion", "options", "help"),
-        *("serve frontend", "serve router", "serve engine", "topology render", "topology wait"),
+        *("serve frontend", "serve router", "serve indexer", "serve engine"),
+        *("topology render", "topology wait"),
         *("context list", "context use", "context remove"),
     )
 )

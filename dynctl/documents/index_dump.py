@@ -37,12 +37,29 @@ _U64 = Annotated[int, Meta(ge=0)]
 _Name = Annotated[str, Meta(max_length=512)]
 
 
+class RegisteredRank(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rank of an engine publishes its KV events, as it was registered at an indexer.
+
+    ``replay``: where it repeats them; None: nowhere.
+    """
+
+    worker_id: _U64
+    dp_rank: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    model: _Name
+    routing_group: _Name
+    block_size: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    endpoint: _Name
+    replay: _Name | None = None
+
+
 class DumpHead(msgspec.Struct, frozen=True):
-    """The first frame. ``version``: of the dynctl that wrote it."""
+    """The first frame. ``version``: of the dynctl that wrote it. ``registered``: in the snapshot of
+    an indexer, all ranks that it follows."""
 
     version: _Name
     kind: str = KIND
     schema: int = SCHEMA
+    registered: list[RegisteredRank] = []
 
 
 class Chain(msgspec.Struct, frozen=True, array_like=True):
@@ -118,9 +135,11 @@ def chains_of(index: PrefixIndex, slot: int) -> list[Chain]:
     ]
 
 
-def encode_dump(version: str, ranks: Iterable[RankDump]) -> Iterator[bytes]:
+def encode_dump(
+    version: str, ranks: Iterable[RankDump], registered: Iterable[RegisteredRank] = ()
+) -> Iterator[bytes]:
     """The dump, frame by frame."""
-    yield _frame(DumpHead(version))
+    yield _frame(DumpHead(version, registered=list(registered)))
     count = 0
     for rank in ranks:
         yield _frame(rank)
@@ -129,12 +148,13 @@ def encode_dump(version: str, ranks: Iterable[RankDump]) -> Iterator[bytes]:
 
 
 class DumpReader:
-    """Reads a dump in pieces, as they arrive. ``complete``: its last frame was read."""
+    """Reads a dump in pieces, as they arrive. ``complete``: its last frame was read; ``head``: its
+    first frame, once it was."""
 
     def __init__(self) -> None:
         self.complete = False
+        self.head: DumpHead | None = None
         self._buffer = bytearray()
-        self._began = False
         self._count = 0
 
     def feed(self, piece: bytes) -> list[RankDump]:
@@ -166,12 +186,12 @@ class DumpReader:
         if self.complete:
             raise WireError("index dump", "bytes follow its end")
         try:
-            if not self._began:
+            if self.head is None:
                 head = _head.decode(body)
                 if head.kind != KIND or head.schema != SCHEMA:
                     expected = f"expected {KIND} of schema {SCHEMA}"
                     raise WireError("index dump", f"{expected}, got {head.kind} {head.schema}")
-                self._began = True
+                self.head = head
                 return None
             if len(body) < _LONGEST_TAIL:
                 self.complete = True
@@ -189,11 +209,16 @@ class DumpReader:
 
 def decode_dump(data: bytes) -> list[RankDump]:
     """The ranks of a whole dump; raises WireError if it is cut, changed or of another kind."""
+    return decode_snapshot(data)[1]
+
+
+def decode_snapshot(data: bytes) -> tuple[DumpHead, list[RankDump]]:
+    """Head and ranks of a whole dump; raises WireError as :func:`decode_dump`."""
     reader = DumpReader()
     ranks = reader.feed(data)
-    if not reader.complete or reader.rest:
+    if not reader.complete or reader.rest or reader.head is None:
         raise WireError("index dump", "it ends in the middle")
-    return ranks
+    return reader.head, ranks
 
 
 def _frame(value: msgspec.Struct) -> bytes:

@@ -35,6 +35,8 @@ TOO_FEW_WELL = "TOO_FEW_WELL"
 WORKER_EJECTED = "WORKER_EJECTED"
 WORKERS_BUSY = "WORKERS_BUSY"
 ROUTER_LOST = "ROUTER_LOST"
+SNAPSHOT_NOT_WRITTEN = "SNAPSHOT_NOT_WRITTEN"
+SNAPSHOT_REFUSED = "SNAPSHOT_REFUSED"
 
 #: Conditions that make the index or the load of a worker (or of a model) doubtful.
 INDEX_OR_LOAD: Final = frozenset(

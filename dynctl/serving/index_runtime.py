@@ -135,11 +135,21 @@ class IndexRuntime:
             return None
         return held.stream.endpoint, *position
 
-    def unfollow(self, worker_id: int) -> None:
-        """Stop all streams of a worker and drop their values that are not applied yet."""
-        self._generation[worker_id] += 1
+    def unfollow(self, worker_id: int, dp_rank: int | None = None) -> None:
+        """Stop all streams of a worker and drop their values that are not applied yet.
+
+        With ``dp_rank``: the stream of this rank alone; what waits of it is applied first.
+        """
+        if dp_rank is None:
+            self._generation[worker_id] += 1
+        else:
+            own = [queued for queued in self._waiting if queued.worker_id == worker_id]
+            for queued in own:
+                self._waiting.remove(queued)
+                self._finish(queued)
         for key in [key for key in self._streams if key[0] == worker_id]:
-            self._streams.pop(key).task.cancel()
+            if dp_rank is None or key[1] == dp_rank:
+                self._streams.pop(key).task.cancel()
 
     def states(self, worker_id: int) -> dict[int, StreamState]:
         """Rank -> state of its stream; empty for a worker without streams."""

@@ -112,6 +112,7 @@ class ZmqKvEvents:
         The replay socket shows whether the engine is still the process that published it.
         """
         self._sequence.advance(sequence, digest)
+        self._reconnected = True  # without a replay socket a gap means another process
 
     def position(self) -> tuple[int, int] | None:
         """Number and digest of the last applied batch; None unless the stream is connected and

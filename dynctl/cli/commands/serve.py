@@ -26,7 +26,7 @@ _WORKERS = "Workers and models"
 _LOGS = "Logs and decisions"
 _SHARED = "A router in another process"
 #: Bytes below which no useful index fits.
-_LEAST_INDEX = 1 << 20
+LEAST_INDEX = 1 << 20
 
 _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
@@ -513,9 +513,9 @@ def _config(
     from dynctl.serving.config import FrontendConfig, Limits
     from dynctl.settings.router_settings import resolve
 
-    _choice("--log-decisions", given["log_decisions"], ("off", "winner", "all"))
-    _choice("--log-format", given["log_format"], ("text", "json"))
-    _choice("--tokenizer", given["tokenizer"], ("auto", "fast", "exact"))
+    one_choice("--log-decisions", given["log_decisions"], ("off", "winner", "all"))
+    one_choice("--log-format", given["log_format"], ("text", "json"))
+    one_choice("--tokenizer", given["tokenizer"], ("auto", "fast", "exact"))
     given["log_level"] = given["log_level"].strip().lower()
     flags, preset = split_preset(router_flags)
     resolved = resolve(flags, os.environ, preset_name=preset)
@@ -526,9 +526,9 @@ def _config(
     if given.get("router_url"):
         _refuse_own_workers(given)
     drain = given.pop("drain_timeout")
-    memory = _size("--decision-memory", given.pop("decision_memory"))
-    index_memory = _size("--index-memory", given.pop("index_memory"))
-    if index_memory < _LEAST_INDEX:
+    memory = size_of("--decision-memory", given.pop("decision_memory"))
+    index_memory = size_of("--index-memory", given.pop("index_memory"))
+    if index_memory < LEAST_INDEX:
         raise UsageProblem(f"--index-memory: expected at least 1MiB, got {index_memory:,} bytes")
     given["index_memory_bytes"] = index_memory
     given["index_peers"] = index_peers_of(access)
@@ -559,12 +559,12 @@ def _config(
     )
 
 
-def _choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
+def one_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageProblem(f"{flag} {value}: expected one of {', '.join(choices)}")
 
 
-def _size(flag: str, text: str) -> int:
+def size_of(flag: str, text: str) -> int:
     digits = text.strip().rstrip("BKMGTibkmgt")
     unit = text.strip()[len(digits) :].upper()
     try:

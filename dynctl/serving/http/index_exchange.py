@@ -112,7 +112,7 @@ class IndexExchange:
             try:
                 async with (
                     asyncio.timeout(PEER_S),
-                    contextlib.aclosing(_ranks_at(url.rstrip("/") + PATH, token)) as ranks,
+                    contextlib.aclosing(ranks_at(url.rstrip("/") + PATH, token)) as ranks,
                 ):
                     async for one in ranks:
                         seeds[one.worker_id, one.dp_rank] = IndexSeed(
@@ -159,7 +159,7 @@ def _encoded(rows: list[tuple[int, RankDump]], captured: Captured) -> Iterator[R
         )
 
 
-async def _ranks_at(url: str, token: str | None) -> AsyncGenerator[RankDump, None]:
+async def ranks_at(url: str, token: str | None) -> AsyncGenerator[RankDump, None]:
     """The ranks as they arrive; raises ValueError for another status or a dump that is cut."""
     headers = {"user-agent": "dynctl", "accept-encoding": "identity"}
     if token is not None:

@@ -284,7 +284,7 @@ def decode_durable_event(
 
 def encode_router_events(events: Sequence[RouterEvent]) -> bytes:
     """A ``kv-events`` payload as Dynamo's worker writes it."""
-    return _encoder.encode([_event_map(event) for event in events])
+    return _encoder.encode([router_event_map(event) for event in events])
 
 
 def _router_event(read: _RouterEvent, event: WorkerEvent | UnknownEvent) -> RouterEvent:
@@ -324,7 +324,8 @@ def _unknown_kind(payload: bytes, place: int) -> str:
         return kind_name(_any_decoder.decode(raw))
 
 
-def _event_map(event: RouterEvent) -> dict[str, Any]:
+def router_event_map(event: RouterEvent) -> dict[str, Any]:
+    """The event as Dynamo's services write it in JSON."""
     return {
         "worker_id": event.worker_id,
         "storage_tier": event.storage_tier,

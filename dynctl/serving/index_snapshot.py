@@ -1,0 +1,97 @@
+"""The snapshot of an index in a directory: a local disk, or a mounted object store.
+
+One file, written beside the old one and put in its place when it is complete: a process that is
+killed leaves the old one. Its bytes are those of :mod:`dynctl.documents.index_dump`, with version
+and checksums. A file that is cut, changed or of another program is never used; it is put aside, so
+that the next snapshot does not destroy it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from dynctl.base.decode_errors import WireError
+from dynctl.documents.index_dump import MAX_BYTES, DumpHead, RankDump, decode_snapshot
+
+NAME: Final = "index.snapshot"
+REFUSED: Final = "index.snapshot.refused"
+_PART: Final = "index.snapshot.part-"
+
+
+class SnapshotProblem(ValueError):
+    """A snapshot that cannot be read or written; the message has its path and the reason."""
+
+
+class SnapshotDirectory:
+    """The snapshot in ``path``. Methods block on the disk, but run in another thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writing = asyncio.Lock()
+
+    async def load(self) -> tuple[DumpHead, list[RankDump]] | None:
+        """The snapshot, None without one. Raises SnapshotProblem."""
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, frames: Iterator[bytes]) -> int:
+        """Replace the snapshot; returns its size in bytes. Raises SnapshotProblem."""
+        async with self._writing:
+            return await asyncio.to_thread(self._save, frames)
+
+    def _load(self) -> tuple[DumpHead, list[RankDump]] | None:
+        file = self.path / NAME
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for part in self.path.glob(f"{_PART}*"):
+                part.unlink(missing_ok=True)
+            with file.open("rb") as opened:
+                data = opened.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SnapshotProblem(f"{file}: {error.strerror or error}") from None
+        try:
+            if len(data) > MAX_BYTES:
+                raise WireError("index dump", f"more than {MAX_BYTES:,} bytes")
+            return decode_snapshot(data)
+        except WireError as error:
+            aside = ""
+            with contextlib.suppress(OSError):
+                file.replace(self.path / REFUSED)
+                aside = f"; it is now {self.path / REFUSED}"
+            raise SnapshotProblem(f"{file}: {error.problem}{aside}") from None
+
+    def _save(self, frames: Iterator[bytes]) -> int:
+        part = self.path / f"{_PART}{secrets.token_hex(6)}"
+        size = 0
+        try:
+            with part.open("xb") as opened:
+                for frame in frames:
+                    size += len(frame)
+                    if size > MAX_BYTES:
+                        raise SnapshotProblem(
+                            f"{part.parent / NAME}: the index has more than {MAX_BYTES:,} bytes, "
+                            "the maximum of a snapshot"
+                        )
+                    opened.write(frame)
+                opened.flush()
+                os.fsync(opened.fileno())
+            part.replace(self.path / NAME)
+            with contextlib.suppress(OSError):  # not every mounted store can
+                directory = os.open(self.path, os.O_RDONLY)
+                try:
+                    os.fsync(directory)
+                finally:
+                    os.close(directory)
+        except OSError as error:
+            raise SnapshotProblem(f"{self.path / NAME}: {error.strerror or error}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+        return size

@@ -1,0 +1,313 @@
+"""Read the JSON bodies of Dynamo's HTTP services: indexer, selection service, slot tracker.
+
+Dynamo's clients may read the texts of its errors, so a refused body has the status and the text of
+Dynamo 1.6.1 (observed): 415 for another content type, 400 for text that is not JSON, 422 for JSON
+of another shape, with the path, the value and the position of what does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+#: Bytes of a body; Dynamo's limit.
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024
+_SHAPE: Final = "Failed to deserialize the JSON body into the target type: "
+_SYNTAX: Final = "Failed to parse the request body as JSON: "
+_DECODER: Final = json.JSONDecoder(strict=True)
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+class BodyRefused(ValueError):
+    """A body that the service does not take. ``status``: 400, 413, 415 or 422."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class _Misfit(Exception):
+    """``problem`` at ``path``. ``at_start``: Dynamo shows where the value begins, not its end."""
+
+    def __init__(
+        self, problem: str, path: tuple[str | int, ...], *, at_start: bool = False
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path = path
+        self.at_start = at_start
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of value. ``check`` returns the value to use, or raises _Misfit. ``all_fit``: whether
+    all values of a list fit as they are; None if only ``check`` can find out."""
+
+    expected: str
+    check: Callable[[Any, tuple[str | int, ...]], Any]
+    all_fit: Callable[[list[Any]], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a body. ``default``: its value if it is missing; REQUIRED: it may not be."""
+
+    kind: Kind
+    default: Any = None
+
+
+REQUIRED: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The fields of a body, in the order in which Dynamo finds missing ones.
+
+    ``name``: of Dynamo's type, which its errors show. ``flat``: the type has its fields from two
+    types, whose errors have the position of the body's end and no path.
+    """
+
+    name: str
+    fields: Mapping[str, Field]
+    flat: bool = False
+
+
+def _unexpected(value: Any, expected: str, path: tuple[str | int, ...], word: str = "type") -> Any:
+    compound = isinstance(value, (dict, list))
+    raise _Misfit(f"invalid {word}: {_shown(value)}, expected {expected}", path, at_start=compound)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"boolean `{str(value).lower()}`"
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return f"integer `{value}`"
+    if isinstance(value, (int, float)):
+        return f"floating point `{_float(float(value))}`"
+    if isinstance(value, str):
+        return f'string "{value[:200]}"'
+    return "map" if isinstance(value, dict) else "sequence"
+
+
+def _float(value: float) -> str:
+    return repr(value) if math.isfinite(value) else str(value)
+
+
+def integer(name: str, low: int, high: int) -> Kind:
+    """A whole number from ``low`` to ``high``; ``name``: of Dynamo's type."""
+
+    def check(value: Any, path: tuple[str | int, ...]) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
+            return int(_unexpected(value, name, path))
+        if not low <= value <= high:
+            return int(_unexpected(value, name, path, "value"))
+        return value
+
+    def all_fit(values: list[Any]) -> bool:
+        # A prompt has a hundred thousand tokens.
+        whole = not values or set(map(type, values)) == {int}
+        return whole and (not values or (low <= min(values) and max(values) <= high))
+
+    return Kind(name, check, all_fit)
+
+
+def _text(value: Any, path: tuple[str | int, ...]) -> str:
+    return value if isinstance(value, str) else str(_unexpected(value, "a string", path))
+
+
+def _flag(value: Any, path: tuple[str | int, ...]) -> bool:
+    return value if isinstance(value, bool) else bool(_unexpected(value, "a boolean", path))
+
+
+def _number(value: Any, path: tuple[str | int, ...]) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return float(_unexpected(value, "f64", path))
+    return float(value)
+
+
+U64: Final = integer("u64", 0, 2**64 - 1)
+U32: Final = integer("u32", 0, 2**32 - 1)
+USIZE: Final = integer("usize", 0, 2**64 - 1)
+I64: Final = integer("i64", -(2**63), 2**63 - 1)
+I32: Final = integer("i32", -(2**31), 2**31 - 1)
+TEXT: Final = Kind("a string", _text)
+FLAG: Final = Kind("a boolean", _flag)
+NUMBER: Final = Kind("f64", _number)
+
+
+def optional(kind: Kind) -> Kind:
+    """``kind`` or null."""
+
+    def check(value: Any, path: tuple[str | int, ...]) -> Any:
+        return None if value is None else kind.check(value, path)
+
+    return Kind(kind.expected, check)
+
+
+def many(kind: Kind, expected: str = "a sequence") -> Kind:
+    """A list of values."""
+
+    def check(value: Any, path: tuple[str | int, ...]) -> list[Any]:
+        if not isinstance(value, list):
+            return list(_unexpected(value, expected, path))
+        if kind.all_fit is not None and kind.all_fit(value):
+            return value
+        return [kind.check(one, (*path, at)) for at, one in enumerate(value)]
+
+    return Kind(expected, check)
+
+
+def table(kind: Kind, key: Callable[[str], Any] = str) -> Kind:
+    """An object of values; ``key`` makes the key of its name, ValueError for another one."""
+
+    def check(value: Any, path: tuple[str | int, ...]) -> dict[Any, Any]:
+        if not isinstance(value, dict):
+            return dict(_unexpected(value, "a map", path))
+        found = {}
+        for name, one in value.items():
+            try:
+                found[key(name)] = kind.check(one, (*path, name))
+            except ValueError:
+                _unexpected(name, "u32", path)
+        return found
+
+    return Kind("a map", check)
+
+
+def one_of(*names: str) -> Kind:
+    """One of the names."""
+    expected = " or ".join(f"`{name}`" for name in names)
+
+    def check(value: Any, path: tuple[str | int, ...]) -> str:
+        text = _text(value, path)
+        if text not in names:
+            raise _Misfit(f"unknown variant `{text[:200]}`, expected {expected}", path)
+        return text
+
+    return Kind("a string", check)
+
+
+def nested(shape: Shape) -> Kind:
+    """An object of a shape of its own."""
+
+    def check(value: Any, path: tuple[str | int, ...]) -> dict[str, Any]:
+        return _fields(value, shape, path)
+
+    return Kind(f"struct {shape.name}", check)
+
+
+def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
+    """The fields of a body, with defaults for missing ones; raises BodyRefused."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        raise BodyRefused(415, "Expected request with `Content-Type: application/json`")
+    if len(data) > MAX_BODY_BYTES:
+        raise BodyRefused(413, "Failed to buffer the request body: length limit exceeded")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        where = _position(data, error.start + 1)
+        raise BodyRefused(400, f"{_SYNTAX}invalid unicode code point{where}") from None
+    try:
+        value = json.loads(text, parse_constant=_no_constant) if text else None
+    except RecursionError:
+        raise BodyRefused(400, f"{_SYNTAX}recursion limit exceeded at line 1 column 128") from None
+    except ValueError as error:
+        raise BodyRefused(400, _SYNTAX + _syntax(text, data, error)) from None
+    if not text:
+        raise BodyRefused(400, f"{_SYNTAX}EOF while parsing a value at line 1 column 0")
+    try:
+        return _fields(value, shape, ())
+    except _Misfit as misfit:
+        path, ends = misfit.path, len(text.rstrip(" \t\r\n"))
+        if shape.flat:
+            # Dynamo reads such a body whole before it looks at most of its fields.
+            path = ()
+        else:
+            ends = _end_of(text, misfit.path, at_start=misfit.at_start)
+        where = _position(data, len(text[:ends].encode()))
+        prefix = f"{_written(path)}: " if path and not misfit.problem.startswith("missing") else ""
+        raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _fields(value: Any, shape: Shape, path: tuple[str | int, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            size = f"expected struct {shape.name} with {len(shape.fields)} elements"
+            raise _Misfit(f"invalid length {len(value)}, {size}", path)
+        _unexpected(value, f"struct {shape.name}", path)
+    # In the order of the body: the first value that does not fit is the one that is reported.
+    known = shape.fields
+    read = {
+        name: known[name].kind.check(one, (*path, name))
+        for name, one in value.items()
+        if name in known
+    }
+    for name, field in known.items():
+        if field.default is REQUIRED and name not in read:
+            raise _Misfit(f"missing field `{name}`", path)
+    return {name: read.get(name, field.default) for name, field in known.items()}
+
+
+def _written(path: tuple[str | int, ...]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _position(data: bytes, end: int) -> str:
+    """Line and column of a place, both from 1; the column counts bytes."""
+    before = data[:end]
+    return f" at line {before.count(10) + 1} column {end - before.rfind(10) - 1}"
+
+
+def _end_of(text: str, path: tuple[str | int, ...], *, at_start: bool) -> int:
+    """Where the value at ``path`` ends (``at_start``: begins) in JSON that was read before."""
+    at = _after_space(text, 0)
+    for part in path:
+        at = _after_space(text, at + 1)
+        index = 0
+        while True:
+            if isinstance(part, str):
+                name, at = _DECODER.raw_decode(text, at)
+                at = _after_space(text, _after_space(text, at) + 1)
+                found = name == part
+            else:
+                found = index == part
+            if found:
+                break
+            index += 1
+            at = _after_space(text, _DECODER.raw_decode(text, at)[1])
+            at = _after_space(text, at + 1)
+    return at if at_start else _DECODER.raw_decode(text, at)[1]
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def _syntax(text: str, data: bytes, error: ValueError) -> str:
+    """Dynamo's words for text that is not JSON, for the commonest mistakes."""
+    at = getattr(error, "pos", len(text))
+    if _after_space(text, at) >= len(text):
+        opened = text.lstrip()[:1]
+        what = {"{": "an object", "[": "a list"}.get(opened, "a value")
+        return f"EOF while parsing {what}{_position(data, len(data))}"
+    where = _position(data, len(text[: at + 1].encode()))
+    if "property name" in str(error):
+        return ("trailing comma" if text[at] == "}" else "key must be a string") + where
+    return f"expected value{where}"
