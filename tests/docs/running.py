@@ -157,7 +157,8 @@ class Session:
                 self.use_frontend(f"http://127.0.0.1:{port}")
                 self._environment["DYN_HTTP_PORT"] = port
             scheme = "https" if "--tls-cert" in words else "http"
-            self._starting.append(f"{scheme}://127.0.0.1:{port}")
+            path = "/health" if words[2:3] == ["indexer"] else ""
+            self._starting.append(f"{scheme}://127.0.0.1:{port}{path}")
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words],
@@ -213,6 +214,9 @@ def _ready(url: str) -> bool:
     """Whether a frontend responds and all its workers are ready. With https, which pages show with
     an admin token: whether it can serve a request."""
     try:
+        if url.endswith("/health"):  # an indexer, which has no list of workers that are ready
+            with urllib.request.urlopen(url):
+                return True
         if url.startswith("https:"):
             unverified = ssl._create_unverified_context()
             with urllib.request.urlopen(f"{url}/ready", context=unverified):

@@ -235,10 +235,10 @@ async def test_the_largest_rank_starts_again_above_the_bound() -> None:
     async with publisher() as source, running(engines=(engine(source),)) as process:
         process.index._most_blocks = 5_000
         await source.subscribed()
-        names = tuple(range(1, 4_001))
-        many = BlockStored(names, None, tuple(n % 97 for n in range(8_000)), BLOCK)
+        names = tuple(range(1, 5_001))
+        many = BlockStored(names, None, tuple(n % 97 for n in range(10_000)), BLOCK)
         other = BlockStored(
-            tuple(range(5_001, 9_001)), None, tuple(n % 89 for n in range(8_000)), BLOCK
+            tuple(range(5_001, 10_001)), None, tuple(n % 89 for n in range(10_000)), BLOCK
         )
         await source.send(0, batch(0, many, dp_rank=0))
         await source.send(1, batch(1, other, dp_rank=0))
