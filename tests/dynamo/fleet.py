@@ -358,8 +358,9 @@ class DynamoFleet:
             **self._topology(plan),
             **plan.environment,
         }
-        command = self._mocker(plan) if plan.kind == "mocker" else self._held(plan)
-        process = self._start(plan.name, command, environment, pipes=plan.kind == "held")
+        kinds = {"mocker": self._mocker, "held": self._held, "scripted": self._scripted}
+        command = kinds[plan.kind](plan)
+        process = self._start(plan.name, command, environment, pipes=plan.kind != "mocker")
         worker = Worker(plan, process, system_port)
         self.workers[plan.name] = worker
         return worker
@@ -380,6 +381,12 @@ class DynamoFleet:
         command += ["--model-name", self.model, "--namespace", self.namespace]
         command += ["--role", plan.role, "--block-size", str(self.block_size)]
         return [*command, "--total-blocks", str(self._blocks), *plan.args]
+
+    def _scripted(self, plan: WorkerPlan) -> list[str]:
+        """Its record is in the fleet's directory; ``args`` may have further models."""
+        command = [str(HERE / "scripted_worker.py"), "--model-path", str(self.model_dir)]
+        command += ["--namespace", self.namespace, "--model", f"{self.model}="]
+        return [*command, "--record", str(self.directory / f"{plan.name}.jsonl"), *plan.args]
 
     def _topology(self, plan: WorkerPlan) -> dict[str, str]:
         if not plan.domains:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["aggregated", "prefill", "decode"]
-Kind = Literal["mocker", "held"]
+Kind = Literal["mocker", "held", "scripted"]
 
 
 @dataclass(frozen=True, slots=True)

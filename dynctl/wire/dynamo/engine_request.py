@@ -139,6 +139,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_result: PrefillResult | None = None
     bootstrap_info: BootstrapInfo | None = None
     extra_args: dict[str, Any] | None = None
+    mm_processor_kwargs: Any = None
+    request_timestamp_ms: float | None = None
 
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(EngineRequest)

@@ -1,0 +1,492 @@
+"""The OpenAI answer to a request that went to a Dynamo worker, made from the worker's output.
+
+The events of a stream, and the one body of an answer without streaming, are those of a Dynamo 1.6
+frontend on the same worker, as observed; ids and times are the caller's.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from dynctl.tokenization.detokenizer import (
+    Decoder,
+    DynamoDecoder,
+    OutputDecoder,
+    StopRules,
+)
+from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, EngineUsage, TopLogprob
+from dynctl.wire.dynamo.engine_request import EngineRequest
+from dynctl.wire.dynamo.openai_options import EngineOptions
+
+DONE: Final = b"data: [DONE]\n\n"
+_INTERNAL: Final = "Internal server error"
+_ERROR_EVENT: Final = msgspec.json.encode(
+    {"error": {"message": _INTERNAL, "type": "internal_server_error", "code": 500}}
+)
+_F32: Final = struct.Struct("<f")
+_FINISH: Final = {
+    "eos": "stop",
+    "stop": "stop",
+    "cancelled": "stop",
+    "abort": "stop",
+    "length": "length",
+    "content_filter": "content_filter",
+}
+_CANCELLED: Final = ("cancelled", "abort")
+_DETAILS: Final = {
+    "prompt_tokens_details": ("audio_tokens", "cached_tokens"),
+    "completion_tokens_details": (
+        "accepted_prediction_tokens",
+        "audio_tokens",
+        "reasoning_tokens",
+        "rejected_prediction_tokens",
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Delta:
+    """One piece of one choice, as the client sees it."""
+
+    index: int
+    text: str | None
+    role: bool = False
+    finish: str | None = None
+    logprobs: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    nvext: dict[str, Any] | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.role or self.finish or self.logprobs or self.usage) and (
+            self.nvext is None
+        )
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The whole of one choice, for an answer without streaming."""
+
+    text: list[str] = field(default_factory=list)
+    finish: str | None = None
+    logprobs: dict[str, Any] | None = None
+
+
+class EngineAnswer:
+    """The answer to one request; its methods take items in the worker's order.
+
+    ``prompt``: the request's token ids. ``created``: seconds since 1970; ``request_id`` is the part
+    of the answer's id after ``chatcmpl-`` or ``cmpl-``. For a stream every method returns events,
+    possibly none. Without streaming :meth:`end` returns the body, and everything before it nothing.
+
+    ``done``: the request's own rules have ended the answer, so the worker can stop and what it
+    still sends does not count. ``failure``: the reason of an error, for logs; the client sees none.
+    ``status``: of an answer without streaming, known at the end.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        request: EngineRequest,
+        decoder: Decoder,
+        *,
+        request_id: str,
+        created: int,
+    ) -> None:
+        self.done = False
+        self.failure: str | None = None
+        self.status = 200
+        self._options = options
+        self._decoder = decoder
+        skip = request.output_options.skip_special_tokens
+        self._skip = True if skip is None else skip
+        rules = _rules(request)
+        self._choices = {
+            index: OutputDecoder(
+                DynamoDecoder(decoder, request.token_ids, skip_special_tokens=self._skip), rules
+            )
+            for index in range(options.choices)
+        }
+        self._stopped: set[int] = set()
+        self._begun: set[int] = set()
+        self._finished = False
+        # A cancelled choice may be one of a worker that fails: what follows decides.
+        self._held: EngineOutput | None = None
+        self._usage: dict[str, Any] = {}
+        self._prompt_tokens = len(request.token_ids)
+        self._output_tokens = 0
+        kind = "chatcmpl" if options.chat else "cmpl"
+        self._id = f"{kind}-{request_id}"
+        self._created = created
+        self._wants_ids = options.nvext.wants("completion_token_ids")
+        self._wants_reason = options.nvext.wants("stop_reason")
+        self._whole: dict[int, _Choice] = {}
+        self._nvext: dict[str, Any] = {}
+        self._before, self._after = self._frame()
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """``usage`` as of now, in OpenAI's form."""
+        total = self._prompt_tokens + self._output_tokens
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._output_tokens,
+            "total_tokens": total,
+            **self._usage,
+        }
+
+    def feed(self, item: EngineItem) -> bytes:
+        """Take the next item."""
+        if self.done:
+            return b""
+        if item.failure is not None:
+            return self.fail(item.failure or "the worker reported an error")
+        if item.data is None:
+            return b""
+        before = self._release()
+        if item.data.finish_reason in _CANCELLED:
+            self._held = item.data
+            return before
+        return before + self._output(item.data)
+
+    def end(self) -> bytes:
+        """The rest of the answer: the worker has sent everything, or ``done`` is set."""
+        events = [self._release()]
+        if self.failure is None:
+            nothing = EngineOutput(token_ids=[])
+            events += [
+                self._delta(index, text, "stop", nothing, (), None, hidden=False)
+                for index, choice in self._choices.items()
+                if index not in self._stopped and (text := choice.flush())
+            ]
+        if not self._options.stream:
+            return self._body()
+        if self._finished and self._options.include_usage and self.failure is None:
+            events.append(self._event(b"", self.usage, None))
+        events.append(DONE)
+        return b"".join(events)
+
+    def fail(self, reason: str) -> bytes:
+        """End with an error, as a lost worker is one; :meth:`end` is still to be called."""
+        if self.done:
+            return b""
+        self.done = True
+        self.failure = reason
+        self.status = 500
+        return b"data: " + _ERROR_EVENT + b"\n\n" if self._options.stream else b""
+
+    def _release(self) -> bytes:
+        """The output that was held back, unless an error followed it."""
+        held, self._held = self._held, None
+        return b"" if held is None or self.done else self._output(held)
+
+    # -- one output --------------------------------------------------------------------------------
+
+    def _output(self, output: EngineOutput) -> bytes:
+        index = output.index or 0
+        choice = self._choices.get(index)
+        if choice is None:
+            return self.fail(f"the worker sent choice {index} of {len(self._choices)}")
+        if index in self._stopped:
+            return b""
+        if output.error is not None:
+            return self.fail(output.error or "the worker reported an error")
+        finish = None if output.finish_reason is None else _FINISH[str(output.finish_reason)]
+        text: str | None
+        hidden = False
+        if output.text is not None:
+            text, ids, reason = output.text, output.token_ids, output.stop_reason
+            if finish is not None:
+                text = choice.flush() + text
+        else:
+            decoded = choice.feed(output.token_ids)
+            text, ids = decoded.text or None, output.token_ids[: decoded.used]
+            reason = output.stop_reason
+            if decoded.stopped:
+                reason = decoded.cause if decoded.cause is not None else reason
+                hidden = decoded.hidden
+                self._stop(index, finish)
+                finish = "stop"
+            elif finish is not None:
+                text = (decoded.text + choice.flush()) or None
+        return self._delta(index, text, finish, output, ids, reason, hidden=hidden)
+
+    def _stop(self, index: int, finish: str | None) -> None:
+        """A rule has ended a choice, and with the last one the answer."""
+        if finish is not None:
+            return  # the worker has ended it at the same time
+        self._stopped.add(index)
+        self.done = len(self._stopped) == len(self._choices)
+
+    def _delta(
+        self,
+        index: int,
+        text: str | None,
+        finish: str | None,
+        output: EngineOutput,
+        ids: Sequence[int],
+        reason: str | int | None,
+        *,
+        hidden: bool,
+    ) -> bytes:
+        self._count(ids, output.completion_usage)
+        delta = _Delta(index, text, self._first(index), finish)
+        if finish is not None:
+            self._finished = True
+        options = self._options
+        if options.logprobs and output.log_probs is not None:
+            texts = output.tokens or [] if output.text is not None else [None] * len(ids)
+            delta.logprobs = self._logprobs(output, ids, texts, hidden=hidden)
+        if options.continuous_usage and options.include_usage and options.stream:
+            delta.usage = self.usage
+        if self._wants_ids or self._wants_reason:
+            extra: dict[str, Any] = {}
+            if self._wants_reason and reason is not None:
+                extra["stop_reason"] = reason
+            if self._wants_ids:
+                extra["completion_token_ids"] = list(ids)
+            delta.nvext = extra or None
+        return self._show(delta)
+
+    def _count(self, ids: Sequence[int], usage: EngineUsage | None) -> None:
+        self._output_tokens += len(ids)
+        if usage is None:
+            return
+        self._prompt_tokens = usage.prompt_tokens
+        for name in ("prompt_tokens_details", "completion_tokens_details"):
+            details = getattr(usage, name)
+            if details is not None:
+                given = msgspec.to_builtins(details)
+                # Dynamo writes nulls for a completion, and leaves them out for a chat.
+                self._usage[name] = {
+                    key: given.get(key)
+                    for key in _DETAILS[name]
+                    if not self._options.chat or given.get(key) is not None
+                }
+
+    def _first(self, index: int) -> bool:
+        """Whether this is the first piece of a choice, which names the role in a chat."""
+        if index in self._begun:
+            return False
+        self._begun.add(index)
+        return self._options.chat
+
+    # -- logprobs ----------------------------------------------------------------------------------
+
+    def _logprobs(
+        self,
+        output: EngineOutput,
+        ids: Sequence[int],
+        known: Sequence[str | None],
+        *,
+        hidden: bool,
+    ) -> dict[str, Any]:
+        """``known`` texts of tokens; ``hidden``: the last token is not part of the text."""
+        texts = [self._token(*each) for each in zip(ids, known, strict=False)]
+        if hidden and not self._options.token_names:
+            texts[-1] = ""
+        numbers = [_short(number) for number in (output.log_probs or ())][: len(texts)]
+        tops, options = output.top_logprobs, self._options
+        if not options.chat:
+            return {
+                "tokens": texts,
+                "token_logprobs": numbers,
+                "top_logprobs": [
+                    {
+                        **{other: _f32(value) for other, value in self._tops(*each)},
+                        each[1]: _f32(each[2]),
+                    }
+                    for each in zip(ids, texts, numbers, tops or (), strict=False)
+                ],
+                "text_offset": [],
+            }
+        content = []
+        for position, (token_id, text, number) in enumerate(zip(ids, texts, numbers, strict=False)):
+            top = tops[position] if tops is not None and position < len(tops) else ()
+            if tops is not None and position >= len(tops):
+                break
+            content.append(
+                {
+                    "token": text,
+                    "logprob": number,
+                    "token_id": token_id,
+                    "bytes": _bytes(text),
+                    "top_logprobs": [
+                        {"token": other, "logprob": _short(value), "bytes": _bytes(other)}
+                        for other, value in self._tops(token_id, text, number, top)
+                        if options.alternatives != 0
+                    ],
+                }
+            )
+        return {"content": content, "refusal": None}
+
+    def _tops(
+        self, token_id: int, text: str, number: float | None, top: Sequence[TopLogprob]
+    ) -> list[tuple[str, float | None]]:
+        """The likeliest tokens, with the chosen one at the end if it is not one of them."""
+        found: list[tuple[str, float | None]] = [
+            (self._token(each.token_id, each.token), each.logprob) for each in top
+        ]
+        if all(each.token_id != token_id for each in top):
+            found.append((text, number))
+        return found
+
+    def _token(self, token_id: int, text: str | None) -> str:
+        if self._options.token_names:
+            return f"token_id:{token_id}"
+        return self._decoder.decode([token_id], self._skip) if text is None else text
+
+    # -- what the client sees ----------------------------------------------------------------------
+
+    def _frame(self) -> tuple[bytes, bytes]:
+        """The bytes of an event before and after its choices."""
+        encode = msgspec.json.encode
+        kind = "chat.completion.chunk" if self._options.chat else "text_completion"
+        fingerprint = {} if self._options.chat else {"system_fingerprint": None}
+        after = encode({**self._head(), **fingerprint, "object": kind})
+        return b'data: {"id":' + encode(self._id) + b',"choices":[', b"]," + after[1:-1]
+
+    def _head(self) -> dict[str, Any]:
+        return {"created": self._created, "model": self._options.model}
+
+    def _show(self, delta: _Delta) -> bytes:
+        if not self._options.stream:
+            self._keep(delta)
+            return b""
+        if delta.empty:
+            return b""
+        if not self._options.chat:
+            choice: dict[str, Any] = {"text": delta.text or "", "index": delta.index}
+            if delta.logprobs is not None:
+                choice["logprobs"] = delta.logprobs
+            if delta.finish is not None:
+                choice["finish_reason"] = delta.finish
+        else:
+            shown: dict[str, Any] = {} if delta.text is None else {"content": delta.text}
+            if delta.role:
+                shown["role"] = "assistant"
+            choice = {
+                "index": delta.index,
+                "delta": shown,
+                "finish_reason": delta.finish,
+                "logprobs": delta.logprobs,
+            }
+        return self._event(msgspec.json.encode(choice), delta.usage, delta.nvext)
+
+    def _event(
+        self, choice: bytes, usage: Mapping[str, Any] | None, nvext: Mapping[str, Any] | None
+    ) -> bytes:
+        encode = msgspec.json.encode
+        parts = [self._before, choice, self._after]
+        if usage is not None or not self._options.chat:
+            parts.append(b',"usage":' + encode(usage))
+        if nvext is not None:
+            parts.append(b',"nvext":' + encode(nvext))
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def _keep(self, delta: _Delta) -> None:
+        choice = self._whole.setdefault(delta.index, _Choice())
+        if delta.text:
+            choice.text.append(delta.text)
+        choice.finish = delta.finish or choice.finish
+        if delta.logprobs is not None:
+            choice.logprobs = _joined(choice.logprobs, delta.logprobs)
+        for name, value in (delta.nvext or {}).items():
+            both = name == "completion_token_ids" and name in self._nvext
+            self._nvext[name] = self._nvext[name] + value if both else value
+
+    def _body(self) -> bytes:
+        if self.failure is not None:
+            error: dict[str, Any] = {
+                "message": _INTERNAL,
+                "type": "internal_server_error",
+                "code": 500,
+            }
+            return msgspec.json.encode({"error": error})
+        chat = self._options.chat
+        choices = [
+            _whole_chat(index, choice) if chat else _whole_completion(index, choice)
+            for index, choice in sorted(self._whole.items())
+        ]
+        body: dict[str, Any] = {"id": self._id, "choices": choices, **self._head()}
+        if not chat:
+            body["system_fingerprint"] = None
+        body["object"] = "chat.completion" if chat else "text_completion"
+        if self._finished or not chat:
+            body["usage"] = self.usage if self._finished else None
+        if self._nvext:
+            body["nvext"] = self._nvext
+        return msgspec.json.encode(body)
+
+
+def _rules(request: EngineRequest) -> StopRules:
+    stop = request.stop_conditions
+    requested = frozenset(stop.stop_token_ids or ())
+    return StopRules(
+        strings=tuple(stop.stop or ()),
+        keep_string=bool(request.sampling_options.include_stop_str_in_output),
+        hidden_ids=requested | frozenset(stop.stop_token_ids_hidden or ()),
+        requested_ids=requested,
+        visible_ids=frozenset(stop.stop_token_ids_visible or ()),
+        min_tokens=stop.min_tokens or 0,
+    )
+
+
+def _whole_chat(index: int, choice: _Choice) -> dict[str, Any]:
+    text = "".join(choice.text)
+    return {
+        "index": index,
+        "message": {"content": text or None, "refusal": None, "role": "assistant"},
+        "finish_reason": choice.finish,
+        "logprobs": choice.logprobs,
+    }
+
+
+def _whole_completion(index: int, choice: _Choice) -> dict[str, Any]:
+    whole: dict[str, Any] = {"text": "".join(choice.text), "index": index}
+    if choice.logprobs is not None:
+        whole["logprobs"] = choice.logprobs
+    if choice.finish is not None:
+        whole["finish_reason"] = choice.finish
+    return whole
+
+
+def _joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
+    if before is None:
+        return dict(more)
+    return {
+        name: before[name] + value if isinstance(value, list) else value
+        for name, value in more.items()
+    }
+
+
+def _bytes(text: str) -> list[int] | None:
+    return list(text.encode()) if text else None
+
+
+def _f32(number: float | None) -> float | None:
+    """The number in 32 bits, as Dynamo keeps it; None if it is out of their range."""
+    if number is None:
+        return None
+    try:
+        rounded: float = _F32.unpack(_F32.pack(number))[0]
+    except OverflowError:
+        return None
+    return rounded
+
+
+def _short(number: float | None) -> float | None:
+    """The number in 32 bits with the fewest digits that name it, as Dynamo writes it."""
+    exact = _f32(number)
+    if exact is None or exact != exact:
+        return None
+    packed = _F32.pack(exact)
+    for digits in range(6, 9):
+        short = float(f"{exact:.{digits}g}")
+        if _F32.pack(short) == packed:
+            return short
+    return float(f"{exact:.9g}")

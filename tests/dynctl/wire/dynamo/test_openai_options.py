@@ -1,0 +1,99 @@
+"""Options of a body: what is refused, and the request that a worker receives."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynctl.base.decode_errors import RequestError
+from dynctl.wire.dynamo.engine_request import EngineRequest
+from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "secret"}], **fields}
+
+
+def request(**fields: Any) -> EngineRequest:
+    return engine_request(read_engine_options(body(**fields)), [5, 6], eos_token_ids=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "status"),
+    [
+        ({"temperature": 2.5}, "temperature", 400),
+        ({"stop": ["a", ""]}, "stop[1]", 400),
+        ({"stop": [5, "a"]}, "stop[1]", 400),
+        ({"best_of": 2}, "best_of", 400),
+        ({"stream_options": {}}, "stream_options", 400),
+        ({"n": 2, "temperature": 0}, "temperature", 400),
+        ({"n": 2, "nvext": {"extra_fields": ["completion_token_ids"]}}, "nvext.extra_fields", 400),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", 400),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_args.chat_template", 400),
+        ({"functions": []}, "functions", 501),
+        ({"model": " "}, "model", 400),
+        ({"add_generation_promptt": True}, "add_generation_promptt", 400),
+    ],
+)
+def test_what_a_frontend_refuses_is_refused_by_name(
+    fields: dict[str, Any], field: str, status: int
+) -> None:
+    with pytest.raises(RequestError) as error:
+        read_engine_options(body(**fields))
+    assert (error.value.field, error.value.status) == (field, status)
+    assert "secret" not in str(error.value)
+
+
+def test_prompts_that_are_empty_are_refused() -> None:
+    prompts: tuple[Any, ...] = ("", [], [""], [[]], ["a", ""])
+    for prompt in prompts:
+        with pytest.raises(RequestError):
+            read_engine_options({"model": "m", "prompt": prompt})
+
+
+def test_ignoring_the_end_of_the_model_removes_all_stops() -> None:
+    stop = request(ignore_eos=True, stop="x", stop_token_ids=[7]).stop_conditions
+    assert (stop.stop, stop.stop_token_ids, stop.stop_token_ids_hidden) == (None, None, None)
+    assert request(ignore_eos=True).eos_token_ids == []
+    assert request(ignore_eos=False).stop_conditions.stop_token_ids_hidden == [1, 2]
+
+
+def test_stop_may_be_token_ids() -> None:
+    stop = request(stop=[7], stop_token_ids=[8]).stop_conditions
+    assert (stop.stop, stop.stop_token_ids) == (None, [8, 7])
+
+
+def test_numbers_have_the_precision_that_workers_receive() -> None:
+    assert request(temperature=0.7).sampling_options.temperature == 0.699999988079071
+
+
+def test_a_response_format_constrains_the_output() -> None:
+    def guided(**fields: Any) -> Any:
+        return request(**fields).sampling_options.guided_decoding
+
+    assert guided(response_format={"type": "json_object"}) == {"json": {"type": "object"}}
+    assert guided(response_format={"type": "text"}) is None
+    assert guided(guided_regex="a+", guided_choice=[]) == {"regex": "a+"}
+
+
+def test_controls_of_nvext_reach_the_worker() -> None:
+    built = request(
+        nvext={
+            "agent_hints": {"priority": -3, "osl": 7, "latency_sensitivity": 1.5},
+            "routing_constraints": {"preferred_taints": {"a": 0.85}},
+            "max_thinking_tokens": 5,
+            "annotations": ["x"],
+            "cache_salt": "s",
+        },
+        cache_salt="t",
+    )
+    assert msgspec.to_builtins(built.routing) == {
+        "expected_output_tokens": 7,
+        "cache_salt": "s",
+        "priority_jump": 0.0,
+        "priority": -3,
+        "routing_constraints": {"preferred_taints": {"a": 0.8500000238418579}},
+    }
+    assert built.stop_conditions.max_thinking_tokens == 5
+    assert built.annotations == ["x"]
+    assert built.extra_args == {"nvext": {"cache_salt": "s"}}
