@@ -345,21 +345,40 @@ _FIELDS = (
 )
 
 
+#: Those of a process that only operators use.
+_OPERATORS = (
+    *("admin_token_file", "tls_cert", "tls_key", "unix_socket", "system_host"),
+    *("header_timeout", "keep_alive_timeout", "peer_connections"),
+)
+
+
 def with_access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command; it receives their values as ``access``."""
+    return _with_options(function, tuple(_OPTIONS))
+
+
+def with_operator_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a process without inference; ``access`` has defaults for all others."""
+    return _with_options(function, _OPERATORS)
+
+
+def _with_options(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
     signature = inspect.signature(function, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = [item for item in signature.parameters.values() if item.name != "access"]
 
     @functools.wraps(function)
     def command(*positional: Any, **arguments: Any) -> Any:
-        access = {name: arguments.pop(name) for name in _OPTIONS}
+        access = {
+            name: arguments.pop(name) if name in names else default
+            for name, (_, default) in _OPTIONS.items()
+        }
         return function(*positional, access=access, **arguments)
 
     parameters = [parameter.replace(kind=keyword) for parameter in own]
     parameters += [
-        inspect.Parameter(name, keyword, default=default, annotation=annotation)
-        for name, (annotation, default) in _OPTIONS.items()
+        inspect.Parameter(name, keyword, default=_OPTIONS[name][1], annotation=_OPTIONS[name][0])
+        for name in names
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command

@@ -44,6 +44,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("serve frontend", "serve:frontend", "Run the OpenAI frontend with the router inside."),
     ("serve router", "serve:router", "Run the router alone, for other frontends."),
     ("serve indexer", "serve_indexer:indexer", "Run the index of cached blocks alone, over HTTP."),
+    ("serve observe", "serve:observe", "Run a shadow router beside a live Dynamo."),
     ("serve engine", "serve_engine:engine", "Run a simulated OpenAI engine."),
     ("route", "route:route", "Show which workers would serve a prompt, and why."),
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, caches."),
@@ -78,7 +79,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 )
 
 GROUPS = {
-    "serve": "Run a frontend, a router, an indexer or a simulated engine.",
+    "serve": "Run a frontend, a router, a shadow router, an indexer or a simulated engine.",
     "workers": "Workers of a router: list, one worker.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
     "events": "KV events of the workers, live.",

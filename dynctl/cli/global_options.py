@@ -264,6 +264,7 @@ _NOT_READ = {
     "top": frozenset({"wait"}),
     "events tail": frozenset({"wait"}),
     **dict.fromkeys(("serve frontend", "serve router", "serve engine"), frozenset({"output"})),
+    "serve observe": frozenset({"output", "wait"}),
 }
 
 
@@ -316,7 +317,7 @@ def _without_effect(
     where `serve` would start without what they name."""
     read = OUTPUT - _NOT_READ.get(path, frozenset())
     given = options.given - read - own - _ALSO_READ.get(path, frozenset())
-    serves = path.startswith("serve ")
+    serves = local and path.startswith("serve ")
     if serves:
         yield from (
             f"{name} has no effect on {path}: it has no source"

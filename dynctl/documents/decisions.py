@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from dynctl.documents.route_result import (
     DecisionResult,
+    ObservedChoice,
     PreferenceRow,
     Ref,
     RouteResult,
@@ -19,11 +21,43 @@ from dynctl.documents.route_result import (
     pair_choice,
     preference_row,
 )
-from router_core import Decision, RoutingPlan
+from router_core import Decision, Outcome, Role, RoutingPlan, Worker
 
 SCHEMA = 1
 #: Preferred taints of one list whose preference is computed.
 MAX_PREFERENCES = 16
+
+
+class ChosenRank(NamedTuple):
+    """A worker and its rank that another router chose."""
+
+    worker: Worker
+    dp_rank: int
+
+    @property
+    def ref(self) -> Ref:
+        return Ref(self.worker.name, self.worker.worker_id, self.dp_rank)
+
+
+class Choice(NamedTuple):
+    """A choice of a Dynamo frontend, beside a plan that predicts it (:class:`ObservedChoice`).
+
+    ``refused``: outcome and message of the frontend; then ``prefill`` at most was chosen.
+    """
+
+    source: str
+    router_id: int | None
+    model: str
+    prefill: ChosenRank | None = None
+    decode: ChosenRank | None = None
+    blocks: int = 0
+    unpredicted: str = ""
+    cost: float | None = None
+    refused: tuple[Outcome, str] | None = None
+
+    @property
+    def final(self) -> ChosenRank | None:
+        return self.decode or self.prefill
 
 
 class DecisionRow(msgspec.Struct, frozen=True):
@@ -31,7 +65,9 @@ class DecisionRow(msgspec.Struct, frozen=True):
 
     ``whole`` False: only winner and runner-up were kept. ``domains`` are those of the worker that
     answered. ``preference``: how near the preferred domain was to losing; only for the newest plan
-    of each preferred taint, and only with ``?preferences=1``.
+    of each preferred taint, and only with ``?preferences=1``. ``observed``: the choice of a Dynamo
+    frontend; its workers are those of the row, and tokens, cached blocks, cost and margin are
+    predicted.
     """
 
     id: str
@@ -55,6 +91,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
     preference: PreferenceRow | None = None
     #: Conditional disaggregation: why the prefill hop was left out or kept.
     bypass: str | UnsetType = UNSET
+    observed: ObservedChoice | UnsetType = UNSET
 
 
 class DecisionList(msgspec.Struct, frozen=True):
@@ -89,8 +126,12 @@ class PastDecision(RouteResult, frozen=True, kw_only=True):
     earlier: list[DecisionRow] = msgspec.field(default_factory=list)
 
 
-def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
-    """A plan as one row of a list."""
+def decision_row(
+    plan: RoutingPlan, *, at: float, whole: bool, choice: Choice | None = None
+) -> DecisionRow:
+    """A plan as one row of a list. ``choice``: what the plan predicts; then it may have no hop."""
+    if choice is not None:
+        return _choice_row(plan, choice, at, whole)
     final = plan.final
     first = plan.prefill if plan.prefill is not None else final
     answering = final.worker
@@ -119,6 +160,68 @@ def decision_row(plan: RoutingPlan, *, at: float, whole: bool) -> DecisionRow:
     )
 
 
+def _choice_row(plan: RoutingPlan, choice: Choice, at: float, whole: bool) -> DecisionRow:
+    chosen, predicted = choice.final, plan.decode
+    position = _chosen_at(predicted, choice)
+    observed = _observed(plan, choice)
+    stage = "prefill" if choice.decode is None else "decode"
+    if chosen is not None and chosen.worker.role is Role.AGGREGATED:
+        stage = "aggregated"
+    first = choice.prefill
+    return DecisionRow(
+        id=plan.id,
+        at=at,
+        model=choice.model,
+        mode=predicted.mode if predicted is not None else "kv",
+        outcome="selected" if choice.refused is None else choice.refused[0],
+        stage=stage,
+        tokens=predicted.isl_tokens if predicted is not None else 0,
+        blocks=predicted.prompt_blocks if predicted is not None else choice.blocks,
+        cached_blocks=predicted.overlap_blocks(position)
+        if predicted is not None and position is not None and first is None
+        else 0,
+        prefill=None if first is None else first.ref,
+        decode=None if choice.decode is None else choice.decode.ref,
+        domains={} if choice.decode is None else dict(choice.decode.worker.domains),
+        prefill_domains={} if first is None else dict(first.worker.domains),
+        margin=predicted.margin if predicted is not None and observed.as_predicted else None,
+        cost=None if predicted is None or position is None else predicted.costs[position],
+        whole=whole,
+        message=None if choice.refused is None else choice.refused[1],
+        observed=observed,
+    )
+
+
+def _chosen_at(predicted: Decision | None, choice: Choice) -> int | None:
+    """The position of the chosen rank among the candidates of the prediction."""
+    if predicted is None or choice.decode is None:
+        return None
+    wanted = (choice.decode.worker.worker_id, choice.decode.dp_rank)
+    return next((i for i, ref in enumerate(predicted.refs) if tuple(ref) == wanted), None)
+
+
+def _observed(plan: RoutingPlan, choice: Choice) -> ObservedChoice:
+    predicted = plan.decode
+    position = _chosen_at(predicted, choice)
+    agrees = None
+    if predicted is not None:
+        agrees = position is not None and predicted.costs[position] == min(predicted.costs)
+    return ObservedChoice(
+        source=choice.source,
+        router="" if choice.router_id is None else f"{choice.router_id:x}",
+        prefill=None if choice.prefill is None else choice.prefill.ref,
+        decode=None if choice.decode is None else choice.decode.ref,
+        # Of equal costs any is right.
+        predicted=choice.decode.ref
+        if agrees and choice.decode is not None
+        else decision_ref(predicted),
+        as_predicted=agrees,
+        unpredicted=choice.unpredicted,
+        cost=choice.cost,
+        refused="" if choice.refused is None else choice.refused[1],
+    )
+
+
 def with_preferences(
     rows: Sequence[DecisionRow], plans: Sequence[RoutingPlan]
 ) -> list[DecisionRow]:
@@ -129,6 +232,9 @@ def with_preferences(
     found: set[str] = set()
     completed = []
     for row, plan in zip(rows, plans, strict=True):
+        if row.observed is not UNSET:
+            completed.append(row)
+            continue
         final = plan.final
         taints = {item.taint for item in final.constraints.preferred}
         if row.whole and taints - found and len(found) < MAX_PREFERENCES:
@@ -147,8 +253,30 @@ def past_decision(
     whole: bool,
     preset: str | None = None,
     earlier: Sequence[DecisionRow] = (),
+    choice: Choice | None = None,
 ) -> PastDecision:
-    """A kept plan as a document."""
+    """A kept plan as a document. ``choice``: what the plan predicts; then it may have no hop."""
+    if choice is not None and plan.decode is None:
+        chosen = choice.final
+        size = 0 if chosen is None else chosen.worker.block_size
+        return PastDecision(
+            id=plan.id,
+            model=choice.model,
+            mode="kv",
+            preset=preset,
+            tokens=0,
+            block_size=size,
+            blocks=choice.blocks,
+            winner=Winner(None, None),
+            prefill=None,
+            decode=None,
+            observed=_observed(plan, choice),
+            at=at,
+            whole=whole,
+            attempt=len(earlier) + 1,
+            attempts=len(earlier) + 1,
+            earlier=list(earlier),
+        )
     final = plan.final
     notes = [note for hop in (plan.prefill, plan.decode) if hop is not None for note in hop.notes]
     return PastDecision(
@@ -166,6 +294,7 @@ def past_decision(
         relaxed=plan.relaxed,
         bypass=bypass_row(plan),
         pairs=pair_choice(plan, lambda _: None) if whole else UNSET,
+        observed=UNSET if choice is None else _observed(plan, choice),
         at=at,
         whole=whole,
         attempt=len(earlier) + 1,

@@ -60,13 +60,14 @@ class FleetLoad(msgspec.Struct, frozen=True):
     """One reading of a router. ``at``: its wall clock, in seconds.
 
     ``cards`` names the set of cards; ``workers`` are their rows without ranks, None where the
-    request named the same set. ``probe_s``: seconds between two readings of an engine's load.
+    request named the same set. ``probe_s``: seconds between two readings of an engine's load,
+    None where workers report theirs when it changes.
     ``in_flight``: requests of the frontend that have not ended. ``recorded``: decisions since it
     started, which is also the value of ``GET /v1/decisions?since=`` for the next reading.
-    ``audit``: predicted and reported reuse of the workers whose engines report it.
     ``replicas``: the other routers whose load counts here too; absent without replica sync.
-    ``audit``: predicted and reported reuse of the workers whose engines report it. ``queue``:
-    requests that wait in the router queue; absent where it is off.
+    ``audit``: what was predicted for each worker and what happened; ``compares`` and ``skipped``
+    as in :class:`AuditReport`. ``queue``: requests that wait in the router queue; absent where it
+    is off.
     """
 
     at: float
@@ -77,11 +78,13 @@ class FleetLoad(msgspec.Struct, frozen=True):
     conditions: list[Condition] = []
     transfers: list[Transfer] = []
     thresholds: dict[str, dict[str, float | int | None]] = {}
-    probe_s: float = 1.0
+    probe_s: float | None = 1.0
     in_flight: int = 0
     recorded: int = 0
     queue: int | UnsetType = UNSET
     audit: list[AuditRow] = []
+    compares: str = "reuse"
+    skipped: dict[str, int] = {}
     replicas: list[ReplicaRow] | UnsetType = UNSET
     kind: str = "FleetLoad"
     schema: int = SCHEMA

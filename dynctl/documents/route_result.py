@@ -356,6 +356,27 @@ class BypassRow(msgspec.Struct, frozen=True):
     drawn: bool = False
 
 
+class ObservedChoice(msgspec.Struct, frozen=True):
+    """A choice of a Dynamo frontend that dynctl observed; what else a result has is a prediction.
+
+    ``source``: where it was read; ``router``: the frontend's id in hex, empty where the source does
+    not have it. ``predicted``: the worker of the final hop that dynctl would have chosen;
+    ``as_predicted``: whether the chosen one costs as little. Both are None without a prediction,
+    with the reason in ``unpredicted``. ``cost``: the frontend's own, in blocks, where its log has
+    it. ``refused``: the frontend's message; then nothing was chosen.
+    """
+
+    source: str
+    router: str = ""
+    prefill: Ref | None = None
+    decode: Ref | None = None
+    predicted: Ref | None = None
+    as_predicted: bool | None = None
+    unpredicted: str = ""
+    cost: float | None = None
+    refused: str = ""
+
+
 class RouteResult(msgspec.Struct, frozen=True):
     """The answer to "where would this request go, and why".
 
@@ -364,7 +385,8 @@ class RouteResult(msgspec.Struct, frozen=True):
     ``worker_sets``: where the workers of the model form several sets, the decision in each; the
     answer itself is that of ``worker_set``, the most likely one. ``status``: the HTTP status with
     which a Dynamo frontend refuses the request, where it is known. ``bypass``: only with
-    conditional disaggregation.
+    conditional disaggregation. ``observed``: what a Dynamo frontend chose, only in past decisions
+    of ``serve observe``; ``winner`` and the hops are then predictions.
     """
 
     model: str
@@ -388,12 +410,15 @@ class RouteResult(msgspec.Struct, frozen=True):
     bypass: BypassRow | UnsetType = UNSET
     #: Where prefill and decode are chosen as a pair, at temperature 0.
     pairs: PairChoice | UnsetType = UNSET
+    observed: ObservedChoice | UnsetType = UNSET
     kind: str = "RouteResult"
     schema: int = SCHEMA
 
     @property
     def ok(self) -> bool:
-        """Whether every hop has a winner."""
+        """Whether every hop has a winner; of an observed choice, whether there was one."""
+        if not isinstance(self.observed, UnsetType):
+            return not self.observed.refused
         hops = [hop for hop in (self.prefill, self.decode) if hop is not None]
         return bool(hops) and all(hop.winner is not None for hop in hops)
 

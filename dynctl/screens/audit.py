@@ -21,7 +21,7 @@ def audit_screen(report: AuditReport, canvas: Canvas) -> str:
     reuse = report.compares == "reuse"
     about = "reuse predicted by the router, and reported by the engines"
     about = about if reuse else "workers predicted, and chosen by the frontends"
-    span = "since the frontend started"
+    span = f"since the {'frontend' if reuse else 'observer'} started"
     if report.seconds is not None:
         span = f"in {report.seconds:g} s"
     lines = canvas.paragraph(f"{about}, {span}", first="")

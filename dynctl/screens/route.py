@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dynctl.documents.route_result import DecisionResult, RouteResult
+from msgspec import UNSET
+
+from dynctl.documents.route_result import DecisionResult, ObservedChoice, RouteResult
 from dynctl.screens import route_sentences as words
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
@@ -29,7 +31,10 @@ class ExplainScreen:
     show_all: bool = False
 
     def __call__(self, result: RouteResult, canvas: Canvas) -> str:
-        lines = _labelled(canvas, "request", _request(result))
+        lines = [] if result.observed is UNSET else _observed(result.observed, canvas)
+        if result.prefill is None and result.decode is None and lines:
+            return "\n".join(lines) + "\n"
+        lines += _labelled(canvas, "request", _request(result))
         lines += _doubts(result, canvas, show_all=self.show_all)
         for text in words.worker_sets(result):
             lines += _labelled(canvas, "set", text)
@@ -108,9 +113,17 @@ def _doubts(
     return lines
 
 
+def _observed(choice: ObservedChoice, canvas: Canvas) -> list[str]:
+    """What a Dynamo frontend chose; the rest of the screen is a prediction."""
+    if choice.refused:
+        return _labelled(canvas, "refused", words.observed(choice), bold=True)
+    return _labelled(canvas, "chosen", words.observed(choice), bold=True)
+
+
 def _answer(result: RouteResult, canvas: Canvas) -> list[str]:
     first, *others = words.answer(result)
-    lines = _labelled(canvas, "answer", first, bold=True)
+    label = "answer" if result.observed is UNSET else "predicts"
+    lines = _labelled(canvas, label, first, bold=True)
     for label, text in words.remedies(result):
         lines += _labelled(canvas, label, text)
     for text in others:

@@ -15,6 +15,7 @@ from dynctl.documents.route_result import (
     DecisionResult,
     DeviceBudgetRow,
     FunnelRow,
+    ObservedChoice,
     PairRow,
     QueueRow,
     Ref,
@@ -267,6 +268,26 @@ def answer(result: RouteResult) -> list[str]:
     if final is not None:
         lines += _freshness(result, final)
     return lines
+
+
+def observed(choice: ObservedChoice) -> str:
+    """What a Dynamo frontend chose, and whether that was predicted."""
+    router = f" {choice.router}" if choice.router else ""
+    by = f"by Dynamo frontend{router} ({choice.source})"
+    if choice.refused:
+        return f"{choice.refused}, {by}"
+    ranks = [ref for ref in (choice.prefill, choice.decode) if ref is not None]
+    where = " -> ".join(rank_name(ref, bool(ref.dp_rank)) for ref in ranks)
+    if choice.unpredicted:
+        verdict = f"not predicted: {choice.unpredicted}"
+    elif choice.as_predicted:
+        verdict = "as predicted"
+    elif choice.predicted is None:
+        verdict = "dynctl predicted a refusal"
+    else:
+        verdict = f"dynctl predicted {rank_name(choice.predicted, bool(choice.predicted.dp_rank))}"
+    cost = "" if choice.cost is None else f", at its cost of {blocks(choice.cost)} blocks"
+    return f"{where}{cost}, {by}; {verdict}"
 
 
 def refusal(result: RouteResult) -> DecisionResult | None:

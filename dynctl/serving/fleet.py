@@ -16,6 +16,7 @@ import msgspec
 from dynctl.adapters.ports import StreamCode, StreamCondition
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.base.tasks import end_tasks
+from dynctl.documents.models import EngineHealth
 from dynctl.documents.workers import (
     EngineRow,
     StreamState,
@@ -191,6 +192,18 @@ class Fleet:
 
     def by_id(self, worker_id: int) -> Member | None:
         return self._by_id.get(worker_id)
+
+    def engines(self) -> list[EngineHealth]:
+        """Every engine with its problem, if it has one."""
+        return [EngineHealth(m.spec.name, m.spec.url, m.problem) for m in self]
+
+    def find(self, text: str) -> EngineRow | UnregisteredEngine | None:
+        """The row of an engine, by its name or its worker's id; None for an unknown one."""
+        worker = self._service.find_worker(text)
+        member = self._members.get(text)
+        if member is None and worker is not None:
+            member = self._members.get(worker.name)
+        return None if member is None else self.row(member)
 
     def rows(self) -> list[EngineRow | UnregisteredEngine]:
         """The rows of ``GET /v1/workers``: every engine, registered or not."""

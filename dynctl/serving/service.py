@@ -129,7 +129,8 @@ class RoutingService:
     ``clock`` gives monotonic seconds, ``wall`` wall-clock seconds, ``sample`` numbers in [0, 1).
     ``id_prefix`` starts every decision id; each process has another. ``learns``: the caches of
     workers without KV events are estimated. ``prefill_model`` predicts how long prefills take.
-    ``policy_classes``: those of the router queue.
+    ``policy_classes``: those of the router queue. ``router``: the router itself, in place of one
+    that these describe.
     """
 
     def __init__(
@@ -145,8 +146,11 @@ class RoutingService:
         learns: bool = True,
         prefill_model: PrefillModel | None = None,
         policy_classes: PolicyClasses = NO_CLASSES,
+        router: Router | None = None,
     ) -> None:
-        self.router = Router(config, exact_reuse=True, learns=learns, policy_classes=policy_classes)
+        self.router = router or Router(
+            config, exact_reuse=True, learns=learns, policy_classes=policy_classes
+        )
         self.tokenizers = tokenizers or PromptTokenizers()
         self.clock = clock
         self.wall = wall

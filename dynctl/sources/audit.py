@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Final
 
 from dynctl.base.errors import UsageProblem
@@ -37,13 +38,32 @@ def audit(options: GlobalOptions, *, duration: float | None, log: str | None) ->
             f"--log {log}: a dynctl frontend does not need a log",
             "the log is for a live Dynamo: --discovery etcd --etcd-endpoints HOST:2379",
         )
-    before = [client.fleet().audit for client in source.clients] if duration else []
+    before = [client.fleet() for client in source.clients] if duration else []
     if duration:
         time.sleep(duration)
-    now = [client.fleet().audit for client in source.clients]
-    counted = [since(*pair) for pair in zip(now, before, strict=True)] if before else now
+    now = [client.fleet() for client in source.clients]
+    kinds = {one.compares for one in now}
+    if len(kinds) > 1:
+        raise UsageProblem(
+            f"{source.title}: one of them serves requests, the other observes a Dynamo",
+            "audit each of them alone",
+        )
+    counted = [one.audit for one in now]
+    skipped = Counter[str]()
+    for one in now:
+        skipped.update(one.skipped)
+    if before:
+        counted = [since(one.audit, old.audit) for one, old in zip(now, before, strict=True)]
+        for one in before:
+            skipped.subtract(one.skipped)
     rows = added([row for one in counted for row in one])
-    return audit_report(source.title, "reuse", rows, seconds=duration or None)
+    return audit_report(
+        source.title,
+        kinds.pop(),
+        rows,
+        skipped={reason: count for reason, count in skipped.items() if count > 0},
+        seconds=duration or None,
+    )
 
 
 async def _follow_dynamo(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -70,10 +70,17 @@ class _Prompt:
 class DryRun:
     """One query on one view. Raises UsageProblem where the view cannot answer it.
 
-    ``doubts``: what this request makes uncertain, beside the doubts of the view.
+    ``load``: loads the tokenizer in a directory. ``doubts``: what this request makes uncertain,
+    beside the doubts of the view.
     """
 
-    def __init__(self, view: SavedView, query: RouteQuery) -> None:
+    def __init__(
+        self,
+        view: SavedView,
+        query: RouteQuery,
+        load: Callable[[str], ModelTokenizer] | None = None,
+    ) -> None:
+        self._load = load
         self._view = view
         self._query = query
         self._router = view.router
@@ -413,7 +420,7 @@ class DryRun:
             if self._query.assignments:
                 hint += "; only without --set do the engines of a live frontend tokenize"
             raise UsageProblem(f"no tokenizer for model {model}: {where}", hint)
-        tokenizer = load_tokenizer(path)
+        tokenizer = (self._load or load_tokenizer)(path)
         saved = view.tokenizers.get(model)
         if saved is not None and saved != tokenizer.fingerprint:
             why = f"the tokenizer in {path} is different from the one that the view was saved with"

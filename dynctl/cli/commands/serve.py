@@ -1,4 +1,4 @@
-"""`dynctl serve frontend` and `serve router`."""
+"""`dynctl serve frontend`, `serve router` and `serve observe`."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from dynctl.cli.access_options import (
     replicas_of,
     secret,
     with_access_options,
+    with_operator_options,
 )
 from dynctl.cli.router_flags import split_preset, with_router_flags
 
@@ -25,6 +26,10 @@ _LISTEN = "Listening"
 _WORKERS = "Workers and models"
 _LOGS = "Logs and decisions"
 _SHARED = "A router in another process"
+_DYNAMO_HINT = (
+    "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
+    "--discovery kubernetes"
+)
 #: Bytes below which no useful index fits.
 LEAST_INDEX = 1 << 20
 
@@ -386,6 +391,77 @@ def router(
     return int(run_router(config))
 
 
+@with_operator_options
+def observe(
+    options: GlobalOptions,
+    access: Mapping[str, Any],
+    http_host: Host = "127.0.0.1",
+    http_port: Port = 8100,
+    model_path: ModelPath = None,
+    frontend_log: Annotated[
+        str | None,
+        typer.Option(
+            "--frontend-log",
+            metavar="FILE|-",
+            help="The log of a Dynamo frontend: its costs and refusals, and its choices where no "
+            "frontend publishes them; - is standard input.",
+            rich_help_panel=_LOGS,
+        ),
+    ] = None,
+    api_token: ApiToken = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
+    decision_memory: DecisionMemory = "64MiB",
+    index_memory: IndexMemory = "4GiB",
+    system_port: SystemPort = None,
+    announce: Announce = False,
+) -> int:
+    """Run a shadow router: it follows a live Dynamo, predicts each choice of its frontends, and
+    takes no request.
+
+    top, why, audit, workers, topology show, check and route read it with --frontend URL. Nothing is
+    written to the deployment.
+
+    For example: dynctl serve observe --discovery etcd --frontend http://127.0.0.1:8000
+    """
+    from dynctl.adapters.dynamo.planes import backend, namespace, open_planes
+    from dynctl.serving.config import FrontendConfig, Limits
+    from dynctl.serving.http.observe_server import run_observer
+    from dynctl.sources import frontends
+    from dynctl.sources.dynamo.beside import BesideDynamo
+
+    one_choice("--log-format", log_format, ("text", "json"))
+    if options.demo or options.view is not None:
+        named = "--demo" if options.demo else f"--view {options.view}"
+        raise UsageProblem(f"{named}: serve observe follows a live Dynamo", _DYNAMO_HINT)
+    if backend(options) is None:
+        raise UsageProblem("serve observe: no discovery backend is set", _DYNAMO_HINT)
+    config = FrontendConfig(
+        host=http_host,
+        port=http_port,
+        model_path=model_path,
+        log_format=log_format,
+        log_level=log_level.strip().lower(),
+        decision_memory_bytes=size_of("--decision-memory", decision_memory),
+        index_memory_bytes=_index_size(index_memory),
+        limits=Limits(drain_s=0.0, **limits_of(access)),
+        system_port=None if system_port == -1 else system_port,
+        announce=announce,
+        **access_settings(access, api_token),
+    )
+    beside = BesideDynamo(
+        options, frontends(options), frontend_log, None if model_path is None else str(model_path)
+    )
+    return int(
+        run_observer(
+            config,
+            open_planes=lambda: open_planes(options),
+            namespace=namespace(options),
+            beside=beside,
+        )
+    )
+
+
 def _no_endpoint(endpoint: str) -> UsageProblem:
     """The error of Dynamo's --endpoint: what it names, and how its workers are given here."""
     parts = endpoint.split(".")
@@ -527,10 +603,7 @@ def _config(
         _refuse_own_workers(given)
     drain = given.pop("drain_timeout")
     memory = size_of("--decision-memory", given.pop("decision_memory"))
-    index_memory = size_of("--index-memory", given.pop("index_memory"))
-    if index_memory < LEAST_INDEX:
-        raise UsageProblem(f"--index-memory: expected at least 1MiB, got {index_memory:,} bytes")
-    given["index_memory_bytes"] = index_memory
+    given["index_memory_bytes"] = _index_size(given.pop("index_memory"))
     given["index_peers"] = index_peers_of(access)
     if given.get("router_url"):
         for spelled in _without_effect(given, resolved.sources):
@@ -562,6 +635,13 @@ def _config(
 def one_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageProblem(f"{flag} {value}: expected one of {', '.join(choices)}")
+
+
+def _index_size(text: str) -> int:
+    size = size_of("--index-memory", text)
+    if size < LEAST_INDEX:
+        raise UsageProblem(f"--index-memory: expected at least 1MiB, got {size:,} bytes")
+    return size
 
 
 def size_of(flag: str, text: str) -> int:

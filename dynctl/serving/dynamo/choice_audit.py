@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from dynctl.documents.audit import AuditRow
+from dynctl.serving.config import SMALL_FLEET
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine
 from router_core import (
@@ -64,6 +65,13 @@ class _Counts:
     causes: Counter[str] = field(default_factory=Counter)
 
 
+class Prediction(NamedTuple):
+    """What was predicted for the final hop of a request; None with the reason why it was not."""
+
+    decision: Decision | None = None
+    unpredicted: str = ""
+
+
 class ChoiceAudit:
     """Counts predictions and choices on the state of ``router``.
 
@@ -99,40 +107,50 @@ class ChoiceAudit:
             )
         return rows
 
-    def take_sequence(self, event: SequenceEvent) -> None:
-        """Predict the hop of a new request; other events change nothing here."""
+    def take_sequence(self, event: SequenceEvent) -> Prediction | None:
+        """Predict the hop of a new request; other events change nothing here, and have None."""
         if not isinstance(event, SequenceAdded):
-            return
+            return None
         worker = self._router.registry.get(event.worker_id)
         chosen = WorkerWithDpRank(event.worker_id, event.dp_rank)
         if worker is None:
-            self.skipped[UNKNOWN_WORKER] += 1
-        elif worker.role is Role.PREFILL:
+            return self._skip(UNKNOWN_WORKER)
+        if worker.role is Role.PREFILL:
             _remember(self._prefill, event.request_id, chosen)
-            self.skipped[NO_PROMPT] += 1
-        elif event.token_sequence is None:
-            self.skipped[NOT_COUNTED] += 1
-        elif worker.role is Role.DECODE and event.request_id in self._prefill:
-            self._judge_decode(event, worker, chosen)
-        elif worker.role is Role.DECODE:
-            self.skipped[NO_PREFILL] += 1
-        else:
-            self._judge_aggregated(event, worker, chosen)
+            return self._skip(NO_PROMPT)
+        if event.token_sequence is None:
+            return self._skip(NOT_COUNTED)
+        if worker.role is Role.DECODE and event.request_id in self._prefill:
+            return self._judge_decode(event, worker, chosen)
+        if worker.role is Role.DECODE:
+            return self._skip(NO_PREFILL)
+        return self._judge_aggregated(event, worker, chosen)
 
     def take_line(self, read: SelectedLine | RefusedLine) -> None:
         """Compare the cost in a log line with the one that was computed here."""
         if isinstance(read, RefusedLine) or read.logit is None:
             return
+        worker = self._router.registry.get(read.worker_id)
+        if worker is not None and worker.role is Role.PREFILL:
+            return  # the line of the request's other hop may come later
         worker_id, cost = self._expected.pop(read.request_id, (None, 0.0))
         if worker_id != read.worker_id:
-            worker = self._router.registry.get(read.worker_id)
-            self.skipped[NO_EVENT] += worker is not None and worker.role is not Role.PREFILL
+            self.skipped[NO_EVENT] += worker is not None
             return
         counts = self._of(read.worker_id)
         counts.costs += 1
         counts.same_costs += abs(cost - read.logit) < _SAME_COST
 
     # -- inside ----------------------------------------------------------------------------
+
+    @property
+    def _detail(self) -> bool:
+        """Whether rejections are listed too: they cost time in a large fleet."""
+        return len(self._router.registry) <= SMALL_FLEET
+
+    def _skip(self, reason: str) -> Prediction:
+        self.skipped[reason] += 1
+        return Prediction(unpredicted=reason)
 
     def _of(self, worker_id: int) -> _Counts:
         if worker_id not in self._counts and len(self._counts) >= MAX_WORKERS:
@@ -143,7 +161,7 @@ class ChoiceAudit:
 
     def _judge_aggregated(
         self, event: SequenceAdded, worker: Worker, chosen: WorkerWithDpRank
-    ) -> None:
+    ) -> Prediction:
         size, hashes = worker.block_size, event.token_sequence or ()
         slot = self._router.registry.slot(*chosen)
         held = 0
@@ -155,24 +173,29 @@ class ChoiceAudit:
         if event.track_prefill_tokens:
             tokens += event.prefill_tokens % size
         request = RoutingRequest(event.request_id, worker.model, tokens, size, hashes)
-        self._judge(self._router.plan(request).final, request, chosen)
+        decision = self._router.plan(request, detail=self._detail).final
+        self._judge(decision, request, chosen)
         counts = self._counts.get(event.worker_id)
         if counts is not None and event.track_prefill_tokens:
             counts.predicted += held * size
             counts.reported += max(0, tokens - event.prefill_tokens)
+        return Prediction(decision)
 
-    def _judge_decode(self, event: SequenceAdded, worker: Worker, chosen: WorkerWithDpRank) -> None:
+    def _judge_decode(
+        self, event: SequenceAdded, worker: Worker, chosen: WorkerWithDpRank
+    ) -> Prediction:
         size, blocks = worker.block_size, len(event.token_sequence or ())
         request = RoutingRequest(event.request_id, worker.model, blocks * size, size)
         prefill = self._router.plan(request).prefill
         source = self._prefill[event.request_id]
         if prefill is None or source not in prefill.refs:
-            self.skipped[NO_PREFILL] += 1
-            return
+            return self._skip(NO_PREFILL)
         prefill = replace(prefill, winner=list(prefill.refs).index(source))
-        decode = self._router.continue_plan(request, prefill).decode
-        if decode is not None:
-            self._judge(decode, request, chosen)
+        decode = self._router.continue_plan(request, prefill, detail=self._detail).decode
+        if decode is None:
+            return self._skip(NO_PREFILL)
+        self._judge(decode, request, chosen)
+        return Prediction(decode)
 
     def _judge(self, decision: Decision, request: RoutingRequest, chosen: WorkerWithDpRank) -> None:
         known = chosen in decision.refs

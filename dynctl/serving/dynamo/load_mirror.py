@@ -42,6 +42,8 @@ _GAUGE: Final = "frontend metrics"
 #: Sums of prefill tokens that are remembered for a rank, and ranks.
 _EARLIER: Final = 32
 _MOST_RANKS: Final = 100_000
+#: Routers and ranks that are remembered; above it those that are gone are forgotten.
+_MOST_SEEN: Final = 10_000
 NO_EARLIER: Final[Mapping[tuple[int, int], Collection[int]]] = {}
 
 
@@ -59,7 +61,7 @@ class LoadMirror:
         apply: Callable[[Change], Applied],
         clock: Callable[[], float],
         *,
-        on_sequence: Callable[[SequenceEvent], None] = lambda event: None,
+        on_sequence: Callable[[SequenceEvent], object] = lambda event: None,
     ) -> None:
         self._on_sequence = on_sequence
         self._router = router
@@ -92,6 +94,7 @@ class LoadMirror:
                 change = decode_kv_metrics(value.payload).change()
                 self._apply(change)
                 self.reports += 1
+                self._forget_gone()
                 if self._registry.slot(change.worker_id, change.dp_rank) is not None:
                     self.reported.add((change.worker_id, change.dp_rank))
                     self._latch(change.worker_id, change.dp_rank)
@@ -107,6 +110,7 @@ class LoadMirror:
         match event:
             case SequenceAdded():
                 self.added += 1
+                self._forget_gone()
                 self.routers.add(event.router_id)
                 self._apply(
                     Booked(
@@ -123,6 +127,14 @@ class LoadMirror:
                 self._apply(PrefillDone(event.request_id))
             case SequenceFreed():
                 self._apply(Freed(event.request_id, stage))
+
+    def _forget_gone(self) -> None:
+        """Workers and routers come and go for as long as this process runs."""
+        for ranks in (self.reported, self.over):
+            if len(ranks) >= _MOST_SEEN:
+                ranks -= {one for one in ranks if self._registry.slot(*one) is None}
+        if len(self.routers) >= _MOST_SEEN:
+            self.routers.clear()
 
     def _latch(self, worker_id: int, dp_rank: int) -> None:
         """Note whether a rank is over a threshold, at its report."""

@@ -165,7 +165,7 @@ class Observer:
         prefer: str | None = None,
         follow_index: bool = True,
         follow_load: bool = True,
-        on_sequence: Callable[[SequenceEvent], None] = lambda event: None,
+        on_sequence: Callable[[SequenceEvent], object] = lambda event: None,
         on_pass: Callable[[ChannelValue], None] | None = None,
         on_condition: Callable[[StreamCondition], None] = lambda condition: None,
         on_change: Callable[[Change], None] = lambda change: None,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from aiohttp import web
 from msgspec import UNSET
@@ -109,7 +109,7 @@ class Admin:
             found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
         plans = [kept.plan for kept in found]
         rows = [
-            decision_row(plan, at=kept.at, whole=kept.whole)
+            decision_row(plan, at=kept.at, whole=kept.whole, choice=kept.choice)
             for plan, kept in zip(plans, found, strict=True)
         ]
         if wanted.preferences:
@@ -144,10 +144,18 @@ class Admin:
         if not attempts:
             raise not_found(self._not_kept_message(wanted), code="unknown_decision")
         *earlier, last = attempts
-        rows = [decision_row(kept.plan, at=kept.at, whole=kept.whole) for kept in earlier]
+        rows = [
+            decision_row(kept.plan, at=kept.at, whole=kept.whole, choice=kept.choice)
+            for kept in earlier
+        ]
         return json_response(
             past_decision(
-                last.plan, at=last.at, whole=last.whole, preset=self._preset, earlier=rows
+                last.plan,
+                at=last.at,
+                whole=last.whole,
+                preset=self._preset,
+                earlier=rows,
+                choice=last.choice,
             )
         )
 
@@ -163,16 +171,13 @@ class Admin:
             )
         async with self._saving:
             service = self._service
-            tokenizers = {model: service.tokenizers.of(model) for model in service.models()}
             # Copied here, encoded in a thread: a million cached blocks take seconds.
             body = await asyncio.to_thread(
                 encode_view,
                 service.router.capture(),
                 now=service.clock(),
                 preset=self._preset,
-                model_paths={m: str(t.directory) for m, t in tokenizers.items() if t is not None},
-                tokenizers={m: t.fingerprint for m, t in tokenizers.items() if t is not None},
-                doubts=tuple(distinct(d for m in service.models() for d in service.doubts(m))),
+                **self.view_facts(),
             )
             response = web.StreamResponse(
                 headers={"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -182,6 +187,16 @@ class Admin:
                 await response.write(body[at : at + (1 << 20)])
             await response.write_eof()
             return response
+
+    def view_facts(self) -> dict[str, Any]:
+        """What a view has beside the router's state: arguments of :func:`encode_view`."""
+        service = self._service
+        tokenizers = {model: service.tokenizers.of(model) for model in service.models()}
+        return {
+            "model_paths": {m: str(t.directory) for m, t in tokenizers.items() if t is not None},
+            "tokenizers": {m: t.fingerprint for m, t in tokenizers.items() if t is not None},
+            "doubts": tuple(distinct(d for m in service.models() for d in service.doubts(m))),
+        }
 
     def _not_kept_message(self, wanted: str) -> str:
         memory = self._memory

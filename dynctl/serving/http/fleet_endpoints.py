@@ -14,7 +14,6 @@ from dynctl import version
 from dynctl.documents.audit import AuditRow
 from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
 from dynctl.documents.models import (
-    EngineHealth,
     Health,
     ModelList,
     ModelReadiness,
@@ -145,7 +144,7 @@ class ControlApi:
         health = self._service.health(HEALTH_AGE_S)
         conditions = list(self._service.conditions)
         if is_operator(http, self._config.api_token):
-            instances = [EngineHealth(m.spec.name, m.spec.url, m.problem) for m in self._fleet]
+            instances = self._fleet.engines()
         else:
             instances = []
             conditions = [replace(one, subject="", message="") for one in conditions]
@@ -170,7 +169,11 @@ class ControlApi:
         return json_response({"workers": self._fleet.rows(), **replicas})
 
     async def worker(self, http: web.Request) -> web.Response:
-        return json_response(self._fleet.row(self._member(http)))
+        text = http.match_info["worker"]
+        row = self._fleet.find(text)
+        if row is None:
+            raise self._unknown(text)
+        return json_response(row)
 
     async def add_worker(self, http: web.Request) -> web.Response:
         self._writable()
@@ -198,9 +201,12 @@ class ControlApi:
         if member is None and worker is not None:
             member = self._fleet.get(worker.name)
         if member is None:
-            known = ", ".join(m.spec.name for m in list(self._fleet)[:16]) or "none"
-            raise not_found(f"no worker {text[:200]!r}; workers: {known}")
+            raise self._unknown(text)
         return member
+
+    def _unknown(self, text: str) -> HttpError:
+        known = ", ".join(one.name for one in self._fleet.engines()[:16]) or "none"
+        return not_found(f"no worker {text[:200]!r}; workers: {known}")
 
     def _writable(self) -> None:
         if not self._config.admin_api:
@@ -233,6 +239,7 @@ class FleetFeed:
 
     ``waiting``: worker id -> rank -> requests that wait in the engine; ``in_flight`` counts
     the process's own requests; ``probe_s``: seconds between two readings of an engine's load.
+    ``audit``, ``compares`` and ``skipped``: as in :class:`AuditReport`.
     """
 
     def __init__(
@@ -244,11 +251,15 @@ class FleetFeed:
         others: Callable[[], Sequence[WorkerRow]] = tuple,
         waiting: Callable[[], Mapping[int, Mapping[int, int]]] = dict,
         in_flight: Callable[[], int] = lambda: 0,
-        probe_s: Callable[[], float] = lambda: 1.0,
+        probe_s: Callable[[], float | None] = lambda: 1.0,
         audit: Callable[[], list[AuditRow]] = list,
+        compares: str = "reuse",
+        skipped: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._service = service
         self._memory = memory
+        self._compares = compares
+        self._skipped = skipped
         self._transfers = transfers
         self._others = others
         self._waiting = waiting
@@ -299,6 +310,8 @@ class FleetFeed:
             recorded=self._memory.recorded,
             queue=len(router.queue) if router.view().queue is not None else UNSET,
             audit=self._audit(),
+            compares=self._compares,
+            skipped=dict(self._skipped()),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
         )
 

@@ -64,7 +64,7 @@ from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.serving.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import load_tokenizer
-from router_core import IndexBound, TransferTableSet, WorkerWithDpRank
+from router_core import IndexBound, Router, TransferTableSet, WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Frontend:
 
     ``inference`` False leaves the OpenAI endpoints out: a router for other frontends.
     ``extra_routes`` add endpoints; they are called when an application is built, one for each
-    listener.
+    listener. ``router`` and ``fleet``: where the workers are not engines of the command line.
     Raises WorkerSpecError, TokenizationError or StartError if the configuration is invalid.
     """
 
@@ -100,6 +100,8 @@ class Frontend:
         *,
         inference: bool = True,
         extra_routes: Iterable[Routes] = (),
+        router: Router | None = None,
+        fleet: type[Fleet] = Fleet,
     ) -> None:
         self.config = config
         self._specs = _specs(config.workers)
@@ -119,6 +121,7 @@ class Frontend:
                 default_block_size=config.block_size,
                 prefill_model=prefill_model(config.router),
                 policy_classes=policy_classes(config.router),
+                router=router,
             )
         else:
             self.link = RouterLink(
@@ -136,7 +139,7 @@ class Frontend:
         self.fleet = (
             MirroredFleet(service, self.upstream, config)
             if isinstance(service, RemoteRouting)
-            else Fleet(service, self.upstream, config)
+            else fleet(service, self.upstream, config)
         )
         self.flow = RequestFlow(service, self.fleet, HttpDispatch(self.upstream), config.limits)
         self.keys = _keys(config, service)

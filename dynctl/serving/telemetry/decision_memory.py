@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
+from dynctl.documents.decisions import Choice
 from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.telemetry.decision_storage import (
     CONSTRAINT_BYTES,
@@ -36,10 +37,15 @@ MAX_WAITING = 64
 _PLAN = 500
 _CARD = 1_600
 _BYPASS = 600
+_CHOICE = 700
 
 
 class Remembered(NamedTuple):
-    """One plan. ``at`` is wall-clock seconds, ``size`` its estimated bytes."""
+    """One plan. ``at`` is wall-clock seconds, ``size`` its estimated bytes.
+
+    ``choice``: what another router chose, where the plan is only its prediction; such a plan may
+    have no hop.
+    """
 
     id: str
     at: float
@@ -52,6 +58,7 @@ class Remembered(NamedTuple):
     bypass: Bypass | None
     prefill: PackedHop | BriefHop | None
     decode: PackedHop | BriefHop | None
+    choice: Choice | None = None
 
     @property
     def plan(self) -> RoutingPlan:
@@ -78,14 +85,24 @@ class Remembered(NamedTuple):
                 for step in hop.funnel:
                     for rejection in step.rejected:
                         yield rejection.worker
+        yield from self._chosen()
 
     def winners(self) -> Iterator[Worker]:
         """The chosen workers, prefill first."""
+        if self.choice is not None:
+            yield from self._chosen()
+            return
         for hop in (self.prefill, self.decode):
             if isinstance(hop, BriefHop):
                 yield hop.first[0]
             elif hop is not None and hop.worker is not None:
                 yield hop.worker
+
+    def _chosen(self) -> Iterator[Worker]:
+        if self.choice is not None:
+            for rank in (self.choice.prefill, self.choice.decode):
+                if rank is not None:
+                    yield rank.worker
 
     def in_domain(self, text: str) -> bool:
         """Whether a winner is in the domain, or a refusal required it.
@@ -144,14 +161,19 @@ class DecisionMemory(ServiceObserver):
     def __len__(self) -> int:
         return len(self._plans)
 
-    def record(self, plan: RoutingPlan, at: float) -> None:
-        """Keep a plan decided at wall-clock time ``at``; the same id again is a further attempt."""
+    def record(self, plan: RoutingPlan, at: float, choice: Choice | None = None) -> None:
+        """Keep a plan decided at wall-clock time ``at``; the same id again is a further attempt.
+
+        ``choice``: what another router chose, where the plan is only its prediction.
+        """
         if not self.max_bytes:
             return
         turn = self.recorded
         self.recorded += 1
         sampled = turn % self._sample_every == 0 or _ranks(plan) <= self._small_fleet
-        kept = _remember(plan, at, sampled=sampled)
+        # In brief a plan has its winner and the next one, not what another router chose.
+        sampled = sampled or (choice is not None and not _as_predicted(plan, choice))
+        kept = _remember(plan, at, sampled=sampled, choice=choice)
         self._plans[turn] = kept
         self._by_id[kept.id] = (*self._by_id.get(kept.id, ()), turn)
         self.size += kept.size
@@ -257,7 +279,7 @@ def _ranks(plan: RoutingPlan) -> int:
     return hop.funnel[0].entered if hop is not None and hop.funnel else 0
 
 
-def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
+def _remember(plan: RoutingPlan, at: float, *, sampled: bool, choice: Choice | None) -> Remembered:
     prefill, decode = plan.prefill, plan.decode
     outcome: str = "selected"
     whole = sampled or plan.relaxed
@@ -271,6 +293,10 @@ def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
             whole = True
     size = _PLAN + 2 * len(plan.id) + len(plan.model) + CONSTRAINT_BYTES * len(plan.implied)
     size += _BYPASS if plan.bypass is not None else 0
+    if choice is not None:
+        outcome = "selected" if choice.refused is None else choice.refused[0]
+        message = "" if choice.refused is None else choice.refused[1]
+        size += _CHOICE + 2 * (len(message) + len(choice.unpredicted))
     kept: list[PackedHop | BriefHop | None] = []
     for hop in (prefill, decode):
         if hop is None:
@@ -292,8 +318,16 @@ def _remember(plan: RoutingPlan, at: float, *, sampled: bool) -> Remembered:
         plan.relaxed,
         plan.implied,
         plan.bypass,
-        *kept,
+        kept[0],
+        kept[1],
+        choice,
     )
+
+
+def _as_predicted(plan: RoutingPlan, choice: Choice) -> bool:
+    if plan.decode is None or choice.decode is None:
+        return False
+    return plan.decode.ref == (choice.decode.worker.worker_id, choice.decode.dp_rank)
 
 
 def _has_outcome(kept: Remembered, outcome: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from dynctl.serving.telemetry.exposition import Counter, LabelValues
-from router_core import Decision, Router, RoutingPlan
+from router_core import Decision, Router, RoutingPlan, Worker
 
 #: Values of domains counted separately; further ones count under OTHER. Gauges have no such
 #: bound: they show the registered workers.
@@ -33,9 +33,11 @@ class DomainCounters:
 
     def hop(self, decision: Decision) -> None:
         """Count a decided hop; a worker without domains is not counted."""
-        worker = decision.worker
-        if worker is None:
-            return
+        if decision.worker is not None:
+            self.chosen(decision.worker)
+
+    def chosen(self, worker: Worker) -> None:
+        """Count a hop that chose the worker."""
         for domain, value in worker.domains.items():
             self._decisions.inc((domain, self._known(domain, value), worker.role.value))
 
@@ -44,8 +46,11 @@ class DomainCounters:
         if plan.prefill is None or plan.decode is None:
             return
         prefill, decode = plan.prefill.worker, plan.decode.worker
-        if prefill is None or decode is None:
-            return
+        if prefill is not None and decode is not None:
+            self.transfer(prefill, decode)
+
+    def transfer(self, prefill: Worker, decode: Worker) -> None:
+        """Count a hand-off, for each domain of the prefill worker."""
         for domain, value in prefill.domains.items():
             kind = "local" if decode.domains.get(domain) == value else "crossing"
             self._transfers.inc((domain, self._known(domain, value), kind))

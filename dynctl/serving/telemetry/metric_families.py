@@ -122,6 +122,8 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
      "waited there and were admitted", ("model", "policy_class")),
     ("decisions_total", "counter", "Routing plans by their outcome and the hop that decided it",
      ("stage", "outcome")),
+    ("observed_choices_total", "counter", "Choices of a live Dynamo's frontends that serve observe "
+     "saw: as_predicted, differs, not_predicted, refused", ("source", "verdict")),
     ("conditional_disagg_total", "counter", "Verdicts of conditional disaggregation: whether the "
      "prefill hop was left out, and why", ("bypassed", "reason")),
     ("worker_ready", "gauge", "1 = the worker responds to its probe, 0 = it is ejected",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from aiohttp import web
 
 from dynctl.documents.audit import AuditRow
+from dynctl.documents.decisions import Choice
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.domain_metrics import DomainCounters, domain_gauges
@@ -169,6 +170,15 @@ class Metrics(ServiceObserver):
             overhead = self._histograms["dynamo_router_overhead_total_ms"]
             overhead.observe(1000 * record.route_s)
         self._domains.plan(plan)
+
+    def on_choice(self, choice: Choice, verdict: str) -> None:
+        """A Dynamo frontend chose, as `serve observe` saw it."""
+        self._counters["dynctl_observed_choices_total"].inc((choice.source, verdict))
+        for rank in (choice.prefill, choice.decode):
+            if rank is not None:
+                self._domains.chosen(rank.worker)
+        if choice.prefill is not None and choice.decode is not None:
+            self._domains.transfer(choice.prefill.worker, choice.decode.worker)
 
     def on_first_token(self, record: RequestRecord) -> None:
         if record.first_token_at is None:

@@ -236,27 +236,32 @@ class DynamoSource:
             return {}, []
         if wanted == "model":
             name = choose_model(model, deployment.models, deployment.served_names)
-            return await self._tokenizer(deployment, name), []
+            return {name: await model_tokenizer(deployment, name, self._options.timeout)}, []
         paths: dict[str, str] = {}
         notes = []
         for name in deployment.served_names:
             try:
-                paths |= await self._tokenizer(deployment, name)
+                paths[name] = await model_tokenizer(deployment, name, self._options.timeout)
             except (UsageProblem, Unreachable) as error:
                 notes.append(f"no tokenizer for {name}: {error.message}")
         return paths, notes
 
-    async def _tokenizer(self, deployment: Deployment, model: str) -> dict[str, str]:
-        from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
 
-        item = next(item for item in deployment.workers if model in item.worker.served_names)
-        fetched = await fetch_model_files(
-            next((card for card in item.adapters if card.name == model), item.card),
-            host_of(item.instance),
-            _cache_directory(),
-            timeout=self._options.timeout,
-        )
-        return {model: str(fetched.directory)}
+async def model_tokenizer(deployment: Deployment, model: str, timeout: float) -> str:
+    """The directory of a model's tokenizer, fetched from its workers where it is not here yet.
+
+    ``timeout``: seconds for each file. Raises UsageProblem or Unreachable.
+    """
+    from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
+
+    item = next(item for item in deployment.workers if model in item.worker.served_names)
+    fetched = await fetch_model_files(
+        next((card for card in item.adapters if card.name == model), item.card),
+        host_of(item.instance),
+        _cache_directory(),
+        timeout=timeout,
+    )
+    return str(fetched.directory)
 
 
 class _CardThresholds:

@@ -180,6 +180,8 @@ class FrontendClient(HttpFrontend):
             raise UsageProblem(f"{self.url}: {message}")
         if status == 404 and not message:
             raise UsageProblem(f"{self.url}{path}: 404, not a dynctl frontend", _VERSION_HINT)
+        if status == 501:
+            raise UsageProblem(f"{self.url}: {message}")
         if status >= 500:
             raise Unreachable(f"{self.url}{path} failed with {status}: {message}")
         raise UsageProblem(f"{self.url}{path} answered {status}: {message}")

@@ -73,7 +73,9 @@ def frontend_snapshot(
         thresholds=dict(first.load.thresholds),
         settings=settings,
         parts=_parts(known, first, workers),
-        load_every_s=max(load.probe_s for load in loads),
+        load_every_s=max(
+            (load.probe_s for load in loads if load.probe_s is not None), default=None
+        ),
         problem=problem,
     )
 
@@ -255,6 +257,8 @@ def newest_first(frontends: Iterable[FrontendReadings], most: int = KEPT) -> lis
 
 
 def _line(row: DecisionRow, source: str) -> DecisionLine:
+    # What a prefill worker had cached is not predicted: its choice comes without the prompt.
+    unknown = row.observed is not UNSET and row.prefill is not None
     return DecisionLine(
         id=row.id,
         at=row.at,
@@ -267,10 +271,11 @@ def _line(row: DecisionRow, source: str) -> DecisionLine:
         prefill_domains=row.prefill_domains,
         domains=row.domains,
         blocks=row.blocks,
-        cached_blocks=row.cached_blocks,
+        cached_blocks=None if unknown else row.cached_blocks,
         margin=row.margin,
         cost=row.cost,
         relaxed=row.relaxed,
         message=row.message,
         bypass=row.bypass,
+        complete=row.observed is UNSET or row.observed.as_predicted is not None,
     )
