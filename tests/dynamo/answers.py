@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 
-from dynctl.base.decode_errors import RequestError, WireError
+from dynctl.base.decode_errors import RequestError
 from dynctl.serving.engines.answer import EngineAnswer
-from dynctl.wire.dynamo.engine_output import EngineItem, decode_engine_item
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
-from dynctl.wire.dynamo.request_plane import RawItem
 from tests.dynamo.fleet import TINY_MODEL
+from tests.dynctl.serving.scripted import answered
 
 Chunk = Mapping[str, Any]
 
@@ -116,18 +114,9 @@ def ours(case: Case, token_ids: Sequence[int]) -> Seen:
         return Seen(error.status)
     request = engine_request(options, token_ids, eos_token_ids=[1])
     answer = EngineAnswer(options, request, _Decoder(), request_id="1", created=1)
-    sent = b""
-    for chunk in case.chunks:
-        try:
-            item = decode_engine_item(RawItem(msgspec.json.encode({"data": chunk}), "json"))
-        except WireError as error:
-            sent += answer.fail(str(error))
-            break
-        sent += answer.feed(item)
-    if case.raises is not None:
-        sent += answer.feed(EngineItem(event="error", comment=[case.raises]))
-    sent += answer.end()
-    return parsed(200 if options.stream else answer.status, options.stream, sent.decode())
+    raises = case.raises is not None
+    status, sent = answered(answer, case.chunks, streamed=options.stream, raises=raises)
+    return parsed(status, options.stream, sent.decode())
 
 
 # -- the generator ---------------------------------------------------------------------------------

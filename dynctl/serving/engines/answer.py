@@ -17,15 +17,24 @@ from dynctl.tokenization.detokenizer import (
     OutputDecoder,
     StopRules,
 )
-from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, EngineUsage, TopLogprob
+from dynctl.wire.dynamo.engine_output import EngineOutput, EngineUsage, TopLogprob
 from dynctl.wire.dynamo.engine_request import EngineRequest
 from dynctl.wire.dynamo.openai_options import EngineOptions
 
 DONE: Final = b"data: [DONE]\n\n"
-_INTERNAL: Final = "Internal server error"
-_ERROR_EVENT: Final = msgspec.json.encode(
-    {"error": {"message": _INTERNAL, "type": "internal_server_error", "code": 500}}
+ERROR_STATUS: Final = 500
+"""The status of an answer that a worker's error ended before its first byte."""
+_ERROR: Final = msgspec.json.encode(
+    {
+        "error": {
+            "message": "Internal server error",
+            "type": "internal_server_error",
+            "code": ERROR_STATUS,
+        }
+    }
 )
+ERROR_EVENT: Final = b"data: " + _ERROR + b"\n\n"
+"""The event before ``[DONE]`` in a stream that a worker's error ended. The reason is for logs."""
 _F32: Final = struct.Struct("<f")
 _FINISH: Final = {
     "eos": "stop",
@@ -45,6 +54,10 @@ _DETAILS: Final = {
         "rejected_prediction_tokens",
     ),
 }
+
+
+class AnswerError(Exception):
+    """A worker's output that ends the answer with an error: what the worker did, for a log."""
 
 
 @dataclass(slots=True)
@@ -76,15 +89,14 @@ class _Choice:
 
 
 class EngineAnswer:
-    """The answer to one request; its methods take items in the worker's order.
+    """The answer to one request; its methods take outputs in the worker's order.
 
-    ``prompt``: the request's token ids. ``created``: seconds since 1970; ``request_id`` is the part
-    of the answer's id after ``chatcmpl-`` or ``cmpl-``. For a stream every method returns events,
-    possibly none. Without streaming :meth:`end` returns the body, and everything before it nothing.
+    ``created``: seconds since 1970; ``request_id`` is the part of the answer's id after
+    ``chatcmpl-`` or ``cmpl-``. For a stream :meth:`feed` and :meth:`end` return its events, if any;
+    without streaming :meth:`body` is the answer.
 
-    ``done``: the request's own rules have ended the answer, so the worker can stop and what it
-    still sends does not count. ``failure``: the reason of an error, for logs; the client sees none.
-    ``status``: of an answer without streaming, known at the end.
+    ``token_ids``: what was generated so far, of a request for one choice. ``stopped``: rules of the
+    request have ended the answer: the worker can stop, and what it still sends does not count.
     """
 
     def __init__(
@@ -96,9 +108,8 @@ class EngineAnswer:
         request_id: str,
         created: int,
     ) -> None:
-        self.done = False
-        self.failure: str | None = None
-        self.status = 200
+        self.stopped = False
+        self.token_ids: list[int] = []
         self._options = options
         self._decoder = decoder
         skip = request.output_options.skip_special_tokens
@@ -110,7 +121,7 @@ class EngineAnswer:
             )
             for index in range(options.choices)
         }
-        self._stopped: set[int] = set()
+        self._ended: set[int] = set()
         self._begun: set[int] = set()
         self._finished = False
         # A cancelled choice may be one of a worker that fails: what follows decides.
@@ -138,62 +149,69 @@ class EngineAnswer:
             **self._usage,
         }
 
-    def feed(self, item: EngineItem) -> bytes:
-        """Take the next item."""
-        if self.done:
-            return b""
-        if item.failure is not None:
-            return self.fail(item.failure or "the worker reported an error")
-        if item.data is None:
-            return b""
-        before = self._release()
-        if item.data.finish_reason in _CANCELLED:
-            self._held = item.data
-            return before
-        return before + self._output(item.data)
+    def feed(self, output: EngineOutput) -> tuple[bytes, ...]:
+        """The events that an output completes.
 
-    def end(self) -> bytes:
-        """The rest of the answer: the worker has sent everything, or ``done`` is set."""
-        events = [self._release()]
-        if self.failure is None:
-            nothing = EngineOutput(token_ids=[])
-            events += [
-                self._delta(index, text, "stop", nothing, (), None, hidden=False)
-                for index, choice in self._choices.items()
-                if index not in self._stopped and (text := choice.flush())
-            ]
-        if not self._options.stream:
-            return self._body()
-        if self._finished and self._options.include_usage and self.failure is None:
-            events.append(self._event(b"", self.usage, None))
-        events.append(DONE)
-        return b"".join(events)
-
-    def fail(self, reason: str) -> bytes:
-        """End with an error, as a lost worker is one; :meth:`end` is still to be called."""
-        if self.done:
-            return b""
-        self.done = True
-        self.failure = reason
-        self.status = 500
-        return b"data: " + _ERROR_EVENT + b"\n\n" if self._options.stream else b""
-
-    def _release(self) -> bytes:
-        """The output that was held back, unless an error followed it."""
+        Raises AnswerError for an output that is an error or that no request has; then the answer is
+        over, and a stream ends with ``ERROR_EVENT`` and ``DONE``.
+        """
+        if self.stopped:
+            return ()
         held, self._held = self._held, None
-        return b"" if held is None or self.done else self._output(held)
+        before = () if held is None else self._output(held)
+        if output.finish_reason in _CANCELLED:
+            self._held = output
+            return before
+        return before + self._output(output)
+
+    def end(self) -> tuple[bytes, ...]:
+        """The last events of a stream: the worker has sent everything, or ``stopped`` is set."""
+        return (*self._rest(), *self._usage_event(), DONE)
+
+    def body(self) -> bytes:
+        """The whole answer of a request that is not streamed; as :meth:`end`, once."""
+        self._rest()
+        chat = self._options.chat
+        choices = [
+            _whole_chat(index, choice) if chat else _whole_completion(index, choice)
+            for index, choice in sorted(self._whole.items())
+        ]
+        body: dict[str, Any] = {"id": self._id, "choices": choices, **self._head()}
+        if not chat:
+            body["system_fingerprint"] = None
+        body["object"] = "chat.completion" if chat else "text_completion"
+        if self._finished or not chat:
+            body["usage"] = self.usage if self._finished else None
+        if self._nvext:
+            body["nvext"] = self._nvext
+        return msgspec.json.encode(body)
+
+    def _rest(self) -> tuple[bytes, ...]:
+        """What was held back until the end."""
+        held, self._held = self._held, None
+        events = () if held is None or self.stopped else self._output(held)
+        nothing = EngineOutput(token_ids=[])
+        for index, choice in self._choices.items():
+            if index not in self._ended and (text := choice.flush()):
+                events += self._delta(index, text, "stop", nothing, (), None, hidden=False)
+        return events
+
+    def _usage_event(self) -> tuple[bytes, ...]:
+        if self._finished and self._options.include_usage:
+            return (self._event(b"", self.usage, None),)
+        return ()
 
     # -- one output --------------------------------------------------------------------------------
 
-    def _output(self, output: EngineOutput) -> bytes:
+    def _output(self, output: EngineOutput) -> tuple[bytes, ...]:
         index = output.index or 0
         choice = self._choices.get(index)
         if choice is None:
-            return self.fail(f"the worker sent choice {index} of {len(self._choices)}")
-        if index in self._stopped:
-            return b""
+            raise AnswerError(f"sent choice {index}, and {len(self._choices)} were requested")
+        if index in self._ended:
+            return ()
         if output.error is not None:
-            return self.fail(output.error or "the worker reported an error")
+            raise AnswerError(f"reported an error: {output.error}")
         finish = None if output.finish_reason is None else _FINISH[str(output.finish_reason)]
         text: str | None
         hidden = False
@@ -218,8 +236,8 @@ class EngineAnswer:
         """A rule has ended a choice, and with the last one the answer."""
         if finish is not None:
             return  # the worker has ended it at the same time
-        self._stopped.add(index)
-        self.done = len(self._stopped) == len(self._choices)
+        self._ended.add(index)
+        self.stopped = len(self._ended) == len(self._choices)
 
     def _delta(
         self,
@@ -231,7 +249,8 @@ class EngineAnswer:
         reason: str | int | None,
         *,
         hidden: bool,
-    ) -> bytes:
+    ) -> tuple[bytes, ...]:
+        self.token_ids += ids
         self._count(ids, output.completion_usage)
         delta = _Delta(index, text, self._first(index), finish)
         if finish is not None:
@@ -352,12 +371,12 @@ class EngineAnswer:
     def _head(self) -> dict[str, Any]:
         return {"created": self._created, "model": self._options.model}
 
-    def _show(self, delta: _Delta) -> bytes:
+    def _show(self, delta: _Delta) -> tuple[bytes, ...]:
         if not self._options.stream:
             self._keep(delta)
-            return b""
+            return ()
         if delta.empty:
-            return b""
+            return ()
         if not self._options.chat:
             choice: dict[str, Any] = {"text": delta.text or "", "index": delta.index}
             if delta.logprobs is not None:
@@ -374,7 +393,7 @@ class EngineAnswer:
                 "finish_reason": delta.finish,
                 "logprobs": delta.logprobs,
             }
-        return self._event(msgspec.json.encode(choice), delta.usage, delta.nvext)
+        return (self._event(msgspec.json.encode(choice), delta.usage, delta.nvext),)
 
     def _event(
         self, choice: bytes, usage: Mapping[str, Any] | None, nvext: Mapping[str, Any] | None
@@ -398,29 +417,6 @@ class EngineAnswer:
         for name, value in (delta.nvext or {}).items():
             both = name == "completion_token_ids" and name in self._nvext
             self._nvext[name] = self._nvext[name] + value if both else value
-
-    def _body(self) -> bytes:
-        if self.failure is not None:
-            error: dict[str, Any] = {
-                "message": _INTERNAL,
-                "type": "internal_server_error",
-                "code": 500,
-            }
-            return msgspec.json.encode({"error": error})
-        chat = self._options.chat
-        choices = [
-            _whole_chat(index, choice) if chat else _whole_completion(index, choice)
-            for index, choice in sorted(self._whole.items())
-        ]
-        body: dict[str, Any] = {"id": self._id, "choices": choices, **self._head()}
-        if not chat:
-            body["system_fingerprint"] = None
-        body["object"] = "chat.completion" if chat else "text_completion"
-        if self._finished or not chat:
-            body["usage"] = self.usage if self._finished else None
-        if self._nvext:
-            body["nvext"] = self._nvext
-        return msgspec.json.encode(body)
 
 
 def _rules(request: EngineRequest) -> StopRules:

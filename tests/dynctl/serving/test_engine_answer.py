@@ -5,15 +5,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from dynctl.base.decode_errors import RequestError, WireError
-from dynctl.serving.engines.answer import DONE, EngineAnswer
-from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
+from dynctl.base.decode_errors import RequestError
+from dynctl.serving.engines.answer import AnswerError, EngineAnswer
+from dynctl.wire.dynamo.engine_output import EngineOutput
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
-from dynctl.wire.dynamo.request_plane import RawItem
+from tests.dynctl.serving.scripted import answered
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 ROWS = [json.loads(line) for line in (CAPTURES / "dynamo-answers.jsonl").read_text().splitlines()]
@@ -39,8 +38,12 @@ def answer(prompt: list[int] | None = None, *, chat: bool = True, **fields: Any)
     return EngineAnswer(options, request, decoder(), request_id="7", created=3)
 
 
-def output(*ids: int, **fields: Any) -> EngineItem:
-    return EngineItem(data=EngineOutput(token_ids=list(ids), **fields))
+def output(*ids: int, **fields: Any) -> EngineOutput:
+    return EngineOutput(token_ids=list(ids), **fields)
+
+
+def fed(made: EngineAnswer, *outputs: EngineOutput) -> bytes:
+    return b"".join(event for each in outputs for event in made.feed(each))
 
 
 def events(sent: bytes) -> list[Any]:
@@ -64,59 +67,56 @@ def test_the_answer_is_that_of_a_real_frontend(number: int) -> None:
         assert refused.value.status == row["status"]
         return
     made = answer(prompt, chat=row["chat"], **row["fields"])
-    sent = b""
-    for chunk in row["chunks"]:
-        try:
-            item = decode_engine_item(RawItem(msgspec.json.encode({"data": chunk}), "json"))
-        except WireError as error:
-            sent += made.fail(str(error))
-            break
-        sent += made.feed(item)
-    if row["raises"] is not None:
-        sent += made.feed(EngineItem(event="error", comment=[row["raises"]]))
-    sent += made.end()
-    if not row["fields"].get("stream"):
-        assert made.status == row["status"]
-        if made.status == 200:
-            assert plain(json.loads(sent)) == row["events"][0]
-        return
-    assert [plain(each) for each in events(sent)] == row["events"]
+    streamed = row["fields"].get("stream", False)
+    raises = row["raises"] is not None
+    status, sent = answered(made, row["chunks"], streamed=streamed, raises=raises)
+    assert status == row["status"]
+    if streamed:
+        assert [plain(each) for each in events(sent)] == row["events"]
+    elif status == 200:
+        assert plain(json.loads(sent)) == row["events"][0]
 
 
 def test_ids_and_times_are_the_callers() -> None:
-    made = answer(stream=True)
-    [event] = events(made.feed(output(68)))
+    [event] = events(fed(answer(stream=True), output(68)))
     assert (event["id"], event["created"]) == ("chatcmpl-7", 3)
     made = answer(chat=False)
     made.feed(output(68, finish_reason="stop"))
-    assert json.loads(made.end())["id"] == "cmpl-7"
-
-
-def test_a_lost_worker_ends_a_stream_with_an_error_and_shows_no_reason() -> None:
-    made = answer(stream=True)
-    sent = made.feed(output(68)) + made.fail("worker 7 at 10.0.0.1 is gone") + made.end()
-    assert sent.endswith(DONE)
-    assert b"10.0.0.1" not in sent
-    assert made.failure == "worker 7 at 10.0.0.1 is gone"
-    assert events(sent)[1] == {
-        "error": {"message": "Internal server error", "type": "internal_server_error", "code": 500}
-    }
+    assert json.loads(made.body())["id"] == "cmpl-7"
 
 
 def test_after_a_stop_the_worker_can_stop_and_its_output_does_not_count() -> None:
     made = answer(stream=True, stop="b", stream_options={"include_usage": True})
-    sent = made.feed(output(68)) + made.feed(output(69))
-    assert made.done
-    sent += made.feed(output(70)) + made.end()
+    sent = fed(made, output(68), output(69))
+    assert made.stopped
+    sent += fed(made, output(70)) + b"".join(made.end())
     *_, finish, usage, done = events(sent)
     assert finish["choices"][0]["finish_reason"] == "stop"
     assert usage["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     assert done == "[DONE]"
+    assert made.token_ids == [68, 69]
 
 
-def test_a_choice_that_was_not_requested_is_an_error() -> None:
-    made = answer()
-    made.feed(output(68, index=1))
-    made.end()
-    assert made.status == 500
-    assert made.failure == "the worker sent choice 1 of 1"
+def test_errors_name_what_the_worker_did() -> None:
+    with pytest.raises(AnswerError, match="sent choice 1, and 1 were requested"):
+        answer().feed(output(68, index=1))
+    with pytest.raises(AnswerError, match="reported an error: no memory"):
+        answer().feed(output(finish_reason={"error": "no memory"}))
+
+
+def test_a_stream_that_a_worker_ends_shows_no_reason() -> None:
+    made = answer(stream=True)
+    chunks = [{"token_ids": [68]}, {"token_ids": [], "finish_reason": {"error": "secret"}}]
+    status, sent = answered(made, chunks, streamed=True)
+    assert status == 200
+    assert b"secret" not in sent
+    assert events(sent)[1:] == [
+        {
+            "error": {
+                "message": "Internal server error",
+                "type": "internal_server_error",
+                "code": 500,
+            }
+        },
+        "[DONE]",
+    ]
