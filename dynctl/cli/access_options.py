@@ -77,11 +77,17 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "key_requests_per_minute": (
-        _count("--key-requests-per-minute", "Requests that each key may start in a minute"),
+        _count(
+            "--key-requests-per-minute",
+            "Requests that each key may start in a minute, in each of --processes",
+        ),
         0,
     ),
     "key_concurrency": (
-        _count("--key-concurrency", "Requests of each key that may run at the same time"),
+        _count(
+            "--key-concurrency",
+            "Requests of each key that may run at the same time, in each of --processes",
+        ),
         0,
     ),
     "engine_api_key": (

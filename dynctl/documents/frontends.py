@@ -56,7 +56,8 @@ class FleetCard(msgspec.Struct, frozen=True):
 
     ``worker`` is the plain form of `router_core.Worker`; ``reason``: why it gets no requests.
     ``given``: the worker comes from the command line or the workers file of the router, so the
-    frontend's own engine key may be sent there.
+    frontend's own engine key may be sent there. ``key_env``: the variable with the engine's own
+    key, where router and frontend were started by one command, with the same environment.
     """
 
     worker: dict[str, Any]
@@ -65,6 +66,7 @@ class FleetCard(msgspec.Struct, frozen=True):
     bootstrap: tuple[str, int] | None = None
     forward_authorization: bool = False
     given: bool = False
+    key_env: str | None = None
 
 
 class FleetCards(msgspec.Struct, frozen=True):

@@ -38,6 +38,7 @@ WORKERS_BUSY = "WORKERS_BUSY"
 ROUTER_LOST = "ROUTER_LOST"
 SNAPSHOT_NOT_WRITTEN = "SNAPSHOT_NOT_WRITTEN"
 SNAPSHOT_REFUSED = "SNAPSHOT_REFUSED"
+PROCESS_RESTARTED = "PROCESS_RESTARTED"
 
 #: Conditions that make the index or the load of a worker (or of a model) doubtful.
 INDEX_OR_LOAD: Final = frozenset(
@@ -75,7 +76,7 @@ NOT_MODELLED: Final = frozenset(
         "UNKNOWN_MEDIUM",
     }
 )
-INCIDENTS: Final = frozenset({ENGINE_RESTARTED, TRANSFER_CROSSED})
+INCIDENTS: Final = frozenset({ENGINE_RESTARTED, PROCESS_RESTARTED, TRANSFER_CROSSED})
 """Conditions without an end of their own: they end INCIDENT_S after their last report."""
 INCIDENT_S: Final = 600.0
 

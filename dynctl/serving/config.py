@@ -96,7 +96,8 @@ class FrontendConfig:
     ``router_url``: the router process that decides and knows the workers, which ``router_token``
     proves an operator to; ``share_port``: other frontends of this host may listen on the same port.
     ``process``: the name of this process in its log lines, where one command started several;
-    ``metrics_url``: where the metrics of all of them are, for ``/metrics``.
+    ``metrics_url``: where the metrics of all of them are, for ``/metrics``; ``processes_url``:
+    where their states are, for conditions.
     ``compressed_requests`` accepts bodies with a Content-Encoding.
     ``replicas``: with which other routers load is shared; None: with none. ``index_peers``: URLs
     of routers whose index this one begins with; ``api_token`` is sent to them.
@@ -144,3 +145,4 @@ class FrontendConfig:
     index_peers: tuple[str, ...] = ()
     process: str | None = None
     metrics_url: str | None = None
+    processes_url: str | None = None

@@ -7,6 +7,7 @@ frontends report. Without it this process probes them and ejects those that fail
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from functools import partial
 
@@ -70,8 +71,6 @@ class MirroredFleet(Fleet):
             member = Member(spec, SOURCE, ejection=Ejection(self._config.health.ejection))
             member.probed = joined = True
             self._members[worker.name] = self._by_id[worker.worker_id] = member
-            key = self._config.engine_api_key if card.given else None
-            self._upstream.authorize(endpoint, key)
             member.task = self._service.tasks.start(
                 "health probe", partial(self._watch, member), worker.name
             )
@@ -82,6 +81,7 @@ class MirroredFleet(Fleet):
                 return
             member.worker = worker
             self._regroup(member, worker)
+        self._upstream.authorize(endpoint, self._key(card))
         self._service.set_adapters(worker.worker_id, card.adapters)
         member.bootstrap = card.bootstrap
         if joined:
@@ -90,6 +90,13 @@ class MirroredFleet(Fleet):
         member.problem, member.doubt = card.reason, False
         member.failures, member.gone = 0, False
         self._show(member)
+
+    def _key(self, card: FleetCard) -> str | None:
+        """The key of the engine. Only the router of the same command may name a variable: another
+        one could have the environment of this process sent to any address."""
+        if self._config.metrics_url is not None and card.key_env is not None:
+            return os.environ.get(card.key_env)
+        return self._config.engine_api_key if card.given else None
 
     # -- while the router responds, it judges ------------------------------------------------
 

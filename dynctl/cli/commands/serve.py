@@ -217,7 +217,20 @@ Processes = Annotated[
         min=1,
         max=64,
         help="Frontend processes behind the port. With two or more, one more process is their "
-        "router; all of them are started, restarted and ended together.",
+        "router; all of them are started, restarted and ended together. Limits of clients and "
+        "keys hold in each frontend process: N of them admit up to N times as much.",
+        rich_help_panel=_SHARED,
+    ),
+]
+ProcessTimeout = Annotated[
+    float,
+    typer.Option(
+        "--process-timeout",
+        metavar="SECONDS",
+        min=0,
+        max=3600,
+        help="With --processes: a process without an answer for so long is killed and started "
+        "again; 0: it is not.",
         rich_help_panel=_SHARED,
     ),
 ]
@@ -290,6 +303,7 @@ def frontend(
     router_token_file: RouterTokenFile = None,
     share_port: SharePort = False,
     processes: Processes = 1,
+    process_timeout: ProcessTimeout = 30.0,
     api_token: ApiToken = None,
     log_decisions: LogDecisions = "off",
     log_format: LogFormat = "text",
@@ -331,7 +345,7 @@ def frontend(
         _refuse_with_processes(config)
         from dynctl.serving.http.processes import run_processes
 
-        return int(run_processes(config, processes))
+        return int(run_processes(config, processes, process_timeout))
     from dynctl.serving.http.server import run_frontend
 
     return int(run_frontend(config))
@@ -509,7 +523,6 @@ def _shared_router(
 def _refuse_with_processes(config: Any) -> None:
     """Raise UsageProblem for what --processes cannot share; warn about what each counts alone."""
     from dynctl.screens.render import talk
-    from dynctl.serving.engines.worker_spec import parse_worker_spec
 
     if config.router_url is not None:
         raise UsageProblem(
@@ -527,13 +540,6 @@ def _refuse_with_processes(config: Any) -> None:
             "--index-peer with --processes needs --admin-token",
             "the peer gets the token; without yours the router has a secret one",
         )
-    for text in config.workers:
-        if parse_worker_spec(text).api_key_env is not None:
-            raise UsageProblem(
-                f"--worker {text[:200]}: api-key-env= does not work with --processes, because a "
-                "key of one engine is not sent to frontends",
-                "set --engine-api-key or DYNCTL_ENGINE_API_KEY for all engines",
-            )
     if config.key_requests_per_minute or config.key_concurrency:
         talk(
             "warning: --key-requests-per-minute and --key-concurrency hold for each of the "

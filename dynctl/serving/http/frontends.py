@@ -88,7 +88,11 @@ class Frontend:
 
 
 class FrontendsApi:
-    """Leases and placements over the bookings of a `SelectionApi`."""
+    """Leases and placements over the bookings of a `SelectionApi`.
+
+    ``one_environment``: the frontends have the environment of this process, so they get the names
+    of the variables with engines' keys.
+    """
 
     def __init__(
         self,
@@ -100,9 +104,11 @@ class FrontendsApi:
         body_bytes: int = 16 << 20,
         lease_s: float = LEASE_S,
         preset: str | None = None,
+        one_environment: bool = False,
     ) -> None:
         self._service = service
         self._fleet = fleet
+        self._one_environment = one_environment
         self._selection = selection
         self._token = token
         self._body_bytes = body_bytes
@@ -451,6 +457,7 @@ class FrontendsApi:
                     member.bootstrap,
                     spec.forward_authorization,
                     member.source != "api" and spec.api_key_env is None,
+                    spec.api_key_env if self._one_environment else None,
                 )
             )
         settings = {name: getattr(router.config, name) for name in router.config.__slots__}

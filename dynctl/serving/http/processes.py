@@ -1,9 +1,9 @@
 """``serve frontend --processes N``: N frontends on one port and their router, as child processes.
 
-This process starts them, starts one that ends again, and serves health and metrics of all of them
-on one port. A child gets its configuration through a pipe: secrets are in no process list. While
-the pipe is open the parent lives; a child ends when it closes. Each child prints the record of
-``--announce`` when it is ready.
+This process starts them, starts one again that ends or does not respond, and serves health and
+metrics of all of them on one port. A child gets its configuration through a pipe: secrets are in
+no process list. While the pipe is open the parent lives; a child ends when it closes. Each child
+prints the record of ``--announce`` when it is ready.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import msgspec
 import uvloop
 from aiohttp import web
 
+from dynctl.base.tasks import end_tasks
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.connections import FEW, Connections
 from dynctl.serving.http.json_responses import json_response
-from dynctl.serving.http.router_server import run_router
+from dynctl.serving.http.router_server import ProcessState, run_router
 from dynctl.serving.http.server import StartError, announce, error_middleware, listen, run_frontend
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, Family, samples
@@ -46,8 +47,13 @@ _AGAIN_S: Final = (0.5, 30.0)
 #: Seconds after the drain timeout for a child to end by itself.
 _GRACE_S: Final = 5.0
 _READ_S: Final = 5.0
+#: Seconds without an answer after which a process is killed, and between two heartbeats at most.
+SILENT_S: Final = 30.0
+_BEAT_S: Final = 2.0
 _ANSWER_BYTES: Final = 64 * 1024 * 1024
 _LENGTH: Final = struct.Struct("!I")
+
+_PROCESSES_PATH: Final = "/processes"
 
 _UP: Final = Family("dynctl_process_up", "gauge", "1: the process is ready.", ("process",))
 _RESTARTS: Final = Family(
@@ -61,14 +67,26 @@ _log = logging.getLogger(_MODULE)
 
 
 class _Child:
-    """One process: started, watched, and started again until it is stopped."""
+    """One process: started, watched, and started again until it is stopped.
 
-    def __init__(self, config: FrontendConfig) -> None:
+    ``silent_s``: seconds without an answer after which it is killed; 0: it is not.
+    """
+
+    def __init__(
+        self, config: FrontendConfig, session: aiohttp.ClientSession, silent_s: float
+    ) -> None:
         self.config = config
         self.name = config.process or ROUTER
+        self._session = session
+        self._silent_s = silent_s
+        self._was_silent = False
         #: What it announced; None while it is not ready.
         self.record: dict[str, Any] | None = None
         self.restarts = 0
+        #: How often it ended although it was not stopped, how the last time, and when.
+        self.ends = 0
+        self.ended = ""
+        self.ended_at = 0.0
         #: Set with the first record, or with an error if the first start failed.
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._process: asyncio.subprocess.Process | None = None
@@ -106,16 +124,24 @@ class _Child:
             ready_at = None
             try:
                 process = self._process = await self._spawn()
+                beating = None
                 try:
                     if await self._ready(process):
                         ready_at = loop.time()
+                        if self._silent_s:
+                            beating = loop.create_task(self._beat(), name=f"{self.name} heartbeat")
                     code = await process.wait()
                 finally:
+                    if beating is not None:
+                        await end_tasks([beating])
                     self.record = None
                     # Also when this task is cancelled: nothing is left behind.
                     self._kill()
                     await process.wait()
                 ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                if self._was_silent:
+                    self._was_silent = False
+                    ended = f"did not respond for {self._silent_s:g} s and was killed"
             except OSError as error:
                 ended = f"cannot start: {error.strerror or error}"
             self._process = None
@@ -131,10 +157,39 @@ class _Child:
                 return
             if ready_at is not None and loop.time() - ready_at > _AGAIN_S[1]:
                 pause = _AGAIN_S[0]
+            self.ends, self.ended, self.ended_at = self.ends + 1, ended, loop.time()
             _log.error("%s %s: it starts again in %g s", self.name, ended, pause)
             await asyncio.sleep(pause)
             pause = min(_AGAIN_S[1], 2 * pause)
             self.restarts += 1
+
+    async def _beat(self) -> None:
+        """Ask whether it lives, again and again; kill it when it does not answer for too long.
+
+        Each heartbeat without an answer takes a beat, so a pause of this process counts as one.
+        """
+        loop, beat = asyncio.get_running_loop(), min(_BEAT_S, self._silent_s / 4)
+        silent = 0.0
+        while True:
+            asked = loop.time()
+            silent = 0.0 if await self._lives(beat) else silent + beat
+            if silent >= self._silent_s and not self._stopping:
+                _log.error("%s does not respond for %g s: it is killed", self.name, self._silent_s)
+                self._was_silent = True
+                self._kill()
+                return
+            await asyncio.sleep(max(0.0, asked + beat - loop.time()))
+
+    async def _lives(self, within_s: float) -> bool:
+        if self.record is None:
+            return False
+        url = f"http://127.0.0.1:{self.record['system_port']}/live"
+        try:
+            timeout = aiohttp.ClientTimeout(total=within_s)
+            async with self._session.get(url, timeout=timeout) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -173,11 +228,16 @@ class _Child:
 
 
 class Processes:
-    """The frontends and their router. ``config``: as of one frontend that has them all."""
+    """The frontends and their router. ``config``: as of one frontend that has them all.
 
-    def __init__(self, config: FrontendConfig, count: int) -> None:
+    ``silent_s``: seconds without an answer after which a process is killed and started again; 0:
+    it is not.
+    """
+
+    def __init__(self, config: FrontendConfig, count: int, silent_s: float = SILENT_S) -> None:
         self.config = config
         self.count = count
+        self._silent_s = silent_s
         self.children: list[_Child] = []
         self._held = [
             _held(config.host, config.port),
@@ -201,17 +261,18 @@ class Processes:
         """
         config = self.config
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_READ_S))
-        internal = await self._serve()
+        internal = f"http://127.0.0.1:{await self._serve()}"
         token = config.api_token or secrets.token_hex(32)
         router, frontend = _router_config(config), _frontend_config(config)
-        self._add(replace(router, port=self._router_port, api_token=token))
+        router = replace(router, port=self._router_port, api_token=token)
+        self._add(replace(router, processes_url=f"{internal}{_PROCESSES_PATH}"))
         await self.children[0].started
         frontend = replace(
             frontend,
             port=self.port,
             router_url=f"http://127.0.0.1:{self._router_port}",
             router_token=token,
-            metrics_url=f"http://127.0.0.1:{internal}/metrics",
+            metrics_url=f"{internal}/metrics",
         )
         for number in range(self.count):
             self._add(replace(frontend, process=f"frontend-{number + 1}"))
@@ -233,7 +294,8 @@ class Processes:
             held.close()
 
     def _add(self, config: FrontendConfig) -> None:
-        self.children.append(_Child(config))
+        assert self._session is not None
+        self.children.append(_Child(config, self._session, self._silent_s))
 
     # -- health and metrics ----------------------------------------------------------------
 
@@ -254,6 +316,7 @@ class Processes:
         app.router.add_get("/ready", self._of_a_frontend)
         app.router.add_get("/health", self._of_a_frontend)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get(_PROCESSES_PATH, self._states)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         connections = Connections(FEW + self.count)
         self._runners.append((runner, connections))
@@ -286,6 +349,22 @@ class Processes:
         restarts = [((child.name,), float(child.restarts)) for child in self.children]
         body = merged(texts) + samples(_UP, up) + samples(_RESTARTS, restarts)
         return web.Response(body=body.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _states(self, _http: web.Request) -> web.StreamResponse:
+        """The processes, for the router, which shows their ends as conditions."""
+        now = asyncio.get_running_loop().time()
+        return json_response(
+            [
+                ProcessState(
+                    child.name,
+                    child.record is not None,
+                    child.ends,
+                    child.ended,
+                    now - child.ended_at if child.ends else None,
+                )
+                for child in self.children
+            ]
+        )
 
     async def _get(self, child: _Child, path: str, http: web.Request) -> tuple[int, bytes] | None:
         """``GET path`` at the child's system port, on behalf of a client; None without answer."""
@@ -332,24 +411,24 @@ def _labelled(line: str, label: str) -> str:
     return f"{name}{{{label}}} {value}"
 
 
-def run_processes(config: FrontendConfig, count: int) -> int:
+def run_processes(config: FrontendConfig, count: int, silent_s: float = SILENT_S) -> int:
     """Serve with ``count`` frontends until SIGTERM or SIGINT; the exit code. Blocks.
 
-    Raises StartError if one of the processes cannot start.
+    ``silent_s`` as of :class:`Processes`. Raises StartError if one of the processes cannot start.
     """
     try:
         configure_logging(config.log_format, config.log_level)
     except ValueError as error:
         raise StartError(str(error)) from None
-    return uvloop.run(_supervise(config, count))
+    return uvloop.run(_supervise(config, count, silent_s))
 
 
-async def _supervise(config: FrontendConfig, count: int) -> int:
+async def _supervise(config: FrontendConfig, count: int, silent_s: float) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    processes = Processes(config, count)
+    processes = Processes(config, count, silent_s)
     stopped = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(processes.start())
     try:

@@ -7,15 +7,33 @@ and bookings (:mod:`dynctl.serving.http.selection`) replace inference.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
+import msgspec
 from aiohttp import web
 
+from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.http.server import Frontend, run
 
 _LONGEST_SWEEP_S = 15.0
+#: Seconds between two looks at the processes of this command, and for one.
+_PROCESSES_S = 1.0
+_READ_S = 5.0
+
+
+class ProcessState(msgspec.Struct, frozen=True):
+    """One process of ``serve frontend --processes``. ``ends``: how often it ended although it was
+    not stopped; ``ended``: how the last time, ``ended_ago_s`` seconds ago."""
+
+    name: str
+    up: bool
+    ends: int = 0
+    ended: str = ""
+    ended_ago_s: float | None = None
 
 
 class RouterProcess(Frontend):
@@ -34,11 +52,14 @@ class RouterProcess(Frontend):
             preset=config.preset,
             token=config.api_token,
             body_bytes=config.limits.body_bytes,
+            one_environment=config.processes_url is not None,
         )
 
     async def start(self) -> None:
         await super().start()
         self.service.tasks.start("frontend leases", self._end_leases)
+        if self.config.processes_url is not None:
+            self.service.tasks.start("process supervision", self._follow_processes)
 
     def _routes(self) -> list[web.RouteDef]:
         return self.selection.routes() + self.frontends.routes()
@@ -47,6 +68,23 @@ class RouterProcess(Frontend):
         while True:
             await asyncio.sleep(min(0.5, self.frontends.lease_s / 8))
             self.frontends.sweep()
+
+    async def _follow_processes(self) -> None:
+        """Show processes that ended as conditions; this router may be one of them."""
+        seen: dict[str, int] = {}
+        while True:
+            with contextlib.suppress(UpstreamFailure, msgspec.MsgspecError):
+                status, body = await self.upstream.get(self.config.processes_url or "", _READ_S)
+                found = msgspec.json.decode(body, type=list[ProcessState]) if status == 200 else []
+                for one in found:
+                    recent = one.ended_ago_s is not None and one.ended_ago_s < codes.INCIDENT_S
+                    if recent and one.ends != seen.get(one.name):
+                        times = f" ({one.ends} times in all)" if one.ends > 1 else ""
+                        self.service.set_condition(
+                            codes.PROCESS_RESTARTED, one.name, f"{one.ended}{times}"
+                        )
+                    seen[one.name] = one.ends
+            await asyncio.sleep(_PROCESSES_S)
 
     async def drain(self) -> None:
         """Refuse new bookings. The requests of existing ones run in their frontends."""

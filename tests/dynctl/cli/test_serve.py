@@ -369,7 +369,7 @@ def test_what_a_shared_router_decides_is_named(dynctl, started, option):
         (["--share-port"], "--share-port needs --router"),
         (["--unix-socket", "s"], "--unix-socket and --processes: set only one of them"),
         (["--index-peer", "http://a:1"], "--index-peer with --processes needs --admin-token"),
-        (["--worker", "http://h:1,api-key-env=A"], "api-key-env= does not work with --processes"),
+        (["--process-timeout", "-1"], "--process-timeout"),
         (["--processes", "0"], "--processes"),
         (["--processes", "65"], "--processes"),
     ],
@@ -383,9 +383,11 @@ def test_what_several_processes_cannot_share_is_named(dynctl, started, given, pr
 
 def test_several_processes(dynctl, started, monkeypatch):
     counts: list[int] = []
+    timeouts: list[float] = []
 
-    def takes(_config: Any, count: int) -> int:
+    def takes(_config: Any, count: int, silent_s: float) -> int:
         counts.append(count)
+        timeouts.append(silent_s)
         return 0
 
     monkeypatch.setattr("dynctl.serving.http.processes.run_processes", takes)
@@ -395,6 +397,8 @@ def test_several_processes(dynctl, started, monkeypatch):
     assert "hold for each of the frontend processes" in ran.err
     assert dynctl("serve", "frontend", "--processes", "1").code == 0
     assert (counts, len(started)) == ([3, 2], 1)
+    assert dynctl("serve", "frontend", "--processes", "2", "--process-timeout", "5").code == 0
+    assert timeouts == [30.0, 30.0, 5.0]
 
 
 def test_index_peers(dynctl, started):

@@ -9,12 +9,13 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.serving.config import FrontendConfig
@@ -23,6 +24,7 @@ from dynctl.serving.http.server import StartError
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from tests.dynctl.serving.fleets import chat_body
+from tests.dynctl.serving.hostile import HostileEngine, answers, hostile
 from tests.waiting import patience
 
 
@@ -90,6 +92,20 @@ class Serving:
                     return
                 await asyncio.sleep(0.05)
 
+    async def until_condition(self, subject: str, text: str) -> None:
+        """Wait until the fleet has the condition of a process that ended this way."""
+        async with asyncio.timeout(patience(30)):
+            while True:
+                status, body = await self.get("/v1/fleet")
+                found = json.loads(body)["conditions"] if status == 200 else []
+                if any(
+                    (one["code"], one["subject"]) == ("PROCESS_RESTARTED", subject)
+                    and text in one["message"]
+                    for one in found
+                ):
+                    return
+                await asyncio.sleep(0.05)
+
     async def until_restarted(self, name: str) -> None:
         async with asyncio.timeout(patience(60)):
             while True:
@@ -130,7 +146,7 @@ async def until_gone(pids: list[int]) -> None:
 
 
 @asynccontextmanager
-async def serving(*arguments: str) -> AsyncIterator[Serving]:
+async def serving(*arguments: str, **environment: str) -> AsyncIterator[Serving]:
     """Two frontends, a router and an engine; all are gone afterwards."""
     engine = await start_engine(EngineConfig(port=0, speedup_ratio=10.0, name="a0"))
     process = await asyncio.create_subprocess_exec(
@@ -138,6 +154,7 @@ async def serving(*arguments: str) -> AsyncIterator[Serving]:
         "--http-port", "0", "--system-port", "0", "--log-level", "error", "--drain-timeout", "300",
         "--worker", f"{engine.url},name=a0", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        env=os.environ | environment,
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -171,9 +188,13 @@ async def test_killed_processes_start_again_and_sigterm_ends_all():
             while "dynctl_process_up" not in (await fleet.get("/metrics"))[1]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
+            text = (await fleet.get("/metrics"))[1]
+            assert text.count("# HELP dynamo_frontend_requests_total ") == 1
+
         os.kill(fleet.record["processes"]["frontend-1"], signal.SIGKILL)
         await fleet.until_restarted("frontend-1")
         await fleet.answered()
+        await fleet.until_condition("frontend-1", "was killed by signal 9")
 
         os.kill(fleet.record["processes"]["router"], signal.SIGKILL)
         await fleet.until_restarted("router")
@@ -185,14 +206,19 @@ async def test_killed_processes_start_again_and_sigterm_ends_all():
         running = children_of(fleet.process.pid)
         assert len(running) == 3
         body = chat_body("hi there", stream=True, max_tokens=300)
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(fleet.url + "/v1/chat/completions", json=body) as answer,
-        ):
-            assert answer.status == 200
-            await answer.content.readany()
+        async with AsyncExitStack() as streams:
+            opened = []
+            for _ in range(6):  # over both frontends, all but surely
+                client = await streams.enter_async_context(aiohttp.ClientSession())
+                answer = await streams.enter_async_context(
+                    client.post(fleet.url + "/v1/chat/completions", json=body)
+                )
+                assert answer.status == 200
+                await answer.content.readany()
+                opened.append(answer)
             fleet.process.send_signal(signal.SIGTERM)
-            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+            for answer in opened:
+                assert (await answer.read()).endswith(b"data: [DONE]\n\n")
         assert await asyncio.wait_for(fleet.process.wait(), patience(30)) == 0
         assert not any(alive(pid) for pid in [*running, *fleet.children])
 
@@ -213,6 +239,53 @@ async def test_sigkill_of_the_parent_ends_its_children_and_secrets_are_in_no_pro
         fleet.process.kill()
         await fleet.process.wait()
         await until_gone(fleet.children)
+
+
+async def test_processes_that_do_not_respond_are_killed_and_start_again():
+    async with serving("--process-timeout", f"{patience(3):g}") as fleet:
+        before = fleet.record["processes"]
+        for name in ("frontend-1", "router"):
+            os.kill(before[name], signal.SIGSTOP)
+        for name in ("frontend-1", "router"):
+            await fleet.until_restarted(name)
+            assert not alive(before[name])
+            # Of its own end too: the next router finds it.
+            await fleet.until_condition(name, "did not respond for")
+        await fleet.answered()
+        found = await fleet.metrics()
+        assert not found["dynctl_process_restarts_total", "frontend-2"]
+
+
+async def test_engines_get_the_keys_of_their_variables(tmp_path: Path):
+    answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": "x"}}]})
+    good = answers(answer.encode(), "application/json")
+    async with hostile(good, good) as engines:
+        seen: dict[str, set[str]] = {}
+
+        def watched(engine: HostileEngine) -> None:
+            async def behave(request: web.Request) -> web.StreamResponse:
+                seen.setdefault(engine.url, set()).add(request.headers.get("authorization", ""))
+                return await good(request)
+
+            engine.behave = behave
+
+        for engine in engines:
+            watched(engine)
+        file = tmp_path / "workers.yaml"
+        file.write_text(
+            f"workers:\n- {{url: '{engines[1].url}', name: e1, model: keys, api-key-env: KEY_B}}\n"
+        )
+        spec = f"{engines[0].url},name=e0,model=keys,api-key-env=KEY_A"
+        async with serving(
+            "--worker", spec, "--workers-file", str(file), KEY_A="of-a", KEY_B="of-b"
+        ) as fleet:
+            expected = {engines[0].url: {"Bearer of-a"}, engines[1].url: {"Bearer of-b"}}
+            async with asyncio.timeout(patience(30)):
+                while seen.keys() != expected.keys():
+                    await fleet.chat(model="keys")
+            for _ in range(8):
+                await fleet.chat(model="keys")
+            assert seen == expected
 
 
 async def test_a_router_that_cannot_start_ends_the_command():
