@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ def test_the_lines_of_a_page(scene: Scene, tmp_path: Path, pytestconfig: pytest.
         # What the pages export names an etcd and a frontend that are somewhere else.
         shell = Session(tmp_path, here, fixed=("DYN_DISCOVERY_BACKEND", "DYNCTL_FRONTEND"))
         shell.use_frontend(fleet.frontend.url)
-        follow(scene, shell, pytestconfig.stash.get(JUDGE, check))
+        with contextlib.closing(shell):
+            follow(scene, shell, pytestconfig.stash.get(JUDGE, check))
 
 
 def test_there_are_lines_for_dynamo() -> None:
