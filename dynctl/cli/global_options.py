@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -245,6 +245,14 @@ _ANNOTATIONS: dict[str, Any] = {
     ],
 }
 _PREFIX = "global_"
+#: What names a discovery backend, for `serve frontend`; and what specifies other workers.
+_DISCOVERY = ("discovery", "file_kv", "etcd_endpoints")
+#: What is read where the discovery backend is the memory of the process.
+_IN_MEMORY = OUTPUT | {"discovery", "dyn_namespace", "nats_server", "timeout"}
+_DISCOVERY_VARIABLES = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
+_OWN_WORKERS = (
+    *(("--worker", "worker"), ("--workers-file", "workers_file"), ("--router", "router")),
+)
 
 #: Commands that check by themselves which options have an effect, or read all of them.
 _OWN_CHECKS = frozenset(
@@ -260,6 +268,10 @@ _ALSO_READ = {
     "demo": SOURCES | {"context"},
 }
 #: Command -> options that it does not read with any source.
+#: What `serve frontend` does not read of the options for a live Dynamo.
+_NOT_SERVED = frozenset(
+    {"output", "frontend", "token", "token_env", "token_file", "context", "wait", "reach"}
+)
 _NOT_READ = {
     "top": frozenset({"wait"}),
     "events tail": frozenset({"wait"}),
@@ -297,7 +309,8 @@ def with_globals(
             if arguments[name] is None:
                 arguments[name] = values.get(name)
         options = GlobalOptions(**values, given=frozenset(values))
-        for warning in _without_effect(options, path, local, frozenset(redeclared)):
+        alone = local and not _serves_dynamo(options, path, arguments)
+        for warning in _without_effect(options, path, alone, frozenset(redeclared)):
             from dynctl.screens.render import talk
 
             talk(f"warning: {warning}")
@@ -350,16 +363,45 @@ def _without_effect(
             )
         place = f"on {path}"
     else:
-        from dynctl.sources import source_read
-
-        source = source_read(options)
+        source = _served_backend(options) if path == "serve frontend" else _source(options)
         if source is None:
             return
-        read = READ_BY[source] - _NOT_READ.get(path, frozenset())
+        not_read = _NOT_SERVED if path == "serve frontend" else _NOT_READ.get(path, frozenset())
+        read = READ_BY.get(source, _IN_MEMORY) - not_read
         place = f"with {source if source.startswith('--') else f'discovery backend {source}'}"
     for name in _ANNOTATIONS:
         if name in given - read:
             yield f"{_flag(name)} has no effect {place}"
+
+
+def _source(options: GlobalOptions) -> str | None:
+    from dynctl.sources import source_read
+
+    return source_read(options)
+
+
+def _served_backend(options: GlobalOptions) -> str | None:
+    from dynctl.adapters.dynamo.planes import backend
+
+    named = backend(replace(options, context_applied=True), serving=True)
+    return None if named is None else named[0]
+
+
+def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any]) -> bool:
+    """Whether `serve frontend` serves the workers of a Dynamo deployment.
+
+    Raises UsageProblem where both these and other workers are specified.
+    """
+    if path != "serve frontend":
+        return False
+    own = [flag for flag, name in _OWN_WORKERS if arguments.get(name)]
+    named = [_flag(name) for name in _DISCOVERY if name in options.given]
+    if named and own:
+        raise UsageProblem(
+            f"{named[0]} and {own[0]}: set only one of them",
+            "the workers of a frontend are those in Dynamo's discovery, or those specified",
+        )
+    return bool(named or any(os.environ.get(name) for name in _DISCOVERY_VARIABLES)) and not own
 
 
 def _flag(name: str) -> str:

@@ -428,7 +428,7 @@ def _worker(
             # Dynamo's router accepts such a card and fails when it uses it; so does dynctl.
             problems.append(Problem(ProblemCode.CARD_REJECTED, name, str(error)))
             config = ModelRuntimeConfig.from_dict(card.runtime_config, validate=False)
-        if config.context_length is None and card.context_length is not None:
+        if not config.context_length:  # mock workers publish 0
             config = replace(config, context_length=card.context_length, validate=False)
         return Worker(
             worker_id=card.instance_id,

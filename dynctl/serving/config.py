@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from dynctl.base.options import GlobalOptions
 from dynctl.serving.engines.ejection import EjectionLimits
 from router_core import RouterConfig
 
@@ -81,6 +82,25 @@ class ReplicaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DynamoConfig:
+    """The planes of a Dynamo deployment whose workers a frontend serves.
+
+    ``planes`` name the discovery backend and the addresses. ``namespace`` is Dynamo's, ``PREFIX*``
+    or None for all. ``cache`` is the directory for the files of models. ``response_port``: where
+    workers' responses arrive; 0: a free port. ``migration_limit``: how often a response may go on
+    with another worker, None: as the model's card says; it does not from ``migration_max_tokens``
+    tokens of prompt and output on.
+    """
+
+    planes: GlobalOptions
+    namespace: str | None
+    cache: Path
+    response_port: int = 0
+    migration_limit: int | None = None
+    migration_max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FrontendConfig:
     """Settings of a frontend process.
 
@@ -102,6 +122,7 @@ class FrontendConfig:
     ``replicas``: with which other routers load is shared; None: with none. ``index_peers``: URLs
     of routers whose index this one begins with; ``api_token`` is sent to them.
     ``tokenizer``: which encoder of ``model_path`` serves (see `dynctl.tokenization.encoders`).
+    ``dynamo``: the deployment whose workers are served; None: those of ``workers``.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
@@ -146,3 +167,4 @@ class FrontendConfig:
     process: str | None = None
     metrics_url: str | None = None
     processes_url: str | None = None
+    dynamo: DynamoConfig | None = None

@@ -207,12 +207,20 @@ class Fleet:
 
     def rows(self) -> list[EngineRow | UnregisteredEngine]:
         """The rows of ``GET /v1/workers``: every engine, registered or not."""
-        states = self.index.states_by_worker()
+        states = self.states_by_worker()
         return [self._row(member, states.get(member.spec.worker_id, {})) for member in self]
 
     def row(self, member: Member) -> EngineRow | UnregisteredEngine:
         """The row of one engine."""
-        return self._row(member, self.index.states(member.spec.worker_id))
+        return self._row(member, self.states(member.spec.worker_id))
+
+    def states(self, worker_id: int) -> Mapping[int, StreamState]:
+        """Rank -> state of its event stream."""
+        return self.index.states(worker_id)
+
+    def states_by_worker(self) -> Mapping[int, Mapping[int, StreamState]]:
+        """Worker id -> rank -> state of its event stream."""
+        return self.index.states_by_worker()
 
     def _row(
         self, member: Member, states: Mapping[int, StreamState]
@@ -272,6 +280,10 @@ class Fleet:
         return max(self.probe_interval, len(self) / _METRICS_A_SECOND if plain else 0.0)
 
     # -- joining and leaving ---------------------------------------------------------------
+
+    async def first_read(self, timeout_s: float) -> None:
+        """Wait until what the engines cache was read once, at most ``timeout_s`` seconds."""
+        await self.index.first_read(timeout_s)
 
     async def add(self, spec: WorkerSpec, source: str) -> Member:
         """Add an engine to the fleet, or replace the one with that name. Returns after its first

@@ -9,12 +9,13 @@ import asyncio
 import logging
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from dynctl.serving.config import Limits
-from dynctl.serving.engines.dispatch import Call, Dispatch
+from dynctl.serving.engines.dispatch import EMBEDDINGS_PATH, Call, Dispatch
 from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -25,7 +26,6 @@ from dynctl.serving.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
-EMBEDDINGS_PATH: Final = "/v1/embeddings"
 #: The beginning of an engine's event when it failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
 _FIRST_EVENT_BYTES: Final = 64 * 1024
@@ -140,6 +140,11 @@ class RequestFlow:
         self._limits = limits
         self._first_outputs = FirstOutputs(limits.first_byte_s, limits.first_output_s)
 
+    def prepare(self, call: Call) -> None:
+        """Make what every hop of a new call needs. Raises RequestError for what the workers cannot
+        do."""
+        self._hops.prepare(call)
+
     async def start(self, call: Call) -> Answer:
         """Run the request up to the first output of an engine. Raises Refused, HandoffRefused or
         GaveUp.
@@ -148,7 +153,9 @@ class RequestFlow:
         """
         tries = _Tries()
         service = self._service
-        admitted = False
+        admitted = call.resume is not None
+        if call.move is None:
+            call.move = partial(self._continue, call)
         while True:
             request = excluding(call.request, tries.failed, service.router.registry)
             began = service.clock()
@@ -376,7 +383,11 @@ class RequestFlow:
     ) -> tuple[EngineStream, bytes]:
         """Send to the hop's winner and wait for its first output; raises _HopFailed."""
         worker, began = _winner(decision), self._service.clock()
+        if call.resume is not None:
+            call.on_output = partial(self._goes_on, call, decision, began)
         response = await self._open(call, decision, message, quick=call.stream)
+        if call.resume is not None:
+            return response, b""  # its reader waits for it already
         try:
             _check_type(response, "text/event-stream" if call.stream else "application/json")
             if not call.stream:
@@ -393,6 +404,36 @@ class RequestFlow:
         self._waits_no_more(worker, response)
         self._answered(decision, began, quick=call.stream)
         return response, head
+
+    def _goes_on(self, call: Call, decision: Decision, began: float) -> None:
+        """A response that moved has its first output from the new worker."""
+        self._service.prefill_done(call.request.id)
+        self._answered(decision, began, quick=True)
+
+    async def _continue(self, call: Call, response: EngineStream, failure: UpstreamFailure) -> None:
+        """Continue a response that its worker lost on another worker, after the tokens so far.
+
+        Raises UpstreamFailure where no worker can do it.
+        """
+        service, plan = self._service, call.moved or call.record.plan
+        lost = None if plan is None else plan.final.worker
+        service.free(call.request.id)
+        if lost is not None and plan is not None:
+            stage = plan.final.stage
+            call.record.attempts.append((lost.name, stage, str(failure)))
+            self._fleet.report_failure(lost.worker_id, failure)
+        later = self._hops.continued(call, response)
+        salt = None if call.parsed is None else call.parsed.cache_salt
+        request = service.rehashed(call.request, later.token_ids or (), salt)
+        gone = () if lost is None else (lost.worker_id,)
+        later.request = excluding(request, gone, service.router.registry)
+        _log.warning("request %s: %s; it goes on with another worker", call.request.id, failure)
+        try:
+            answer = await self.start(later)
+        except (Refused, HandoffRefused, GaveUp) as error:
+            raise failure from error
+        call.moved = answer.plan
+        service.moved += 1
 
     async def _first_output(self, response: EngineStream, timeout_s: float) -> bytes:
         """The stream up to its first event or a part of it, with the comments before it."""

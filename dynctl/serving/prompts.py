@@ -93,6 +93,29 @@ class Prompt:
         return [*ids[:added], *ids[len(ids) - self.keep + added :]]
 
 
+def dynamo_chat(tokenizer: ModelTokenizer, chat: ChatRequest) -> list[int]:
+    """The token ids of a chat as Dynamo's frontend reads its body. Raises PromptError or
+    TemplateError."""
+    from dynctl.tokenization import PromptError, encode_as_dynamo
+
+    body = chat.body
+    for name in ("chat_template", "documents", "functions"):
+        if body.get(name) is not None:
+            raise PromptError(f"{name}: a Dynamo frontend refuses this field; leave it out")
+    given = {**(body.get("chat_template_args") or {}), **(body.get("chat_template_kwargs") or {})}
+    return encode_as_dynamo(
+        tokenizer,
+        body["messages"],
+        body.get("tools"),
+        tool_choice=body.get("tool_choice"),
+        template_args=given,
+        reasoning_effort=body.get("reasoning_effort"),
+        thinking=body.get("thinking"),
+        add_generation_prompt=body.get("add_generation_prompt"),
+        continue_final_message=chat.continue_final_message,
+    )
+
+
 def prompts_of(
     parsed: ChatRequest | CompletionRequest, context_length: int | None = None
 ) -> tuple[list[Prompt], str | None]:
@@ -162,6 +185,10 @@ class PromptTokenizers:
         self._default = default
         self._by_model = dict(by_model or {})
         self.engine: EngineTokenize | None = None
+
+    def set(self, model: str, tokenizer: ModelTokenizer) -> None:
+        """Use another tokenizer for a model from now on."""
+        self._by_model[model] = tokenizer
 
     def of(self, model: str) -> ModelTokenizer | None:
         return self._by_model.get(model, self._default)

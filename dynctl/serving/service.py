@@ -190,6 +190,8 @@ class RoutingService:
         self._adapters_of: dict[int, tuple[str, ...]] = {}
         #: Other name of a model -> the model.
         self.aliases: Mapping[str, str] = {}
+        #: Responses that went on with another worker.
+        self.moved = 0
         self.started_at = clock()
         #: Predicts how long prefills take; None: their load stays until the first output token.
         self.prefill_model = prefill_model
@@ -313,6 +315,21 @@ class RoutingService:
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
+
+    def rehashed(
+        self, request: RoutingRequest, ids: Sequence[int], cache_salt: str | None
+    ) -> RoutingRequest:
+        """The request with a longer prompt: what was generated is part of it now."""
+        hasher = self._hashers.get(request.block_size)
+        if hasher is None:
+            return request
+        hashes = hasher.hash_prompt(ids, lora_name=request.lora_name, cache_salt=cache_salt)
+        return replace(
+            request,
+            isl_tokens=len(ids),
+            sequence_hashes=hashes.sequence,
+            local_hashes=hashes.local,
+        )
 
     def session(self, name: str | None, client: bytes = b"") -> Session | None:
         """The session that a client names; None without one, and while affinity is off.

@@ -376,7 +376,13 @@ class DryRun:
     # -- its prompt ------------------------------------------------------------------------
 
     def _tokenized(self) -> _Prompt:
-        from dynctl.serving.prompts import NOT_MODELLED, encode, estimate_tokens, prompts_of
+        from dynctl.serving.prompts import (
+            NOT_MODELLED,
+            dynamo_chat,
+            encode,
+            estimate_tokens,
+            prompts_of,
+        )
         from dynctl.tokenization import PromptError, TemplateError
 
         parsed = self._parsed
@@ -395,7 +401,7 @@ class DryRun:
                 elif tokenizer is None:
                     raise AssertionError("a text needs the tokenizer")
                 elif self._of_dynamo and isinstance(parsed, ChatRequest):
-                    ids = _dynamo_chat(tokenizer, parsed)
+                    ids = dynamo_chat(tokenizer, parsed)
                 else:
                     ids = encode(tokenizer, prompt)
             except (PromptError, TemplateError) as error:
@@ -479,28 +485,6 @@ def _block_sizes(workers: Iterable[Worker]) -> list[int]:
 
 def _is_eagle(workers: Iterable[Worker]) -> bool:
     return any(worker.runtime_config.enable_eagle for worker in workers)
-
-
-def _dynamo_chat(tokenizer: ModelTokenizer, chat: ChatRequest) -> list[int]:
-    """The token ids of a chat as Dynamo's frontend reads its body. Raises PromptError."""
-    from dynctl.tokenization import PromptError, encode_as_dynamo
-
-    body = chat.body
-    for name in ("chat_template", "documents", "functions"):
-        if body.get(name) is not None:
-            raise PromptError(f"{name}: a Dynamo frontend refuses this field; leave it out")
-    given = {**(body.get("chat_template_args") or {}), **(body.get("chat_template_kwargs") or {})}
-    return encode_as_dynamo(
-        tokenizer,
-        body["messages"],
-        body.get("tools"),
-        tool_choice=body.get("tool_choice"),
-        template_args=given,
-        reasoning_effort=body.get("reasoning_effort"),
-        thinking=body.get("thinking"),
-        add_generation_prompt=body.get("add_generation_prompt"),
-        continue_final_message=chat.continue_final_message,
-    )
 
 
 def _samples(tokens: Sequence[int]) -> tuple[float, float]:

@@ -67,6 +67,12 @@ class FetchedModel:
     received_bytes: int = 0
 
 
+def cache_directory() -> Path:
+    """Where the files of models are kept for this user."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "dynctl" / "models"
+
+
 def host_of(instance: Instance) -> str:
     """The host that an instance is served on; empty if its transport has none (NATS)."""
     if instance.transport != "tcp":

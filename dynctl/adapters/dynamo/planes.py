@@ -33,6 +33,7 @@ NAMESPACE_VARIABLE: Final = "DYN_NAMESPACE"
 #: Linux: the request for an interface's address.
 _SIOCGIFADDR: Final = 0x8915
 BACKENDS: Final = ("file", "etcd", "kubernetes")
+_MEMORY: Final = ("mem", "memory")
 NOT_YET: Final = {
     "memory": "lives inside one process; nothing outside can read it",
     "mem": "lives inside one process; nothing outside can read it",
@@ -56,10 +57,10 @@ class Planes:
         await self.discovery.close()
 
 
-def backend(options: GlobalOptions) -> tuple[str, str] | None:
+def backend(options: GlobalOptions, *, serving: bool = False) -> tuple[str, str] | None:
     """(discovery backend, option or variable that names it), None without one.
 
-    Raises UsageProblem.
+    ``serving``: it may be the memory of this process. Raises UsageProblem.
     """
     options = in_context(options)
     environ = os.environ if options.environment_sources else {}
@@ -74,6 +75,8 @@ def backend(options: GlobalOptions) -> tuple[str, str] | None:
     for name, source in candidates:
         if name is None:
             continue
+        if serving and name in _MEMORY:
+            return "mem", source
         if name in NOT_YET:
             raise UsageProblem(f"{source} {name}: this discovery backend {NOT_YET[name]}")
         if name not in BACKENDS:
@@ -96,15 +99,18 @@ def namespace(options: GlobalOptions) -> str | None:
     return None if name == "*" else name
 
 
-def open_planes(options: GlobalOptions) -> Planes:
+def open_planes(options: GlobalOptions, *, response_port: int = 0, serving: bool = False) -> Planes:
     """The planes that the options name, not connected yet. Needs a running event loop.
+
+    ``response_port``: where responses of workers arrive; 0: a free port. ``serving``: the memory of
+    this process may be the discovery backend.
 
     Raises UsageProblem, or Unreachable where a credential plugin of a kubeconfig fails.
     """
-    from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
+    from dynctl.adapters.dynamo.request_plane import RequestLimits, TcpRequestPlane
 
     options = in_context(options)
-    named = backend(options)
+    named = backend(options, serving=serving)
     if named is None:
         raise UsageProblem(
             "no discovery backend is set",
@@ -112,9 +118,13 @@ def open_planes(options: GlobalOptions) -> Planes:
             "--discovery kubernetes",
         )
     opened = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
-    discovery = opened[named[0]](options)
+    discovery = opened.get(named[0], _memory)(options)
     events = _EventPlanes(options)
-    requests = TcpRequestPlane(advertised_host=_response_host(), nats=lambda: _messenger(options))
+    requests = TcpRequestPlane(
+        advertised_host=_response_host(),
+        nats=lambda: _messenger(options),
+        limits=RequestLimits(port=response_port),
+    )
     return Planes(discovery.title, discovery, events.of, requests, events.opened)
 
 
@@ -174,6 +184,12 @@ def _response_host() -> str | None:
                 f"DYN_TCP_RESPONSE_STREAM_HOST {value}: the interface has no IPv4 address"
             ) from error
     return socket.inet_ntoa(found[20:24])
+
+
+def _memory(options: GlobalOptions) -> Discovery:
+    from dynctl.adapters.memory import MemoryDiscovery
+
+    return MemoryDiscovery()
 
 
 def _file(options: GlobalOptions) -> Discovery:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ _DYNAMO_HINT = (
     "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
     "--discovery kubernetes"
 )
+_DYNAMO = "Workers of a Dynamo deployment"
 #: Bytes below which no useful index fits.
 LEAST_INDEX = 1 << 20
 
@@ -234,6 +236,54 @@ ProcessTimeout = Annotated[
         rich_help_panel=_SHARED,
     ),
 ]
+NamespacePrefix = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace-prefix",
+        metavar="PREFIX",
+        envvar="DYN_NAMESPACE_PREFIX",
+        help="Serve all Dynamo namespaces that begin with this; wins over --dyn-namespace.",
+        rich_help_panel=_DYNAMO,
+    ),
+]
+ResponsePort = Annotated[
+    int,
+    typer.Option(
+        "--response-port",
+        metavar="PORT",
+        envvar="DYN_TCP_RESPONSE_STREAM_PORT",
+        min=0,
+        max=65535,
+        help="Port where Dynamo workers send their responses; 0: a free one.",
+        rich_help_panel=_DYNAMO,
+    ),
+]
+MigrationLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--migration-limit",
+        metavar="N",
+        envvar="DYN_MIGRATION_LIMIT",
+        min=0,
+        max=1000,
+        help="How often a response may go on with another Dynamo worker after its worker is lost. "
+        "[default: as the model's card says]",
+        rich_help_panel=_DYNAMO,
+    ),
+]
+MigrationTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--migration-max-seq-len",
+        metavar="TOKENS",
+        envvar="DYN_MIGRATION_MAX_SEQ_LEN",
+        min=1,
+        max=1 << 31,
+        help="Prompt and output above which a response does not go on elsewhere. "
+        "[default: no limit]",
+        rich_help_panel=_DYNAMO,
+    ),
+]
 LogDecisions = Annotated[
     str,
     typer.Option(
@@ -304,6 +354,10 @@ def frontend(
     share_port: SharePort = False,
     processes: Processes = 1,
     process_timeout: ProcessTimeout = 30.0,
+    namespace_prefix: NamespacePrefix = None,
+    response_port: ResponsePort = 0,
+    migration_limit: MigrationLimit = None,
+    migration_max_seq_len: MigrationTokens = None,
     api_token: ApiToken = None,
     log_decisions: LogDecisions = "off",
     log_format: LogFormat = "text",
@@ -317,12 +371,19 @@ def frontend(
     """Run the OpenAI frontend with the router inside, in front of engines.
 
     For example: dynctl serve frontend --worker http://127.0.0.1:8001,zone=zone-a --model-path DIR
+
+    With --discovery and without --worker its workers are those of a Dynamo deployment.
     """
+    own = bool(worker or workers_file or router)
+    dynamo = _dynamo(
+        options, namespace_prefix, response_port, migration_limit, migration_max_seq_len, own=own
+    )
     shared = _shared_router(router, router_token, router_token_file, share_port=share_port)
     config = _config(
         router_flags,
         access,
         **shared,
+        dynamo=dynamo,
         host=http_host,
         port=http_port,
         workers=tuple(worker or ()),
@@ -476,6 +537,47 @@ def observe(
     )
 
 
+def _dynamo(
+    options: GlobalOptions,
+    prefix: str | None,
+    response_port: int,
+    migration_limit: int | None,
+    migration_max_tokens: int | None,
+    *,
+    own: bool,
+) -> Any:
+    """The DynamoConfig of the options; None where they name no discovery backend, and for
+    ``own`` workers."""
+    from dynctl.adapters.dynamo.model_files import cache_directory
+    from dynctl.adapters.dynamo.planes import NAMESPACE_VARIABLE, backend
+    from dynctl.screens.render import talk
+    from dynctl.serving.config import DynamoConfig
+
+    # The contexts are those of clients.
+    planes = replace(options, context_applied=True)
+    if own or backend(planes, serving=True) is None:
+        given = {
+            "--namespace-prefix": prefix,
+            "--response-port": response_port,
+            "--migration-limit": migration_limit,
+            "--migration-max-seq-len": migration_max_tokens,
+        }
+        for flag in (flag for flag, value in given.items() if value):
+            talk(f"warning: {flag} has no effect without --discovery")
+        return None
+    # As Dynamo's frontend: all namespaces, unless one is set.
+    name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE) or "*"
+    name = f"{prefix}*" if prefix else name
+    return DynamoConfig(
+        planes,
+        None if name == "*" else name,
+        cache_directory(),
+        response_port,
+        migration_limit,
+        migration_max_tokens,
+    )
+
+
 def _no_endpoint(endpoint: str) -> UsageProblem:
     """The error of Dynamo's --endpoint: what it names, and how its workers are given here."""
     parts = endpoint.split(".")
@@ -530,6 +632,11 @@ def _refuse_with_processes(config: Any) -> None:
             "--processes starts a router of its own; for one elsewhere start each frontend with "
             "--router and --share-port",
         )
+    if config.dynamo is not None:
+        raise UsageProblem(
+            "--processes does not work with the workers of a Dynamo deployment",
+            "start several dynctl serve frontend, each on its own port",
+        )
     if config.unix_socket is not None:
         raise UsageProblem(
             "--unix-socket and --processes: set only one of them",
@@ -575,10 +682,16 @@ def _without_effect(given: Mapping[str, Any], sources: Mapping[str, str]) -> Ite
         kind, _, spelled = source.partition(" ")
         if kind in ("flag", "env") and name != "overload_status_code":
             yield spelled
+    yield from _about_workers(given)
+    if given["index_memory_bytes"] != 4 << 30:
+        yield "--index-memory"
+
+
+def _about_workers(given: Mapping[str, Any]) -> Iterator[str]:
+    """What is set about workers that report it."""
     for flag, name, default in (
         ("--model-name", "model_name", None),
         ("--kv-cache-block-size", "block_size", 16),
-        ("--index-memory", "index_memory_bytes", 4 << 30),
         ("--index-peer", "index_peers", ()),
     ):
         if given[name] != default:
@@ -614,6 +727,9 @@ def _config(
     if given.get("router_url"):
         for spelled in _without_effect(given, resolved.sources):
             talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
+    if given.get("dynamo"):
+        for spelled in _about_workers(given):
+            talk(f"warning: {spelled} has no effect with the workers of a Dynamo deployment")
     port = given.pop("system_port")
     given |= access_settings(access, given.pop("api_token"))
     replicas = replicas_of(access, resolved.config.router_replica_sync)

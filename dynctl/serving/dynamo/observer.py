@@ -117,6 +117,14 @@ class _Durable:
     follower: _Follower
 
 
+@dataclass(frozen=True, slots=True)
+class ObserverRuntime:
+    """What a serving process has already: its tasks, and what applies KV events."""
+
+    tasks: Supervisor
+    index: IndexRuntime
+
+
 @dataclass(slots=True)
 class RequestCounts:
     """Requests to workers and indexers so far, and bytes of their responses."""
@@ -152,6 +160,10 @@ class Observer:
     model whose workers are read first. ``on_sequence`` gets the events of active requests.
     ``on_pass`` gets the engines' forward-pass metrics, which are followed only with it. Use as an
     async context manager, or :meth:`start` and :meth:`close`, which also closes ``planes``.
+
+    A process that serves gives its ``runtime``, and is told by ``on_deployment`` what changed, and
+    by ``on_available`` which workers may get requests (None: the router is told). ``sequences``
+    False: the load of other routers is not followed.
     """
 
     def __init__(
@@ -169,6 +181,11 @@ class Observer:
         on_pass: Callable[[ChannelValue], None] | None = None,
         on_condition: Callable[[StreamCondition], None] = lambda condition: None,
         on_change: Callable[[Change], None] = lambda change: None,
+        on_deployment: Callable[[Deployment], None] = lambda deployment: None,
+        on_available: Callable[[Mapping[int, str]], None] | None = None,
+        on_interrupted: Callable[[str | None], None] = lambda reason: None,
+        sequences: bool = True,
+        runtime: ObserverRuntime | None = None,
         bounds: ObserverBounds = ObserverBounds(),
     ) -> None:
         self.router = router = live_router() if router is None else router
@@ -191,9 +208,18 @@ class Observer:
         self._channels: dict[tuple[str, int], _Follower] = {}
         self._components: dict[tuple[str, str], _Component] = {}
         self._durable: dict[EventChannel, _Durable] = {}
-        self.tasks = Supervisor()
+        self._on_deployment = on_deployment
+        self._on_available = on_available
+        self._on_interrupted = on_interrupted
+        self._sequences = sequences
+        self.tasks = Supervisor() if runtime is None else runtime.tasks
         self.load = LoadMirror(router, self.apply, clock, on_sequence=on_sequence)
-        self.applier = IndexRuntime(self.apply, router.sweep, on_condition, clock, self.tasks)
+        self.applier = (
+            IndexRuntime(self.apply, router.sweep, on_condition, clock, self.tasks)
+            if runtime is None
+            else runtime.index
+        )
+        self._own = runtime is None
 
     async def __aenter__(self) -> Observer:
         await self.start()
@@ -209,9 +235,10 @@ class Observer:
         except BaseException:
             await self.close()
             raise
-        self.applier.start()
         self.tasks.start("discovery", partial(watch_discovery, self._planes.discovery, self._take))
-        self.tasks.start("booking expiry", self._expire)
+        if self._own:
+            self.applier.start()
+            self.tasks.start("booking expiry", self._expire)
 
     async def close(self) -> None:
         """Leaves no task, socket or thread."""
@@ -322,7 +349,10 @@ class Observer:
     # -- discovery -------------------------------------------------------------------------
 
     def _take(self, change: DiscoveryChange) -> None:
+        was_interrupted = self.interrupted
         self._registrations.apply(change)
+        if self.interrupted != was_interrupted:
+            self._on_interrupted(self.interrupted)
         if isinstance(change, Interrupted):
             return
         before = self.deployment
@@ -347,6 +377,7 @@ class Observer:
                         self.apply(IndexMarked(item.worker.worker_id, rank, "absent"))
             if self._follow_index:
                 self._follow_worker(item)
+        self._on_deployment(self.deployment)
         self._mark_available()
         if self._follow_load:
             self._follow_loads()
@@ -366,6 +397,9 @@ class Observer:
             if one.not_ready and one.role is not Role.PREFILL
             for worker_id in one.worker_ids
         } | self._rejected
+        if self._on_available is not None:
+            self._on_available(reasons)
+            return
         for item in self.deployment.workers:
             worker_id = item.worker.worker_id
             if registry.unavailable_reason(worker_id) != reasons.get(worker_id):
@@ -503,7 +537,9 @@ class Observer:
     # -- load ------------------------------------------------------------------------------
 
     def _follow_loads(self) -> None:
-        wanted = {("sequences", c.publisher_id): c for c in self.deployment.sequences}
+        wanted: dict[tuple[str, int], EventChannel] = {}
+        if self._sequences:
+            wanted = {("sequences", c.publisher_id): c for c in self.deployment.sequences}
         wanted |= {("loads", c.publisher_id): c for c in self.deployment.loads}
         if self._on_pass is not None:
             wanted |= {("passes", c.publisher_id): c for c in self.deployment.passes}

@@ -1,9 +1,10 @@
 """How requests reach workers: what is sent on each hop, and what one hop hands to the next."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.handoff import (
     bootstrap_body,
     decode_body,
@@ -17,6 +18,7 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 
+EMBEDDINGS_PATH: Final = "/v1/embeddings"
 RANK_HEADER: Final = "x-data-parallel-rank"
 
 
@@ -42,19 +44,27 @@ class Call:
     token_ids: Sequence[int] | None = field(default=None, repr=False)
     message: Any = field(default=None, repr=False)
     resume: EngineStream | None = None
+    #: Continues the response on another worker, where workers support that.
+    move: "Move | None" = field(default=None, repr=False)
+    #: Called with the first output of the worker that continues a response.
+    on_output: Callable[[], None] | None = field(default=None, repr=False)
     #: The plan that is in force since the response moved to another worker.
     moved: RoutingPlan | None = None
+
+
+Move = Callable[[EngineStream, UpstreamFailure], Coroutine[Any, Any, None]]
+"""Continues a response whose worker failed; raises UpstreamFailure where that is not possible."""
 
 
 class Dispatch(Protocol):
     """Sends the hops of a request to workers of one kind.
 
-    A message is opaque to the caller: it comes from one of the four methods and goes to
-    :meth:`open`.
+    A message is opaque to the caller: it comes from :meth:`whole`, :meth:`prefill`,
+    :meth:`decode` or :meth:`pair` and goes to :meth:`open`.
     """
 
     def prepare(self, call: Call) -> None:
-        """Make what all hops need. Raises HttpError for a request that these workers cannot do."""
+        """Make what all hops need. Raises RequestError for what these workers cannot do."""
         ...
 
     def whole(self, call: Call) -> Any:
@@ -90,6 +100,10 @@ class Dispatch(Protocol):
         waiting: set[EngineStream] | None,
     ) -> EngineStream:
         """Send a message to the hop's winner; as :meth:`Upstream.open`. ``spec``: the winner's."""
+        ...
+
+    def continued(self, call: Call, stream: EngineStream) -> Call:
+        """The call that continues a response of :meth:`open`, after the output so far."""
         ...
 
 
@@ -145,6 +159,9 @@ class HttpDispatch:
             first_byte_s=first_byte_s,
             waiting=waiting,
         )
+
+    def continued(self, call: Call, stream: EngineStream) -> Call:
+        raise NotImplementedError("an engine with an OpenAI API cannot continue an answer")
 
 
 def winner(decision: Decision) -> Worker:

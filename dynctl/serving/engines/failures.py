@@ -12,7 +12,7 @@ class UpstreamFailure(Exception):
     ``kind``: ``refused`` (no process listens), ``connect``, ``reset``, ``timeout``, ``status`` (an
     error answer, then ``status``, ``body`` and ``content_type`` hold it), ``protocol`` (not the
     answer of an engine) or ``ejected`` (the engine was ejected while the request waited).
-    ``retryable``: another engine may succeed.
+    ``retryable``: another engine may succeed. ``shown``: the client's stream has its error already.
     """
 
     kind: str
@@ -21,6 +21,7 @@ class UpstreamFailure(Exception):
     body: bytes = b""
     content_type: str = "application/json"
     retry_after: str | None = None
+    shown: bool = False
 
     def __str__(self) -> str:
         return self.message

@@ -78,10 +78,14 @@ class WorkerSpec:
     taints: tuple[str, ...] = ()
     forward_authorization: bool = False
     api_key_env: str | None = None
+    instance_id: int | None = None
 
     @property
     def worker_id(self) -> int:
-        """A u64 from the name: the same after a restart."""
+        """``instance_id`` of a worker in discovery, else a u64 from the name: the same after a
+        restart."""
+        if self.instance_id is not None:
+            return self.instance_id
         return xxh3_64_intdigest(self.name.encode())
 
     @property

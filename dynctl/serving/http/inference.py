@@ -31,7 +31,7 @@ from dynctl.serving.http.inference_responses import (
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys
-from dynctl.serving.prompts import prompts_of
+from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of
 from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
@@ -55,6 +55,9 @@ DECISION_HEADER: Final = "x-dynctl-decision"
 BYPASS_HEADER: Final = "x-dynctl-prefill-skipped"
 #: Client headers that are passed to engines.
 _FORWARDED: Final = ("traceparent", "tracestate")
+
+#: Longer chats are tokenized in a thread.
+_INLINE_CHARS: Final = 16 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -296,6 +299,8 @@ class Inference:
             raise self._unknown_model(parsed.model)
         prompts, not_modelled = prompts_of(parsed, self._service.context_length(base))
         try:
+            if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
+                prompts, not_modelled = await self._as_dynamo(base, parsed, prompts), None
             prepared = await self._service.prepare(
                 base,
                 prompts,
@@ -336,6 +341,19 @@ class Inference:
         if bad_pin is not None:
             raise bad_pin
         return prepared
+
+    async def _as_dynamo(
+        self, model: str, chat: ChatRequest, prompts: list[Prompt]
+    ) -> list[Prompt]:
+        """The prompt of a chat as Dynamo's frontend makes it, where the tokenizer is here."""
+        tokenizer = self._service.tokenizers.of(model)
+        if tokenizer is None or prompts[0].token_ids is not None:
+            return prompts
+        if sum(map(_length, chat.messages)) < _INLINE_CHARS:
+            ids = dynamo_chat(tokenizer, chat)
+        else:
+            ids = await asyncio.to_thread(dynamo_chat, tokenizer, chat)
+        return [replace(prompts[0], messages=None, token_ids=ids)]
 
     def _check_length(self, parsed: ChatRequest | CompletionRequest, prepared: Prepared) -> None:
         """Refuse a prompt that is too long for every engine of the model."""
@@ -384,7 +402,7 @@ class Inference:
         authorization = http.headers.get("authorization")
         if authorization is not None and not self._is_ours(authorization):
             headers["authorization"] = authorization
-        return Call(
+        call = Call(
             prepared.request,
             PATHS[endpoint],
             body,
@@ -393,7 +411,14 @@ class Inference:
             headers,
             record,
             one_engine=prepared.prompts > 1 or isinstance(parsed, EmbeddingRequest),
+            parsed=parsed,
+            token_ids=prepared.tokens.ids,
         )
+        try:
+            self._flow.prepare(call)
+        except RequestError as error:
+            raise client_error(error) from None
+        return call
 
     def _is_ours(self, authorization: str) -> bool:
         """Whether the header is for this frontend: it never goes to an engine."""
@@ -480,6 +505,11 @@ class Inference:
                 **error.headers,
             },
         )
+
+
+def _length(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    return len(content) if isinstance(content, str) else _INLINE_CHARS if content else 0
 
 
 def _check_one_engine(

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from aiohttp import web
 
-from dynctl.serving.flow import EMBEDDINGS_PATH
+from dynctl.serving.engines.dispatch import EMBEDDINGS_PATH
 from dynctl.wire.nvext import PIN_HEADERS, REQUEST_ID_HEADER
 from dynctl.wire.openai import (
     ChatRequest,

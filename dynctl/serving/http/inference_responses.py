@@ -251,6 +251,9 @@ async def _end_with_error(
     response: web.StreamResponse, last: bytes, failure: UpstreamFailure, *, detailed: bool
 ) -> None:
     """The status line was sent already, so the error is an event, after the end of a cut one."""
+    if failure.shown:
+        await response.write_eof()
+        return
     body = msgspec.json.encode(
         {
             "error": {

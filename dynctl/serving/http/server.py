@@ -10,20 +10,24 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 from aiohttp import web
 
+from dynctl.adapters.dynamo.planes import open_planes
+from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
 from dynctl.adapters.nats.replicas import NatsReplicas
 from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem
 from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig, ReplicaConfig
-from dynctl.serving.engines.dispatch import HttpDispatch
+from dynctl.serving.dynamo_fleet import DynamoFleet
+from dynctl.serving.engines.dispatch import Dispatch, HttpDispatch
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.request_plane import PlaneDispatch
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
@@ -136,12 +140,8 @@ class Frontend:
             service.apply(TransferTableSet(table))
         service.router.bound = IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK)
         self.upstream = Upstream(config.limits)
-        self.fleet = (
-            MirroredFleet(service, self.upstream, config)
-            if isinstance(service, RemoteRouting)
-            else fleet(service, self.upstream, config)
-        )
-        self.flow = RequestFlow(service, self.fleet, HttpDispatch(self.upstream), config.limits)
+        self.fleet, dispatch = self._fleet_and_dispatch(fleet)
+        self.flow = RequestFlow(service, self.fleet, dispatch, config.limits)
         self.keys = _keys(config, service)
         self.inference = Inference(service, self.flow, config, self.keys)
         self.control = ControlApi(service, self.fleet, self.inference, config)
@@ -195,6 +195,20 @@ class Frontend:
         self.port = config.port
         self.system_port = config.system_port
 
+    def _fleet_and_dispatch(self, kind: type[Fleet]) -> tuple[Fleet, Dispatch]:
+        """The fleet, and how its workers are reached; ``kind``: of engines that were specified."""
+        config, service = self.config, self.service
+        if config.dynamo is not None:
+            planes = open_planes(
+                config.dynamo.planes, response_port=config.dynamo.response_port, serving=True
+            )
+            fleet = DynamoFleet(service, self.upstream, config, planes, config.dynamo)
+            requests = cast(TcpRequestPlane, planes.requests)
+            return fleet, PlaneDispatch(requests, fleet, config.limits, config.dynamo)
+        if isinstance(service, RemoteRouting):
+            return MirroredFleet(service, self.upstream, config), HttpDispatch(self.upstream)
+        return kind(service, self.upstream, config), HttpDispatch(self.upstream)
+
     @property
     def url(self) -> str:
         host = self.config.host
@@ -218,7 +232,7 @@ class Frontend:
             if self.link is None:
                 await self.exchange.take(config.index_peers, config.api_token)
             await asyncio.gather(self._join(), self._speed_up())
-            await self.fleet.index.first_read(FIRST_READ_S)
+            await self.fleet.first_read(FIRST_READ_S)
             # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
                 system = listen(config.system_host, config.system_port, "--system-port")
@@ -329,6 +343,8 @@ class Frontend:
         config = self.config
         if self.link is not None:
             await self.link.start(self.service.tasks)
+        if isinstance(self.fleet, DynamoFleet):
+            await self.fleet.join()
         await asyncio.gather(*(self.fleet.add(spec, "command line") for spec in self._specs))
         if config.workers_file is not None:
             file = WorkersFile(
@@ -471,7 +487,7 @@ class Frontend:
         silent = [w.name for w in router.registry if not w.kv_events]
         if silent and self.link is None:
             _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
-        if self._tokenizes:
+        if self._tokenizes and config.dynamo is None:
             self._log_tokenizer()
 
     def _log_queue(self) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from dynctl.adapters.dynamo.planes import Planes, namespace, open_planes
@@ -252,13 +250,17 @@ async def model_tokenizer(deployment: Deployment, model: str, timeout: float) ->
 
     ``timeout``: seconds for each file. Raises UsageProblem or Unreachable.
     """
-    from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
+    from dynctl.adapters.dynamo.model_files import (
+        cache_directory,
+        fetch_model_files,
+        host_of,
+    )
 
     item = next(item for item in deployment.workers if model in item.worker.served_names)
     fetched = await fetch_model_files(
         next((card for card in item.adapters if card.name == model), item.card),
         host_of(item.instance),
-        _cache_directory(),
+        cache_directory(),
         timeout=timeout,
     )
     return str(fetched.directory)
@@ -354,8 +356,3 @@ def _no_workers(deployment: Deployment, planes: Planes, wanted: str | None) -> U
     if planes.title.startswith("kubernetes"):
         hint = "name its namespace with -n NAMESPACE, or read all with -A"
     return UsageProblem(found, "\n".join(problems) or hint)
-
-
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "dynctl" / "models"

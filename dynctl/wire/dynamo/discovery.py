@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -81,6 +81,7 @@ class ModelCard:
     longest prompt with its output: the engine's limit, else the model's. ``aliases`` are other
     names of the model; ``lora`` is the adapter that the card registers on the same worker.
     ``version`` is equal for cards that a frontend accepts into one set of workers.
+    ``migration_limit``: how often a response may go on with another worker.
     ``unknown_fields`` are set, and this version of dynctl does not know what they do.
     """
 
@@ -101,6 +102,7 @@ class ModelCard:
     lora: str | None = None
     version: str = ""
     unknown_fields: tuple[str, ...] = ()
+    migration_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +281,7 @@ class _CardJson(msgspec.Struct):
     prompt_formatter: dict[str, Any] | None = None
     chat_template_file: dict[str, Any] | None = None
     gen_config: dict[str, Any] | None = None
+    migration_limit: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None = None
 
 
 class _ModelJson(msgspec.Struct):
@@ -292,7 +295,7 @@ class _ModelJson(msgspec.Struct):
 #: Fields of a card that the answer does not need: they name files, parsers and media, and change
 #: neither hashes nor costs. All others must be fields of the struct above.
 _WITHOUT_EFFECT: Final = frozenset(
-    {"media_decoder", "media_fetcher", "migration_limit", "prompt_context", "slug", "user_data"}
+    {"media_decoder", "media_fetcher", "prompt_context", "slug", "user_data"}
 )
 #: The same for the runtime config, with the fields that ModelRuntimeConfig reads.
 _RUNTIME_FIELDS: Final = frozenset(
@@ -375,6 +378,7 @@ def _card(value: bytes) -> ModelCard:
         None if card.lora is None else card.lora.name,
         _version(card, files, length),
         _unknown_fields(read.card_json),
+        card.migration_limit or 0,
     )
 
 

@@ -219,6 +219,10 @@ def test_the_table_has_every_global_option() -> None:
     assert set(PLACES) == set(READ_BY)
 
 
+#: Options that give `serve frontend` the workers of a Dynamo deployment.
+DISCOVERIES = ("discovery", "file_kv", "etcd_endpoints")
+
+
 @pytest.mark.parametrize("command", ["frontend", "router", "engine"])
 @pytest.mark.parametrize("name", list(GLOBALS))
 def test_serve_names_every_global_option_without_effect(
@@ -226,6 +230,10 @@ def test_serve_names_every_global_option_without_effect(
 ) -> None:
     flag, (value, _) = "--" + name.replace("_", "-"), GLOBALS[name]
     ran = dynctl("serve", command, flag, *([value] if value else []))
+    if command == "frontend" and name in DISCOVERIES:
+        assert (ran.code, ran.err) == (0, "")
+        assert started[0].dynamo.planes.given == {name}
+        return
     if name in SOURCES:
         assert (ran.code, started) == (2, [])
         assert f"error: {flag} specifies a source, but serve {command} has no source" in ran.err
@@ -242,10 +250,66 @@ def test_serve_names_every_global_option_without_effect(
 def test_serve_names_every_variable_of_a_source(
     dynctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv(name, "x")
-    ran = dynctl("serve", "frontend")
+    monkeypatch.setenv(name, "file")
+    for workers in ([], ["--worker", "http://127.0.0.1:1"]):
+        started.clear()
+        ran = dynctl("serve", "frontend", *workers)
+        assert (ran.code, len(started)) == (0, 1)
+        if not workers and name in ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS"):
+            assert (ran.err, started[0].dynamo is not None) == ("", True)
+            continue
+        warning = f"warning: {name} has no effect on serve frontend: it has no source\n"
+        assert (ran.err, started[0].dynamo) == (warning, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--discovery", "file", "--wait", "3"], "--wait has no effect"),
+        (["--discovery", "file", "--token", "x"], "--token has no effect"),
+        (["--discovery", "file", "--etcd-client", "gateway"], "--etcd-client has no effect"),
+        (["--discovery", "file", "--model-name", "m"], "--model-name has no effect"),
+        (["--discovery", "file", "--kv-cache-block-size", "32"], "--kv-cache-block-size has no"),
+        (["--response-port", "1234"], "--response-port has no effect without --discovery"),
+        (["--migration-limit", "2"], "--migration-limit has no effect without --discovery"),
+        (["--migration-max-seq-len", "2"], "--migration-max-seq-len has no effect"),
+        (["--namespace-prefix", "a"], "--namespace-prefix has no effect without --discovery"),
+    ],
+)
+def test_serve_names_what_has_no_effect_on_the_workers_of_a_dynamo(
+    dynctl: Any, started: list[Any], given: list[str], named: str
+) -> None:
+    ran = dynctl("serve", "frontend", *given)
     assert (ran.code, len(started)) == (0, 1)
-    assert ran.err == f"warning: {name} has no effect on serve frontend: it has no source\n"
+    assert (ran.err.count("warning: "), named in ran.err) == (1, True)
+
+
+@pytest.mark.parametrize("own", ["--worker", "--workers-file", "--router"])
+@pytest.mark.parametrize("flag", ["--discovery", "--file-kv", "--etcd-endpoints"])
+def test_a_frontend_has_workers_of_one_kind(
+    dynctl: Any, started: list[Any], own: str, flag: str
+) -> None:
+    ran = dynctl("serve", "frontend", own, "http://127.0.0.1:1", flag, "file")
+    assert (ran.code, started) == (2, [])
+    assert f"error: {flag} and {own}: set only one of them" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("given", "namespace"),
+    [
+        ([], None),
+        (["--dyn-namespace", "prod"], "prod"),
+        (["--dyn-namespace", "*"], None),
+        (["--namespace-prefix", "prod"], "prod*"),
+        (["--namespace-prefix", "prod", "--dyn-namespace", "other"], "prod*"),
+    ],
+)
+def test_the_namespaces_that_a_frontend_serves(
+    dynctl: Any, started: list[Any], given: list[str], namespace: str | None
+) -> None:
+    ran = dynctl("serve", "frontend", "--discovery", "mem", *given)
+    assert (ran.code, ran.err) == (0, "")
+    assert started[0].dynamo.namespace == namespace
 
 
 @pytest.mark.parametrize("source", list(PLACES))

@@ -1,0 +1,396 @@
+"""The fleet of a frontend on Dynamo's planes: the workers that are registered in discovery.
+
+Workers live by their leases. A model is served once its card's model files are here and verified:
+they make the token ids of prompts and the text of answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
+from dynctl.adapters.dynamo.planes import Planes
+from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.documents.workers import StreamState
+from dynctl.health import conditions as codes
+from dynctl.health.deployment import Deployment, ProblemCode, RegisteredWorker
+from dynctl.serving.config import DynamoConfig, FrontendConfig
+from dynctl.serving.dynamo.observer import Observer, ObserverRuntime
+from dynctl.serving.engines.ejection import Ejection
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
+from dynctl.serving.fleet import Fleet, Member
+from dynctl.serving.service import RoutingService
+from dynctl.tokenization import ModelTokenizer, TokenizationError, load_tokenizer
+from dynctl.wire.dynamo.discovery import ModelCard
+from dynctl.wire.dynamo.request_plane import parse_address
+
+_log = logging.getLogger(__name__)
+
+SOURCE: Final = "discovery"
+#: Seconds for one file of a model, and between two attempts to get them.
+_FILES_S: Final = 60.0
+_AGAIN_S: Final = (1.0, 2.0, 5.0, 15.0, 30.0)
+_PROBE_S: Final = 2.0
+#: Problems of registered entries that keep a worker from being served as it is meant.
+_REPORTED: Final = frozenset(
+    {ProblemCode.MALFORMED_ENTRY, ProblemCode.CARD_REJECTED, ProblemCode.UNKNOWN_ROLE}
+)
+_LOAD_S: Final = 3600.0
+_MOST_PORT: Final = 65535
+_LOADING: Final = "the files of its model are not read yet"
+
+
+@dataclass(slots=True)
+class _Model:
+    """The files of one version of a model's card."""
+
+    files: str
+    task: asyncio.Task[None] | None = None
+    problem: str | None = _LOADING
+
+
+class DynamoFleet(Fleet):
+    """The registered workers of a deployment, followed by an :class:`Observer`."""
+
+    def __init__(
+        self,
+        service: RoutingService,
+        upstream: Upstream,
+        config: FrontendConfig,
+        planes: Planes,
+        dynamo: DynamoConfig,
+    ) -> None:
+        super().__init__(service, upstream, config)
+        self.observer = Observer(
+            planes,
+            service.router,
+            clock=service.clock,
+            namespace=dynamo.namespace,
+            follow_index=service.router.config.use_kv_events,
+            on_deployment=self._take,
+            on_available=self._take_reasons,
+            on_interrupted=self._interrupted,
+            sequences=False,
+            apply=service.apply,
+            runtime=ObserverRuntime(service.tasks, self.index),
+        )
+        self._title = planes.title
+        self._cache = dynamo.cache
+        self._workers: dict[int, RegisteredWorker] = {}
+        self._models: dict[str, _Model] = {}
+        self._reasons: Mapping[int, str] = {}
+        #: Worker set -> the version of the card that was accepted first.
+        self._accepted: dict[str, str] = {}
+        self._reported: set[str] = set()
+
+    # -- what discovery has --------------------------------------------------------------------
+
+    def registered(self, worker_id: int) -> RegisteredWorker | None:
+        """A worker with its entries in discovery."""
+        return self._workers.get(worker_id)
+
+    def tokenizer_of(self, model: str) -> ModelTokenizer | None:
+        return self._service.tokenizers.of(model)
+
+    def _first(self, model: str) -> RegisteredWorker | None:
+        """The worker with the smallest id whose card is accepted; prefill workers are the last."""
+        found = [one for one in self._workers.values() if one.worker.model == model]
+        accepted = set(self._accepted.values())
+        return min(
+            found,
+            key=lambda one: (
+                one.card.version not in accepted,
+                not one.card.model_type,
+                one.worker.worker_id,
+            ),
+            default=None,
+        )
+
+    async def join(self) -> None:
+        """Read what is registered and follow it. Raises Unreachable."""
+        await self.observer.start()
+        loading = [one.task for one in self._models.values() if one.task is not None]
+        if loading:
+            await asyncio.wait(loading, timeout=_FILES_S, return_when=asyncio.ALL_COMPLETED)
+
+    async def first_read(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.observer.settled()
+
+    async def close(self) -> None:
+        await super().close()
+        await self.observer.close()  # closes the planes
+
+    # -- workers come and go ---------------------------------------------------------------------
+
+    def _take(self, deployment: Deployment) -> None:
+        """Add, change and remove members so that they are the registered workers."""
+        most = self._config.limits.workers
+        self._workers = {one.worker.worker_id: one for one in deployment.workers[:most]}
+        for member in self:
+            if member.spec.worker_id not in self._workers:
+                self._remove(member)
+        for item in self._workers.values():
+            self._keep(item)
+        self._report(deployment)
+        self._accept(deployment)
+        self._load_models()
+
+    def _keep(self, item: RegisteredWorker) -> None:
+        worker = item.worker
+        member = self._by_id.get(worker.worker_id)
+        if member is not None and member.spec.name != worker.name:
+            # Names are the shortest ends of ids that are unique, so they may become longer.
+            del self._members[member.spec.name]
+            self._service.conditions.forget(member.spec.name)
+            member.spec = replace(member.spec, name=worker.name)
+            self._members[worker.name] = member
+        if member is None:
+            spec = WorkerSpec(
+                f"{item.instance.transport}://{worker.endpoint}",
+                worker.name,
+                instance_id=worker.worker_id,
+            )
+            member = Member(spec, SOURCE, ejection=Ejection(self._config.health.ejection))
+            member.probed = True
+            self._members[worker.name] = self._by_id[worker.worker_id] = member
+            member.task = self._service.tasks.start(
+                "worker trial", partial(self._watch, member), worker.name
+            )
+            role = worker.role.value
+            _log.info("worker %s (%s, %s): registered", worker.name, role, worker.model)
+        if member.worker != worker:
+            member.worker = worker
+            member.bootstrap = _bootstrap(item.card)
+            self._service.set_adapters(worker.worker_id, worker.adapters)
+        self._regroup(member, worker)
+
+    def _remove(self, member: Member) -> None:
+        name = member.spec.name
+        self._members.pop(name, None)
+        self._by_id.pop(member.spec.worker_id, None)
+        if member.task is not None:
+            member.task.cancel()
+        self._regroup(member, None)
+        self._service.set_adapters(member.spec.worker_id, ())
+        self._service.conditions.forget(name)
+        for key in [key for key in self._service.engine_failures if key[0] == name]:
+            del self._service.engine_failures[key]
+        _log.info("worker %s: not registered any more", name)
+
+    def _report(self, deployment: Deployment) -> None:
+        """A condition for each entry that cannot be read or served."""
+        found = {one.subject: one.message for one in deployment.problems if one.code in _REPORTED}
+        for subject in self._reported - found.keys():
+            self._service.clear_condition(codes.WORKER_REJECTED, subject)
+        for subject, message in found.items():
+            self._service.set_condition(codes.WORKER_REJECTED, subject, message)
+        self._reported = set(found)
+
+    def _accept(self, deployment: Deployment) -> None:
+        """As a Dynamo frontend: of each worker set the version of the card that came first counts,
+        and workers with another one get no requests."""
+        rejected: dict[int, str] = {}
+        accepted: dict[str, str] = {}
+        for one in deployment.worker_sets:
+            key = f"{one.model} {one.name}"
+            version = self._accepted.get(key)
+            if version is None or version not in one.versions:
+                version = max(one.versions, key=lambda each: len(one.versions[each]))
+            accepted[key] = version
+            for other, members in one.versions.items():
+                if other != version:
+                    why = f"its card differs from that of other workers of {one.name}"
+                    rejected |= dict.fromkeys(members, why)
+        self._accepted = accepted
+        self.observer.reject(rejected)
+
+    # -- who gets requests -----------------------------------------------------------------------
+
+    def _take_reasons(self, reasons: Mapping[int, str]) -> None:
+        """``reasons``: worker id -> why it gets no requests."""
+        self._reasons = reasons
+        for member in self:
+            self._judge_member(member)
+
+    def _judge_member(self, member: Member) -> None:
+        worker = member.worker
+        if worker is None:
+            return
+        name = member.spec.name
+        model = self._models.get(worker.model)
+        reason = self._reasons.get(worker.worker_id)
+        if reason is None and model is not None:
+            reason = model.problem
+        if reason is None and member.gone:
+            reason = member.problem
+        if reason == member.problem:
+            return
+        member.problem, member.doubt = reason, member.gone
+        self._show(member)
+        if reason is None:
+            self._service.clear_condition(codes.WORKER_UNREACHABLE, name)
+            self._service.clear_condition(codes.WORKER_REJECTED, name)
+        elif worker.worker_id in self._reasons and "its card differs" in reason:
+            self._service.set_condition(codes.WORKER_REJECTED, name, reason)
+
+    def _eject(self, member: Member, reason: str, *, gone: bool, doubt: bool = False) -> None:
+        """It refuses connections: until its lease ends, or it accepts one again."""
+        member.gone, member.problem, member.doubt = True, reason, doubt
+        self._show(member)
+        self._service.set_condition(codes.WORKER_UNREACHABLE, member.spec.name, reason)
+
+    async def _probe(self, member: Member) -> None:
+        """Workers live by their leases; only one that refused a connection is tried again."""
+        item = self._workers.get(member.spec.worker_id)
+        if not member.gone or item is None:
+            return
+        if item.instance.transport == "tcp":
+            address = parse_address(item.instance.address)
+            try:
+                async with asyncio.timeout(_PROBE_S):
+                    _, writer = await asyncio.open_connection(address.host, address.port)
+            except OSError:
+                return
+            writer.close()
+        member.gone = False
+        self._judge_member(member)
+
+    def report_failure(
+        self, worker_id: int, failure: UpstreamFailure, sent_at: float | None = None
+    ) -> None:
+        member = self._by_id.get(worker_id)
+        if failure.kind == "refused" and member is not None and member.worker is not None:
+            self._service.engine_failures[member.spec.name, failure.kind] += 1
+            self._eject(member, str(failure), gone=True)
+            return
+        super().report_failure(worker_id, failure, sent_at)
+
+    # -- the files of models ---------------------------------------------------------------------
+
+    def _load_models(self) -> None:
+        models = {one.worker.model for one in self._workers.values()}
+        for name in self._models.keys() - models:
+            task = self._models.pop(name).task
+            if task is not None:
+                task.cancel()
+            self._service.clear_condition(codes.MODEL_FILES_INVALID, name)
+        if self._config.model_path is not None:
+            return
+        for name in models:
+            item = self._first(name)
+            if item is None:
+                continue
+            files = "\n".join(
+                f"{part} {file.kind} {file.checksum}"
+                for part, file in sorted(item.card.files.items())
+            )
+            known = self._models.get(name)
+            if known is not None and known.files == files:
+                continue
+            if known is not None and known.task is not None:
+                known.task.cancel()
+            model = self._models[name] = _Model(files)
+            model.task = self._service.tasks.start(
+                "model files", partial(self._load, name, model), name
+            )
+
+    async def _load(self, name: str, model: _Model) -> None:
+        """Fetch and verify the files of a model's card, again and again until that succeeds."""
+        failures = 0
+        while True:
+            item = self._first(name)
+            if item is None:
+                return
+            try:
+                fetched = await fetch_model_files(
+                    item.card, host_of(item.instance), self._cache, timeout=_FILES_S
+                )
+                tokenizer = await asyncio.to_thread(load_tokenizer, fetched.directory)
+                if self._config.tokenizer != "exact":
+                    for reason in await asyncio.to_thread(
+                        tokenizer.speed_up, self._config.tokenizer
+                    ):
+                        _log.info("tokenizer of %s: %s", name, reason)
+            except (UsageProblem, Unreachable) as error:
+                problem = error.message
+            except (TokenizationError, OSError) as error:
+                problem = str(error)
+            else:
+                self._service.tokenizers.set(name, tokenizer)
+                self._service.clear_condition(codes.MODEL_FILES_INVALID, name)
+                self._problem(model, None)
+                _log.info("model %s: its tokenizer is %s", name, tokenizer.encoder.name)
+                return
+            self._service.set_condition(codes.MODEL_FILES_INVALID, name, problem)
+            self._problem(model, f"model files: {problem}")
+            await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+            failures += 1
+
+    def _problem(self, model: _Model, problem: str | None) -> None:
+        model.problem = problem
+        for member in self:
+            self._judge_member(member)
+
+    # -- as Fleet --------------------------------------------------------------------------------
+
+    async def add(self, spec: WorkerSpec, source: str) -> Member:
+        raise WorkerSpecError(
+            f"worker {spec.name}: the workers of this frontend are those in discovery "
+            f"({self._title}); start it there, or serve it with another frontend"
+        )
+
+    async def remove(self, name: str) -> bool:
+        raise WorkerSpecError(
+            f"worker {name}: the workers of this frontend are those in discovery ({self._title}); "
+            "end the worker there"
+        )
+
+    def states(self, worker_id: int) -> Mapping[int, StreamState]:
+        return {
+            rank: state
+            for (owner, rank), state in self.observer.stream_states().items()
+            if owner == worker_id
+        }
+
+    def states_by_worker(self) -> Mapping[int, Mapping[int, StreamState]]:
+        found: dict[int, dict[int, StreamState]] = {}
+        for (owner, rank), state in self.observer.stream_states().items():
+            found.setdefault(owner, {})[rank] = state
+        return found
+
+    @property
+    def load_interval(self) -> float:
+        """Workers report their load with requests only, so a report is never overdue."""
+        return _LOAD_S
+
+    def _interrupted(self, reason: str | None) -> None:
+        if reason is None:
+            self._service.clear_condition(codes.DISCOVERY_INTERRUPTED, self._title)
+            return
+        self._service.set_condition(
+            codes.DISCOVERY_INTERRUPTED,
+            self._title,
+            f"{reason}; the workers are those of the last reading",
+        )
+
+
+def _bootstrap(card: ModelCard) -> tuple[str, int] | None:
+    """Where decode workers meet this prefill worker, if it has a bootstrap endpoint."""
+    runtime = card.runtime_config
+    found = runtime.get("disaggregated_endpoint") or runtime
+    if not isinstance(found, Mapping):
+        return None
+    host, port = found.get("bootstrap_host"), found.get("bootstrap_port")
+    if not isinstance(host, str) or not host or type(port) is not int or not 0 < port <= _MOST_PORT:
+        return None
+    return host, port

@@ -1,0 +1,671 @@
+"""Workers on Dynamo's request plane: token ids go to them, pieces of output come back.
+
+A response is read as that of an engine with an OpenAI API (:class:`EngineStream`), so everything
+else of a request is one path: an :class:`EngineAnswer` makes the OpenAI events of the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from dynctl.adapters.dynamo.call_home import Receiver
+from dynctl.adapters.ports import RequestPlaneError
+from dynctl.base.decode_errors import RequestError, WireError
+from dynctl.health.deployment import RegisteredWorker
+from dynctl.serving.config import DynamoConfig, Limits
+from dynctl.serving.engines.answer import EngineAnswer
+from dynctl.serving.engines.dispatch import EMBEDDINGS_PATH, Call, Move, winner
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+from dynctl.serving.engines.worker_spec import WorkerSpec
+from dynctl.tokenization import ModelTokenizer
+from dynctl.wire.dynamo.discovery import Instance
+from dynctl.wire.dynamo.engine_output import EngineItem, decode_engine_item
+from dynctl.wire.dynamo.engine_request import (
+    BootstrapInfo,
+    EngineRequest,
+    PrefillResult,
+    RoutingHints,
+)
+from dynctl.wire.dynamo.openai_options import (
+    EngineOptions,
+    engine_request,
+    read_engine_options,
+)
+from dynctl.wire.dynamo.request_plane import (
+    AnswerDecoder,
+    Begun,
+    Completed,
+    FrameDecoder,
+    RawItem,
+    Refused,
+    Sentinel,
+    encode_control,
+)
+from router_core import Decision, RoutingPlan
+
+#: Seconds for a worker's acknowledgement, and then for its connection to us.
+_ACCEPT_S: Final = 10.0
+#: Seconds for a worker to close the connection of a complete response.
+_CLOSE_S: Final = 1.0
+#: Failures after which a response may go on elsewhere; an error that the worker reports is none.
+_MOVES_AFTER: Final = frozenset({"reset", "timeout", "ejected", "protocol"})
+_OVERLOADED: Final = 503
+_OVERRIDE: Final[Mapping[str, Any]] = {
+    "overlap_score_credit": 0.0,
+    "prefill_load_scale": None,
+    "router_temperature": None,
+    "assume_kv_reuse": False,
+    "track_prefill_tokens": False,
+    "shared_cache_multiplier": None,
+}
+"""What Dynamo's frontend sets for the decode hop of a request; workers do not read it."""
+
+
+class Sender(Protocol):
+    """The request plane; see `dynctl.adapters.dynamo.request_plane.TcpRequestPlane.send`."""
+
+    async def send(
+        self, instance: Instance, body: Any, receiver: Receiver, *, timeout: float
+    ) -> tuple[str, str]: ...
+
+    def forget(self, subject: str) -> None: ...
+
+
+class Registry(Protocol):
+    """Finds what discovery has about workers and models."""
+
+    def registered(self, worker_id: int) -> RegisteredWorker | None: ...
+
+    def tokenizer_of(self, model: str) -> ModelTokenizer | None: ...
+
+
+class Answer(Protocol):
+    """Makes the answer of a response; see :class:`EngineAnswer`."""
+
+    done: bool
+    failure: str | None
+
+    def feed(self, item: EngineItem) -> bytes: ...
+
+    def fail(self, reason: str) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+
+class _PrefillAnswer:
+    """The answer of a prefill worker: a JSON object with what the decode worker gets, and the usage
+    as in an OpenAI answer."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failure: str | None = None
+        self._handed: Any = None
+        self._usage: dict[str, Any] = {}
+
+    def feed(self, item: EngineItem) -> bytes:
+        output = item.data
+        if output is None:
+            return b""
+        if output.error is not None:
+            return self.fail(output.error)
+        if output.disaggregated_params is not None:
+            self._handed = output.disaggregated_params
+        if output.completion_usage is not None:
+            self._usage = msgspec.to_builtins(output.completion_usage)
+        return b""
+
+    def fail(self, reason: str) -> bytes:
+        self.done, self.failure = True, reason
+        return b""
+
+    def end(self) -> bytes:
+        return msgspec.json.encode({"handed": self._handed, "usage": self._usage})
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the hops of a request share."""
+
+    options: EngineOptions
+    request: EngineRequest
+    tokenizer: ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A request for one hop. ``prefill``: only its first token is computed."""
+
+    request: EngineRequest
+    prefill: bool = False
+
+
+class PlaneDispatch:
+    """Sends requests to workers over the request plane."""
+
+    def __init__(
+        self, plane: Sender, registry: Registry, limits: Limits, dynamo: DynamoConfig
+    ) -> None:
+        self._plane = plane
+        self._registry = registry
+        self._bounds = ClientBounds(first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
+        self._most_bytes = limits.stream_answer_bytes
+        self._dynamo = dynamo
+
+    def prepare(self, call: Call) -> None:
+        parsed, model = call.parsed, call.request.model
+        tokenizer = self._registry.tokenizer_of(model)
+        if parsed is None or call.path == EMBEDDINGS_PATH:
+            raise _unsupported("is not supported for the workers of a Dynamo deployment", "input")
+        options = read_engine_options(parsed.body)
+        if call.one_engine:
+            raise _unsupported("a batch is not supported: send one request for each", "prompt")
+        if call.token_ids is None or tokenizer is None:
+            why = "; ".join(call.request.notes) or "the model has no tokenizer"
+            raise _unsupported(why, parsed.prompt_field)
+        request = engine_request(
+            options,
+            call.token_ids,
+            eos_token_ids=sorted(tokenizer.eos_token_ids),
+            lora_name=call.request.lora_name,
+        )
+        call.message = _Prepared(options, request, tokenizer)
+
+    def whole(self, call: Call) -> _Message:
+        return _Message(_request(call))
+
+    def prefill(self, call: Call) -> _Message:
+        request = _request(call)
+        stop = msgspec.structs.replace(request.stop_conditions, max_tokens=1, min_tokens=None)
+        return _Message(msgspec.structs.replace(request, stop_conditions=stop), prefill=True)
+
+    def handed_over(self, answer: bytes) -> PrefillResult:
+        found = msgspec.json.decode(answer)
+        if found["handed"] is None:
+            raise ValueError("the prefill response hands over nothing (no disaggregated_params)")
+        details = found["usage"].get("prompt_tokens_details")
+        return PrefillResult(disaggregated_params=found["handed"], prompt_tokens_details=details)
+
+    def decode(self, call: Call, plan: RoutingPlan, handed: PrefillResult) -> _Message:
+        return _Message(msgspec.structs.replace(_after_prefill(call, plan), prefill_result=handed))
+
+    def pair(
+        self, call: Call, plan: RoutingPlan, address: tuple[str, int], room: int
+    ) -> tuple[_Message, _Message]:
+        info = BootstrapInfo(
+            bootstrap_host=address[0], bootstrap_port=address[1], bootstrap_room=room
+        )
+        prefill = msgspec.structs.replace(self.prefill(call).request, bootstrap_info=info)
+        decode = msgspec.structs.replace(_after_prefill(call, plan), bootstrap_info=info)
+        return _Message(prefill, prefill=True), _Message(decode)
+
+    async def open(
+        self,
+        call: Call,
+        decision: Decision,
+        message: _Message,
+        spec: WorkerSpec | None,
+        *,
+        first_byte_s: float | None,
+        waiting: set[EngineStream] | None,
+    ) -> EngineStream:
+        worker, rank = winner(decision), decision.require().dp_rank
+        registered = self._registry.registered(worker.worker_id)
+        if registered is None:
+            raise UpstreamFailure("refused", f"{worker.name} is not registered any more")
+        request = message.request
+        hints = request.routing or RoutingHints()
+        if message.prefill:
+            hints = msgspec.structs.replace(
+                hints, prefill_worker_id=worker.worker_id, prefill_dp_rank=rank
+            )
+        hints = msgspec.structs.replace(hints, dp_rank=rank)
+        request = msgspec.structs.replace(request, routing=hints)
+        link = _Link(self._plane, registered.instance, self._most_bytes)
+        stream = call.resume
+        if not isinstance(stream, PlaneStream) or message.prefill:
+            stream = PlaneStream(
+                link,
+                worker.name,
+                self._bounds,
+                _PrefillAnswer() if message.prefill else self._answer(call),
+                first_byte_s,
+                streams=call.stream and not message.prefill,
+            )
+            if waiting is not None:
+                waiting.add(stream)
+        try:
+            await link.send(stream, request)
+        except BaseException:
+            link.abort()
+            if stream is not call.resume:
+                stream.close()
+                if waiting is not None:
+                    waiting.discard(stream)
+            raise
+        if stream is call.resume:
+            stream.moved_to(link, worker.name)
+            stream.on_output = call.on_output
+        elif not message.prefill:
+            stream.move, stream.moves_left = call.move, self._moves(call, registered)
+        return stream
+
+    def continued(self, call: Call, stream: EngineStream) -> Call:
+        assert isinstance(stream, PlaneStream)
+        prepared = _prepared(call)
+        request, done = prepared.request, stream.token_ids
+        stop = request.stop_conditions
+        left = None if stop.max_tokens is None else max(0, stop.max_tokens - len(done))
+        least = None if stop.min_tokens is None else max(0, stop.min_tokens - len(done))
+        request = msgspec.structs.replace(
+            request,
+            token_ids=[*request.token_ids, *done],
+            stop_conditions=msgspec.structs.replace(stop, max_tokens=left, min_tokens=least),
+        )
+        return replace(
+            call,
+            message=replace(prepared, request=request),
+            token_ids=request.token_ids,
+            resume=stream,
+        )
+
+    def _moves(self, call: Call, worker: RegisteredWorker) -> int:
+        """How often the response may go on with another worker."""
+        limit, most = self._dynamo.migration_limit, self._dynamo.migration_max_tokens
+        if most is not None and len(call.token_ids or ()) > most:
+            return 0
+        if _prepared(call).options.choices > 1:
+            return 0  # the choices would go on from different tokens
+        return worker.card.migration_limit if limit is None else limit
+
+    def _answer(self, call: Call) -> EngineAnswer:
+        prepared = _prepared(call)
+        return EngineAnswer(
+            prepared.options,
+            prepared.request,
+            prepared.tokenizer,
+            request_id=call.record.decision_id,
+            created=int(call.record.received_wall),
+        )
+
+
+def _prepared(call: Call) -> _Prepared:
+    prepared = call.message
+    assert isinstance(prepared, _Prepared)
+    return prepared
+
+
+def _request(call: Call) -> EngineRequest:
+    return _prepared(call).request
+
+
+def _unsupported(message: str, field: str) -> RequestError:
+    return RequestError(501, "unsupported", field, message)
+
+
+def _after_prefill(call: Call, plan: RoutingPlan) -> EngineRequest:
+    """The request of a decode hop: where prefill ran, and what that requires of decode."""
+    prefill, request = plan.prefill, _request(call)
+    assert prefill is not None
+    required = [item.taint for item in plan.implied if item.kind == "required"]
+    preferred = {item.taint: item.weight for item in plan.implied if item.kind == "preferred"}
+    constraints: dict[str, Any] = {}
+    if required:
+        constraints["required_taints"] = required
+    if preferred:
+        constraints["preferred_taints"] = preferred
+    routing = msgspec.structs.replace(
+        request.routing or RoutingHints(), prefill_worker_id=prefill.require().worker_id
+    )
+    if constraints:
+        routing = msgspec.structs.replace(routing, routing_constraints=constraints)
+    return msgspec.structs.replace(request, routing=routing, router_config_override=dict(_OVERRIDE))
+
+
+class PlaneStream(EngineStream):
+    """The response of a worker, written as an OpenAI answer.
+
+    ``answer`` makes the answer; ``token_ids`` were generated so far. ``move``, if set, continues it
+    on another worker when this one is lost; ``moves_left``: how often.
+    """
+
+    __slots__ = (
+        "_link",
+        "_moved_at",
+        "_moving",
+        "_streams",
+        "answer",
+        "move",
+        "moves_left",
+        "on_output",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        link: _Link,
+        origin: str,
+        bounds: ClientBounds,
+        answer: Answer,
+        first_byte_s: float | None,
+        *,
+        streams: bool,
+    ) -> None:
+        super().__init__(link, origin, bounds, first_byte_s)
+        self.status = 200
+        self.chunked = streams
+        kind = "text/event-stream" if streams else "application/json"
+        self.headers = {"content-type": kind}
+        self.answer = answer
+        self.token_ids: list[int] = []
+        self.move: Move | None = None
+        self.moves_left = 0
+        self._moved_at = 0
+        self._link = link
+        self._streams = streams
+        self._moving: asyncio.Task[None] | None = None
+        #: Called once with the first output of the worker that the response moved to.
+        self.on_output: Callable[[], None] | None = None
+
+    def moved_to(self, link: _Link, origin: str) -> None:
+        """The response goes on with another worker."""
+        self._link = link
+        self._connection = link
+        self._moved_at = len(self.token_ids)
+        self.origin = origin
+        self._last_read = self._loop.time()
+        if self._paused:
+            link.pause()
+
+    def close(self) -> None:
+        if self._moving is not None:
+            self._moving.cancel()
+        super().close()
+
+    # -- called by the link ------------------------------------------------------------------
+
+    def take(self, link: _Link, steps: AnswerDecoder) -> None:
+        """Take the steps that have arrived."""
+        if link is not self._link or self._failure is not None or self.done:
+            return
+        self._last_read = self._loop.time()
+        events: list[bytes] = []
+        try:
+            while not self.done:
+                step = steps.next_step()
+                if step is None:
+                    break
+                if isinstance(step, RawItem):
+                    self._take_item(decode_engine_item(step), events)
+                elif isinstance(step, Completed):
+                    self._complete(events)
+                elif isinstance(step, Refused):
+                    raise UpstreamFailure(
+                        "status", f"{self.origin} refused the request: {step.error}", status=500
+                    )
+                elif not isinstance(step, Begun):
+                    raise UpstreamFailure("reset", f"{self.origin} ended its response early")
+        except WireError as error:
+            self._pass(events)
+            self._protocol(f"sent an invalid response: {error}")
+            return
+        except UpstreamFailure as failure:
+            self._pass(events)
+            self._fail(failure)
+            return
+        self._pass(events)
+        self._wake()
+
+    def lost(self, link: _Link) -> None:
+        """The worker's connection ended before the end of the response."""
+        what = f"{self.origin} closed the connection during its response"
+        self.fail(link, UpstreamFailure("reset", what))
+
+    def fail(self, link: _Link, failure: UpstreamFailure) -> None:
+        """The response failed in this way."""
+        if link is self._link:
+            self._fail(failure)
+            self._wake()
+
+    def _take_item(self, item: EngineItem, events: list[bytes]) -> None:
+        answer, output = self.answer, item.data
+        if item.failure is not None:
+            raise _reported(self.origin, item, item.failure)
+        if output is None:
+            return
+        self._started = True
+        self.token_ids += output.token_ids
+        if self._moved_at and output.completion_usage is not None:
+            item = _as_of_the_start(item, self._moved_at)
+        if self.on_output is not None:
+            self.on_output()
+            self.on_output = None
+        made = answer.feed(item)
+        if answer.failure is not None:
+            raise _reported(self.origin, item, answer.failure)
+        events.append(made)
+        if answer.done:
+            self._link.stop()
+            self._complete(events)
+
+    def _complete(self, events: list[bytes]) -> None:
+        """The answer is complete: its last events and the end arrive together."""
+        rest = self.answer.end()
+        if self.answer.failure is not None:
+            what = f"{self.origin} failed: {self.answer.failure}"
+            raise UpstreamFailure("status", what, status=500)
+        events.append(rest)
+        self._pipe = None
+        self._pass(events)
+        events.clear()
+        self._finish(b"")
+
+    def _pass(self, events: list[bytes]) -> None:
+        piece = events[0] if len(events) == 1 else b"".join(events)
+        if not piece:
+            return
+        pipe = self._pipe
+        if pipe is None:
+            self._keep(piece)
+        elif not pipe(b"%x\r\n%b\r\n" % (len(piece), piece)):
+            self._pipe = None
+            self._release_waiter()
+
+    def _fail(self, failure: UpstreamFailure) -> None:
+        again = (
+            self.move is not None
+            and self.moves_left > 0
+            and failure.kind in _MOVES_AFTER
+            and bool(self.token_ids)
+            and not self.done
+            and self._failure is None
+            and self._moving is None
+        )
+        if not again:
+            self._end_with(failure)
+            return
+        self.moves_left -= 1
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        self._last_read = self._loop.time()
+        self._moving = asyncio.create_task(self._move(failure))
+
+    async def _move(self, failure: UpstreamFailure) -> None:
+        assert self.move is not None
+        try:
+            await self.move(self, failure)
+        except UpstreamFailure as error:
+            self._end_with(error)
+        finally:
+            self._moving = None
+
+    def _end_with(self, failure: UpstreamFailure) -> None:
+        """Fail; a stream that has begun ends as that of a Dynamo frontend, with an error event."""
+        if self._streams and self.token_ids and self._failure is None and not self.done:
+            events = [self.answer.fail(str(failure)), self.answer.end()]
+            self._pipe = None
+            self._pass(events)
+            failure.shown = True
+        super()._fail(failure)
+
+
+class _Link:
+    """Between a stream and the connections of its request: a wire, and a receiver."""
+
+    def __init__(self, plane: Sender, instance: Instance, most_bytes: int) -> None:
+        self.keep = False
+        self.stream: PlaneStream | None = None
+        self._plane = plane
+        self._instance = instance
+        self._most_bytes = most_bytes
+        self._subject: str | None = None
+        self._transport: asyncio.Transport | None = None
+        self._answer: AnswerDecoder | None = None
+        self._done = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def send(self, stream: PlaneStream, request: EngineRequest) -> None:
+        """Send the request; its response goes to ``stream``. Raises UpstreamFailure."""
+        self.stream = stream
+        try:
+            self._subject, home = await self._plane.send(
+                self._instance, request, self, timeout=_ACCEPT_S
+            )
+        except RequestPlaneError as error:
+            if error.kind == "refusal":
+                # It is draining, or does not serve this endpoint any more.
+                raise UpstreamFailure("status", str(error), status=_OVERLOADED) from error
+            raise UpstreamFailure(error.kind, str(error)) from error
+        if self._done:
+            self._plane.forget(self._subject)
+        elif self._transport is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_ACCEPT_S, self._not_called, home)
+
+    # -- Receiver
+
+    def called(self, transport: asyncio.Transport, frames: FrameDecoder) -> None:
+        self._transport = transport
+        self._answer = AnswerDecoder(self._instance.codec, self._most_bytes, frames)
+        self._stop_timer()
+        if self._done:
+            self._hang_up()
+
+    def received(self) -> None:
+        answer = self._answer
+        if answer is None or self.stream is None:
+            return
+        if self._done:
+            self._until_sentinel(answer)
+        else:
+            self.stream.take(self, answer)
+
+    def lost(self, error: Exception | None) -> None:
+        self._stop_timer()
+        self._transport = None
+        if not self._done and self.stream is not None:
+            self.stream.lost(self)
+
+    # -- Wire
+
+    def pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Cancel the request at the worker, unless it is complete."""
+        if self._done:
+            return
+        self._done = True
+        self._stop_timer()
+        if self._subject is not None:
+            self._plane.forget(self._subject)
+        self._hang_up()
+
+    def stop(self) -> None:
+        """The answer is complete before the worker's end: it may stop."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_control("stop"))
+
+    def finished(self, *, clean: bool) -> None:
+        """The response is complete; the worker closes first, else its log has an error."""
+        self._done = True
+        if self._answer is not None and not self._until_sentinel(self._answer):
+            self._timer = asyncio.get_running_loop().call_later(_CLOSE_S, self._close)
+
+    # -- inside
+
+    def _until_sentinel(self, answer: AnswerDecoder) -> bool:
+        """Close after the last frame; False while it has not arrived."""
+        try:
+            while (step := answer.next_step()) is not None:
+                if isinstance(step, Sentinel):
+                    self._close()
+                    return True
+        except WireError:
+            self._close()
+            return True
+        return False
+
+    def _hang_up(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode_control("kill"))
+        self._close()
+
+    def _close(self) -> None:
+        self._stop_timer()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _not_called(self, home: str) -> None:
+        if self.stream is not None and not self._done:
+            origin = self.stream.origin
+            self.stream.fail(
+                self,
+                UpstreamFailure(
+                    "timeout",
+                    f"{origin} accepted the request and did not connect back to {home} within "
+                    f"{_ACCEPT_S:g} s",
+                ),
+            )
+
+
+def _as_of_the_start(item: EngineItem, earlier: int) -> EngineItem:
+    """The item with the usage of the whole request; its worker counts the ``earlier`` tokens of
+    output as a part of its prompt."""
+    output = item.data
+    assert output is not None
+    usage = output.completion_usage
+    assert usage is not None
+    usage = msgspec.structs.replace(
+        usage,
+        prompt_tokens=max(0, usage.prompt_tokens - earlier),
+        completion_tokens=usage.completion_tokens + earlier,
+    )
+    return msgspec.structs.replace(
+        item, data=msgspec.structs.replace(output, completion_usage=usage)
+    )
+
+
+def _reported(origin: str, item: EngineItem, message: str) -> UpstreamFailure:
+    """The failure that a worker reported in its response."""
+    found = item.error if isinstance(item.error, dict) else {}
+    invalid = found.get("class") == "InvalidRequest"
+    status = 400 if invalid else 500
+    body = msgspec.json.encode({"error": {"message": message, "code": status}})
+    return UpstreamFailure("status", f"{origin} failed: {message}", status=status, body=body)
