@@ -355,14 +355,14 @@ class DynamoFleet(Fleet):
             "end the worker there"
         )
 
-    def states(self, worker_id: int) -> Mapping[int, StreamState]:
+    def streams(self, worker_id: int) -> Mapping[int, StreamState]:
         return {
             rank: state
             for (owner, rank), state in self.observer.stream_states().items()
             if owner == worker_id
         }
 
-    def states_by_worker(self) -> Mapping[int, Mapping[int, StreamState]]:
+    def streams_by_worker(self) -> Mapping[int, Mapping[int, StreamState]]:
         found: dict[int, dict[int, StreamState]] = {}
         for (owner, rank), state in self.observer.stream_states().items():
             found.setdefault(owner, {})[rank] = state

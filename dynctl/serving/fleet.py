@@ -207,18 +207,18 @@ class Fleet:
 
     def rows(self) -> list[EngineRow | UnregisteredEngine]:
         """The rows of ``GET /v1/workers``: every engine, registered or not."""
-        states = self.states_by_worker()
+        states = self.streams_by_worker()
         return [self._row(member, states.get(member.spec.worker_id, {})) for member in self]
 
     def row(self, member: Member) -> EngineRow | UnregisteredEngine:
         """The row of one engine."""
-        return self._row(member, self.states(member.spec.worker_id))
+        return self._row(member, self.streams(member.spec.worker_id))
 
-    def states(self, worker_id: int) -> Mapping[int, StreamState]:
+    def streams(self, worker_id: int) -> Mapping[int, StreamState]:
         """Rank -> state of its event stream."""
         return self.index.states(worker_id)
 
-    def states_by_worker(self) -> Mapping[int, Mapping[int, StreamState]]:
+    def streams_by_worker(self) -> Mapping[int, Mapping[int, StreamState]]:
         """Worker id -> rank -> state of its event stream."""
         return self.index.states_by_worker()
 

@@ -18,14 +18,14 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import RequestError, WireError
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import DynamoConfig, Limits
-from dynctl.serving.engines.answer import EngineAnswer
+from dynctl.serving.engines.answer import DONE, ERROR_EVENT, AnswerError, EngineAnswer
 from dynctl.serving.engines.dispatch import EMBEDDINGS_PATH, Call, Move, winner
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.tokenization import ModelTokenizer
 from dynctl.wire.dynamo.discovery import Instance
-from dynctl.wire.dynamo.engine_output import EngineItem, decode_engine_item
+from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
 from dynctl.wire.dynamo.engine_request import (
     BootstrapInfo,
     EngineRequest,
@@ -85,17 +85,17 @@ class Registry(Protocol):
     def tokenizer_of(self, model: str) -> ModelTokenizer | None: ...
 
 
-class Answer(Protocol):
+class _Answer(Protocol):
     """Makes the answer of a response; see :class:`EngineAnswer`."""
 
-    done: bool
-    failure: str | None
+    token_ids: list[int]
+    stopped: bool
 
-    def feed(self, item: EngineItem) -> bytes: ...
+    def feed(self, output: EngineOutput) -> tuple[bytes, ...]: ...
 
-    def fail(self, reason: str) -> bytes: ...
+    def end(self) -> tuple[bytes, ...]: ...
 
-    def end(self) -> bytes: ...
+    def body(self) -> bytes: ...
 
 
 class _PrefillAnswer:
@@ -103,28 +103,24 @@ class _PrefillAnswer:
     as in an OpenAI answer."""
 
     def __init__(self) -> None:
-        self.done = False
-        self.failure: str | None = None
+        self.token_ids: list[int] = []
+        self.stopped = False
         self._handed: Any = None
         self._usage: dict[str, Any] = {}
 
-    def feed(self, item: EngineItem) -> bytes:
-        output = item.data
-        if output is None:
-            return b""
+    def feed(self, output: EngineOutput) -> tuple[bytes, ...]:
         if output.error is not None:
-            return self.fail(output.error)
+            raise AnswerError(f"reported an error: {output.error}")
         if output.disaggregated_params is not None:
             self._handed = output.disaggregated_params
         if output.completion_usage is not None:
             self._usage = msgspec.to_builtins(output.completion_usage)
-        return b""
+        return ()
 
-    def fail(self, reason: str) -> bytes:
-        self.done, self.failure = True, reason
-        return b""
+    def end(self) -> tuple[bytes, ...]:
+        return ()
 
-    def end(self) -> bytes:
+    def body(self) -> bytes:
         return msgspec.json.encode({"handed": self._handed, "usage": self._usage})
 
 
@@ -258,7 +254,7 @@ class PlaneDispatch:
     def continued(self, call: Call, stream: EngineStream) -> Call:
         assert isinstance(stream, PlaneStream)
         prepared = _prepared(call)
-        request, done = prepared.request, stream.token_ids
+        request, done = prepared.request, stream.answer.token_ids
         stop = request.stop_conditions
         left = None if stop.max_tokens is None else max(0, stop.max_tokens - len(done))
         least = None if stop.min_tokens is None else max(0, stop.min_tokens - len(done))
@@ -330,8 +326,8 @@ def _after_prefill(call: Call, plan: RoutingPlan) -> EngineRequest:
 class PlaneStream(EngineStream):
     """The response of a worker, written as an OpenAI answer.
 
-    ``answer`` makes the answer; ``token_ids`` were generated so far. ``move``, if set, continues it
-    on another worker when this one is lost; ``moves_left``: how often.
+    ``answer`` makes the answer. ``move``, if set, continues it on another worker when this one is
+    lost; ``moves_left``: how often.
     """
 
     __slots__ = (
@@ -343,7 +339,6 @@ class PlaneStream(EngineStream):
         "move",
         "moves_left",
         "on_output",
-        "token_ids",
     )
 
     def __init__(
@@ -351,7 +346,7 @@ class PlaneStream(EngineStream):
         link: _Link,
         origin: str,
         bounds: ClientBounds,
-        answer: Answer,
+        answer: _Answer,
         first_byte_s: float | None,
         *,
         streams: bool,
@@ -362,7 +357,6 @@ class PlaneStream(EngineStream):
         kind = "text/event-stream" if streams else "application/json"
         self.headers = {"content-type": kind}
         self.answer = answer
-        self.token_ids: list[int] = []
         self.move: Move | None = None
         self.moves_left = 0
         self._moved_at = 0
@@ -376,7 +370,7 @@ class PlaneStream(EngineStream):
         """The response goes on with another worker."""
         self._link = link
         self._connection = link
-        self._moved_at = len(self.token_ids)
+        self._moved_at = len(self.answer.token_ids)
         self.origin = origin
         self._last_read = self._loop.time()
         if self._paused:
@@ -439,27 +433,28 @@ class PlaneStream(EngineStream):
         if output is None:
             return
         self._started = True
-        self.token_ids += output.token_ids
         if self._moved_at and output.completion_usage is not None:
-            item = _as_of_the_start(item, self._moved_at)
+            output = _as_of_the_start(output, self._moved_at)
         if self.on_output is not None:
             self.on_output()
             self.on_output = None
-        made = answer.feed(item)
-        if answer.failure is not None:
-            raise _reported(self.origin, item, answer.failure)
-        events.append(made)
-        if answer.done:
+        try:
+            events += answer.feed(output)
+        except AnswerError as error:
+            raise UpstreamFailure("status", f"{self.origin} {error}", status=500) from None
+        if answer.stopped:
             self._link.stop()
             self._complete(events)
 
     def _complete(self, events: list[bytes]) -> None:
         """The answer is complete: its last events and the end arrive together."""
-        rest = self.answer.end()
-        if self.answer.failure is not None:
-            what = f"{self.origin} failed: {self.answer.failure}"
-            raise UpstreamFailure("status", what, status=500)
-        events.append(rest)
+        try:
+            if self._streams:
+                events += self.answer.end()
+            else:
+                events.append(self.answer.body())
+        except AnswerError as error:
+            raise UpstreamFailure("status", f"{self.origin} {error}", status=500) from None
         self._pipe = None
         self._pass(events)
         events.clear()
@@ -481,7 +476,7 @@ class PlaneStream(EngineStream):
             self.move is not None
             and self.moves_left > 0
             and failure.kind in _MOVES_AFTER
-            and bool(self.token_ids)
+            and bool(self.answer.token_ids)
             and not self.done
             and self._failure is None
             and self._moving is None
@@ -507,10 +502,9 @@ class PlaneStream(EngineStream):
 
     def _end_with(self, failure: UpstreamFailure) -> None:
         """Fail; a stream that has begun ends as that of a Dynamo frontend, with an error event."""
-        if self._streams and self.token_ids and self._failure is None and not self.done:
-            events = [self.answer.fail(str(failure)), self.answer.end()]
+        if self._streams and self._started and self._failure is None and not self.done:
             self._pipe = None
-            self._pass(events)
+            self._pass([ERROR_EVENT, DONE])
             failure.shown = True
         super()._fail(failure)
 
@@ -645,11 +639,9 @@ class _Link:
             )
 
 
-def _as_of_the_start(item: EngineItem, earlier: int) -> EngineItem:
-    """The item with the usage of the whole request; its worker counts the ``earlier`` tokens of
+def _as_of_the_start(output: EngineOutput, earlier: int) -> EngineOutput:
+    """The output with the usage of the whole request; its worker counts the ``earlier`` tokens of
     output as a part of its prompt."""
-    output = item.data
-    assert output is not None
     usage = output.completion_usage
     assert usage is not None
     usage = msgspec.structs.replace(
@@ -657,9 +649,7 @@ def _as_of_the_start(item: EngineItem, earlier: int) -> EngineItem:
         prompt_tokens=max(0, usage.prompt_tokens - earlier),
         completion_tokens=usage.completion_tokens + earlier,
     )
-    return msgspec.structs.replace(
-        item, data=msgspec.structs.replace(output, completion_usage=usage)
-    )
+    return msgspec.structs.replace(output, completion_usage=usage)
 
 
 def _reported(origin: str, item: EngineItem, message: str) -> UpstreamFailure:
