@@ -1,7 +1,7 @@
 """Frontends as processes, each with its whole process tree on one core."""
 
+import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -42,6 +42,8 @@ class Contestant:
         self._command = command
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         self.port = 0
+        #: Processes that it announced: name -> pid.
+        self.processes: dict[str, int] = {}
 
     def __enter__(self) -> "Contestant":
         if self._pinned:
@@ -89,13 +91,20 @@ class Contestant:
         """Seconds of CPU that the process and its descendants have used."""
         return sum(_cpu_ticks(pid) for pid in _tree(self._process.pid)) / _TICKS
 
+    def cpu_of(self, process: str) -> float:
+        """Seconds of CPU of one of its processes alone."""
+        return _cpu_ticks(self.processes[process]) / _TICKS
+
     def _told_port(self) -> int:
+        """The port: printed alone, or in the record of ``--announce``."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
-        found = re.search(r'"port":(\d+)', line) or re.fullmatch(r"(\d+)\s*", line)
-        if found is None:
-            raise RuntimeError(f"{self.name} did not start: {line}{self._tail()}")
-        return int(found.group(1))
+        try:
+            told = json.loads(line)
+            self.processes = told.get("processes", {}) if isinstance(told, dict) else {}
+            return int(told["port"] if isinstance(told, dict) else told)
+        except (ValueError, KeyError):
+            raise RuntimeError(f"{self.name} did not start: {line}{self._tail()}") from None
 
     def _await_ready(self) -> None:
         path = self._command.ready_path
