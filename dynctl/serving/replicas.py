@@ -44,6 +44,7 @@ from dynctl.wire.dynamo.active_sequences import (
     SequenceUnknown,
     decode_sequences,
     encode_sequences,
+    kind_of,
 )
 from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES
 from dynctl.wire.dynamo.events import Envelope
@@ -124,47 +125,41 @@ class _Peer:
     parts: int = 0
 
 
-class ReplicaSync:
-    """Shares the load of ``service`` with other routers over ``plane``.
+class SharedBookings:
+    """The events about the bookings of this router, for other routers.
 
-    ``router_id`` (u64) and ``name`` are this router's. ``later(seconds, call)`` runs a call in the
-    event loop. `beat` runs every ALIVE_S seconds.
+    Those of others in ``_foreign`` (their ids here) are left out. ``router_id`` (u64) is this
+    router's. ``later(seconds, call)`` runs a call in the event loop. :meth:`_emit` sends a batch.
     """
+
+    #: Whether a message may have several events.
+    batched = True
 
     def __init__(
         self,
         service: RoutingService,
-        plane: ReplicaPlane,
-        *,
         router_id: int,
-        name: str,
         later: Callable[[float, Callable[[], None]], object],
     ) -> None:
-        self.plane = plane
-        self.name = name
         self._service = service
         self._id = router_id
         self._later = later
         self._clock = service.clock
-        self._began = service.clock()
-        self._peers: dict[int, _Peer] = {}
-        self._heard: dict[str, float] = {}
-        self._unused: set[str] = set()  # listed addresses reported as silent
         self._foreign: set[str] = set()
         self._pending: deque[SequenceEvent] = deque()
         self._flushing = False
-        self._numbers: Counter[str] = Counter()
-        self._resend_at = float("-inf")
-        self._resending = False
-        self._parts: deque[ReplicaMessage] = deque()
         #: (``sent`` or ``received``, kind of event) -> how many.
         self.events: Counter[tuple[str, str]] = Counter()
         #: Why events do not count -> how many: ``lost`` (messages), ``dropped``, ``malformed``,
         #: ``unknown_worker``, ``early_free``, ``too_many``, ``unknown_kind``.
         self.missed: Counter[str] = Counter()
-        service.sharing = self
 
-    # -- what this router does -----------------------------------------------------------------
+    def _emit(self, batch: list[SequenceEvent]) -> bool:
+        """Send events in one message; False if they are lost."""
+        raise NotImplementedError
+
+    def _dropped(self) -> None:
+        """An event was dropped, because too many wait."""
 
     def before(self, change: Change) -> None:
         """Publish what a change is about to end, while it is still booked."""
@@ -189,32 +184,13 @@ class ReplicaSync:
                 for booked in self._own(load):
                     if booked.slot in slots:
                         self._queue(SequenceFreed(*self._place(booked), self._id))
-                for peer in self._peers.values():
-                    for key, held in peer.bookings.items():
-                        if key[1] == change.worker_id:
-                            held.applied = False
             case _:
                 pass
 
     def after(self, change: Change) -> None:
-        """Publish a booking; request those on a worker that was unknown before."""
-        if isinstance(change, Booked):
-            if change.request_id not in self._foreign:
-                self._queue(self._added(change))
-        elif isinstance(change, WorkerUpserted):
-            worker_id = change.worker.worker_id
-            for peer in self._peers.values():
-                held = peer.bookings.items()
-                if any(key[1] == worker_id and not one.applied for key, one in held):
-                    peer.in_step = False
-
-    def keep_alive(self) -> None:
-        """Renew the bookings of the routers that run, before those without progress expire."""
-        for peer in self._peers.values():
-            if not peer.silent:
-                for held in peer.bookings.values():
-                    if held.applied:
-                        self._service.apply(Progressed(held.booking_id))
+        """Publish a booking."""
+        if isinstance(change, Booked) and change.request_id not in self._foreign:
+            self._queue(self._added(change))
 
     def _own(self, bookings: Iterable[ActiveRequest]) -> Iterator[ActiveRequest]:
         return (one for one in bookings if one.request_id not in self._foreign)
@@ -256,12 +232,10 @@ class ReplicaSync:
             )
         )
 
-    # -- sending -------------------------------------------------------------------------------
-
     def _queue(self, event: SequenceEvent) -> None:
         if len(self._pending) >= MOST_PENDING:
             self.missed["dropped"] += 1
-            self._numbers[ACTIVE_SEQUENCES] += 1  # the others see that something is missing
+            self._dropped()
             return
         self._pending.append(event)
         if not self._flushing:
@@ -276,17 +250,85 @@ class ReplicaSync:
         while self._pending:
             batch: list[SequenceEvent] = []
             hashes = 0
-            while self._pending and len(batch) < (BATCH_EVENTS if self.plane.batched else 1):
+            while self._pending and len(batch) < (BATCH_EVENTS if self.batched else 1):
                 event = self._pending[0]
                 hashes += len(_hashes(event))
                 if batch and hashes > BATCH_HASHES:
                     break
                 batch.append(self._pending.popleft())
-            if self._send(ACTIVE_SEQUENCES, encode_sequences(batch, batched=self.plane.batched)):
+            if self._emit(batch):
                 for event in batch:
-                    self.events["sent", _kind(event)] += 1
+                    self.events["sent", kind_of(event)] += 1
             else:
                 self.missed["dropped"] += len(batch)
+
+
+class ReplicaSync(SharedBookings):
+    """Shares the load of ``service`` with other routers over ``plane``.
+
+    ``router_id`` (u64) and ``name`` are this router's. ``later(seconds, call)`` runs a call in the
+    event loop. `beat` runs every ALIVE_S seconds.
+    """
+
+    def __init__(
+        self,
+        service: RoutingService,
+        plane: ReplicaPlane,
+        *,
+        router_id: int,
+        name: str,
+        later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        super().__init__(service, router_id, later)
+        self.plane = plane
+        self.batched = plane.batched
+        self.name = name
+        self._began = service.clock()
+        self._peers: dict[int, _Peer] = {}
+        self._heard: dict[str, float] = {}
+        self._unused: set[str] = set()  # listed addresses reported as silent
+        self._numbers: Counter[str] = Counter()
+        self._resend_at = float("-inf")
+        self._resending = False
+        self._parts: deque[ReplicaMessage] = deque()
+        service.sharing = self
+
+    # -- what this router does -----------------------------------------------------------------
+
+    def before(self, change: Change) -> None:
+        super().before(change)
+        if isinstance(change, WorkerLost):
+            for peer in self._peers.values():
+                for key, held in peer.bookings.items():
+                    if key[1] == change.worker_id:
+                        held.applied = False
+
+    def after(self, change: Change) -> None:
+        """Publish a booking; request those on a worker that was unknown before."""
+        super().after(change)
+        if isinstance(change, WorkerUpserted):
+            worker_id = change.worker.worker_id
+            for peer in self._peers.values():
+                held = peer.bookings.items()
+                if any(key[1] == worker_id and not one.applied for key, one in held):
+                    peer.in_step = False
+
+    def keep_alive(self) -> None:
+        """Renew the bookings of the routers that run, before those without progress expire."""
+        for peer in self._peers.values():
+            if not peer.silent:
+                for held in peer.bookings.values():
+                    if held.applied:
+                        self._service.apply(Progressed(held.booking_id))
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _emit(self, batch: list[SequenceEvent]) -> bool:
+        payload = encode_sequences(batch, batched=self.batched)
+        return self._send(ACTIVE_SEQUENCES, payload)
+
+    def _dropped(self) -> None:
+        self._numbers[ACTIVE_SEQUENCES] += 1  # the others see that something is missing
 
     def _send(self, topic: str, payload: bytes) -> bool:
         number = self._numbers[topic]
@@ -434,7 +476,7 @@ class ReplicaSync:
 
     def _event(self, peer: _Peer, event: SequenceEvent, number: int) -> None:
         key = (event.request_id, event.worker_id, event.dp_rank)
-        self.events["received", _kind(event)] += 1
+        self.events["received", kind_of(event)] += 1
         match event:
             case SequenceAdded():
                 freed = peer.freed.pop(key, None)
@@ -677,15 +719,3 @@ def _requests(number: int) -> str:
 
 def _hashes(event: SequenceEvent) -> tuple[int, ...]:
     return (event.token_sequence or ()) if isinstance(event, SequenceAdded) else ()
-
-
-def _kind(event: SequenceEvent) -> str:
-    match event:
-        case SequenceAdded():
-            return "add"
-        case SequencePrefillDone():
-            return "prefill_done"
-        case SequenceFreed():
-            return "free"
-        case _:
-            return "unknown"

@@ -84,6 +84,19 @@ class SequenceUnknown(Struct, frozen=True):
 SequenceEvent = SequenceAdded | SequencePrefillDone | SequenceFreed | SequenceUnknown
 
 
+def kind_of(event: SequenceEvent) -> str:
+    """The kind of an event in metrics: add, prefill_done, free or unknown."""
+    match event:
+        case SequenceAdded():
+            return "add"
+        case SequencePrefillDone():
+            return "prefill_done"
+        case SequenceFreed():
+            return "free"
+        case _:
+            return "unknown"
+
+
 class _Duration(Struct, gc=False):
     secs: _U64
     nanos: Annotated[int, Meta(ge=0, lt=1_000_000_000)] = 0

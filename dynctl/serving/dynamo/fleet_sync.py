@@ -1,0 +1,333 @@
+"""Replica sync with Dynamo's own frontends: both count the requests of each other as load.
+
+As in Dynamo 1.6, each pool of workers has a topic (``active_sequences_events``), on which every
+router publishes its bookings from a channel of its own, which it registers in discovery. Dynamo
+has no handshake and no history: what was booked before a router came is unknown to it, and the
+bookings of a router that ends without a word expire. Here they end with its channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from dynctl.adapters.ports import ChannelCode, ChannelCondition, ChannelValue
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.replicas import ReplicaRow
+from dynctl.health import conditions as codes
+from dynctl.health.deployment import Deployment
+from dynctl.serving.replicas import MOST_BOOKINGS, MOST_PEERS, SharedBookings
+from dynctl.serving.service import RoutingService
+from dynctl.wire.dynamo.active_sequences import (
+    SequenceAdded,
+    SequenceEvent,
+    SequenceFreed,
+    SequencePrefillDone,
+    SequenceUnknown,
+    decode_sequences,
+    encode_sequences,
+    kind_of,
+)
+from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, ZmqTransport, encode_entry
+from router_core import Booked, Change, Expired, Freed, PrefillDone, WorkerLost
+
+_log = logging.getLogger(__name__)
+
+_Key = tuple[str, int, int]
+"""Request id, worker id, rank."""
+#: Seconds for the messages of the end to leave.
+_LEAVE_S: Final = 0.2
+
+
+class Topic(Protocol):
+    """A channel of ours that is open (:mod:`dynctl.adapters.dynamo.publishing`)."""
+
+    @property
+    def channel(self) -> EventChannel: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+    def publish(self, payload: bytes) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Pool:
+    topic: Topic
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class _Router:
+    """Another router, by one of its channels. ``missed_at``: when messages of it were lost."""
+
+    name: str
+    address: str
+    heard_at: float
+    router_id: int | None = None
+    lost: int = 0
+    missed_at: float | None = None
+    bookings: dict[_Key, str] = field(default_factory=dict)
+
+
+class FleetSync(SharedBookings):
+    """Shares the load of ``service`` with the routers of a Dynamo deployment.
+
+    ``open_topic(scope)`` opens a channel for a pool of workers; ``changed`` is called when
+    :meth:`entries` has others. Give :meth:`take_deployment` what discovery has, and :meth:`take`
+    the messages of each channel that :meth:`others` lists.
+    """
+
+    def __init__(
+        self,
+        service: RoutingService,
+        open_topic: Callable[[EndpointId], Topic],
+        *,
+        router_id: int,
+        later: Callable[[float, Callable[[], None]], object],
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__(service, router_id, later)
+        self._open_topic = open_topic
+        self._changed = changed
+        self._pools: dict[EndpointId, _Pool] = {}
+        self._pool_of: dict[int, EndpointId] = {}
+        self._routers: dict[EventChannel, _Router] = {}
+        self._failed: set[EndpointId] = set()
+        service.sharing = self
+
+    # -- the deployment ------------------------------------------------------------------------
+
+    def entries(self, _instance_id: int) -> Iterator[tuple[str, bytes]]:
+        """What is registered in discovery: the channels of this router."""
+        for pool in self._pools.values():
+            yield encode_entry(pool.topic.channel)
+
+    def take_deployment(self, deployment: Deployment) -> None:
+        """Publish for every pool of workers; end the bookings of routers whose channel is gone."""
+        present = {
+            one.worker.worker_id: one.instance.endpoint
+            for one in deployment.workers
+            if one.worker.worker_id not in self._pool_of
+        }
+        gone = self._pool_of.keys() - {one.worker.worker_id for one in deployment.workers}
+        if gone:
+            self.flush()  # what they had is published on their pool's channel
+            for worker_id in gone:
+                del self._pool_of[worker_id]
+        self._pool_of |= present
+        for scope in set(self._pool_of.values()) - self._pools.keys() - self._failed:
+            self._open(scope)
+        channels = set(self.others(deployment))
+        for channel in self._routers.keys() - channels:
+            self._end(channel)
+
+    def others(self, deployment: Deployment) -> Iterator[EventChannel]:
+        """The channels of other routers (and of workers, which report the end of prefills)."""
+        own = {pool.topic.channel.publisher_id for pool in self._pools.values()}
+        return (one for one in deployment.sequences if one.publisher_id not in own)
+
+    def _open(self, scope: EndpointId) -> None:
+        at = f"{scope.namespace}.{scope.component}.{scope.name}"
+        try:
+            topic = self._open_topic(scope)
+        except UsageProblem as error:
+            self._failed.add(scope)
+            message = f"its requests of this router are not shared: {error.message}"
+            self._service.set_condition(codes.REPLICA_SILENT, at, message)
+            return
+        task = self._service.tasks.start("replica sync", topic.run, at)
+        self._pools[scope] = _Pool(topic, task)
+        self._changed()
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def before(self, change: Change) -> None:
+        super().before(change)
+        if isinstance(change, WorkerLost):
+            for router in self._routers.values():
+                for key in [key for key in router.bookings if key[1] == change.worker_id]:
+                    self._foreign.discard(router.bookings.pop(key))
+
+    def after(self, change: Change) -> None:
+        super().after(change)
+        if isinstance(change, Expired):
+            load = self._service.router.load
+            for router in self._routers.values():
+                for key, held in list(router.bookings.items()):
+                    if not any(True for _ in load.bookings(held)):
+                        self._foreign.discard(router.bookings.pop(key))
+
+    def keep_alive(self) -> None:
+        """Forget losses whose bookings have expired by now."""
+        limit = self._service.router.config.active_request_expiry_secs
+        for router in self._routers.values():
+            if router.missed_at is not None and self._clock() - router.missed_at > limit:
+                router.missed_at = None
+                self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
+
+    def _emit(self, batch: list[SequenceEvent]) -> bool:
+        by_pool: dict[EndpointId, list[SequenceEvent]] = {}
+        for event in batch:
+            scope = self._pool_of.get(event.worker_id)
+            if scope in self._pools:
+                by_pool.setdefault(scope, []).append(event)
+        for scope, events in by_pool.items():
+            topic = self._pools[scope].topic
+            several = isinstance(topic.channel.transport, ZmqTransport)
+            for message in [events] if several else [[one] for one in events]:
+                topic.publish(encode_sequences(message, batched=several))
+        return bool(by_pool)
+
+    async def leave(self) -> None:
+        """Free what is still booked, so that it does not count elsewhere until it expires."""
+        for booked in self._own(list(self._service.router.load)):
+            self._queue(SequenceFreed(*self._place(booked), self._id))
+        self.flush()
+        if self._pools:
+            await asyncio.sleep(_LEAVE_S)
+
+    async def close(self) -> None:
+        """Leaves no task and no socket."""
+        for pool in self._pools.values():
+            pool.task.cancel()
+            await pool.topic.close()
+        self._pools.clear()
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def take(self, channel: EventChannel, value: ChannelValue) -> None:
+        """Take what was received on a channel of another router."""
+        router = self._routers.get(channel)
+        if isinstance(value, ChannelCondition):
+            if value.code is ChannelCode.MALFORMED_MESSAGE:
+                self.missed["malformed"] += value.count
+            elif value.code is ChannelCode.EVENTS_DROPPED and router is not None:
+                self._behind(router, value.count)
+            return
+        try:
+            events = decode_sequences(value.payload)
+        except WireError:
+            self.missed["malformed"] += 1
+            return
+        for event in events:
+            if event.router_id != self._id:
+                self.events["received", kind_of(event)] += 1
+                self._event(channel, event)
+
+    def _event(self, channel: EventChannel, event: SequenceEvent) -> None:
+        key = (event.request_id, event.worker_id, event.dp_rank)
+        match event:
+            case SequenceAdded():
+                router = self._router(channel, event.router_id)
+                if router is None:
+                    self.missed["too_many"] += 1
+                elif key not in router.bookings:
+                    self._book(router, key, event)
+            case SequencePrefillDone():
+                # A worker reports it too, for the requests of all routers.
+                for router in self._routers.values():
+                    if key in router.bookings:
+                        self._service.apply(PrefillDone(router.bookings[key]))
+            case SequenceFreed():
+                known = self._routers.get(channel)
+                booking_id = None if known is None else known.bookings.pop(key, None)
+                if booking_id is not None:
+                    self._free(booking_id)
+            case SequenceUnknown():
+                self.missed["unknown_kind"] += 1
+
+    def _router(self, channel: EventChannel, router_id: int) -> _Router | None:
+        """The router that publishes on a channel; None if there are too many."""
+        router = self._routers.get(channel)
+        if router is None:
+            if len(self._routers) >= MOST_PEERS:
+                return None
+            pool = f"{channel.scope.namespace}.{channel.scope.component}"
+            transport = channel.transport
+            address = transport.endpoint if isinstance(transport, ZmqTransport) else ""
+            name = f"Dynamo router {router_id:x} of {pool}"
+            router = self._routers[channel] = _Router(name, address, self._clock(), router_id)
+            _log.info("%s shares its load", name)
+        router.heard_at = self._clock()
+        return router
+
+    def _book(self, router: _Router, key: _Key, event: SequenceAdded) -> None:
+        worker = self._service.router.registry.get(event.worker_id)
+        if worker is None:
+            self.missed["unknown_worker"] += 1
+            return
+        if len(self._foreign) >= MOST_BOOKINGS:
+            self.missed["too_many"] += 1
+            return
+        booking_id = f"{event.router_id:016x}/{event.worker_id:x}.{event.dp_rank}/{key[0]}"
+        self._foreign.add(booking_id)
+        applied = self._service.apply(
+            Booked(
+                booking_id,
+                worker.role.value,
+                event.worker_id,
+                event.dp_rank,
+                prefill_tokens=event.prefill_tokens,
+                sequence_hashes=event.token_sequence or (),
+                predicted_s=event.expected_prefill_s,
+                replica=True,
+            )
+        )
+        if applied.ok:
+            router.bookings[key] = booking_id
+        else:
+            self._foreign.discard(booking_id)
+
+    def _free(self, booking_id: str) -> None:
+        self._service.apply(Freed(booking_id))
+        self._foreign.discard(booking_id)
+
+    def _behind(self, router: _Router, count: int) -> None:
+        router.lost += count
+        router.missed_at = self._clock()
+        self.missed["lost"] += count
+        limit = self._service.router.config.active_request_expiry_secs
+        self._service.set_condition(
+            codes.REPLICA_BEHIND,
+            router.name,
+            f"{router.lost:,} of its messages were lost, and Dynamo does not send them again: "
+            f"requests that ended in them count until they expire, after {limit:g} s",
+        )
+
+    def _end(self, channel: EventChannel) -> None:
+        """The channel of a router is not registered any more: it ended, with its requests."""
+        router = self._routers.pop(channel)
+        for booking_id in router.bookings.values():
+            self._free(booking_id)
+        self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
+        _log.info("%s left", router.name)
+
+    # -- what is shown -------------------------------------------------------------------------
+
+    def rows(self) -> list[ReplicaRow]:
+        now = self._clock()
+        return [
+            ReplicaRow(
+                one.name,
+                f"{one.router_id or 0:016x}",
+                one.address or None,
+                "in step" if one.missed_at is None else "behind",
+                round(now - one.heard_at, 3),
+                len(one.bookings),
+                one.lost,
+            )
+            for one in sorted(self._routers.values(), key=lambda one: one.name)
+        ]
+
+    def out_of_date(self) -> str:
+        late = [one.name for one in self._routers.values() if one.missed_at is not None]
+        return ", ".join(late[:3])
