@@ -2,15 +2,19 @@
 
 Removals and parents in a worker's events are engine hashes, here called *names*. Workers that run
 the same engine with the same hash function use the same names, so a name is kept once for all
-workers: the first name under which any worker announced a block is its *shared* name. A worker
-that announces the block under another name (an engine whose hashes depend on Python's per-process
-hash seed) gets an *own* name for it, and from then on only that name is valid for this worker. So
-its later removals remove the right block, and fleets with equal names need no memory per worker.
+workers, in the block's run: the first name under which any worker announced a block is its *shared*
+name. A worker that announces the block under another name (an engine whose hashes depend on
+Python's per-process hash seed) gets an *own* name for it, and from then on only that name is valid
+for this worker. So its later removals remove the right block, and fleets with equal names need no
+memory per worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from router_core.sharded import ShardedDict, shards_of
+from router_core.packed_table import PackedTable
+from router_core.runs import POSITION, POSITION_BITS, Runs, packer, u64
+
+U64_MAX = 2**64 - 1
 
 
 class OwnNames:
@@ -31,40 +35,58 @@ class OwnNames:
 
 
 class BlockNames:
-    """Names of blocks; a block is its sequence hash. Its holders are in `BlockOwnership`.
+    """Names of the blocks of ``runs``; a block is its address there."""
 
-    `shared` and `names` are read directly by the index, whose inner loop a call would double.
-    """
+    __slots__ = ("own", "runs", "shared", "unnamed")
 
-    __slots__ = ("names", "own", "shared")
-
-    def __init__(self) -> None:
-        self.shared = ShardedDict()
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+        self.shared = PackedTable()
         """shared name -> block"""
-        self.names = ShardedDict()
-        """block -> shared name; a block first announced under a name in use has none"""
+        self.unnamed: set[int] = set()
+        """blocks without a shared name: first announced under a name in use"""
         self.own: dict[int, OwnNames] = {}
         """slot -> its own names; only for workers whose names differ from the shared ones"""
 
-    def copy(self) -> "BlockNames":
-        """An independent copy."""
-        made = BlockNames()
+    def copy(self, runs: Runs) -> "BlockNames":
+        """An independent copy, for a copy of the runs."""
+        made = BlockNames.__new__(BlockNames)
+        made.runs = runs
         made.shared = self.shared.copy()
-        made.names = self.names.copy()
+        made.unnamed = self.unnamed.copy()
+        made.own = {}
         for slot, own in self.own.items():
             copied = made.own[slot] = OwnNames()
             copied.blocks, copied.names = own.blocks.copy(), own.names.copy()
         return made
 
+    def is_named(self, block: int, name: int) -> bool:
+        """Whether ``name`` is what the run of an existing block has as its name."""
+        body = self.runs.bodies[block >> POSITION_BITS]
+        at = len(body) // 3 * 2 + (block & POSITION) * 8
+        return bool(u64(body, at)[0] == name)
+
+    def find(self, name: int) -> int | None:
+        """The block with this shared name."""
+        return self.shared.find(name, self.is_named) or None
+
+    def shared_name(self, block: int) -> int | None:
+        """The shared name of a block; None if it has none."""
+        if block in self.unnamed:
+            return None
+        body = self.runs.bodies[block >> POSITION_BITS]
+        name: int = u64(body, len(body) // 3 * 2 + (block & POSITION) * 8)[0]
+        return name
+
     def block(self, slot: int, name: int) -> int | None:
         """The block that ``name`` stands for on ``slot``, whether the slot holds it or not."""
         own = self.own.get(slot)
         if own is None:
-            return self.shared.find(name)
+            return self.find(name)
         block = own.blocks.get(name)
         if block is not None:
             return block
-        block = self.shared.find(name)
+        block = self.find(name)
         return None if block in own.names else block
 
     def name(self, slot: int, block: int) -> int:
@@ -72,17 +94,22 @@ class BlockNames:
         own = self.own.get(slot)
         if own is not None and block in own.names:
             return own.names[block]
-        return self.names[block]
+        name = self.shared_name(block)
+        assert name is not None
+        return name
 
     def announce(self, slot: int, name: int, block: int) -> None:
         """Name ``block`` as ``name`` on ``slot``; the slot's earlier name of it is dropped."""
         own = self.own.get(slot)
         if own is not None:
             own.drop(block)
-        meant = self.shared.find(name)
-        if meant is None and block not in self.names:
-            self.shared[name] = block
-            self.names[block] = name
+        meant = self.find(name)
+        if meant is None and block in self.unnamed and 0 <= name <= U64_MAX:
+            self.unnamed.discard(block)
+            run, at = block >> POSITION_BITS, block & POSITION
+            body = self.runs.bodies[run]
+            packer(1).pack_into(body, len(body) // 3 * 2 + at * 8, name)
+            self.shared.add(name, block)
         elif meant != block:
             if own is None:
                 own = self.own[slot] = OwnNames()
@@ -90,34 +117,63 @@ class BlockNames:
             own.names[block] = name
         self._release(slot)
 
-    def announce_new(self, names: Sequence[int], blocks: list[int], shards: list[int]) -> bool:
-        """Make ``names`` the shared names of ``blocks``, which have none.
+    def add(
+        self,
+        slot: int,
+        names: Sequence[int],
+        first: int,
+        holds: Callable[[int], bool],
+    ) -> tuple[int, bytes]:
+        """Name new blocks from ``first`` on, up to a name of another block of the slot.
 
-        ``shards``: those of the blocks. False, and nothing changes, if one of the names is in use
-        or given to two of the blocks.
+        Returns their number and their shared names, packed. ``holds``: whether the slot holds an
+        existing block.
         """
-        theirs = shards_of(names)
-        if self.shared.add_many(names, blocks, theirs) != blocks:
-            # The blocks had no name, so each name of them was added by this call.
-            for name, block in zip(names, blocks, strict=True):
-                if self.shared.find(name) == block:
-                    del self.shared[name]
-            return False
-        self.names.set_many(blocks, names, shards)
-        return True
+        count, seen = 0, set()
+        for name in names:
+            meant = self.block(slot, name)
+            if name in seen or (meant is not None and holds(meant)):
+                break
+            seen.add(name)
+            count += 1
+        free = [0 <= name <= U64_MAX and self.find(name) is None for name in names[:count]]
+        shared = [name if new else 0 for name, new in zip(names, free, strict=False)]
+        for block, (name, new) in enumerate(zip(names, free, strict=False), first):
+            if new:
+                self.shared.add(name, block)
+                continue
+            self.unnamed.add(block)
+            own = self.own.get(slot)
+            if own is None:
+                own = self.own[slot] = OwnNames()
+            own.blocks[name] = block
+            own.names[block] = name
+        return count, packer(count).pack(*shared)
 
-    def disown(self, slot: int, block: int) -> None:
-        """Drop the own name of ``block`` on ``slot``, which no longer holds it."""
+    def any_unnamed(self, run: int, first: int, count: int) -> bool:
+        """Whether one of ``count`` blocks of a run has no shared name."""
+        start = run << POSITION_BITS | first
+        return not self.unnamed.isdisjoint(range(start, start + count))
+
+    def disown(self, slot: int, run: int, first: int, end: int) -> None:
+        """Drop the own names on ``slot`` of blocks that it no longer holds."""
         own = self.own.get(slot)
         if own is not None:
-            own.drop(block)
+            start = run << POSITION_BITS
+            for block in range(start + first, start + end):
+                own.drop(block)
             self._release(slot)
 
-    def forget(self, block: int) -> None:
-        """Drop the shared name of ``block``, which no worker holds any more."""
-        name = self.names.pop(block, None)
-        if name is not None:
-            del self.shared[name]
+    def forget(self, run: int, end: int) -> None:
+        """Drop the shared names of the blocks of ``run`` from ``end`` on."""
+        body = self.runs.bodies[run]
+        count = self.runs.lengths[run]
+        names: Sequence[int] = packer(count - end).unpack_from(body, len(body) // 3 * 2 + end * 8)
+        for block, name in enumerate(names, run << POSITION_BITS | end):
+            if block in self.unnamed:
+                self.unnamed.discard(block)
+            else:
+                self.shared.remove(name, block)
 
     def _release(self, slot: int) -> None:
         own = self.own.get(slot)

@@ -1,31 +1,26 @@
 """The slots that hold each block: the tree of prefixes, built from the engines' cache events.
 
-A block is identified by its sequence hash, which stands for the whole prefix up to it, so the tree
-needs no nodes: a dict maps each sequence hash to the mask of the slots that hold the block. Two
-more tables have the links to a block's children, to remove a prefix from a worker, and the engines'
-names of blocks (:mod:`router_core.block_names`).
+The tree is kept as runs of blocks (:mod:`router_core.runs`) with the slots that hold them, and the
+engines' names of the blocks (:mod:`router_core.block_names`).
 
 **A worker's blocks are prefix-closed**: a worker that holds a block holds its parent. Removing a
 block in the middle of a chain therefore removes the worker's later blocks too, until they are
 stored again; an engine cannot use them without the middle either. So a mask can only shrink with
-depth, and a worker's blocks are a subtree that can be walked without a list of them per worker.
-
-All tables are int -> int dicts on purpose. The garbage collector does not traverse those; a million
-node objects would cost it pauses of tens of milliseconds. Tables with an entry per block are split
-(:mod:`router_core.sharded`), so that no single event waits for the growth of a large one.
+depth, and a worker's blocks are a subtree that can be walked from the starts of its prompts.
 """
 
-from collections.abc import Sequence
-from itertools import repeat
+from array import array
+from collections.abc import Iterable, Sequence
+from struct import error as StructError
 
-from router_core.block_names import BlockNames
+from router_core.block_names import U64_MAX, BlockNames
 from router_core.cache_groups import CacheGroups, remove_copy
-from router_core.child_links import ChildLinks
 from router_core.events import Fault, RemoveResult, StoreResult, refused_store
 from router_core.hashing import chain, sequence_hashes
-from router_core.sharded import SHARDS, ShardedDict, shards_of
+from router_core.runs import LIMIT, POSITION, POSITION_BITS, ROOT, Runs, packer
 
-_U64_MAX = 2**64 - 1
+# Starts that a slot no longer holds are dropped once they may be as many as those it holds.
+_FEW_STARTS = 16
 
 
 class BlockOwnership:
@@ -36,7 +31,6 @@ class BlockOwnership:
     """
 
     __slots__ = (
-        "_children",
         "_counts",
         "_dropping",
         "_extra",
@@ -45,26 +39,24 @@ class BlockOwnership:
         "_groups",
         "_live",
         "_names",
-        "_owners",
+        "_root_counts",
         "_roots",
-        "_starts",
+        "_runs",
         "exact",
     )
 
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact
-        self._owners = ShardedDict()
-        """block -> mask of the slots that hold it, never 0"""
-        self._children = ChildLinks()
-        self._names = BlockNames()
-        self._roots: dict[int, set[int]] = {}
-        """slot -> first blocks of the prompts it holds"""
-        self._starts: set[int] = set()
-        """blocks that were ever stored as the first of a prompt and are still there"""
+        self._runs = Runs()
+        self._names = BlockNames(self._runs)
+        self._roots: dict[int, array[int]] = {}
+        """slot -> the runs that start the prompts it holds; some it may hold no longer"""
+        self._root_counts: dict[int, int] = {}
+        """slot -> how many of these it holds"""
         self._counts: dict[int, int] = {}
         """slot -> blocks it holds"""
         self._dropping: dict[int, list[int]] = {}
-        """slot -> blocks still to visit"""
+        """slot -> runs still to visit (see `PrefixIndex.sweep`)"""
         self._live = 0
         """slots that take part in matching"""
         self._extra: dict[int, dict[int, int]] = {}
@@ -92,14 +84,14 @@ class BlockOwnership:
     @property
     def node_count(self) -> int:
         """Distinct blocks."""
-        return len(self._owners)
+        return self._runs.block_count
 
     @property
     def table_size(self) -> int:
         """Entries that take memory: distinct blocks, and what is kept for single slots."""
         groups = sum(one.block_count for one in self._groups.values())
         names = sum(len(own.names) for own in self._names.own.values())
-        return len(self._owners) + groups + names + sum(map(len, self._extra.values()))
+        return self._runs.block_count + groups + names + sum(map(len, self._extra.values()))
 
     def own_names(self, slot: int) -> int:
         """Blocks whose name on ``slot`` differs from their shared name."""
@@ -109,9 +101,10 @@ class BlockOwnership:
     def any_shared(self) -> bool:
         """Whether any block is held by two slots: only then can their names be compared.
 
-        Scans the blocks until it finds one.
+        Scans the runs until it finds one.
         """
-        return any(mask & (mask - 1) for shard in self._owners.shards for mask in shard.values())
+        firsts = (held if isinstance(held, int) else held[1] for held in self._runs.holders)
+        return any(mask & (mask - 1) for mask in firsts)
 
     def store(
         self,
@@ -144,59 +137,78 @@ class BlockOwnership:
         if not total:
             return StoreResult(0, 0)
         bit = 1 << slot
-        parent: int | None = None
+        above = ROOT
         if parent_hash is not None:
             parent = self._names.block(slot, parent_hash)
-            if parent is None or not self._owners.get(parent, 0) & bit:
+            if parent is None or not self._holds(parent, bit):
                 return refused_store(Fault.UNKNOWN_PARENT, parent_hash, total)
-        if min(local_hashes) < 0 or max(local_hashes) > _U64_MAX:
-            good = next(n for n, h in enumerate(local_hashes) if not 0 <= h <= _U64_MAX)
-        else:
-            good = total
-        local = list(local_hashes[:good])
-        blocks = sequence_hashes(local, parent)
-        # The first part of a chain is in the tree, the rest is new. Each part is mostly uniform
-        # (held by the same slots; no name in use), and is then stored in bulk.
-        shards = shards_of(blocks)
-        held = self._owners.find_many(blocks, shards)
-        known = held.index(None) if None in held else good
-        end = good
-        if held.count(None) != good - known:
-            # A known block after a new one: only when a worker reports that a prompt starts with
-            # a block whose hash is that of a longer prefix. The rest is stored as its own event.
-            end = next(n for n in range(known, good) if held[n] is not None)
-            del blocks[end:]
-        fresh = done = 0
-        if known:
-            done, fresh = self._store_known(
-                slot, parent, block_hashes, local, blocks[:known], shards, held[:known]
-            )
-        if done == known < end:
-            above = blocks[known - 1] if known else parent
-            added = self._store_new(
-                slot, above, block_hashes[known:end], local[known:], blocks[known:], shards[known:]
-            )
-            done += added
+            above = parent
+        good = total
+        try:
+            data = packer(total).pack(*local_hashes)
+        except StructError:
+            good = next(n for n, h in enumerate(local_hashes) if not 0 <= h <= U64_MAX)
+            data = packer(good).pack(*local_hashes[:good])
+        try:
+            named = packer(good).pack(*block_hashes[:good])
+        except StructError:
+            named = b""
+        runs = self._runs
+        done = fresh = 0
+        while done < good:
+            # Along the run, into one that continues it, and where no run has the block, a new one.
+            run, at, same = above >> POSITION_BITS, 0, 0
+            if above != ROOT:
+                at = (above & POSITION) + 1
+                same = runs.equal_locals(run, at, data, done)
+            if not same and (above == ROOT or above in runs.kids):
+                first = local_hashes[done]
+                kid = runs.start(
+                    first if above == ROOT else chain(runs.sequence(above), first), above
+                )
+                if kid:
+                    run, at = kid, 0
+                    same = runs.equal_locals(kid, 0, data, done) or 1
+            if same:
+                wanted = same
+                taken, added = self._take(
+                    slot,
+                    run,
+                    at,
+                    block_hashes[done : done + same],
+                    named[8 * done : 8 * (done + same)],
+                )
+            else:
+                if above == ROOT or at == LIMIT or at < runs.lengths[run]:
+                    run, at = 0, 0
+                wanted = min(good - done, LIMIT - at)
+                taken, run = self._add(
+                    slot,
+                    run,
+                    at,
+                    above,
+                    block_hashes[done : done + wanted],
+                    named[8 * done : 8 * (done + wanted)],
+                    local_hashes[done : done + wanted],
+                    data[8 * done : 8 * (done + wanted)],
+                )
+                added = taken
+            done += taken
             fresh += added
+            if taken < wanted:
+                break
+            above = run << POSITION_BITS | at + taken - 1
         if counted and done > fresh:
             extra = self._extra.setdefault(slot, {})
             self._extra_total[slot] = self._extra_total.get(slot, 0) + done - fresh
-            for name, mask in zip(block_hashes[:done], held, strict=False):
-                if mask is not None and mask & bit:
-                    extra[name] = extra.get(name, 0) + 1
+            # What the slot held before is a beginning of the chain.
+            for name in block_hashes[: done - fresh]:
+                extra[name] = extra.get(name, 0) + 1
         if fresh:
             self._counts[slot] = self._counts.get(slot, 0) + fresh
             self._live |= bit
-            if parent is None:
-                self._roots.setdefault(slot, set()).add(blocks[0])
-                self._starts.add(blocks[0])
         if done == total:
             return StoreResult(fresh, done - fresh)
-        if done == end < good:
-            rest = self.store(
-                slot, block_hashes[end - 1], block_hashes[end:], local_hashes[end:], group, counted
-            )
-            return StoreResult(fresh + rest.stored, done - fresh + rest.known, rest.refused)
         return refused_store(
             Fault.NOT_A_HASH if done == good else Fault.HASH_CONFLICT,
             block_hashes[done],
@@ -258,28 +270,29 @@ class BlockOwnership:
             self._extra_total[slot] -= len(block_hashes) - len(last)
             block_hashes = last
         bit = 1 << slot
-        owners = self._owners
         # All names first: removing an earlier block drops the names of the later ones.
-        named = [self._names.block(slot, name) for name in block_hashes]
-        held = [block for block in named if block is not None and owners.get(block, 0) & bit]
-        before = self._counts.get(slot, 0)
-        removed = len(set(held))
-        unknown = len(block_hashes) - len(held)
-        self._remove_chains(slot, held)
-        gone = before - self._counts.get(slot, 0)
-        return RemoveResult(removed, gone - removed, unknown)
+        held = set()
+        unknown = 0
+        for name in block_hashes:
+            block = self._names.block(slot, name)
+            if block is None or not self._holds(block, bit):
+                unknown += 1
+            else:
+                held.add(block)
+        gone = self._release(slot, held)
+        return RemoveResult(len(held), gone - len(held), unknown)
 
     def clear(self, slot: int) -> int:
         """Remove all blocks of ``slot`` and return their number. The slot stays usable.
 
-        Takes about a millisecond per 2,000 blocks. Where that is too long for one turn of an event
-        loop, drop the slot and give the worker another one.
+        Takes about a millisecond per 700 blocks that no other slot holds. Where that is too long
+        for one turn of an event loop, drop the slot and give the worker another one.
         """
         if slot in self._dropping:
             return 0
         before = self.block_count(slot)
         self._forget_groups(slot)
-        self._remove_chains(slot, list(self._roots.get(slot, ())))
+        self._release(slot, [run << POSITION_BITS for run in self._held_roots(slot)])
         return before
 
     def _groups_of(self, slot: int) -> CacheGroups:
@@ -295,138 +308,143 @@ class BlockOwnership:
         if self._groups.pop(slot, None) is not None:
             self._grouped &= ~(1 << slot)
 
-    def _store_known(
-        self,
-        slot: int,
-        parent: int | None,
-        block_hashes: Sequence[int],
-        local: Sequence[int],
-        blocks: list[int],
-        shards: list[int],
-        held: list[int | None],
+    def _holds(self, block: int, bit: int) -> bool:
+        return self._runs.end(block >> POSITION_BITS, bit) > block & POSITION
+
+    def _held_roots(self, slot: int) -> set[int]:
+        """The runs that start prompts of ``slot``."""
+        runs, bit = self._runs, 1 << slot
+        roots = self._roots.get(slot, ())
+        return {run for run in roots if runs.above[run] == ROOT and runs.end(run, bit)}
+
+    def _take(
+        self, slot: int, run: int, at: int, block_hashes: Sequence[int], named: bytes
     ) -> tuple[int, int]:
-        """Add ``slot`` to ``blocks``, whose current holders are ``held``.
+        """Let ``slot`` hold blocks of a run from ``at`` on, under these names.
 
-        Returns the number of blocks done before a conflict, and how many the slot did not hold.
+        It holds those before ``at``. Returns the number done before a conflict, and how many it did
+        not hold before.
         """
-        bit = 1 << slot
-        owners, names = self._owners, self._names
-        count = len(held)
-        above = owners[parent] if parent is not None else 0
-        mask = (held[0] or 0) | bit
+        runs, names = self._runs, self._names
+        bit, count = 1 << slot, len(block_hashes)
+        end = runs.end(run, bit)
         if (
-            slot not in names.own
-            and held.count(held[0]) == count
-            and names.names.find_many(blocks, shards) == [*block_hashes[:count]]
+            named
+            and slot not in names.own
+            and runs.equal_names(run, at, named)
+            and not (names.unnamed and names.any_unnamed(run, at, count))
         ):
-            if mask == held[0]:
-                return count, 0
-            # Equal sets along a chain share one object, so that distinct ones do not pile up.
-            mask = above if mask == above else mask
-            owners.set_many(blocks, repeat(mask), shards)
-            fresh = done = count
-        else:
-            fresh = done = 0
-            for block, name in zip(blocks, block_hashes, strict=False):
-                if not self._announce(slot, bit, name, block):
-                    break
-                done += 1
-                mask = owners[block]
-                if not mask & bit:
-                    fresh += 1
-                    mask |= bit
-                    owners[block] = mask = above if mask == above else mask
-                above = mask
-        if parent is not None and done and self._children.only.find(parent) != local[0]:
-            self._children.link(parent, local[0], owners)
-        # Already linked, unless the child existed without its parent: first stored as the start
-        # of a prompt (see `store`), or not swept yet when its parent was.
-        if self._dropping or not self._starts.isdisjoint(blocks[1:done]):
-            for at in range(1, done):
-                self._children.link(blocks[at - 1], local[at], owners)
-        return done, fresh
-
-    def _store_new(
-        self,
-        slot: int,
-        parent: int | None,
-        block_hashes: Sequence[int],
-        local: Sequence[int],
-        blocks: list[int],
-        shards: list[int],
-    ) -> int:
-        """Add ``blocks``, which no slot holds, below ``parent``; returns the number done."""
-        bit = 1 << slot
-        owners, names = self._owners, self._names
-        if slot not in names.own and names.announce_new(block_hashes, blocks, shards):
-            done = len(blocks)
+            if end < at + count:
+                runs.hold(run, bit, at + count)
+            done = count
         else:
             done = 0
-            for block, name in zip(blocks, block_hashes, strict=True):
-                if not self._announce(slot, bit, name, block):
+            for block, name in enumerate(block_hashes, run << POSITION_BITS | at):
+                meant = names.block(slot, name)
+                if meant is not None and meant != block and self._holds(meant, bit):
                     break
-                # Owned at once: the name must be valid for the blocks after it.
-                owners[block] = bit
+                names.announce(slot, name, block)
                 done += 1
-        if done:
-            owners.set_many(blocks[:done], repeat(bit), shards)
-            if parent is not None:
-                self._children.link(parent, local[0], owners)
-            # New blocks have no other children.
-            self._children.only.set_many(blocks, local[1:done], shards)
-        return done
+                if end < at + done:
+                    # At once: the name is valid for the blocks after it.
+                    runs.hold(run, bit, at + done)
+        if not end and done and runs.above[run] == ROOT:
+            self._note_root(slot, run)
+        return done, max(0, at + done - max(end, at))
 
-    def _announce(self, slot: int, bit: int, name: int, block: int) -> bool:
-        """Name ``block`` as ``name`` on ``slot``; False if another of its blocks has the name."""
-        meant = self._names.block(slot, name)
-        if meant is not None and meant != block and self._owners.get(meant, 0) & bit:
-            return False
-        self._names.announce(slot, name, block)
-        return True
+    def _add(
+        self,
+        slot: int,
+        run: int,
+        at: int,
+        above: int,
+        block_hashes: Sequence[int],
+        named: bytes,
+        local_hashes: Sequence[int],
+        data: bytes,
+    ) -> tuple[int, int]:
+        """Add blocks that are in no run: at the end of ``run``, or of a new one if that is 0.
 
-    def _remove_chains(self, slot: int, pending: list[int], limit: int | None = None) -> int:
-        """Remove the blocks in ``pending`` and all blocks after them from ``slot``.
-
-        Stops after ``limit`` visits and leaves the rest in ``pending``; returns the visits.
+        Returns the number done before a conflict, and the run.
         """
-        bit = 1 << slot
-        owners, only_child = self._owners.shards, self._children.only.shards
-        branches, starts = self._children.branches, self._starts
-        names, disagrees = self._names, slot in self._names.own
-        roots = self._roots.get(slot, set())
-        visits = taken = 0
-        left = 0
-        while pending and visits != limit:
-            visits += 1
+        runs, names = self._runs, self._names
+        bit, count = 1 << slot, len(block_hashes)
+        if not run:
+            run = runs.next_number()
+        first = run << POSITION_BITS | at
+        if not (
+            named
+            and slot not in names.own
+            and names.shared.add_new(block_hashes, first, names.is_named)
+        ):
+            count, named = names.add(slot, block_hashes, first, lambda b: self._holds(b, bit))
+            if not count:
+                return 0, run
+        parent = None if above == ROOT else runs.sequence(above)
+        sequences = packer(count).pack(*sequence_hashes(local_hashes[:count], parent))
+        if at:
+            runs.extend(run, sequences, data[: 8 * count], named, bit)
+        else:
+            runs.create(run, above, bytearray().join((sequences, data[: 8 * count], named)), bit)
+            if above == ROOT:
+                self._note_root(slot, run)
+        return count, run
+
+    def _note_root(self, slot: int, run: int) -> None:
+        """Remember that ``slot`` holds ``run``, which starts prompts."""
+        self._root_counts[slot] = self._root_counts.get(slot, 0) + 1
+        roots = self._roots.get(slot)
+        if roots is None:
+            roots = self._roots[slot] = array("I")
+        elif len(roots) > 2 * self._root_counts[slot] + _FEW_STARTS:
+            roots = self._roots[slot] = array("I", sorted(self._held_roots(slot) - {run}))
+        roots.append(run)
+
+    def _release(self, slot: int, blocks: Iterable[int]) -> int:
+        """Remove ``blocks`` and all blocks after them from ``slot``; returns how many."""
+        runs, bit = self._runs, 1 << slot
+        firsts: dict[int, int] = {}
+        for block in blocks:
+            run, at = block >> POSITION_BITS, block & POSITION
+            firsts[run] = min(at, firsts.get(run, at))
+        order: list[int] = []
+        pending = [run << POSITION_BITS | at for run, at in firsts.items()]
+        while pending:
             block = pending.pop()
-            shard = block % SHARDS
-            held = owners[shard].get(block, 0)
-            if not held & bit:
-                continue
-            taken += 1
-            local = only_child[shard].get(block)
-            if local is not None:
-                pending.append(chain(block, local))
-            elif block in branches:
-                pending += [chain(block, kid) for kid in branches[block].locals]
-            roots.discard(block)
-            if disagrees:
-                names.disown(slot, block)
-            if held == bit:
-                del owners[shard][block]
-                names.forget(block)
-                only_child[shard].pop(block, None)
-                branches.pop(block, None)
-                starts.discard(block)
-            else:
-                # As in store: one object for equal sets along a chain.
-                left = left if left == held ^ bit else held ^ bit
-                owners[shard][block] = left
-        count = self._counts.get(slot, 0) - taken
+            order.append(block)
+            if runs.forks:
+                pending += [
+                    kid << POSITION_BITS
+                    for kid in runs.kids_from(block >> POSITION_BITS, block & POSITION)
+                    if runs.end(kid, bit)
+                ]
+        # Parents last: a run stays as long as another continues it.
+        return sum(
+            self._leave(slot, block >> POSITION_BITS, block & POSITION) for block in reversed(order)
+        )
+
+    def _leave(self, slot: int, run: int, at: int) -> int:
+        """Let ``slot`` hold at most ``at`` blocks of a run; returns how many fewer.
+
+        It holds no run that continues after a later block.
+        """
+        runs, bit = self._runs, 1 << slot
+        end = runs.end(run, bit)
+        if end <= at:
+            return 0
+        self._names.disown(slot, run, at, end)
+        left = runs.hold(run, bit, at)
+        if not at and runs.above[run] == ROOT:
+            self._root_counts[slot] -= 1
+        if left < runs.lengths[run]:
+            self._names.forget(run, left)
+            runs.cut(run, left)
+        count = self._counts[slot] - (end - at)
         if count:
             self._counts[slot] = count
         else:
-            self._counts.pop(slot, None)
+            del self._counts[slot]
             self._roots.pop(slot, None)
+            self._root_counts.pop(slot, None)
             self._live &= ~bit
-        return visits
+        return end - at

@@ -788,7 +788,7 @@ def _lower_columns(
         if view.tiers.mask >> slot & 1:
             depth, parent = overlap[i], None
             if depth:
-                parent = view.index.name_of(slot, request.sequence_hashes[depth - 1])
+                parent = view.index.name_of(slot, request.sequence_hashes[:depth])
             host[i], disk[i] = view.tiers.extend(slot, parent, hashes, depth)
     return host if any(host) else None, disk if any(disk) else None
 

@@ -12,8 +12,9 @@ from router_core import RouterConfig
 #: Ranks up to which every decision lists its rejections and is kept whole: in a fleet of this size
 #: the cost is negligible.
 SMALL_FLEET = 16
-#: Memory of a distinct block in the index (docs/benchmarks.md).
-INDEX_BYTES_PER_BLOCK = 300
+#: Memory of a distinct block in the index where prompts have one block; where they are long it is
+#: a quarter of that (docs/benchmarks.md).
+INDEX_BYTES_PER_BLOCK = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from array import array
 
 import pytest
 
@@ -11,6 +12,7 @@ from router_core.events import BlocksStored, Fault, RemoveResult, StoreResult
 from router_core.hashing import hash_prompt, sequence_hashes
 from router_core.index import PrefixIndex
 from router_core.router import Router
+from router_core.runs import LIMIT
 from router_core.selection import RoutingRequest
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
 from tests.router_core.fleet import MODEL, worker
@@ -162,7 +164,7 @@ def test_a_removed_only_child_is_replaced_not_kept_as_a_branch() -> None:
     for turn in range(20):
         index.store(0, 1, [10 + turn], [10 + turn])
         index.remove(0, [10 + turn])
-    assert not index._children.branches
+    assert not index._runs.forks
 
 
 @pytest.mark.parametrize("steps", [[(None, 2)], [(None, 1), (101, 1)]])
@@ -193,7 +195,7 @@ def test_columns_may_be_any_sequence() -> None:
     index = PrefixIndex()
     assert index.store(0, None, tuple(NAMES), tuple(LOCAL)) == StoreResult(6, 0)
     assert index.store(1, None, tuple(NAMES), tuple(LOCAL)) == StoreResult(6, 0)
-    assert not index._children.branches
+    assert not index._runs.forks
     assert depths(index) == {0: 6, 1: 6}
 
 
@@ -324,15 +326,65 @@ def test_passing_children_leave_no_links_behind() -> None:
         if turn >= 5:
             index.remove(0, [10 + turn - 5])
     assert index.node_count == 6
-    assert len(index._children.branches[1].locals) <= 16
+    assert len(index._runs.bodies) <= 16
 
 
-def test_equal_owner_sets_along_a_chain_are_one_object() -> None:
+def test_equal_sets_of_holders_are_one_object() -> None:
     index = stored(40, 50, 60)
-    masks = list(index._owners.values())
-    assert len({id(mask) for mask in masks}) == 1
-    index.remove(40, [NAMES[2]])
-    assert len({id(mask) for mask in index._owners.values()}) == 2
+    for slot in (40, 50, 60):
+        index.store(slot, None, [900], [900])
+    first, second = (index._runs.holders[run] for run in (1, 2))
+    assert first == 1 << 40 | 1 << 50 | 1 << 60
+    assert first is second
+
+
+def test_matches_from_local_hashes_are_those_from_sequence_hashes() -> None:
+    index = stored(0)
+    index.store(1, None, NAMES[:4], LOCAL[:4])
+    index.store(2, None, NAMES[:2], LOCAL[:2])
+    index.store(2, NAMES[1], [900, 901], [7, 8])
+    for local in (LOCAL, LOCAL[:3], [*LOCAL[:2], 7, 8, 9], [1, 2], [], tuple(LOCAL)):
+        for candidates in (None, 0b101, 0):
+            expected = index.find_matches(sequence_hashes(local), candidates)
+            assert index.find_matches_local(local, candidates) == expected
+    assert index.find_matches_local(array("Q", LOCAL)) == index.find_matches(PROMPT)
+    exact = PrefixIndex(exact=True)
+    exact.store(0, None, NAMES, LOCAL)
+    assert exact.find_matches_local(LOCAL, limit=4).levels == ((4, 1),)
+    exact.store(0, None, NAMES[:2], LOCAL[:2], group=1)
+    assert exact.find_matches_local(LOCAL) == exact.find_matches(PROMPT)
+
+
+def test_prompts_longer_than_a_run() -> None:
+    length = 2 * LIMIT + 100
+    local = list(range(1, length + 1))
+    prompt = sequence_hashes(local)
+    index = PrefixIndex()
+    for at in range(0, length, 1000):
+        parent = local[at - 1] if at else None
+        index.store(0, parent, local[at : at + 1000], local[at : at + 1000])
+    assert index.store(1, None, local, local) == StoreResult(length, 0)
+    assert index.remove(1, [LIMIT + 5]) == RemoveResult(1, length - LIMIT - 5, 0)
+    assert index.find_matches(prompt).levels == ((length, 1), (LIMIT + 4, 2))
+    assert index.find_matches_local(local).levels == ((length, 1), (LIMIT + 4, 2))
+    again = PrefixIndex.restore(index.dump())
+    assert again.find_matches(prompt) == index.find_matches(prompt)
+    assert index.remove(0, [1]) == RemoveResult(1, length - 1, 0)
+    assert index.find_matches(prompt).levels == ((LIMIT + 4, 2),)
+    assert index.node_count == LIMIT + 4
+
+
+def test_a_copy_is_independent() -> None:
+    index = stored(0)
+    index.store(0, NAMES[2], [900], [900])
+    index.store(1, None, [1, 2], LOCAL[:2])
+    copied = index.copy()
+    index.remove(0, [NAMES[1]])
+    index.store(2, None, NAMES, LOCAL)
+    assert depths(copied) == {0: 6, 1: 2}
+    assert copied.remove(1, [2]) == RemoveResult(1, 0, 0)
+    assert copied.remove(0, [900]) == RemoveResult(1, 0, 0)
+    assert depths(index) == {0: 1, 1: 2, 2: 6}
 
 
 def test_overlaps() -> None:

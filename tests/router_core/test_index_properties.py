@@ -10,14 +10,19 @@ counts that they are. Shrinking shortens the history.
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from hypothesis import given, note, settings
+import pytest
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from router_core import block_ownership
+from router_core import runs as runs_module
 from router_core.events import Fault
 from router_core.hashing import sequence_hashes
 from router_core.index import PrefixIndex
+from router_core.runs import LIMIT, POSITION_BITS, ROOT
+from router_core.worker_sets import slots_of
 
 Path = tuple[int, ...]
 
@@ -64,6 +69,20 @@ class Model:
         return depth
 
 
+def masks(held: int | tuple[int, ...], length: int) -> list[int]:
+    """The holders of each block of a run."""
+    if isinstance(held, int):
+        return [held] * length
+    found: list[int] = []
+    for end, mask in zip(held[::2], held[1::2], strict=True):
+        assert end > len(found), "ends ascend"
+        assert not found or (found[-1] & mask == mask != found[-1]), "masks shrink"
+        found += [mask] * (end - len(found))
+    assert len(found) == length
+    assert len(held) > 2
+    return found
+
+
 class History:
     """One random history, applied to the index and to the model, compared after every step."""
 
@@ -78,8 +97,16 @@ class History:
         self.seen: Counter[str] = Counter()
 
     def step(self) -> None:
-        steps = [self.store, self.remove, self.clear, self.lose, self.sweep, self.restore]
-        [step] = self.random.choices(steps, weights=[50, 16, 1, 4, 8, 1])
+        steps = [
+            self.store,
+            self.remove,
+            self.clear,
+            self.lose,
+            self.sweep,
+            self.restore,
+            self.copy,
+        ]
+        [step] = self.random.choices(steps, weights=[50, 16, 1, 4, 8, 1, 1])
         slot = self.random.choice(SLOTS)
         self.say(f"{step.__name__} {slot}")
         step(slot)
@@ -171,6 +198,13 @@ class History:
                 self.seen["swept"] += 1
         assert left == sum(self.index.block_count(slot) for slot in self.dropping)
 
+    def copy(self, slot: int) -> None:
+        """The history goes on with a copy; what is done to the first one does not matter."""
+        first, self.index = self.index, self.index.copy()
+        first.begin_drop(slot)
+        first.sweep(3)
+        first.store(slot, None, [1, 2], [0, 1])
+
     def restore(self, slot: int) -> None:
         self.index = PrefixIndex.restore(json.loads(json.dumps(self.index.dump())))
         self.dropping = set()
@@ -186,6 +220,7 @@ class History:
             among = {slot for slot in SLOTS if self.random.random() < 0.6}
             candidates = sum(1 << slot for slot in among)
         found = self.index.find_matches(sequence_hashes(prompt), candidates)
+        assert self.index.find_matches_local(prompt, candidates) == found
         depths = {slot: self.models[slot].depth(prompt) for slot in among}
         expected = {slot: depth for slot, depth in depths.items() if depth}
         items = list(found.items())
@@ -211,25 +246,67 @@ class History:
             assert self.index.node_count == len(distinct)
 
     def check_no_leftovers(self) -> None:
-        """Names, links and roots exist for live blocks alone."""
-        index, names = self.index, self.index._names
-        assert set(names.names) <= set(index._owners)
-        assert {block: name for name, block in names.shared.items()} == names.names
+        """The columns agree with each other, and names, links and roots exist for live blocks."""
+        index, names, runs = self.index, self.index._names, self.index._runs
+        live = [run for run, length in enumerate(runs.lengths) if length]
+        assert sorted({*range(1, len(runs.bodies))} - {*runs.free}) == live
+        assert runs.block_count == sum(runs.lengths)
+        blocks = {
+            run << POSITION_BITS | at: mask
+            for run in live
+            for at, mask in enumerate(masks(runs.holders[run], runs.lengths[run]))
+        }
+        assert all(blocks.values()), "each block has a holder"
+        assert sorted(names.shared.values()) == sorted({*blocks} - names.unnamed)
+        assert names.unnamed <= {*blocks}
+        for block in {*blocks} - names.unnamed:
+            name = names.shared_name(block)
+            assert name is not None
+            assert names.find(name) == block
         for slot, own in names.own.items():
             assert own.names
             assert {block: name for name, block in own.blocks.items()} == own.names
-            assert all(index._owners[block] >> slot & 1 for block in own.names)
-        links = index._children
-        assert set(links.only) | set(links.branches) <= set(index._owners)
-        assert not set(links.only) & set(links.branches)
-        for slot, roots in index._roots.items():
-            if slot not in self.dropping:
-                assert all(index._owners[root] >> slot & 1 for root in roots)
+            assert all(blocks[block] >> slot & 1 for block in own.names)
+        assert sorted(runs.starts.values()) == live
+        kids: dict[int, list[int]] = {}
+        for run in live:
+            above = runs.above[run]
+            assert runs.start(runs.sequence(run << POSITION_BITS), above) == run
+            if above != ROOT:
+                kids.setdefault(above, []).append(run)
+                assert not blocks[run << POSITION_BITS] & ~blocks[above], "prefix-closed"
+        assert sorted(kids) == sorted(runs.kids)
+        for run, fork in runs.forks.items():
+            assert {run << POSITION_BITS | at for at in slots_of(fork)} == {
+                above for above in kids if above >> POSITION_BITS == run
+            }
+            assert sorted(runs.kids_from(run, 0)) == sorted(
+                kid for above, some in kids.items() if above >> POSITION_BITS == run for kid in some
+            )
+        roots = {run for run in live if runs.above[run] == ROOT}
+        for slot in SLOTS:
+            held = {run for run in roots if runs.end(run, 1 << slot)}
+            assert index._held_roots(slot) == held
+            assert index._root_counts.get(slot, 0) == len(held)
+            assert len(index._roots.get(slot, ())) <= 2 * len(held) + 20
         self.seen["own names"] += bool(names.own)
-        self.seen["branches"] += bool(links.branches)
+        self.seen["unnamed"] += bool(names.unnamed)
+        self.seen["branches"] += bool(runs.forks)
+        self.seen["steps"] += any(type(held) is tuple for held in runs.holders)
 
 
-@settings(max_examples=250, deadline=None)
+@pytest.fixture(params=[3, LIMIT], ids=["short runs", "runs"], autouse=True)
+def limit(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Also with runs so short that most prompts take several."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (block_ownership, runs_module):
+            patch.setattr(module, "LIMIT", request.param)
+        yield request.param
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 100))
 def test_index_equals_the_model(seed: int, steps: int) -> None:
     history = History(seed, note)
@@ -255,6 +332,8 @@ def test_the_histories_reach_the_rare_states() -> None:
         "matches while a slot is swept": 300,
         "own names": 1000,
         "branches": 1000,
+        "unnamed": 300,
+        "steps": 1000,
         "hidden": 100,
         "unknown": 100,
         "swept": 40,

@@ -1,0 +1,190 @@
+"""A hash table of u64 keys in arrays: about 16 bytes an entry where dicts of ints take 120.
+
+An entry is one number: the key's remainder above the value. The key itself is kept by the caller,
+who compares it, since different keys may have equal remainders. The low bits of the remainder
+choose one of `_SHARDS` arrays, which grow independently, so that no single entry waits for the
+growth of the whole table. In its array an entry is at the place of the other bits or, where others
+are there, after it (open addressing).
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from operator import mod
+
+VALUE_BITS = 38
+_PRIME = 2**26 - 5
+_VALUE = (1 << VALUE_BITS) - 1
+_SHARD_BITS = 10
+_SHARDS = 1 << _SHARD_BITS
+_LOW = _SHARDS - 1
+_PLACE = VALUE_BITS + _SHARD_BITS
+_FIRST_SIZE = 8
+_REACH = 40
+"""An entry is at most so many places after its own. With random keys that is so up to two thirds
+full."""
+# Stands for a shard without entries; the remainder is that of no key.
+_NO_SHARD = array("Q", (2**64 - 1,))
+
+
+class PackedTable:
+    """Values from 1 to 2**38 - 1 under u64 keys that the caller keeps."""
+
+    __slots__ = ("_crowded", "_shards")
+
+    def __init__(self) -> None:
+        self._shards = [_NO_SHARD] * _SHARDS
+        self._crowded: dict[int, tuple[int, ...]] = {}
+        """remainder -> values that found no place; only where many keys are chosen to be close"""
+
+    def find(self, key: int, is_meant: Callable[[int, int], bool]) -> int:
+        """The value of ``key`` for which ``is_meant(value, key)``; 0 if there is none."""
+        rest = key % _PRIME
+        shard = self._shards[rest & _LOW]
+        size = len(shard)
+        at = (rest >> _SHARD_BITS) % size
+        end = at + _REACH
+        while entry := shard[at if at < size else at % size]:
+            if entry >> VALUE_BITS == rest and is_meant(entry & _VALUE, key):
+                return entry & _VALUE
+            at += 1
+            if at == end:
+                break
+        if self._crowded:
+            for value in self._crowded.get(rest, ()):
+                if is_meant(value, key):
+                    return value
+        return 0
+
+    def first(self, key: int) -> int:
+        """The first value that may be of ``key``; 0 only if there is none."""
+        rest = key % _PRIME
+        shard = self._shards[rest & _LOW]
+        size = len(shard)
+        at = (rest >> _SHARD_BITS) % size
+        end = at + _REACH
+        while entry := shard[at if at < size else at % size]:
+            if entry >> VALUE_BITS == rest:
+                return entry & _VALUE
+            at += 1
+            if at == end:
+                break
+        return self._crowded[rest][0] if rest in self._crowded else 0
+
+    def add(self, key: int, value: int) -> None:
+        """Add a value to ``key``."""
+        rest = key % _PRIME
+        self._place(rest, rest << VALUE_BITS | value)
+
+    def add_new(
+        self, keys: Sequence[int], value: int, is_meant: Callable[[int, int], bool]
+    ) -> bool:
+        """Give the keys the values from ``value`` on.
+
+        False, and nothing is added, if one of them occurs twice or has a value (as in `find`).
+        """
+        count = len(keys)
+        if count > 1 and len({*keys}) != count:
+            return False
+        if self._crowded:
+            if any(self.find(key, is_meant) for key in keys):
+                return False
+            for one, key in enumerate(keys, value):
+                self.add(key, one)
+            return True
+        shards, first = self._shards, value
+        for rest in map(mod, keys, repeat(_PRIME)):
+            shard = shards[rest & _LOW]
+            size = len(shard)
+            at = (rest >> _SHARD_BITS) % size
+            if entry := shard[at]:
+                end = at + _REACH
+                while entry:
+                    if (
+                        entry >> VALUE_BITS == rest
+                        and not first <= entry & _VALUE < value
+                        and is_meant(entry & _VALUE, keys[value - first])
+                    ):
+                        for done in range(first, value):
+                            self.remove(keys[done - first], done)
+                        return False
+                    at += 1
+                    if at == end:
+                        break
+                    entry = shard[at if at < size else at % size]
+                if at == end:
+                    self._place(rest, rest << VALUE_BITS | value)
+                    value += 1
+                    continue
+                at %= size
+            shard[at] = rest << VALUE_BITS | value
+            value += 1
+        return True
+
+    def remove(self, key: int, value: int) -> None:
+        """Remove ``value`` from ``key``, which has it."""
+        rest = key % _PRIME
+        shard = self._shards[rest & _LOW]
+        size = len(shard)
+        wanted = rest << VALUE_BITS | value
+        at = (rest >> _SHARD_BITS) % size
+        end = at + _REACH
+        while (entry := shard[at % size]) != wanted:
+            at += 1
+            if not entry or at == end:
+                left = tuple(one for one in self._crowded.pop(rest) if one != value)
+                if left:
+                    self._crowded[rest] = left
+                return
+        hole = at % size
+        shard[hole] = 0
+        # Those after it move up, so that none is behind an empty place.
+        while entry := shard[(at := at + 1) % size]:
+            place = at % size
+            if (place - (entry >> _PLACE)) % size >= (place - hole) % size:
+                shard[hole], shard[place] = entry, 0
+                hole = place
+
+    def values(self) -> Iterator[int]:
+        """All values."""
+        for shard in self._shards:
+            if shard is not _NO_SHARD:
+                yield from (entry & _VALUE for entry in shard if entry)
+        for values in self._crowded.values():
+            yield from values
+
+    def copy(self) -> "PackedTable":
+        """An independent copy."""
+        made = PackedTable.__new__(PackedTable)
+        made._shards = [shard if shard is _NO_SHARD else shard[:] for shard in self._shards]
+        made._crowded = self._crowded.copy()
+        return made
+
+    def _place(self, rest: int, entry: int) -> None:
+        """Put an entry at a free place, in a larger array if there is none near."""
+        while not _put(shard := self._shards[rest & _LOW], entry):
+            entries = [] if shard is _NO_SHARD else [one for one in shard if one]
+            if 2 * len(entries) < len(shard) and shard is not _NO_SHARD:
+                value = entry & _VALUE
+                self._crowded[rest] = (*self._crowded.get(rest, ()), value)
+                return
+            # Different first sizes, so that the arrays do not all grow at the same time.
+            size = 2 * len(shard) if entries else _FIRST_SIZE + (rest & _FIRST_SIZE - 1)
+            self._shards[rest & _LOW] = larger = array("Q", bytes(8 * size))
+            for one in entries:
+                if not _put(larger, one):
+                    other = one >> VALUE_BITS
+                    self._crowded[other] = (*self._crowded.get(other, ()), one & _VALUE)
+
+
+def _put(shard: "array[int]", entry: int) -> bool:
+    """Put an entry at its place or a free one near it; False if there is none."""
+    size = len(shard)
+    at = (entry >> _PLACE) % size
+    end = at + _REACH
+    while shard[at % size]:
+        at += 1
+        if at == end:
+            return False
+    shard[at % size] = entry
+    return True

@@ -1,0 +1,412 @@
+"""Chains of blocks as runs: the tree of prefixes in columns.
+
+A *run* is a chain of at most `LIMIT` blocks without a gap. Its body is one bytearray of three
+columns of u64, in the byte order of the machine: the blocks' sequence hashes, their local hashes,
+and the engines' names of them. The columns have room for more blocks than the run has. A block's
+*address* is its run and its position there; it never changes. A run starts prompts (`ROOT`) or
+continues another one after one of its blocks (its *above*).
+
+**What a slot holds of a run is a beginning of it**, since a worker's blocks are prefix-closed. So
+the holders of a run are a mask, or where slots hold different numbers of blocks, steps: a tuple
+(end, mask, end, mask, ...), ends ascending, masks shrinking, the last end being the run's. A run
+therefore never splits: another continuation after a block in its middle is a run of its own.
+
+The garbage collector visits no run: the columns have bytes, ints and tuples of ints only.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from struct import Struct
+
+from router_core.hashing import chain
+from router_core.packed_table import VALUE_BITS, PackedTable
+from router_core.sharded import ShardedDict
+from router_core.worker_sets import slots_of
+
+POSITION_BITS = 12
+LIMIT = 1 << POSITION_BITS
+"""Most blocks of a run."""
+POSITION = LIMIT - 1
+ROOT = 2**64 - 1
+"""The above of a run that starts prompts."""
+WIDTH = 24
+_SAME_MASKS = 4096
+_PIECE = 512
+_MOST_RUNS = 1 << VALUE_BITS - POSITION_BITS
+
+u64 = Struct("=Q").unpack_from
+
+Buffer = bytes | memoryview
+
+
+@lru_cache(maxsize=2048)
+def packer(count: int) -> Struct:
+    """A Struct of ``count`` u64."""
+    return Struct(f"={count}Q")
+
+
+class Runs:
+    """Runs by number; 0 is none."""
+
+    __slots__ = (
+        "above",
+        "after",
+        "before",
+        "block_count",
+        "bodies",
+        "forks",
+        "free",
+        "holders",
+        "kids",
+        "lengths",
+        "masks",
+        "starts",
+    )
+
+    def __init__(self) -> None:
+        self.bodies: list[bytearray] = [bytearray()]
+        self.lengths = array("H", (0,))
+        """blocks"""
+        self.holders: list[int | tuple[int, ...]] = [0]
+        self.above = array("Q", (ROOT,))
+        """address of the block before the first"""
+        self.kids = ShardedDict()
+        """address -> the first of the runs that continue after it"""
+        self.after = array("I", (0,))
+        """the next run with the same above, 0 for the last"""
+        self.before = array("I", (0,))
+        """the previous one, 0 for the first"""
+        self.forks: dict[int, int] = {}
+        """run -> its positions in ``kids``, as bits"""
+        self.starts = PackedTable()
+        """sequence hash of a run's first block -> run"""
+        self.free = array("I")
+        self.masks: dict[int, int] = {}
+        """equal masks as one object"""
+        self.block_count = 0
+
+    def copy(self) -> "Runs":
+        """An independent copy."""
+        made = Runs.__new__(Runs)
+        made.bodies, made.lengths = [body[:] for body in self.bodies], self.lengths[:]
+        made.holders = self.holders[:]
+        made.above, made.after, made.before = self.above[:], self.after[:], self.before[:]
+        made.kids, made.forks = self.kids.copy(), self.forks.copy()
+        made.starts, made.free = self.starts.copy(), self.free[:]
+        made.masks, made.block_count = self.masks.copy(), self.block_count
+        return made
+
+    # ---- blocks
+
+    def sequence(self, address: int) -> int:
+        """Sequence hash of a block."""
+        found: int = u64(self.bodies[address >> POSITION_BITS], (address & POSITION) * 8)[0]
+        return found
+
+    def local(self, address: int) -> int:
+        """Local hash of a block."""
+        body = self.bodies[address >> POSITION_BITS]
+        found: int = u64(body, len(body) // 3 + (address & POSITION) * 8)[0]
+        return found
+
+    def start(self, sequence: int, above: int) -> int:
+        """The run after ``above`` whose first block has this sequence hash; 0 if there is none."""
+        run = self.starts.first(sequence)
+        if not run or (self.above[run] == above and u64(self.bodies[run])[0] == sequence):
+            return run
+        return self.starts.find(
+            sequence,
+            lambda run, key: self.above[run] == above and u64(self.bodies[run])[0] == key,
+        )
+
+    def kids_from(self, run: int, position: int) -> Iterator[int]:
+        """The runs that continue after the block at ``position`` or a later one of ``run``."""
+        fork = self.forks.get(run, 0) >> position
+        if fork:
+            for at in slots_of(fork):
+                kid = self.kids[run << POSITION_BITS | position + at]
+                while kid:
+                    yield kid
+                    kid = self.after[kid]
+
+    # ---- holders
+
+    def end(self, run: int, bit: int) -> int:
+        """How many blocks of the run the slot of ``bit`` holds."""
+        held = self.holders[run]
+        if isinstance(held, int):
+            return self.lengths[run] if held & bit else 0
+        for at in range(len(held) - 1, 0, -2):
+            if held[at] & bit:
+                return held[at - 1]
+        return 0
+
+    def hold(self, run: int, bit: int, end: int) -> int:
+        """Let the slot of ``bit`` hold the first ``end`` blocks; returns how many any slot holds.
+
+        If these are fewer than before, the caller cuts the rest.
+        """
+        held = self.holders[run]
+        if isinstance(held, int):
+            length = self.lengths[run]
+            if end == length:
+                self.holders[run] = self.shared(held | bit)
+                return length
+            if held == bit:
+                return end
+            held = (length, held)
+        made: list[int] = []
+        low, last = 0, -1
+        for at in range(0, len(held), 2):
+            high, mask = held[at], held[at + 1]
+            if low < end:
+                joined = mask | bit
+                upto = high if high <= end else end
+                if joined == last:
+                    made[-2] = upto
+                else:
+                    last = self.shared(joined)
+                    made += (upto, last)
+            if high > end:
+                left = mask & ~bit
+                if left == last:
+                    made[-2] = high
+                elif left:
+                    last = self.shared(left)
+                    made += (high, last)
+            low = high
+        if not made:
+            return 0
+        self.holders[run] = made[1] if len(made) == 2 else tuple(made)
+        return made[-2]
+
+    def shared(self, mask: int) -> int:
+        """The one object for masks of this value."""
+        if len(self.masks) > _SAME_MASKS:
+            self.masks.clear()
+        return self.masks.setdefault(mask, mask)
+
+    # ---- changes
+
+    def next_number(self) -> int:
+        """The number of the next new run; raises OverflowError where there can be no more."""
+        if self.free:
+            return self.free[-1]
+        if len(self.bodies) == _MOST_RUNS:
+            raise OverflowError(f"the prefix index has {_MOST_RUNS:,} runs of blocks; no more fit")
+        return len(self.bodies)
+
+    def create(self, run: int, above: int, body: bytearray, bit: int) -> None:
+        """Add a run, by its `next_number`, whose blocks the slot of ``bit`` alone holds."""
+        bit, count = self.shared(bit), len(body) // WIDTH
+        if self.free:
+            self.free.pop()
+            self.bodies[run], self.holders[run], self.above[run] = body, bit, above
+            self.lengths[run] = count
+        else:
+            self.bodies.append(body)
+            self.lengths.append(count)
+            self.holders.append(bit)
+            self.above.append(above)
+            self.after.append(0)
+            self.before.append(0)
+        self.starts.add(u64(body)[0], run)
+        self.block_count += count
+        if above != ROOT:
+            first = self.kids.find(above)
+            if first is None:
+                parent = above >> POSITION_BITS
+                self.forks[parent] = self.forks.get(parent, 0) | 1 << (above & POSITION)
+            else:
+                self.after[run] = first
+                self.before[first] = run
+            self.kids[above] = run
+
+    def extend(self, run: int, sequences: bytes, locals_: bytes, names: bytes, bit: int) -> None:
+        """Add blocks at the end of a run, which the slot of ``bit`` holds to its end."""
+        end = self.lengths[run]
+        length = end + len(sequences) // 8
+        if length * WIDTH > len(self.bodies[run]):
+            self._resize(run, min(LIMIT, length + (length >> 3)))
+        body = self.bodies[run]
+        size = len(body) // 3
+        first, last = 8 * end, 8 * length
+        body[first:last] = sequences
+        body[size + first : size + last] = locals_
+        body[2 * size + first : 2 * size + last] = names
+        self.lengths[run] = length
+        self.block_count += length - end
+        held = self.holders[run]
+        if held == bit:
+            return
+        if isinstance(held, int):
+            held = (end, held)
+        if held[-1] == bit:
+            held = held[:-2]
+        self.holders[run] = (*held, length, self.shared(bit))
+
+    def cut(self, run: int, end: int) -> None:
+        """Keep the first ``end`` blocks of a run; no run continues after a later one."""
+        self.block_count -= self.lengths[run] - end
+        self.lengths[run] = end
+        if end:
+            if 2 * WIDTH * end < len(self.bodies[run]):
+                self._resize(run, end)
+            return
+        self.starts.remove(u64(self.bodies[run])[0], run)
+        self.bodies[run], self.holders[run] = self.bodies[0], 0
+        above = self.above[run]
+        if above != ROOT:
+            before, after = self.before[run], self.after[run]
+            if after:
+                self.before[after] = before
+            if before:
+                self.after[before] = after
+            elif after:
+                self.kids[above] = after
+            else:
+                del self.kids[above]
+                parent = above >> POSITION_BITS
+                left = self.forks[parent] ^ 1 << (above & POSITION)
+                if left:
+                    self.forks[parent] = left
+                else:
+                    del self.forks[parent]
+            self.after[run] = self.before[run] = 0
+        self.free.append(run)
+
+    def _resize(self, run: int, room: int) -> None:
+        """Give the columns of a run room for so many blocks."""
+        old = memoryview(self.bodies[run])
+        size, used = len(old) // 3, 8 * self.lengths[run]
+        body = bytearray(WIDTH * room)
+        for column in range(3):
+            start = 8 * room * column
+            body[start : start + used] = old[size * column : size * column + used]
+        self.bodies[run] = body
+
+    # ---- matching
+
+    def path(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+        """The runs along a prompt, given by its sequence hashes, and how many blocks match."""
+        found: list[tuple[int, int]] = []
+        at, above = 0, ROOT
+        while at < len(hashes) and (run := self.start(hashes[at], above)):
+            same = min(self.lengths[run], len(hashes) - at)
+            body = self.bodies[run]
+            if u64(body, 8 * same - 8)[0] != hashes[at + same - 1]:
+                same = self._equal(body, hashes, at, same - 1)
+            found.append((run, same))
+            at += same
+            above = run << POSITION_BITS | same - 1
+        return found
+
+    @staticmethod
+    def _equal(body: bytearray, hashes: Sequence[int], at: int, end: int) -> int:
+        """How many blocks continue the prompt from ``at`` on: the first does, that at ``end`` not.
+
+        An equal sequence hash means that all blocks before are equal.
+        """
+        low = 1
+        while low < end:
+            middle = (low + end) >> 1
+            if u64(body, 8 * middle)[0] == hashes[at + middle]:
+                low = middle + 1
+            else:
+                end = middle
+        return low
+
+    def equal_locals(self, run: int, first: int, data: Buffer, at: int) -> int:
+        """How many local hashes of a run from ``first`` on equal those in ``data`` from ``at``.
+
+        ``data`` has them as bytes, ``first`` and ``at`` are numbers of blocks.
+        """
+        body = self.bodies[run]
+        start = len(body) // 3 + 8 * first
+        size = min(8 * (self.lengths[run] - first), len(data) - 8 * at)
+        theirs = data[8 * at : 8 * at + size] if at or size < len(data) else data
+        if body.startswith(theirs, start):
+            return size // 8
+        low, high = 0, size // 8
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if body.startswith(theirs[8 * low : 8 * middle], start + 8 * low):
+                low = middle
+            else:
+                high = middle
+        return low if low else int(body.startswith(theirs[:8], start))
+
+    def equal_names(self, run: int, first: int, data: bytes) -> bool:
+        """Whether the names of a run from ``first`` on are those in ``data``."""
+        body = self.bodies[run]
+        return body.startswith(data, len(body) // 3 * 2 + 8 * first)
+
+    def same_locals(self, run: int, local: Sequence[int], at: int) -> int:
+        """How many local hashes of a run equal those of a prompt from ``at`` on.
+
+        Takes the prompt in pieces, so that no more of it is converted than is held.
+        """
+        wanted = min(self.lengths[run], len(local) - at)
+        same = 0
+        while same < wanted:
+            piece = array("Q", local[at + same : at + min(wanted, same + _PIECE)])
+            found = self.equal_locals(run, same, memoryview(piece).cast("B"), 0)
+            same += found
+            if found < len(piece):
+                break
+        return same
+
+    def levels(
+        self, hashes: Sequence[int], live: int, *, local: bool = False
+    ) -> tuple[tuple[int, int], ...]:
+        """(depth, slots of ``live`` that hold exactly this much of a prompt), deepest first.
+
+        ``hashes``: the prompt's sequence hashes; with ``local`` its local hashes, which are chained
+        only where another run may continue. At least one.
+        """
+        found: list[tuple[int, int]] = []
+        bodies, lengths, kids = self.bodies, self.lengths, self.kids.shards
+        shards = len(kids)
+        total, at, above = len(hashes), 0, ROOT
+        sequence = hashes[0]
+        while run := self.start(sequence, above):
+            body = bodies[run]
+            if local:
+                # The first block is the same, since its sequence hash is.
+                same = self.same_locals(run, hashes, at) or 1
+            else:
+                same = lengths[run]
+                if same > total - at:
+                    same = total - at
+                if u64(body, 8 * same - 8)[0] != hashes[at + same - 1]:
+                    same = self._equal(body, hashes, at, same - 1)
+            held = self.holders[run]
+            if isinstance(held, int):
+                left = live & held
+                if left != live:
+                    if at:
+                        found.append((at, live ^ left))
+                    live = left
+            else:
+                low = 0
+                for step in range(1, len(held), 2):
+                    left = live & held[step]
+                    if left != live:
+                        if at + low:
+                            found.append((at + low, live ^ left))
+                        live = left
+                    low = held[step - 1]
+                    if low >= same or not live:
+                        break
+            at += same
+            if not live or at == total:
+                break
+            above = run << POSITION_BITS | same - 1
+            if above not in kids[above % shards]:
+                break
+            sequence = chain(u64(body, 8 * same - 8)[0], hashes[at]) if local else hashes[at]
+        if live and at:
+            found.append((at, live))
+        found.reverse()
+        return tuple(found)
