@@ -95,7 +95,7 @@ __dynctl_command() {
             flags+=' --output -o --timeout --token-file --wait'
             ;;
         'thresholds get')
-            flags+=' --workers --ask --output -o --timeout --token-file --wait'
+            flags+=' --ranks --ask --output -o --timeout --token-file --wait'
             arguments=('live:model')
             ;;
         'thresholds set')

@@ -839,7 +839,7 @@ function __dynctl_flags
                 '--wait'\t'Time limit for reading the workers\' caches'
         case 'thresholds get'
             printf '%s\n' \
-                '--workers'\t'Also show each rank: signal, limit, latch, age, effect (also -o wide)' \
+                '--ranks'\t'Also show each rank: signal, limit, latch, age, effect (also -o wide)' \
                 '--ask'\t'Find out with one dry run per worker which workers a Dynamo frontend ..' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \

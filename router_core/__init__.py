@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from router_core.prompt_hasher import PromptHasher
     from router_core.index import IndexBound, PrefixIndex
     from router_core.learned import LearnedIndex
+    from router_core.lower_tiers import TIERS, LowerTiers
     from router_core.worker_sets import Overlaps
     from router_core.errors import (
         ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
@@ -108,6 +109,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "PromptHasher",
     "IndexBound", "PrefixIndex",
     "LearnedIndex",
+    "TIERS", "LowerTiers",
     "Overlaps",
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
@@ -151,6 +153,7 @@ _MODULES = {
     "prompt_hasher": "PromptHasher",
     "index": "IndexBound PrefixIndex",
     "learned": "LearnedIndex",
+    "lower_tiers": "LowerTiers TIERS",
     "worker_sets": "Overlaps",
     "errors":
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "

@@ -31,7 +31,7 @@ _DIFFERS = "!="
 
 
 def threshold_list(result: ThresholdList, canvas: Canvas) -> str:
-    """A row per replica and model; then, with ``--workers``, a row per signal."""
+    """A row per replica and model; then, with ``--ranks``, a row per signal."""
     columns: list[Column[ReplicaThresholds]] = [
         Column("replica", "REPLICA", lambda one: one.replica, lambda one: one.replica, name=True),
         Column("model", "MODEL", lambda one: one.model or "-", lambda one: one.model, name=True),

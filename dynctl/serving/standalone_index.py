@@ -24,6 +24,7 @@ from dynctl.wire.dynamo.events import RouterEvent
 from router_core import (
     DEVICE,
     OK,
+    TIERS,
     Applied,
     BlocksRemoved,
     BlocksStored,
@@ -31,11 +32,11 @@ from router_core import (
     Change,
     Cleared,
     KvEvent,
+    LowerTiers,
     PrefixIndex,
     WindowStored,
     sequence_hashes,
 )
-from router_core.lower_tiers import TIERS, LowerTiers
 
 _log = logging.getLogger(__name__)
 

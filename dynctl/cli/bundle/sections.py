@@ -63,7 +63,7 @@ def sections(options: GlobalOptions, *, kubernetes: bool) -> list[Section]:
         Section("workers.json", "dynctl workers list", lambda notes: _workers(options, notes)),
         Section("topology.json", "dynctl topology show", lambda notes: _topology(options, notes)),
         Section("config.json", "dynctl config show", lambda notes: _config(options)),
-        Section("thresholds.json", "dynctl thresholds get --workers",
+        Section("thresholds.json", "dynctl thresholds get --ranks",
                 lambda notes: _thresholds(options, notes)),
         Section("view.json", "the router's state for --view: hashes, no prompts",
                 lambda notes: _view(options, notes)),

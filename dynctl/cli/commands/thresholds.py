@@ -20,10 +20,10 @@ def get_thresholds(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Only this model.", show_default=False)
     ] = None,
-    workers: Annotated[
+    ranks: Annotated[
         bool,
         typer.Option(
-            "--workers",
+            "--ranks",
             help="Also show each rank: signal, limit, latch, age, effect (also -o wide).",
         ),
     ] = False,
@@ -34,6 +34,7 @@ def get_thresholds(
             help="Find out with one dry run per worker which workers a Dynamo frontend refuses.",
         ),
     ] = False,
+    workers: Annotated[bool, typer.Option("--workers", hidden=True)] = False,
 ) -> int:
     """Show the current busy thresholds, one row per replica and model.
 
@@ -46,7 +47,7 @@ def get_thresholds(
 
     source = connect(options)
     with source.replicas() as replicas:
-        wanted = workers or ask or options.output is OutputFormat.WIDE
+        wanted = ranks or workers or ask or options.output is OutputFormat.WIDE
         result, silent = threshold_list(source.title, replicas, model, signals=wanted, ask=ask)
         doubts = source.doubts
     emit(result, options)
