@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import compress, islice, repeat
 from typing import Final, Literal
+
+from router_core.worker_sets import slots_of
 
 Trust = Literal["exact", "degraded", "none", "estimated"]
 #: How far the index of a rank can be trusted: it has all that the rank caches; it has lost events,
@@ -85,10 +88,11 @@ class FreshnessTable(dict[int, Freshness]):
         degraded, none, estimated = self.degraded, self.none, self.estimated
         if not mask & ~estimated:
             return [_ESTIMATED] * len(slots)
-        return [
-            (degraded >> slot & 1) or 2 * (none >> slot & 1) or 3 * (estimated >> slot & 1)
-            for slot in slots
-        ]
+        column = [0] * len(slots)
+        for trust, members in ((1, degraded), (2, none), (_ESTIMATED, estimated)):
+            for slot in slots_of(members & mask):
+                column[bisect_left(slots, slot)] = trust
+        return column
 
 
 def counted_blocks(
@@ -101,10 +105,15 @@ def counted_blocks(
     """
     if rule == "full":
         return list(blocks)
-    worth = (count // DISCOUNT for count in blocks) if rule == "discount" else repeat(0)
-    return [
-        less if 0 < trust < _ESTIMATED else count
-        for count, less, trust in zip(
-            blocks, learned if rule == "approximate" else worth, trusts, strict=False
-        )
-    ]
+    counted, less = (
+        list(blocks),
+        list(islice(learned, len(blocks))) if rule == "approximate" else None,
+    )
+    for at in compress(range(len(counted)), trusts):
+        if trusts[at] >= _ESTIMATED:
+            continue
+        if less is not None:
+            counted[at] = less[at]
+        else:
+            counted[at] = counted[at] // DISCOUNT if rule == "discount" else 0
+    return counted

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import groupby, repeat
 from typing import Any
 
 from router_core.changes import Stage
@@ -121,8 +122,8 @@ class ActiveSequences:
         #: The keys of the bookings of each slot, oldest first.
         self._of_slot: list[dict[tuple[str, Stage], None]] = []
         self._holders: dict[int, int] = {}
-        #: (hash, slot) -> additional requests that hold the block there; absent means 0.
-        self._extra_holders: dict[tuple[int, int], int] = {}
+        #: Slot -> hash -> additional requests that hold the block there; absent means 0.
+        self._extra_holders: dict[int, dict[int, int]] = {}
         #: Slots with a prefill whose duration is predicted: their prefill tokens fall with time.
         self.decaying: dict[int, _Prefills] = {}
         #: The ranks by their load, for decisions.
@@ -250,7 +251,8 @@ class ActiveSequences:
         self._blocks[slot] += 1
         if fraction is not None:
             exclusive = booking.output_blocks + booking.anonymous_blocks
-            exclusive += sum((h, slot) not in self._extra_holders for h in booking.sequence_hashes)
+            shared = self._extra_holders.get(slot, {})
+            exclusive += sum(h not in shared for h in booking.sequence_hashes)
             lowered = (fraction - 1.0) * exclusive
             self._adjusted[slot] += lowered - booking.adjustment
             booking.adjustment = lowered
@@ -402,38 +404,59 @@ class ActiveSequences:
 
     def _hold(self, slot: int, hashes: tuple[int, ...]) -> int:
         """Add the blocks to a slot; returns how many no request held there before."""
-        bit = 1 << slot
-        fresh = 0
-        holders = self._holders
-        for block in hashes:
-            mask = holders.get(block, 0)
+        bit, holders = 1 << slot, self._holders
+        if len(set(hashes)) < len(hashes):
+            return sum(self._hold(slot, (block,)) for block in hashes)
+        masks = list(map(holders.get, hashes, repeat(0)))
+        held = 0
+        # Neighbours in a chain have equal holders mostly, and are then changed in bulk.
+        for mask, run in _runs(hashes, masks):
             if mask & bit:
-                self._extra_holders[block, slot] = self._extra_holders.get((block, slot), 0) + 1
+                held += len(run)
+                extra = self._extra_holders.setdefault(slot, {})
+                for more, part in _runs(run, list(map(extra.get, run, repeat(0)))):
+                    extra.update(zip(part, repeat(more + 1)))
             else:
-                holders[block] = mask | bit
-                fresh += 1
-        return fresh
+                holders.update(zip(run, repeat(mask | bit)))
+        return len(hashes) - held
 
     def _drop(self, slot: int, hashes: tuple[int, ...]) -> int:
         """Release the blocks of a slot; returns how many no request holds there any more."""
-        bit = 1 << slot
-        gone = 0
-        for block in hashes:
-            more = self._extra_holders.get((block, slot), 0)
-            if more > 1:
-                self._extra_holders[block, slot] = more - 1
-            elif more == 1:
-                del self._extra_holders[block, slot]
-            else:
-                left = self._holders[block] & ~bit
-                if left:
-                    self._holders[block] = left
+        bit, holders = 1 << slot, self._holders
+        if len(set(hashes)) < len(hashes):
+            return sum(self._drop(slot, (block,)) for block in hashes)
+        extra = self._extra_holders.get(slot)
+        if extra:
+            ending: list[int] = []
+            for more, part in _runs(hashes, list(map(extra.get, hashes, repeat(0)))):
+                if more > 1:
+                    extra.update(zip(part, repeat(more - 1)))
+                elif more == 1:
+                    for block in part:
+                        del extra[block]
                 else:
-                    del self._holders[block]
-                gone += 1
-        return gone
+                    ending += part
+            if not extra:
+                del self._extra_holders[slot]
+            hashes = tuple(ending)
+        for mask, run in _runs(hashes, list(map(holders.__getitem__, hashes))):
+            if mask == bit:
+                for block in run:
+                    del holders[block]
+            else:
+                holders.update(zip(run, repeat(mask & ~bit)))
+        return len(hashes)
 
     def _round(self, slot: int) -> None:
         # Half a block counts as a block, as in Dynamo.
         self.decode_blocks[slot] = int(self._blocks[slot] + self._adjusted[slot] + 0.5)
         self.orders.changed(slot)
+
+
+def _runs(blocks: Sequence[int], values: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """The runs of ``blocks`` with equal values, each with its value."""
+    at = 0
+    for value, run in groupby(values):
+        stop = at + len([*run])
+        yield value, blocks[at:stop]
+        at = stop

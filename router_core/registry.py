@@ -34,7 +34,8 @@ class CandidateSet:
         slots = self.slots
         count = len(slots)
         if count and slots[-1] - slots[0] == count - 1:
-            return list(column[slots[0] : slots[-1] + 1])
+            found = column[slots[0] : slots[-1] + 1]
+            return found if isinstance(found, list) else list(found)
         return list(itemgetter(*slots)(column)) if count > 1 else [column[slot] for slot in slots]
 
 

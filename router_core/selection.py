@@ -459,12 +459,16 @@ def _from_order(
     # One rank of each group: the others cost the same.
     position = partial(bisect_left, slots)
     positions = [position((group & -group).bit_length() - 1) for group in groups]
-    some = replace(
-        inputs,
-        overlap_blocks=[inputs.overlap_blocks[i] for i in positions],
-        prefill_tokens=[inputs.prefill_tokens[i] for i in positions],
-        active_blocks=[inputs.active_blocks[i] for i in positions],
-        shared_blocks=inputs.shared_blocks and [inputs.shared_blocks[i] for i in positions],
+    shared = inputs.shared_blocks
+    some = CostInputs(
+        inputs.isl_tokens,
+        inputs.block_size,
+        inputs.prompt_blocks,
+        [inputs.overlap_blocks[i] for i in positions],
+        [inputs.prefill_tokens[i] for i in positions],
+        [inputs.active_blocks[i] for i in positions],
+        None if shared is None else [shared[i] for i in positions],
+        (),
     )
     terms = kv_terms(some, parameters)
     costs = total_costs(terms, None, len(positions))

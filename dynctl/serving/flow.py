@@ -234,7 +234,7 @@ class RequestFlow:
         self._service.book(decision, request, call.record)
         self._service.decided(plan, request, call.record)
         response, head = await self._dispatch(call, decision, self._hops.whole(call))
-        return Answer(response, head, call, plan)
+        return Answer(response, head, call, plan.settled())
 
     async def _prefill_then_decode(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, tries: _Tries
@@ -267,7 +267,7 @@ class RequestFlow:
                 self._note(call, tries, error)
                 request = excluding(request, tries.failed, service.router.registry)
                 continue
-            return Answer(response, head, call, plan)
+            return Answer(response, head, call, plan.settled())
 
     async def _prefill(self, call: Call, decision: Decision) -> Any:
         """Run the prefill hop; returns what it hands over."""
@@ -315,7 +315,7 @@ class RequestFlow:
             if isinstance(done[1], tuple):
                 done[1][0].close()
             raise
-        return Answer(response, head, call, plan, companion)
+        return Answer(response, head, call, plan.settled(), companion)
 
     async def _bootstrap_prefill(self, call: Call, decision: Decision, message: Any) -> None:
         worker, began = _winner(decision), self._service.clock()

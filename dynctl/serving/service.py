@@ -449,6 +449,8 @@ class RoutingService:
             )
         for observer in self.observers:
             observer.on_decision(plan, request, record)
+        # The request may run for minutes.
+        record.plan = plan.settled()
 
     def prefill_done(self, request_id: str) -> Applied:
         """The first output token arrived."""

@@ -218,9 +218,9 @@ class ScaleRouter:
         def collected(phase: str, info: dict[str, int]) -> None:
             nonlocal began
             if phase == "start":
-                began = time.perf_counter()
+                began = time.thread_time()
                 return
-            took = (time.perf_counter() - began) * 1000
+            took = (time.thread_time() - began) * 1000
             self.second.collection = max(self.second.collection, took)
 
         gc.callbacks.append(collected)

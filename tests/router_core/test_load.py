@@ -220,3 +220,29 @@ def test_load_equals_the_naive_count(
         for path in PATHS:
             found = made.load.shared_blocks(path, 0b111)
             assert [found.get(s) for s in range(3)] == [naive.shared(s, path) for s in range(3)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.integers(0, 4),
+            st.integers(0, 1),
+            st.lists(st.integers(0, 6), max_size=8).map(tuple),
+        ),
+        max_size=30,
+    )
+)
+def test_blocks_are_counted_where_the_hashes_of_a_booking_are_no_chain(
+    steps: list[tuple[bool, int, int, tuple[int, ...]]],
+) -> None:
+    """Prompts of a batch are no chain, and another process may repeat a hash."""
+    made, naive = router(worker(1), worker(2)), Naive()
+    for books, who, slot, hashes in steps:
+        name = f"r{who}"
+        if not books:
+            made.apply(Freed(name), 0.0)
+            naive.bookings.pop(name, None)
+        elif made.apply(Booked(name, "aggregated", slot + 1, 0, 0, hashes), 0.0).ok:
+            naive.bookings[name] = (slot, hashes, 0)
+        assert made.load.decode_blocks == [naive.blocks(s) for s in range(2)]

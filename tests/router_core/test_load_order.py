@@ -194,3 +194,32 @@ def test_orders_forget_changes_beyond_their_bound_and_begin_again():
 def test_the_nth_slot(mask, data):
     number = data.draw(st.integers(0, mask.bit_count() - 1))
     assert nth_slot(mask, number) == slots_of(mask)[number]
+
+
+def test_a_settled_decision_has_its_winner_alone():
+    fleet = Fleet(3, {})
+    while fleet.count != 70:
+        fleet = Fleet(fleet.draw.randrange(1000), {})
+    for _ in range(100):
+        fleet.change()
+    fleet.router.plan(fleet.request())
+    plan = fleet.router.plan(fleet.request(), samples=(0.7, 0.0))
+    settled = plan.settled()
+    before, after = plan.decode, settled.decode
+    assert before is not None
+    assert after is not None
+    assert len(after.workers) == len(after.costs) == len(after.refs) == 1
+    for name in ("worker", "ref", "cached_tokens", "funnel", "id", "outcome", "sample"):
+        assert getattr(after, name) == getattr(before, name)
+    assert after.costs[0] == before.costs[before.winner or 0]
+    assert next(after.rows()).terms == list(before.rows())[before.winner or 0].terms
+    assert settled.settled() is settled
+
+
+def test_a_decision_of_a_small_fleet_is_settled_as_it_is():
+    router = Router()
+    card = ModelRuntimeConfig(total_kv_blocks=1000)
+    for number in (1, 2):
+        router.apply(WorkerUpserted(Worker(number, f"w{number}", "m", runtime_config=card)), 0.0)
+    plan = router.plan(RoutingRequest("r", "m", 100, 16))
+    assert plan.settled() is plan
