@@ -2,7 +2,12 @@
 
 from dynctl.tokenization.budget import RenderLimits
 from dynctl.tokenization.detokenizer import StreamDecoder
-from dynctl.tokenization.dynamo_chat import DynamoChat, as_dynamo_reads, encode_as_dynamo
+from dynctl.tokenization.dynamo_chat import (
+    DynamoChat,
+    as_dynamo_reads,
+    encode_as_dynamo,
+    wants_thinking,
+)
 from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
@@ -32,4 +37,5 @@ __all__ = [
     "encode_as_dynamo",
     "load_tokenizer",
     "read_model_config",
+    "wants_thinking",
 ]

@@ -110,16 +110,28 @@ def _template_args(
     args = {name: value for name, value in given.items() if name not in _RESERVED}
     if reasoning_effort is not None:
         args["reasoning_effort"] = reasoning_effort
+    wanted = wants_thinking(args, thinking=thinking)
+    if wanted is not None:
+        args["thinking"] = args["enable_thinking"] = wanted
+    return args
+
+
+def wants_thinking(
+    args: Mapping[str, Any], *, reasoning_effort: object = None, thinking: object = None
+) -> bool | None:
+    """Whether a request wants the model to think, None if it does not say so.
+
+    ``args`` are the template's; the body's ``thinking`` and ``reasoning_effort`` stand beside them.
+    """
     kind = thinking.get("type") if isinstance(thinking, Mapping) else thinking
     wanted = kind if isinstance(kind, bool) else {"enabled": True, "disabled": False}.get(str(kind))
     for name in ("thinking", "enable_thinking"):
         if wanted is None and args.get(name) is not None:
             wanted = _truth(args[name])
-    if wanted is None and args.get("reasoning_effort") is not None:
-        wanted = args["reasoning_effort"] != "none"
-    if wanted is not None:
-        args["thinking"] = args["enable_thinking"] = wanted
-    return args
+    effort = args.get("reasoning_effort") if reasoning_effort is None else reasoning_effort
+    if wanted is None and effort is not None:
+        wanted = effort != "none"
+    return wanted
 
 
 def _truth(value: object) -> bool:

@@ -17,6 +17,8 @@ from dynctl.tokenization.detokenizer import (
     OutputDecoder,
     StopRules,
 )
+from dynctl.tokenization.dynamo_chat import wants_thinking
+from dynctl.tokenization.reasoning import CAN_BE_OFF, REASONING_PARSERS, ReasoningSplitter
 from dynctl.wire.dynamo.engine_output import EngineOutput, EngineUsage, TopLogprob
 from dynctl.wire.dynamo.engine_request import EngineRequest
 from dynctl.wire.dynamo.openai_options import EngineOptions
@@ -44,6 +46,8 @@ _FINISH: Final = {
     "length": "length",
     "content_filter": "content_filter",
 }
+#: Tokens of a prompt's end in which the beginning of reasoning is looked for.
+_PROMPT_END: Final = 16
 _CANCELLED: Final = ("cancelled", "abort")
 _DETAILS: Final = {
     "prompt_tokens_details": ("audio_tokens", "cached_tokens"),
@@ -68,14 +72,15 @@ class _Delta:
     text: str | None
     role: bool = False
     finish: str | None = None
+    reasoning: str | None = None
     logprobs: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
     nvext: dict[str, Any] | None = None
 
     @property
     def empty(self) -> bool:
-        return not (self.text or self.role or self.finish or self.logprobs or self.usage) and (
-            self.nvext is None
+        return self.nvext is None and not (
+            self.text or self.role or self.reasoning or self.finish or self.logprobs or self.usage
         )
 
 
@@ -84,6 +89,7 @@ class _Choice:
     """The whole of one choice, for an answer without streaming."""
 
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     finish: str | None = None
     logprobs: dict[str, Any] | None = None
 
@@ -97,6 +103,8 @@ class EngineAnswer:
 
     ``token_ids``: what was generated so far, of a request for one choice. ``stopped``: rules of the
     request have ended the answer: the worker can stop, and what it still sends does not count.
+
+    ``reasoning_parser``: a name of ``REASONING_PARSERS``, from the model's card.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class EngineAnswer:
         *,
         request_id: str,
         created: int,
+        reasoning_parser: str | None = None,
     ) -> None:
         self.stopped = False
         self.token_ids: list[int] = []
@@ -123,6 +132,16 @@ class EngineAnswer:
         }
         self._ended: set[int] = set()
         self._begun: set[int] = set()
+        self._splitters: list[ReasoningSplitter] = []
+        if reasoning_parser is not None and _parses_reasoning(options, reasoning_parser):
+            inside = REASONING_PARSERS[reasoning_parser]
+            prompted = self._prompted(request.token_ids)
+            self._splitters = [
+                ReasoningSplitter(inside=inside, prompted=prompted) for _ in range(options.choices)
+            ]
+        self._reasoning_tokens = 0
+        # Choices that have had reasoning since their last text: pieces without text count too.
+        self._reasoned: dict[int, bool] = {}
         self._finished = False
         # A cancelled choice may be one of a worker that fails: what follows decides.
         self._held: EngineOutput | None = None
@@ -142,12 +161,18 @@ class EngineAnswer:
     def usage(self) -> dict[str, Any]:
         """``usage`` as of now, in OpenAI's form."""
         total = self._prompt_tokens + self._output_tokens
-        return {
+        usage = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._output_tokens,
             "total_tokens": total,
             **self._usage,
         }
+        if self._splitters:
+            details = {"reasoning_tokens": self._reasoning_tokens}
+            usage["completion_tokens_details"] = details | usage.get(
+                "completion_tokens_details", {}
+            )
+        return usage
 
     def feed(self, output: EngineOutput) -> tuple[bytes, ...]:
         """The events that an output completes.
@@ -253,6 +278,8 @@ class EngineAnswer:
         self.token_ids += ids
         self._count(ids, output.completion_usage)
         delta = _Delta(index, text, self._first(index), finish)
+        if self._splitters:
+            self._split(self._splitters[index], delta, len(ids))
         if finish is not None:
             self._finished = True
         options = self._options
@@ -269,6 +296,20 @@ class EngineAnswer:
                 extra["completion_token_ids"] = list(ids)
             delta.nvext = extra or None
         return self._show(delta)
+
+    def _split(self, splitter: ReasoningSplitter, delta: _Delta, tokens: int) -> None:
+        """Separate the reasoning in a piece; its tokens count as a whole."""
+        before = self._reasoned.get(delta.index, False)
+        answer, reasoning = splitter.feed(delta.text or "")
+        delta.text, delta.reasoning = answer or None, reasoning or None
+        if reasoning or (before and not answer):
+            self._reasoning_tokens += tokens
+        self._reasoned[delta.index] = bool(reasoning or (before and not answer))
+
+    def _prompted(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt ends with the beginning of reasoning."""
+        end = self._decoder.decode(prompt[-_PROMPT_END:], False)
+        return end.rstrip().endswith("<think>")
 
     def _count(self, ids: Sequence[int], usage: EngineUsage | None) -> None:
         self._output_tokens += len(ids)
@@ -387,6 +428,8 @@ class EngineAnswer:
             shown: dict[str, Any] = {} if delta.text is None else {"content": delta.text}
             if delta.role:
                 shown["role"] = "assistant"
+            if delta.reasoning is not None:
+                shown["reasoning_content"] = delta.reasoning
             choice = {
                 "index": delta.index,
                 "delta": shown,
@@ -411,12 +454,27 @@ class EngineAnswer:
         choice = self._whole.setdefault(delta.index, _Choice())
         if delta.text:
             choice.text.append(delta.text)
+        if delta.reasoning:
+            choice.reasoning.append(delta.reasoning)
         choice.finish = delta.finish or choice.finish
         if delta.logprobs is not None:
             choice.logprobs = _joined(choice.logprobs, delta.logprobs)
         for name, value in (delta.nvext or {}).items():
             both = name == "completion_token_ids" and name in self._nvext
             self._nvext[name] = self._nvext[name] + value if both else value
+
+
+def _parses_reasoning(options: EngineOptions, parser: str) -> bool:
+    """Whether this parser of the card reads the answer."""
+    if not options.chat:
+        return False
+    args = options.template_args
+    wanted = wants_thinking(
+        args, reasoning_effort=options.reasoning_effort, thinking=options.thinking
+    )
+    if wanted is None and args.get("thinking_mode") == "chat":
+        wanted = False
+    return wanted is not False or parser not in CAN_BE_OFF
 
 
 def _rules(request: EngineRequest) -> StopRules:
@@ -433,10 +491,12 @@ def _rules(request: EngineRequest) -> StopRules:
 
 
 def _whole_chat(index: int, choice: _Choice) -> dict[str, Any]:
-    text = "".join(choice.text)
+    message = {"content": "".join(choice.text) or None, "refusal": None, "role": "assistant"}
+    if choice.reasoning:
+        message["reasoning_content"] = "".join(choice.reasoning)
     return {
         "index": index,
-        "message": {"content": text or None, "refusal": None, "role": "assistant"},
+        "message": message,
         "finish_reason": choice.finish,
         "logprobs": choice.logprobs,
     }

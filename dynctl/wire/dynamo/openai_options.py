@@ -7,7 +7,7 @@ codes are Dynamo's, the errors' texts are ours. Fields that Dynamo accepts and p
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -160,17 +160,20 @@ class EngineOptions:
     continuous_usage: bool
     choices: int
     logprobs: bool
-    alternatives: int | None
     token_names: bool
     stop: StopConditions
     sampling: SamplingOptions
     output: OutputOptions
     nvext: NvExt
     cache_salt: str | None = None
+    alternatives: int | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | Mapping[str, Any] | None = None
     extra_args: Mapping[str, Any] | None = None
     mm_processor_kwargs: Any = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    thinking: Any = None
 
 
 def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
@@ -222,7 +225,6 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
         continuous_usage=usage.continuous_usage_stats,
         choices=read.n or 1,
         logprobs=wanted,
-        alternatives=read.top_logprobs if isinstance(read, _Chat) else None,
         token_names=bool(read.return_tokens_as_token_ids),
         stop=stop,
         sampling=_sampling(read, best_of),
@@ -234,11 +236,21 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
         ),
         nvext=nvext,
         cache_salt=nvext.cache_salt or read.cache_salt,
-        tools=tuple(read.tools or ()) if isinstance(read, _Chat) else (),
-        tool_choice=read.tool_choice if isinstance(read, _Chat) else None,
         extra_args=_extra_args(read, nvext),
-        mm_processor_kwargs=read.mm_processor_kwargs if isinstance(read, _Chat) else None,
+        **(_of_chat(read) if isinstance(read, _Chat) else {}),
     )
+
+
+def _of_chat(read: _Chat) -> dict[str, Any]:
+    return {
+        "tools": tuple(read.tools or ()),
+        "tool_choice": read.tool_choice,
+        "mm_processor_kwargs": read.mm_processor_kwargs,
+        "template_args": {**(read.chat_template_args or {}), **(read.chat_template_kwargs or {})},
+        "reasoning_effort": read.reasoning_effort,
+        "thinking": read.thinking,
+        "alternatives": read.top_logprobs,
+    }
 
 
 def engine_request(
