@@ -16,11 +16,13 @@ from typing import Final
 
 from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
 from dynctl.adapters.dynamo.planes import Planes
+from dynctl.adapters.dynamo.registration import Registration
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.documents.workers import StreamState
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment, ProblemCode, RegisteredWorker
 from dynctl.serving.config import DynamoConfig, FrontendConfig
+from dynctl.serving.dynamo.fleet_sync import FleetSync
 from dynctl.serving.dynamo.observer import Observer, ObserverRuntime
 from dynctl.serving.engines.ejection import Ejection
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -83,6 +85,7 @@ class DynamoFleet(Fleet):
             runtime=ObserverRuntime(service.tasks, self.index),
         )
         self._title = planes.title
+        self.discovery = planes.discovery
         self._cache = dynamo.cache
         self._workers: dict[int, RegisteredWorker] = {}
         self._models: dict[str, _Model] = {}
@@ -90,6 +93,9 @@ class DynamoFleet(Fleet):
         #: Worker set -> the version of the card that was accepted first.
         self._accepted: dict[str, str] = {}
         self._reported: set[str] = set()
+        #: Shares load with the routers of the deployment; None without replica sync.
+        self._sync: FleetSync | None = None
+        self._registration: Registration | None = None
 
     # -- what discovery has --------------------------------------------------------------------
 
@@ -114,9 +120,16 @@ class DynamoFleet(Fleet):
             default=None,
         )
 
+    def share_load(self, sync: FleetSync, registration: Registration) -> None:
+        """Share load with the routers of the deployment, from :meth:`join` on."""
+        self._sync, self._registration = sync, registration
+        self.observer.share_load(sync.take, sync.publishers)
+
     async def join(self) -> None:
         """Read what is registered and follow it. Raises Unreachable."""
         await self.observer.start()
+        if self._registration is not None:
+            await self._registration.start()
         loading = [one.task for one in self._models.values() if one.task is not None]
         if loading:
             await asyncio.wait(loading, timeout=_FILES_S, return_when=asyncio.ALL_COMPLETED)
@@ -125,6 +138,13 @@ class DynamoFleet(Fleet):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.observer.settled()
+
+    async def leave(self) -> None:
+        """Withdraw what this router published; its leases end."""
+        if self._sync is not None and self._registration is not None:
+            await self._sync.leave()
+            await self._registration.close()
+            await self._sync.close()
 
     async def close(self) -> None:
         await super().close()
@@ -141,6 +161,8 @@ class DynamoFleet(Fleet):
                 self._remove(member)
         for item in self._workers.values():
             self._keep(item)
+        if self._sync is not None:
+            self._sync.take_deployment(deployment)
         self._report(deployment)
         self._accept(deployment)
         self._load_models()

@@ -17,6 +17,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
 if TYPE_CHECKING:
+    from dynctl.adapters.dynamo.publishing import TopicPublisher
     from dynctl.adapters.dynamo.request_plane import Messenger
     from dynctl.adapters.etcd.discovery import EtcdDiscovery
     from dynctl.adapters.ports import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 DISCOVERY_VARIABLE: Final = "DYN_DISCOVERY_BACKEND"
 NAMESPACE_VARIABLE: Final = "DYN_NAMESPACE"
+EVENT_PLANE_VARIABLE: Final = "DYN_EVENT_PLANE"
 #: Linux: the request for an interface's address.
 _SIOCGIFADDR: Final = 0x8915
 BACKENDS: Final = ("file", "etcd", "kubernetes")
@@ -146,6 +148,29 @@ def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
     raise UsageProblem(
         f"{source} {name}: dynctl does not register workers in this discovery backend",
         "Set --discovery etcd or --discovery file.",
+    )
+
+
+def topic_opener(options: GlobalOptions) -> Callable[..., TopicPublisher]:
+    """A call ``(scope, topic=...)`` that opens a channel of this process on the event plane.
+
+    ``DYN_EVENT_PLANE`` names the plane: zmq unless set. Over ZMQ other hosts can read it where
+    ``DYN_EVENT_PLANE_HOST`` names an address of this host; else this host alone. Raises
+    UsageProblem.
+    """
+    from functools import partial
+
+    from dynctl.adapters.dynamo.publishing import open_topic
+
+    environ = os.environ if options.environment_sources else {}
+    plane = (environ.get(EVENT_PLANE_VARIABLE) or "zmq").strip().lower()
+    if plane not in ("zmq", "nats"):
+        raise UsageProblem(f"{EVENT_PLANE_VARIABLE} {plane[:40]}: expected zmq or nats")
+    return partial(
+        open_topic,
+        plane="nats" if plane == "nats" else "zmq",
+        host=environ.get("DYN_EVENT_PLANE_HOST") or "127.0.0.1",
+        nats_servers=",".join(_nats_servers(options)),
     )
 
 

@@ -83,7 +83,8 @@ class FleetSync(SharedBookings):
 
     ``open_topic(scope)`` opens a channel for a pool of workers; ``changed`` is called when
     :meth:`entries` has others. Give :meth:`take_deployment` what discovery has, and :meth:`take`
-    the messages of each channel that :meth:`others` lists.
+    the messages of each channel of others: of routers, and of workers, which report the end of
+    prefills.
     """
 
     def __init__(
@@ -126,14 +127,12 @@ class FleetSync(SharedBookings):
         self._pool_of |= present
         for scope in set(self._pool_of.values()) - self._pools.keys() - self._failed:
             self._open(scope)
-        channels = set(self.others(deployment))
-        for channel in self._routers.keys() - channels:
+        for channel in self._routers.keys() - set(deployment.sequences):
             self._end(channel)
 
-    def others(self, deployment: Deployment) -> Iterator[EventChannel]:
-        """The channels of other routers (and of workers, which report the end of prefills)."""
-        own = {pool.topic.channel.publisher_id for pool in self._pools.values()}
-        return (one for one in deployment.sequences if one.publisher_id not in own)
+    def publishers(self) -> set[int]:
+        """The publisher ids of this router."""
+        return {pool.topic.channel.publisher_id for pool in self._pools.values()}
 
     def _open(self, scope: EndpointId) -> None:
         at = f"{scope.namespace}.{scope.component}.{scope.name}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -212,6 +212,8 @@ class Observer:
         self._on_available = on_available
         self._on_interrupted = on_interrupted
         self._sequences = sequences
+        self._take_sequences: Callable[[EventChannel, ChannelValue], None] | None = None
+        self._own_publishers: Callable[[], Collection[int]] = tuple
         self.tasks = Supervisor() if runtime is None else runtime.tasks
         self.load = LoadMirror(router, self.apply, clock, on_sequence=on_sequence)
         self.applier = (
@@ -220,6 +222,18 @@ class Observer:
             else runtime.index
         )
         self._own = runtime is None
+
+    def share_load(
+        self,
+        take: Callable[[EventChannel, ChannelValue], None],
+        own: Callable[[], Collection[int]],
+    ) -> None:
+        """Give the messages of other routers to ``take``, in place of the mirror of their load.
+
+        ``own``: the publisher ids of this process, whose channels are not followed. Call it before
+        :meth:`start`.
+        """
+        self._sequences, self._take_sequences, self._own_publishers = True, take, own
 
     async def __aenter__(self) -> Observer:
         await self.start()
@@ -539,7 +553,12 @@ class Observer:
     def _follow_loads(self) -> None:
         wanted: dict[tuple[str, int], EventChannel] = {}
         if self._sequences:
-            wanted = {("sequences", c.publisher_id): c for c in self.deployment.sequences}
+            own = self._own_publishers()
+            wanted = {
+                ("sequences", c.publisher_id): c
+                for c in self.deployment.sequences
+                if c.publisher_id not in own
+            }
         wanted |= {("loads", c.publisher_id): c for c in self.deployment.loads}
         if self._on_pass is not None:
             wanted |= {("passes", c.publisher_id): c for c in self.deployment.passes}
@@ -553,6 +572,8 @@ class Observer:
     def _followed_channel(self, kind: str, channel: EventChannel) -> _Follower:
         takes = {"sequences": self.load.take_sequences, "loads": self.load.take_metrics}
         take = self._on_pass if kind == "passes" and self._on_pass is not None else takes[kind]
+        if kind == "sequences" and self._take_sequences is not None:
+            take = partial(self._take_sequences, channel)
         follower = self._planes.plane_of(channel).follow(channel, take)
         of = f"publisher {channel.publisher_id:x}"
         return _Follower(channel, self.tasks.start(f"{kind} stream", follower.run, of))

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -17,13 +18,21 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from dynctl.adapters.dynamo.planes import open_planes
+from dynctl.adapters.dynamo.planes import open_planes, open_registrar, topic_opener
+from dynctl.adapters.dynamo.registration import Registration
 from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
 from dynctl.adapters.nats.replicas import NatsReplicas
 from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem
-from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, FrontendConfig, ReplicaConfig
+from dynctl.health import conditions as codes
+from dynctl.serving.config import (
+    INDEX_BYTES_PER_BLOCK,
+    DynamoConfig,
+    FrontendConfig,
+    ReplicaConfig,
+)
+from dynctl.serving.dynamo.fleet_sync import FleetSync
 from dynctl.serving.dynamo_fleet import DynamoFleet
 from dynctl.serving.engines.dispatch import Dispatch, HttpDispatch
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -68,6 +77,7 @@ from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.serving.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import load_tokenizer
+from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES
 from router_core import IndexBound, Router, TransferTableSet, WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
@@ -268,6 +278,8 @@ class Frontend:
 
     async def close(self) -> None:
         """Stop everything; running requests are aborted."""
+        if isinstance(self.fleet, DynamoFleet):
+            await self.fleet.leave()
         await self.service.tasks.close()
         for connections in self.connections:
             await connections.close()
@@ -320,6 +332,9 @@ class Frontend:
 
     def _share_load(self) -> None:
         """Begin to share load with other routers, before the first booking."""
+        dynamo = self.config.dynamo
+        if dynamo is not None and self.config.router.router_replica_sync:
+            self._share_load_with_dynamo(dynamo)
         if self.config.replicas is None:
             return
         plane = _replica_plane(self.config.replicas)
@@ -338,6 +353,31 @@ class Frontend:
 
         self.service.tasks.start("replica sync", lambda: plane.run(sync.take))
         self.service.tasks.start("replica heartbeat", beat)
+
+    def _share_load_with_dynamo(self, dynamo: DynamoConfig) -> None:
+        """Replica sync with Dynamo's frontends; starts when the fleet joins."""
+        if not isinstance(self.fleet, DynamoFleet):
+            return
+        opener = topic_opener(dynamo.planes)
+        registrar = open_registrar(dynamo.planes, self.fleet.discovery)
+        subject = f"registration in {registrar.title}"
+
+        def report(problem: str | None) -> None:
+            if problem is None:
+                self.service.clear_condition(codes.DISCOVERY_INTERRUPTED, subject)
+            else:
+                message = f"{problem}; other routers may not see the load of this one"
+                self.service.set_condition(codes.DISCOVERY_INTERRUPTED, subject, message)
+
+        sync = FleetSync(
+            self.service,
+            partial(opener, topic=ACTIVE_SEQUENCES),
+            router_id=self.router_id,
+            later=asyncio.get_running_loop().call_later,
+            changed=lambda: registration.update(),
+        )
+        registration = Registration(registrar, sync.entries, report)
+        self.fleet.share_load(sync, registration)
 
     async def _join(self) -> None:
         config = self.config

@@ -161,8 +161,7 @@ async def test_each_pool_has_a_registered_channel(synced: Synced) -> None:
     while not own <= {one.publisher_id for one in synced.observer.deployment.sequences}:
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)
-    others = synced.sync.others(synced.observer.deployment)
-    assert not own & {one.publisher_id for one in others}
+    assert synced.sync.publishers() == own
 
 
 async def test_over_nats_each_event_is_a_message() -> None:
