@@ -122,6 +122,8 @@ class FrontendConfig:
     ``compressed_requests`` accepts bodies with a Content-Encoding.
     ``replicas``: with which other routers load is shared; None: with none. ``index_peers``: URLs
     of routers whose index this one begins with; ``api_token`` is sent to them.
+    ``select_service_port`` and ``slot_tracker_port``: where ``serve router`` answers as Dynamo's
+    services of these names; None: nowhere.
     ``tokenizer``: which encoder of ``model_path`` serves (see `dynctl.tokenization.encoders`).
     ``dynamo``: the deployment whose workers are served; None: those of ``workers``.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
@@ -165,6 +167,8 @@ class FrontendConfig:
     announce: bool = False
     replicas: ReplicaConfig | None = None
     index_peers: tuple[str, ...] = ()
+    select_service_port: int | None = None
+    slot_tracker_port: int | None = None
     process: str | None = None
     metrics_url: str | None = None
     processes_url: str | None = None

@@ -230,7 +230,7 @@ class StandaloneIndex:
         known, partition = self.instances.get(instance_id), self.partitions.get(key)
         if known is not None and known.key != key:
             raise RegistrationRefused(
-                f"instance {instance_id} is already registered for {_written(known.key)}"
+                f"instance {instance_id} is already registered for {written(known.key)}"
             )
         if known is not None and dp_rank in known.listeners:
             raise RegistrationRefused(
@@ -238,7 +238,7 @@ class StandaloneIndex:
             )
         if partition is not None and partition.block_size != block_size:
             raise RegistrationRefused(
-                f"block_size mismatch for {_written(key)}: existing={partition.block_size}, "
+                f"block_size mismatch for {written(key)}: existing={partition.block_size}, "
                 f"requested={block_size}"
             )
         if sum(len(one.listeners) for one in self.instances.values()) >= MOST_RANKS:
@@ -267,7 +267,7 @@ class StandaloneIndex:
             raise RegistrationRefused(f"instance {instance_id} not found", missing=True)
         if key is not None and known.key != key:
             raise RegistrationRefused(
-                f"instance {instance_id} is registered for {_written(known.key)}", missing=True
+                f"instance {instance_id} is registered for {written(known.key)}", missing=True
             )
         if dp_rank is not None and dp_rank not in known.listeners:
             raise RegistrationRefused(
@@ -456,16 +456,17 @@ _ENDED_BY: Final[dict[str, tuple[str, ...]]] = {
 
 def checked_listener(endpoint: str, replay: str | None) -> str | None:
     """What is wrong with the addresses of a rank, in Dynamo's words; None if nothing is."""
-    problem = _endpoint_problem(endpoint)
+    problem = endpoint_problem(endpoint)
     if problem is not None:
         return problem
     if replay is None:
         return None
-    problem = _endpoint_problem(replay)
+    problem = endpoint_problem(replay)
     return None if problem is None else f"invalid replay endpoint `{replay[:200]}`: {problem}"
 
 
-def _endpoint_problem(endpoint: str) -> str | None:
+def endpoint_problem(endpoint: str) -> str | None:
+    """What is wrong with an address of KV events, in Dynamo's words; None if nothing is."""
     start = f"invalid ZMQ endpoint `{endpoint[:200]}`: "
     scheme, found, address = endpoint.partition("://")
     if not found:
@@ -490,7 +491,8 @@ def _endpoint_problem(endpoint: str) -> str | None:
     return None
 
 
-def _written(key: Key) -> str:
+def written(key: Key) -> str:
+    """A model and its routing group as in Dynamo's errors."""
     return f"model={key[0]} routing_group={key[1]}"
 
 

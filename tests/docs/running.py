@@ -32,7 +32,7 @@ ADMIN_KUBECONFIG: Final = "KUBECTL_KUBECONFIG"
 _READY_S: Final = 30.0
 _QUOTED = re.compile(r"'[^']*'|\"[^\"`$]*\"")
 _NEEDS_SHELL = re.compile(r"[|&;<>()$`]")
-_PORT = re.compile(r"(?:127\.0\.0\.1:|localhost:|--port |--http-port )(\d{4})\b")
+_PORT = re.compile(r"(?:127\.0\.0\.1:|localhost:|--(?:[a-z]+-)*port )(\d{4})\b")
 
 
 class Session:
@@ -158,6 +158,9 @@ class Session:
                 self._environment["DYN_HTTP_PORT"] = port
             scheme = "https" if "--tls-cert" in words else "http"
             path = "/health" if words[2:3] == ["indexer"] else ""
+            if "--select-service-port" in words:  # a router whose workers come over HTTP
+                port = words[words.index("--select-service-port") + 1]
+                path = "/health"
             self._starting.append(f"{scheme}://127.0.0.1:{port}{path}")
         with self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -214,7 +217,7 @@ def _ready(url: str) -> bool:
     """Whether a frontend responds and all its workers are ready. With https, which pages show with
     an admin token: whether it can serve a request."""
     try:
-        if url.endswith("/health"):  # an indexer, which has no list of workers that are ready
+        if url.endswith("/health"):  # a service without a list of workers that are ready
             with urllib.request.urlopen(url):
                 return True
         if url.startswith("https:"):

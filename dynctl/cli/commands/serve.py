@@ -32,6 +32,7 @@ _DYNAMO_HINT = (
     "--discovery kubernetes"
 )
 _DYNAMO = "Workers of a Dynamo deployment"
+_SERVICES = "As Dynamo's services"
 #: Bytes below which no useful index fits.
 LEAST_INDEX = 1 << 20
 
@@ -284,6 +285,28 @@ MigrationTokens = Annotated[
         rich_help_panel=_DYNAMO,
     ),
 ]
+SelectServicePort = Annotated[
+    int | None,
+    typer.Option(
+        "--select-service-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Answer there as Dynamo's selection service, for workers that its clients register.",
+        rich_help_panel=_SERVICES,
+    ),
+]
+SlotTrackerPort = Annotated[
+    int | None,
+    typer.Option(
+        "--slot-tracker-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Answer there as Dynamo's slot tracker: load that its clients report.",
+        rich_help_panel=_SERVICES,
+    ),
+]
 LogDecisions = Annotated[
     str,
     typer.Option(
@@ -427,6 +450,8 @@ def router(
     tokenizer: TokenizerChoice = "auto",
     model_name: ModelName = None,
     block_size: BlockSize = 16,
+    select_service_port: SelectServicePort = None,
+    slot_tracker_port: SlotTrackerPort = None,
     api_token: ApiToken = None,
     log_decisions: LogDecisions = "off",
     log_format: LogFormat = "text",
@@ -451,6 +476,8 @@ def router(
         tokenizer=tokenizer,
         model_name=model_name,
         block_size=block_size,
+        select_service_port=select_service_port,
+        slot_tracker_port=slot_tracker_port,
         api_token=api_token,
         log_decisions=log_decisions,
         log_format=log_format,

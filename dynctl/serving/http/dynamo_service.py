@@ -139,7 +139,11 @@ class DynamoService:
             except web.HTTPException as error:
                 if error.status < 400:
                     raise
-                response = self._unknown(error.status)
+                response = (
+                    web.Response(status=400, text=error.text)
+                    if error.status == 400 and error.text
+                    else self._unknown(error.status)
+                )
                 if "allow" in error.headers:
                     response.headers["allow"] = error.headers["allow"]
             except (asyncio.CancelledError, ConnectionError):

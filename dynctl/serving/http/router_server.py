@@ -16,8 +16,11 @@ from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.frontends import FrontendsApi
+from dynctl.serving.http.select_api import SelectApi, SlotTrackerApi
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import Frontend, run
+from dynctl.serving.http.server import Frontend, listen, run
+from dynctl.serving.select_service import SelectService
+from dynctl.serving.slot_tracker import SlotTracker
 
 _LONGEST_SWEEP_S = 15.0
 #: Seconds between two looks at the processes of this command, and for one.
@@ -42,6 +45,10 @@ class RouterProcess(Frontend):
     def __init__(self, config: FrontendConfig) -> None:
         super().__init__(config, inference=False, extra_routes=[lambda _: self._routes()])
         self.service.serves_pools = True
+        self.select_service: SelectService | None = None
+        self.slot_tracker: SlotTracker | None = None
+        self.select_service_port = config.select_service_port
+        self.slot_tracker_port = config.slot_tracker_port
         self.selection = SelectionApi(
             self.service, token=config.api_token, body_bytes=config.limits.body_bytes
         )
@@ -60,6 +67,34 @@ class RouterProcess(Frontend):
         self.service.tasks.start("frontend leases", self._end_leases)
         if self.config.processes_url is not None:
             self.service.tasks.start("process supervision", self._follow_processes)
+        try:
+            await self._start_services()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_services(self) -> None:
+        """Answer as Dynamo's selection service and slot tracker, where these have a port."""
+        config, clock = self.config, self.service.clock
+        if config.select_service_port is not None:
+            listener = listen(config.host, config.select_service_port, "--select-service-port")
+            self.select_service_port = listener.getsockname()[1]
+            select = self.select_service = SelectService(config.router, clock, self.service.tasks)
+            select.runtime.start()
+            app = SelectApi(select, config.api_token).application(config.limits)
+            await self._serve(app, listener, self._clients())
+        if config.slot_tracker_port is not None:
+            listener = listen(config.host, config.slot_tracker_port, "--slot-tracker-port")
+            self.slot_tracker_port = listener.getsockname()[1]
+            idle_s = config.router.active_request_expiry_secs
+            tracker = self.slot_tracker = SlotTracker(clock, idle_s)
+            app = SlotTrackerApi(tracker, config.api_token).application(config.limits)
+            await self._serve(app, listener, self._clients())
+
+    async def close(self) -> None:
+        await super().close()
+        if self.select_service is not None:
+            await self.select_service.runtime.close()
 
     def _routes(self) -> list[web.RouteDef]:
         return self.selection.routes() + self.frontends.routes()
@@ -98,6 +133,10 @@ class RouterProcess(Frontend):
             self.service.expire()
             self.service.health()
             self.selection.sweep()
+            if self.select_service is not None:
+                self.select_service.expire()
+            if self.slot_tracker is not None:
+                self.slot_tracker.expire()
 
 
 def run_router(config: FrontendConfig) -> int:

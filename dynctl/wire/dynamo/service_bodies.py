@@ -67,13 +67,13 @@ REQUIRED: Final = object()
 class Shape:
     """The fields of a body, in the order in which Dynamo finds missing ones.
 
-    ``name``: of Dynamo's type, which its errors show. ``flat``: the type has its fields from two
-    types, whose errors have the position of the body's end and no path.
+    ``name``: of Dynamo's type, which its errors show. ``flat``: fields that Dynamo has in a type of
+    their own; their errors have the position of the body's end and no path.
     """
 
     name: str
     fields: Mapping[str, Field]
-    flat: bool = False
+    flat: frozenset[str] = frozenset()
 
 
 def _unexpected(value: Any, expected: str, path: tuple[str | int, ...], word: str = "type") -> Any:
@@ -125,10 +125,15 @@ def _flag(value: Any, path: tuple[str | int, ...]) -> bool:
     return value if isinstance(value, bool) else bool(_unexpected(value, "a boolean", path))
 
 
-def _number(value: Any, path: tuple[str | int, ...]) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return float(_unexpected(value, "f64", path))
-    return float(value)
+def number(name: str) -> Kind:
+    """A number, also a whole one; ``name``: of Dynamo's type."""
+
+    def check(value: Any, path: tuple[str | int, ...]) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return float(_unexpected(value, name, path))
+        return float(value) if abs(value) < 2**1000 else math.copysign(math.inf, value)
+
+    return Kind(name, check)
 
 
 U64: Final = integer("u64", 0, 2**64 - 1)
@@ -138,7 +143,8 @@ I64: Final = integer("i64", -(2**63), 2**63 - 1)
 I32: Final = integer("i32", -(2**31), 2**31 - 1)
 TEXT: Final = Kind("a string", _text)
 FLAG: Final = Kind("a boolean", _flag)
-NUMBER: Final = Kind("f64", _number)
+F64: Final = number("f64")
+F32: Final = number("f32")
 
 
 def optional(kind: Kind) -> Kind:
@@ -228,13 +234,13 @@ def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
         return _fields(value, shape, ())
     except _Misfit as misfit:
         path, ends = misfit.path, len(text.rstrip(" \t\r\n"))
-        if shape.flat:
-            # Dynamo reads such a body whole before it looks at most of its fields.
+        if path and path[0] in shape.flat:
+            # Dynamo reads such a body whole before it looks at these fields.
             path = ()
         else:
             ends = _end_of(text, misfit.path, at_start=misfit.at_start)
         where = _position(data, len(text[:ends].encode()))
-        prefix = f"{_written(path)}: " if path and not misfit.problem.startswith("missing") else ""
+        prefix = f"{_written(path)}: " if path else ""
         raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
 
 
@@ -306,6 +312,8 @@ def _syntax(text: str, data: bytes, error: ValueError) -> str:
     if _after_space(text, at) >= len(text):
         opened = text.lstrip()[:1]
         what = {"{": "an object", "[": "a list"}.get(opened, "a value")
+        if text.rstrip()[-1:] in (",", ":"):
+            what = "a value"
         return f"EOF while parsing {what}{_position(data, len(data))}"
     where = _position(data, len(text[: at + 1].encode()))
     if "property name" in str(error):

@@ -1,0 +1,131 @@
+"""`serve router` on the ports of Dynamo's selection service and slot tracker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from dynctl.base.tasks import Supervisor
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.select_api import SELECT, WORKER
+from dynctl.serving.select_service import PENDING_S, SelectionError, SelectService
+from dynctl.wire.dynamo.service_bodies import Shape
+from router_core import RouterConfig
+
+BLOCK = 4
+
+
+def filled(shape: Shape, **given: Any) -> dict[str, Any]:
+    """A body of the shape, with its defaults."""
+    return {name: given.get(name, field.default) for name, field in shape.fields.items()}
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def service(clock: Clock, workers: int = 2, **settings: Any) -> SelectService:
+    """A service with workers that publish no events."""
+    config = RouterConfig(use_kv_events=False, **settings)
+    made = SelectService(config, clock, Supervisor(), sample=lambda: 0.0)
+    for number in range(1, workers + 1):
+        card = {"worker_id": number, "endpoint": f"http://w{number}", "block_size": BLOCK}
+        assert made.upsert(filled(WORKER, **card))["lifecycle"] == "schedulable"
+    return made
+
+
+def asked(**given: Any) -> dict[str, Any]:
+    return filled(SELECT, token_ids=list(range(10)), **given)
+
+
+def test_a_reservation_counts_until_its_end() -> None:
+    clock = Clock()
+    made = service(clock, workers=1)
+    shown = made.select_and_reserve(asked(selection_id="a"))
+    assert (shown["worker_id"], shown["isl_tokens"], len(shown["sequence_hashes"])) == (1, 10, 2)
+
+    def load() -> tuple[int, int, int]:
+        (row,) = made.loads()[0]["loads"]
+        return tuple(row.values())[2:]
+
+    assert load() == (10, 2, 1)
+    made.prefill_complete("a")
+    made.output_block("a", None)
+    assert load() == (0, 3, 1)
+    made.free("a")
+    assert load() == (0, 0, 0)
+    with pytest.raises(SelectionError, match="reservation a not found"):
+        made.free("a")
+
+
+def test_a_selection_can_be_reserved_once_and_for_a_while() -> None:
+    clock = Clock()
+    made = service(clock)
+    reservation = filled_reservation("a")
+    made.select(asked(selection_id="a"))
+    assert made.reserve(reservation)["selection_id"] == "a"
+    with pytest.raises(SelectionError, match="no pending selection a"):
+        made.reserve(reservation)
+    made.select(asked(selection_id="b"))
+    clock.now += PENDING_S + 1
+    with pytest.raises(SelectionError, match="no pending selection b"):
+        made.reserve(filled_reservation("b"))
+
+
+def filled_reservation(selection_id: str) -> dict[str, Any]:
+    place = {"model_name": "default", "routing_group": "default"}
+    return {**place, "selection_id": selection_id, "worker_id": None}
+
+
+def test_a_worker_that_ends_takes_its_reservations() -> None:
+    made = service(Clock(), workers=1)
+    made.select_and_reserve(asked(selection_id="a"))
+    made.delete(1)
+    with pytest.raises(SelectionError, match="not found"):
+        made.prefill_complete("a")
+    with pytest.raises(SelectionError, match="no schedulable workers are available"):
+        made.select(asked())
+
+
+def test_reservations_without_reports_expire() -> None:
+    clock = Clock()
+    made = service(clock, workers=1)
+    made.select_and_reserve(asked(selection_id="a"))
+    clock.now += made.router.config.active_request_expiry_secs + 1
+    made.expire()
+    with pytest.raises(SelectionError, match="reservation a not found"):
+        made.free("a")
+
+
+async def test_both_services_have_ports_of_their_own_and_changes_need_the_token() -> None:
+    config = FrontendConfig(
+        port=0, select_service_port=0, slot_tracker_port=0, api_token="secret-1"
+    )
+    process = RouterProcess(config)
+    await process.start()
+    try:
+        operator = {"authorization": "Bearer secret-1"}
+        body = {"worker_id": 1, "model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 1}
+        async with aiohttp.ClientSession() as session:
+            for port, path in (
+                (process.select_service_port, "/workers"),
+                (process.slot_tracker_port, "/register"),
+            ):
+                url = f"http://127.0.0.1:{port}{path}"
+                async with session.post(url, json=body) as refused:
+                    assert refused.status == 401
+                async with session.post(url, json=body, headers=operator) as taken:
+                    assert taken.status == 201
+                async with session.get(f"http://127.0.0.1:{port}/workers") as listed:
+                    assert [row["worker_id"] for row in await listed.json()] == [1]
+    finally:
+        await process.close()
