@@ -720,9 +720,8 @@ class SelectService:
             host = disk = 0
             if router.tiers.mask >> slot & 1:
                 held = min(device, len(request.local_hashes))
-                name = (
-                    router.index.name_of(slot, request.sequence_hashes[held - 1]) if held else None
-                )
+                leading = request.sequence_hashes[:held]
+                name = router.index.name_of(slot, leading) if held else None
                 host, disk = router.tiers.extend(slot, name, request.local_hashes, held)
             found.append((device, host, disk))
         return found
