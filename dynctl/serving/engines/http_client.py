@@ -10,7 +10,7 @@ for each token.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, cast
@@ -194,6 +194,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None and self.usable:
             self._transport.resume_reading()
 
+    def relay(self, take: Callable[[bytes], None] | None) -> None:
+        if self._transport is not None and self.usable:
+            self._transport.set_protocol(self if take is None else _Relay(self, take))
+
     # -- asyncio.Protocol ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,6 +220,22 @@ class _Connection(asyncio.Protocol):
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.ended(exc)
+
+
+class _Relay(asyncio.Protocol):
+    """Gives what a connection receives to a function, without another call in between."""
+
+    __slots__ = ("_connection", "data_received")
+
+    def __init__(self, connection: _Connection, take: Callable[[bytes], None]) -> None:
+        self._connection = connection
+        self.data_received = take  # type: ignore[assignment, method-assign]
+
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
 
 
 def _request(origin: Origin, body: bytes, headers: Mapping[str, str]) -> bytes:

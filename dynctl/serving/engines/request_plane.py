@@ -467,9 +467,8 @@ class PlaneStream(EngineStream):
         pipe = self._pipe
         if pipe is None:
             self._keep(piece)
-        elif not pipe(b"%x\r\n%b\r\n" % (len(piece), piece)):
-            self._pipe = None
-            self._release_waiter()
+        else:
+            pipe(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def _fail(self, failure: UpstreamFailure) -> None:
         again = (
@@ -575,6 +574,9 @@ class _Link:
     def resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def relay(self, take: Callable[[bytes], None] | None) -> None:
+        """Nothing: what arrives are not the chunks of the answer."""
 
     def abort(self) -> None:
         """Cancel the request at the worker, unless it is complete."""

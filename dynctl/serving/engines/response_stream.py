@@ -20,8 +20,12 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:[ \t]*;[^\r\n]*)?")
 _SIZE_LINE_BYTES: Final = 256
-#: A size without an extension, and the end of its line.
-_PLAIN_LINE_BYTES: Final = 10
+#: The first bytes of a chunk of 16 to 4,095 bytes -> the bytes of the whole chunk, as they were
+#: met: its size, the end of the line, and of a short size one byte more.
+_WHOLE: Final[dict[bytes, int]] = {}
+_WHOLE_BYTES: Final = 5
+_WHOLE_MOST: Final = 8192
+_WHOLE_BEGIN: Final = re.compile(rb"[0-9a-fA-F]{2,3}\r\n")
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNTIL_CLOSE: Final = -1
 
@@ -47,6 +51,9 @@ class Wire(Protocol):
 
     def abort(self) -> None:
         """Cut it."""
+
+    def relay(self, take: Callable[[bytes], None] | None) -> None:
+        """Give what arrives directly to ``take``; None: to the response again."""
 
     def finished(self, *, clean: bool) -> None:
         """The response is complete; ``clean``: no bytes followed it."""
@@ -100,7 +107,7 @@ class EngineStream:
         self._length = 0
         self._failure: UpstreamFailure | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._pipe: Callable[[bytes], bool] | None = None
+        self._pipe: Callable[[bytes], None] | None = None
         self._first_byte_s = bounds.first_byte_s if first_byte_s is None else first_byte_s
         self._started = False
         self._born = self._last_read = self._loop.time()
@@ -143,22 +150,74 @@ class EngineStream:
             parts.append(piece)
         return b"".join(parts)
 
-    async def pipe(self, take: Callable[[bytes], bool]) -> bool:
-        """Hand whole chunks, with their frames, to ``take`` as they arrive.
+    async def pipe(
+        self, write: Callable[[bytes], None], seen: Callable[[list[bytes]], int]
+    ) -> bool:
+        """Write whole chunks, with their frames, as they arrive.
 
-        For a chunked response without unread pieces. Returns True at the end; False when there is
-        something for :meth:`readany`: ``take`` reported that its side is full, or the last chunks
-        arrived together with the end, so that both can be passed on in one write.
-        Raises UpstreamFailure.
+        For a chunked response without unread pieces. ``write`` is that of a transport; RuntimeError
+        means that it is closed. ``seen`` gets the chunks that were written
+        since its last call, and returns after how many bytes it wants the next; 0: the other side
+        is full. Returns True at the end; False when there is something for :meth:`readany`: the
+        other side is full, or the last chunks arrived together with the end, so that both can be
+        passed on in one write. Raises UpstreamFailure.
         """
         if not self.chunked or self._pieces:
             return self.exhausted
-        self._pipe = take
+        written: list[bytes] = []
+        left = seen(written)
+        time, known, keep = self._loop.time, _WHOLE.get, written.append
+
+        def look() -> None:
+            nonlocal left
+            left = seen(written)
+            written.clear()
+            if left <= 0:
+                self._end_pipe()
+                self._release_waiter()
+
+        def whole(chunks: bytes) -> None:
+            nonlocal left
+            try:
+                write(chunks)
+            except RuntimeError:
+                left = 0
+            keep(chunks)
+            left -= len(chunks)
+            if left <= 0:
+                look()
+
+        def take(data: bytes) -> None:
+            # One whole chunk, as engines write an event: in one function, for a frontend does
+            # this more often than anything else.
+            nonlocal left
+            size = len(data)
+            if known(data[:_WHOLE_BYTES]) == size and data.endswith(b"\r\n") and not self._tail:
+                self._last_read = time()
+                try:
+                    write(data)
+                except RuntimeError:
+                    left = 0
+                keep(data)
+                left -= size
+                if left <= 0:
+                    look()
+                return
+            self.received(data)
+            if len(_WHOLE) < _WHOLE_MOST and _is_whole(data):
+                _WHOLE[data[:_WHOLE_BYTES]] = size
+
+        if left > 0:
+            self._pipe = whole
+            if self._connection is not None:
+                self._connection.relay(take)
         try:
             while self._piping():
                 await self._wait()
         finally:
-            self._pipe = None
+            self._end_pipe()
+            if written:
+                seen(written)
         return self.exhausted
 
     def abandon(self, failure: UpstreamFailure) -> None:
@@ -179,16 +238,6 @@ class EngineStream:
         if self._failure is not None:
             return
         self._last_read = self._loop.time()
-        pipe = self._pipe
-        if pipe is not None and not self._tail:
-            # One whole chunk with a plain size, as engines write an event.
-            line = data.find(b"\r\n", 1, _PLAIN_LINE_BYTES)
-            size = _chunk_size(data[:line]) if line > 0 else None
-            if size and line + size + 4 == len(data) and data.endswith(b"\r\n"):
-                if not pipe(data):
-                    self._pipe = None
-                    self._release_waiter()
-                return
         if self._tail:
             data = self._tail + data
             self._tail = b""
@@ -221,6 +270,12 @@ class EngineStream:
         self._wake()
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _end_pipe(self) -> None:
+        if self._pipe is not None:
+            self._pipe = None
+            if self._connection is not None:
+                self._connection.relay(None)
 
     def _piping(self) -> bool:
         return self._pipe is not None and not self.done
@@ -339,14 +394,11 @@ class EngineStream:
                 self._keep(data[line + 2 : after])
             position = after + 2
         if piped is not None and position and ends:
-            self._pipe = None
+            self._end_pipe()
             self._chunks(data)
             return
         if piped is not None and position:
-            whole = data if position == total else data[:position]
-            if not piped(whole):
-                self._pipe = None
-                self._release_waiter()
+            piped(data if position == total else data[:position])
         rest = data[position:] if position else data
         if not ends:
             self._tail = rest
@@ -375,6 +427,8 @@ class EngineStream:
             self._connection.pause()
 
     def _finish(self, rest: bytes) -> None:
+        # Before the connection takes another request.
+        self._end_pipe()
         self.done = True
         self._timer.cancel()
         connection, self._connection = self._connection, None
@@ -389,6 +443,7 @@ class EngineStream:
     def _fail(self, failure: UpstreamFailure) -> None:
         if self._failure is None and not self.done:
             self._failure = failure
+        self._end_pipe()
         self.close()
         self._release_waiter()
 
@@ -408,6 +463,16 @@ class EngineStream:
             self._timer = self._loop.call_later(left, self._check_silence)
             return
         self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether this is exactly one chunk of 16 to 4,095 bytes without an extension."""
+    begin = _WHOLE_BEGIN.match(data)
+    return (
+        begin is not None
+        and int(begin[0], 16) + begin.end() + 2 == len(data)
+        and data.endswith(b"\r\n")
+    )
 
 
 @lru_cache(maxsize=4096)

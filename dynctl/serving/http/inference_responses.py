@@ -102,8 +102,6 @@ async def pass_stream(
         )
         return response, failed
     end = b""
-    passed: list[bytes] = []
-    uncounted = batch = 0
 
     def seen(piece: bytes, before: bytes = b"") -> None:
         nonlocal end
@@ -117,33 +115,22 @@ async def pass_stream(
         if record.output_bytes > limit:
             upstream.abandon(_too_long(upstream, limit))
 
-    def count() -> None:
-        """See the chunks that were passed on; one look at many costs less than one at each."""
-        nonlocal uncounted, batch
-        if passed:
-            seen(b"".join(passed), b"\r\n")
-            passed.clear()
-            uncounted = 0
-        # Output blocks are reported as they come, and the limit holds to the byte.
-        batch = 0 if blocks is not None else min(_BATCH_BYTES, limit + 1 - record.output_bytes)
-
     transport = http.transport
 
-    def take(chunks: bytes) -> bool:
-        """Pass whole chunks with their frames directly to the client; False if it lags."""
-        nonlocal uncounted
+    def count(chunks: list[bytes]) -> int:
+        """Look at several chunks that were passed on at once: it costs less than at each. Returns
+        after how many bytes to look again; 0: the client lags, or left."""
+        if chunks:
+            seen(b"".join(chunks), b"\r\n")
         if transport is None or transport.is_closing():
-            return False
-        transport.write(chunks)
-        passed.append(chunks)
-        uncounted += len(chunks)
-        if uncounted < batch:
-            return True
-        count()
-        return transport.get_write_buffer_size() < _LAGGING_BYTES
+            return 0
+        if transport.get_write_buffer_size() >= _LAGGING_BYTES:
+            return 0
+        # Output blocks are reported as they come, and the limit holds to the byte.
+        return 1 if blocks is not None else min(_BATCH_BYTES, limit + 1 - record.output_bytes)
 
     # Frames pass unchanged only if the client's side has the same framing.
-    framed = upstream.chunked and http.version >= HttpVersion11 and transport is not None
+    framed = upstream.chunked and http.version >= HttpVersion11
     try:
         while piece:
             seen(piece)
@@ -152,14 +139,8 @@ async def pass_stream(
                 await response.write_eof(piece)
                 return response, None
             await response.write(piece)
-            if framed:
-                count()
-                try:
-                    ended = await upstream.pipe(take)
-                finally:
-                    count()
-                if ended:
-                    break
+            if framed and transport and await upstream.pipe(transport.write, count):
+                break
             piece = await upstream.readany()
         if not _is_done(end):
             raise _cut_short(upstream)

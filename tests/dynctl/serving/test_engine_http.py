@@ -1,6 +1,7 @@
 """The lean client: every way to frame an answer, cut at every place, and answers that lie."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -60,6 +61,22 @@ async def serving(*answers: list[bytes | None], **bounds):
         client.close()
         server.close()
         await server.wait_closed()
+
+
+async def piped(stream: EngineStream, take: Callable[[bytes], bool]) -> bool:
+    """Pipe to ``take``, which returns False when its side is full."""
+    ready = True
+
+    def write(chunks: bytes) -> None:
+        nonlocal ready
+        ready = take(chunks)
+
+    def seen(_chunks: list[bytes]) -> int:
+        nonlocal ready
+        was, ready = ready, True
+        return int(was)
+
+    return await stream.pipe(write, seen)
 
 
 async def whole(client, url, limit=1_000_000):
@@ -232,25 +249,51 @@ async def test_a_pipe_passes_whole_frames_and_nothing_of_the_end(at):
             assert chunks.endswith(b"\r\n")
             return True
 
-        while not await stream.pipe(take):
+        while not await piped(stream, take):
             seen += await stream.readany()
         payload = frames.replace(b"5\r\n", b"").replace(b"7\r\n", b"").replace(b"\r\n", b"")
-        piped = b"".join(taken)
+        passed = b"".join(taken)
         for size in (b"5\r\n", b"7\r\n", b"\r\n"):
-            piped = piped.replace(size, b"")
-        assert seen + piped == b">" + payload
+            passed = passed.replace(size, b"")
+        assert seen + passed == b">" + payload
+
+
+@pytest.mark.parametrize("fast", [b"x" * 20, b"x"], ids=["whole", "short"])
+async def test_a_connection_after_a_pipe_is_that_of_the_next_request(fast: bytes):
+    chunk = b"%x\r\n%b\r\n" % (len(fast), fast)
+    answer: list[bytes | None] = [CHUNKED + b"1\r\n>\r\n", chunk, chunk, chunk, b"0\r\n\r\n"]
+    async with serving(*[answer] * 4) as (script, client):
+        for _ in range(4):
+            stream = await client.post(script.url, b"", {})
+            got = await stream.readany()
+            taken: list[bytes] = []
+
+            def take(chunks: bytes, taken: list[bytes] = taken) -> bool:
+                taken.append(chunks)
+                return True
+
+            while not await piped(stream, take):
+                got += await stream.readany()
+            passed = unframed(b"".join(taken))
+            assert sorted(got + passed) == sorted(b">" + fast * 3)
+            stream.close()
+        assert script.connections == 1
 
 
 class NoWire:
-    """A connection that only exists."""
+    """A connection that only exists; ``take`` gets what arrives, if there is one."""
 
     keep = True
+    take: Callable[[bytes], None] | None = None
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
     def abort(self) -> None: ...
+
+    def relay(self, take: Callable[[bytes], None] | None) -> None:
+        self.take = take
 
     def finished(self, *, clean: bool) -> None: ...
 
@@ -293,7 +336,8 @@ def test_a_pipe_and_reading_together_give_the_body(payloads, data, cuts, answers
     pieces = [frames[a:b] for a, b in pairwise(places)]
 
     async def body() -> bytes:
-        stream = EngineStream(NoWire(), "http://e", ClientBounds())
+        wire = NoWire()
+        stream = EngineStream(wire, "http://e", ClientBounds())
         stream.received(CHUNKED + b"1\r\n>\r\n")
         got, calls = await stream.readany(), 0
 
@@ -305,14 +349,15 @@ def test_a_pipe_and_reading_together_give_the_body(payloads, data, cuts, answers
 
         async def read() -> None:
             nonlocal got
-            while not await stream.pipe(take):
+            while not await piped(stream, take):
                 got += await stream.readany()
 
         reading = asyncio.create_task(read())
         for piece in pieces:
             await asyncio.sleep(0)
-            stream.received(piece)
+            (wire.take or stream.received)(piece)
         await reading
+        assert wire.take is None
         return got
 
     assert asyncio.run(body()) == b">" + b"".join(payloads)
@@ -320,17 +365,21 @@ def test_a_pipe_and_reading_together_give_the_body(payloads, data, cuts, answers
 
 async def test_only_sizes_are_kept_of_chunks():
     response_stream._chunk_size.cache_clear()
-    stream = EngineStream(NoWire(), "http://e", ClientBounds())
+    response_stream._WHOLE.clear()
+    wire = NoWire()
+    stream = EngineStream(wire, "http://e", ClientBounds())
     stream.received(CHUNKED + b"1\r\n>\r\n")
     await stream.readany()
-    piping = asyncio.create_task(stream.pipe(lambda chunks: True))
+    piping = asyncio.create_task(piped(stream, lambda chunks: True))
     await asyncio.sleep(0)
+    assert wire.take is not None
     for number in range(50):
-        stream.received(b"15;a=%080d\r\nsecret of a user %04d\r\n" % (0, number))
-        stream.received(b"15\r\nsecret of a user %04d\r\n" % number)
-    stream.received(b"0\r\n\r\n")
+        wire.take(b"15;a=%080d\r\nsecret of a user %04d\r\n" % (0, number))
+        wire.take(b"15\r\nsecret of a user %04d\r\n" % number)
+    wire.take(b"0\r\n\r\n")
     assert await piping
     assert response_stream._chunk_size.cache_info().currsize <= 4
+    assert response_stream._WHOLE == {b"15\r\ns": 27}
 
 
 async def test_a_pipe_whose_taker_is_full_goes_on_by_reading():
@@ -349,7 +398,7 @@ async def test_a_pipe_whose_taker_is_full_goes_on_by_reading():
             got += chunks[3:-2]
             return False
 
-        while not await stream.pipe(take):
+        while not await piped(stream, take):
             got += await stream.readany()
         assert got.replace(b"\r\n1\r\n", b"") == b">abc"
 
@@ -366,7 +415,7 @@ async def test_a_pipe_that_breaks_says_so():
             return True
 
         async def to_the_end() -> None:
-            while not await stream.pipe(take):
+            while not await piped(stream, take):
                 await stream.readany()
 
         with pytest.raises(UpstreamFailure, match="closed the connection during"):

@@ -1,6 +1,7 @@
 """Streams that pass from an engine's connection to the client's: what is counted, and the bound."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -32,11 +33,14 @@ class Client:
     def __init__(self, lags_after: int = 1 << 40) -> None:
         self.passed: list[bytes] = []
         self._lags_after = lags_after
+        self.closed = False
 
     def is_closing(self) -> bool:
-        return False
+        return self.closed
 
     def write(self, data: bytes) -> None:
+        if self.closed:
+            raise RuntimeError("the handler is closed")
         self.passed.append(data)
 
     def get_write_buffer_size(self) -> int:
@@ -54,6 +58,8 @@ class Passing:
     ) -> None:
         self.record = RequestRecord("d", "r", "chat_completions", 0.0, 0.0)
         self.wire = mock.Mock()
+        self.wire.relay = self._relay
+        self._take: Callable[[bytes], None] | None = None
         self.stream = EngineStream(self.wire, "http://engine", ClientBounds())
         self.stream.received(HEAD + framed(EVENT))
         self._client, self._limit, self._blocks = client, limit, blocks
@@ -81,6 +87,13 @@ class Passing:
         self.answering = asyncio.create_task(passing())
         await settled()
 
+    def _relay(self, take: Callable[[bytes], None] | None) -> None:
+        self._take = take
+
+    def arrive(self, data: bytes) -> None:
+        """The engine's connection receives this in one read."""
+        (self._take or self.stream.received)(data)
+
     async def ends(self) -> UpstreamFailure | None:
         return await asyncio.wait_for(self.answering, 30)
 
@@ -98,11 +111,11 @@ async def test_events_usage_and_bytes_are_counted(number: int, lags_after: int):
     passing = Passing(client)
     await passing.start()
     for _ in range(number):
-        passing.stream.received(framed(EVENT))
+        passing.arrive(framed(EVENT))
         if lags_after < 1 << 40:
             await settled()
-    passing.stream.received(framed(USAGE))
-    passing.stream.received(framed(DONE) + b"0\r\n\r\n")
+    passing.arrive(framed(USAGE))
+    passing.arrive(framed(DONE) + b"0\r\n\r\n")
     assert await passing.ends() is None
     record = passing.record
     # The first event, the others and that of the usage, less the role and [DONE].
@@ -120,9 +133,9 @@ async def test_the_bound_of_a_stream_holds_to_the_byte(spare: int):
     passing = Passing(client, limit=whole + spare)
     await passing.start()
     for _ in range(300):
-        passing.stream.received(framed(EVENT))
+        passing.arrive(framed(EVENT))
     assert not passing.wire.abort.called
-    passing.stream.received(framed(b"x" * spare))
+    passing.arrive(framed(b"x" * spare))
     assert passing.wire.abort.called
     failure = await passing.ends()
     assert failure is not None
@@ -135,8 +148,8 @@ async def test_a_stream_within_its_bound_is_not_ended():
     passing = Passing(Client(), limit=limit)
     await passing.start()
     for _ in range(300):
-        passing.stream.received(framed(EVENT))
-    passing.stream.received(last)
+        passing.arrive(framed(EVENT))
+    passing.arrive(last)
     assert await passing.ends() is None
 
 
@@ -146,9 +159,9 @@ async def test_output_blocks_are_reported_as_they_come():
     passing = Passing(Client(), blocks=OutputBlocks(service, request, None))
     await passing.start()
     for number in range(2, 14):
-        passing.stream.received(framed(EVENT))
+        passing.arrive(framed(EVENT))
         assert service.output_block.call_count == number // 4
-    passing.stream.received(framed(DONE) + b"0\r\n\r\n")
+    passing.arrive(framed(DONE) + b"0\r\n\r\n")
     assert await passing.ends() is None
 
 
@@ -156,9 +169,22 @@ async def test_what_was_passed_on_counts_when_the_engine_fails():
     passing = Passing(Client())
     await passing.start()
     for _ in range(5):
-        passing.stream.received(framed(EVENT))
+        passing.arrive(framed(EVENT))
     passing.stream.ended(None)
     failure = await passing.ends()
     assert failure is not None
     assert failure.kind == "reset"
     assert passing.record.output_events == 6
+
+
+async def test_a_client_that_left_ends_the_pipe():
+    client = Client()
+    passing = Passing(client)
+    await passing.start()
+    passing.arrive(framed(EVENT))
+
+    client.closed = True
+    passing.arrive(framed(EVENT))
+    assert passing._take is None
+    passing.answering.cancel()
+    await asyncio.wait({passing.answering})
