@@ -133,6 +133,7 @@ function __dynctl_flags
                 '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
                 '--workers-file'\t'The workers as YAML' \
                 '--model-path'\t'Directory of tokenizer and chat template' \
+                '--trust-template'\t'Do not bound the work of the chat template in --model-path: its time ..' \
                 '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
@@ -268,6 +269,7 @@ function __dynctl_flags
                 '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
                 '--workers-file'\t'The workers as YAML' \
                 '--model-path'\t'Directory of tokenizer and chat template' \
+                '--trust-template'\t'Do not bound the work of the chat template in --model-path: its time ..' \
                 '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
@@ -409,6 +411,7 @@ function __dynctl_flags
                 '--workers-file'\t'The workers as YAML' \
                 '--endpoint'\t'Workers of a Dynamo endpoint' \
                 '--model-path'\t'Directory of tokenizer and chat template' \
+                '--trust-template'\t'Do not bound the work of the chat template in --model-path: its time ..' \
                 '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \

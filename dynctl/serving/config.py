@@ -124,6 +124,7 @@ class FrontendConfig:
     of routers whose index this one begins with; ``api_token`` is sent to them.
     ``select_service_port`` and ``slot_tracker_port``: where ``serve router`` answers as Dynamo's
     services of these names; None: nowhere.
+    ``trust_template``: the chat template of ``model_path`` runs without a meter.
     ``tokenizer``: which encoder of ``model_path`` serves (see `dynctl.tokenization.encoders`).
     ``dynamo``: the deployment whose workers are served; None: those of ``workers``.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
@@ -136,6 +137,7 @@ class FrontendConfig:
     origins: Mapping[str, str] = field(default_factory=dict)
     model_name: str | None = None
     model_path: Path | None = None
+    trust_template: bool = False
     tokenizer: Literal["auto", "fast", "exact"] = "exact"
     workers: tuple[str, ...] = ()
     workers_file: Path | None = None

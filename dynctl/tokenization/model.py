@@ -32,15 +32,23 @@ DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 
 
 def load_tokenizer(
-    model_dir: Path | str, *, max_prompt_chars: int = 8 * 1024 * 1024
+    model_dir: Path | str,
+    *,
+    max_prompt_chars: int = 8 * 1024 * 1024,
+    trust_template: bool = False,
 ) -> "ModelTokenizer":
     """The tokenizer of a Hugging Face model directory.
 
     Reads tokenizer.json, tokenizer_config.json, config.json, chat_template.json and
     chat_template.jinja; only the first must exist. Templates are compiled here, so that an invalid
-    one is an error at start. Raises :class:`TokenizerError` or :class:`TemplateError`.
+    one is an error at start. ``trust_template``: they run without a meter.
+    Raises :class:`TokenizerError` or :class:`TemplateError`.
     """
-    return ModelTokenizer(read_model_files(Path(model_dir)), max_prompt_chars=max_prompt_chars)
+    return ModelTokenizer(
+        read_model_files(Path(model_dir)),
+        max_prompt_chars=max_prompt_chars,
+        trust_template=trust_template,
+    )
 
 
 class ModelTokenizer:
@@ -51,7 +59,13 @@ class ModelTokenizer:
     ``vocab_size``: number of ids, added tokens included. ``encoder`` makes the token ids.
     """
 
-    def __init__(self, files: ModelFiles, *, max_prompt_chars: int = 8 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        max_prompt_chars: int = 8 * 1024 * 1024,
+        trust_template: bool = False,
+    ) -> None:
         self.directory = files.directory
         self.max_length = files.max_length
         self.max_prompt_chars = max_prompt_chars
@@ -78,6 +92,7 @@ class ModelTokenizer:
                 origin=f"{files.directory / file} (template {name!r})",
                 variables=files.special_tokens,
                 limits=limits,
+                trusted=trust_template,
             )
             for name, (source, file) in files.templates.items()
         }

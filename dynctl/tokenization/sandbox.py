@@ -161,40 +161,83 @@ class MeteredCode(CodeGenerator):
         self.write(")")
 
 
-class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of one template. Thread-safe: each thread has its own budget."""
+class TrustedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of a template that its operator trusts: the same language in the plain
+    sandbox, without a meter. Thread-safe.
+
+    What a template reaches is bounded as before; the work of a render is not (`ChatEnvironment`).
+    """
+
+    def __init__(self, now: Callable[[], datetime], **options: Any) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            cache_size=0,
+            extensions=[LoopControlExtension, GenerationTag],
+            **options,
+        )
+        self.filters["tojson"] = _tojson
+        self.filters = {name: one for name, one in self.filters.items() if name in FILTERS}
+        self.globals = {
+            "dict": dict,
+            "namespace": QuietNamespace,
+            "raise_exception": _raise_exception,
+            "range": self.globals["range"],  # the sandbox's: at most MAX_RANGE numbers
+            "strftime_now": lambda fmt: now().strftime(fmt),
+        }
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As jinja2's, with short ways for what templates read most: keys of a message, methods of
+        a string, the state of a loop, a namespace. All of these are safe there too."""
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in _DICT_NAMES:
+                try:
+                    return obj[attribute]
+                except KeyError:
+                    return self.undefined(obj=obj, name=attribute)
+        elif (kind is str and attribute in _PLAIN_STRING_METHODS) or (
+            kind is LoopContext and attribute in _LOOP_NAMES
+        ):
+            return getattr(obj, attribute)
+        elif kind is QuietNamespace and attribute[:1] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """As jinja2's, with a short way for keys of a message."""
+        if type(obj) is dict and type(argument) is str:
+            try:
+                return obj[argument]
+            except KeyError:
+                if argument not in _DICT_NAMES:
+                    return self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
+
+
+class ChatEnvironment(TrustedEnvironment):
+    """The environment of one template, with a meter. Thread-safe: each thread has its own
+    budget."""
 
     intercepted_binops = frozenset(["+", "*", "%", "**"])
     code_generator_class = MeteredCode
 
     def __init__(self, budget: BudgetHolder, now: Callable[[], datetime]) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            optimized=False,  # constant folding would run filters and operators while compiling
-            cache_size=0,
-            finalize=_printed,
-            extensions=[LoopControlExtension, GenerationTag],
-        )
+        # Constant folding would run filters and operators while compiling.
+        super().__init__(now, optimized=False, finalize=_printed)
         self.budget = budget
-        self.filters["tojson"] = _tojson
         self.filters = {
-            name: self._metered(name, function)
-            for name, function in self.filters.items()
-            if name in FILTERS
+            name: self._metered(name, function) for name, function in self.filters.items()
         }
 
         def strftime_now(fmt: str) -> str:
             budget.get().string(_percent_width(fmt) + 64 * len(fmt))
             return now().strftime(fmt)
 
-        self.globals = {
-            "dict": dict,
-            "namespace": QuietNamespace,
-            "raise_exception": _raise_exception,
-            "range": self.globals["range"],  # the sandbox's: at most MAX_RANGE numbers
-            "strftime_now": strftime_now,
-        }
+        self.globals["strftime_now"] = strftime_now
 
     # Called by the compiled template.
 
@@ -220,27 +263,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     # Called by jinja2.
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """As jinja2's, with short ways for what templates read most: keys of a message, methods of
-        a string, the state of a loop, a namespace. All of these are safe there too."""
-        kind = type(obj)
-        if kind is dict:
-            if attribute not in _DICT_NAMES:
-                try:
-                    return obj[attribute]
-                except KeyError:
-                    return self.undefined(obj=obj, name=attribute)
-        elif (kind is str and attribute in _PLAIN_STRING_METHODS) or (
-            kind is LoopContext and attribute in _LOOP_NAMES
-        ):
-            return getattr(obj, attribute)
-        elif kind is QuietNamespace and attribute[:1] != "_":
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:
-                return self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = self.budget.get()

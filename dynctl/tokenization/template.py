@@ -17,11 +17,12 @@ from dynctl.tokenization.errors import (
     TemplateError,
     UnsupportedContentError,
 )
-from dynctl.tokenization.sandbox import ChatEnvironment, RejectedByTemplate
+from dynctl.tokenization.sandbox import ChatEnvironment, RejectedByTemplate, TrustedEnvironment
 
 Message = Mapping[str, Any]
 # A render of this many operations takes about 20 ms.
 _HEAVY_OPERATIONS = 20_000
+_HEAVY_S = 0.02
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -31,6 +32,9 @@ def _utc_now() -> datetime:
 
 class ChatTemplate:
     """One compiled template. Thread-safe; not trusted (see :mod:`dynctl.tokenization.sandbox`).
+
+    ``trusted``: its operator trusts it. It runs in the same sandbox without a meter: only the
+    length of the prompt is bounded, and that after each piece of it.
 
     ``origin`` is its name in errors (a file name). ``variables`` are available in every render
     (``bos_token`` and others). ``now`` is the time for ``strftime_now``, ``clock`` that for the
@@ -48,15 +52,19 @@ class ChatTemplate:
         limits: RenderLimits | None = None,
         now: Callable[[], datetime] = _utc_now,
         clock: Callable[[], float] = time.monotonic,
+        trusted: bool = False,
     ) -> None:
         self.source = source
         self.origin = origin
         self.limits = limits or RenderLimits()
         self.heavy = False
+        self.trusted = trusted
         self._variables = dict(variables or {})
         self._clock = clock
         self._budget = BudgetHolder()
-        self._environment = ChatEnvironment(self._budget, now)
+        self._environment = (
+            TrustedEnvironment(now) if trusted else ChatEnvironment(self._budget, now)
+        )
         if len(source) > self.limits.template_chars:
             raise TemplateError(
                 f"{origin}: {len(source)} characters, the limit is {self.limits.template_chars}"
@@ -111,6 +119,7 @@ class ChatTemplate:
         chunks: list[str] = []
         length = 0
         budget = Budget(self.limits, self._clock)
+        began = self._clock()
         try:
             with self._budget.use(budget):
                 for chunk in self._template.generate(variables):
@@ -135,7 +144,10 @@ class ChatTemplate:
         except (ArithmeticError, AssertionError, LookupError, RuntimeError) as error:
             raise TemplateError(f"{self.origin}: {type(error).__name__}") from error
         finally:
-            self.heavy = self.heavy or budget.operations > _HEAVY_OPERATIONS
+            heavy = budget.operations > _HEAVY_OPERATIONS
+            if self.trusted:  # nothing is counted
+                heavy = self._clock() - began > _HEAVY_S
+            self.heavy = self.heavy or heavy
         return "".join(chunks)
 
     def _prepared(self, index: int, message: Message, join_results: bool) -> dict[str, Any]:

@@ -133,6 +133,14 @@ ModelPath = Annotated[
         rich_help_panel=_WORKERS,
     ),
 ]
+TrustTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--trust-template",
+        help="Do not bound the work of the chat template in --model-path: its time and memory.",
+        rich_help_panel=_WORKERS,
+    ),
+]
 TokenizerChoice = Annotated[
     str,
     typer.Option(
@@ -368,6 +376,7 @@ def frontend(
     worker: Workers = None,
     workers_file: WorkersFile = None,
     model_path: ModelPath = None,
+    trust_template: TrustTemplate = False,
     tokenizer: TokenizerChoice = "auto",
     model_name: ModelName = None,
     block_size: BlockSize = 16,
@@ -412,6 +421,7 @@ def frontend(
         workers=tuple(worker or ()),
         workers_file=workers_file,
         model_path=model_path,
+        trust_template=trust_template,
         tokenizer=tokenizer,
         model_name=model_name,
         block_size=block_size,
@@ -447,6 +457,7 @@ def router(
     workers_file: WorkersFile = None,
     endpoint: Endpoint = None,
     model_path: ModelPath = None,
+    trust_template: TrustTemplate = False,
     tokenizer: TokenizerChoice = "auto",
     model_name: ModelName = None,
     block_size: BlockSize = 16,
@@ -473,6 +484,7 @@ def router(
         workers=tuple(worker or ()),
         workers_file=workers_file,
         model_path=model_path,
+        trust_template=trust_template,
         tokenizer=tokenizer,
         model_name=model_name,
         block_size=block_size,
@@ -737,6 +749,11 @@ def _config(
 
     one_choice("--log-decisions", given["log_decisions"], ("off", "winner", "all"))
     one_choice("--log-format", given["log_format"], ("text", "json"))
+    if given["trust_template"] and given["model_path"] is None:
+        raise UsageProblem(
+            "--trust-template: expected --model-path DIR with it; chat templates that come from "
+            "workers are never trusted"
+        )
     one_choice("--tokenizer", given["tokenizer"], ("auto", "fast", "exact"))
     given["log_level"] = given["log_level"].strip().lower()
     flags, preset = split_preset(router_flags)

@@ -123,7 +123,11 @@ class Frontend:
             checked_token(config.api_token)
         except ValueError as error:
             raise StartError(str(error)) from None
-        tokenizer = None if config.model_path is None else load_tokenizer(config.model_path)
+        tokenizer = (
+            None
+            if config.model_path is None
+            else load_tokenizer(config.model_path, trust_template=config.trust_template)
+        )
         self._tokenizer = tokenizer
         tokenizers = PromptTokenizers(tokenizer)
         self.link: RouterLink | None = None

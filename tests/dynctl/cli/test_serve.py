@@ -437,3 +437,14 @@ def test_the_variable_of_a_dynamo_endpoint_is_named(dynctl, started, monkeypatch
     assert (
         "warning: DYN_ROUTER_ENDPOINT has no effect: workers that register with Dynamo" in ran.err
     )
+
+
+@pytest.mark.parametrize("command", ["frontend", "router"])
+def test_only_a_template_of_a_local_model_is_trusted(dynctl, started, tmp_path, command):
+    ran = dynctl("serve", command, "--trust-template")
+    assert ran.code == 2
+    assert "--trust-template: expected --model-path DIR" in ran.err
+    assert not started
+    ran = dynctl("serve", command, "--trust-template", "--model-path", str(tmp_path))
+    assert ran.code == 0
+    assert [config.trust_template for config in started] == [True]

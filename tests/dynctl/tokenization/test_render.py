@@ -25,9 +25,9 @@ CALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return load_tokenizer(DEMO_MODEL_DIR)
+@pytest.fixture(scope="module", params=[False, True], ids=["metered", "trusted"])
+def demo(request):
+    return load_tokenizer(DEMO_MODEL_DIR, trust_template=request.param)
 
 
 def user(content) -> dict:
@@ -174,9 +174,9 @@ FEATURES = [
 def test_metering_does_not_change_the_output(source):
     messages = [{"role": "system", "content": "b\ne"}, user("hi there"), user("<&>")]
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    assert ChatTemplate(source).render(messages) == plain.from_string(source).render(
-        messages=messages
-    )
+    expected = plain.from_string(source).render(messages=messages)
+    assert ChatTemplate(source).render(messages) == expected
+    assert ChatTemplate(source, trusted=True).render(messages) == expected
 
 
 def test_extensions_of_hugging_face():

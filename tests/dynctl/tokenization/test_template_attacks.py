@@ -49,6 +49,44 @@ def test_access_to_python_is_refused(source):
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages[0].__init__.__globals__ }}",
+        "{{ messages.append({'role': 'user'}) }}",
+        "{{ messages[0].update(role='system') }}",
+        "{{ messages[0]['update'](role='system') }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ messages[0].content.format_map.__self__ }}{{ ''.__class__.__base__() }}",
+        "{{ range(10 ** 9) }}",
+        "{% include 'x' %}",
+        "{{ messages|pprint }}",
+    ],
+)
+def test_a_trusted_template_stays_in_the_sandbox(source):
+    with pytest.raises(TemplateError, match=r"evil\.jinja"):
+        render(source, trusted=True)
+
+
+def test_only_the_length_of_the_prompt_of_a_trusted_template_is_bounded():
+    limits = RenderLimits(output_chars=1000, operations=50, created_chars=50)
+    work = "{% for i in range(200) %}{{ i }}{% endfor %}"
+    with pytest.raises(TemplateError, match="stopped"):
+        render(work, limits=limits)
+    assert len(render(work, limits=limits, trusted=True)) == 490
+    with pytest.raises(PromptError, match="1000"):
+        render("{% for i in range(2000) %}{{ i }}{% endfor %}", limits=limits, trusted=True)
+
+
+def test_a_trusted_template_that_takes_long_is_rendered_in_a_thread_from_then_on():
+    seconds = itertools.count()
+    template = ChatTemplate("{{ 1 }}", clock=lambda: float(next(seconds)), trusted=True)
+    assert not template.heavy
+    template.render(MESSAGES)
+    assert template.heavy
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
         "{{ '{0.__class__}'.format(1) }}",
         "{{ messages|map(attribute='__class__')|join }}",
         "{{ range.__self__ }}{{ cycler.__init__ }}{{ self.__init__ }}{{ joiner }}",
@@ -56,6 +94,7 @@ def test_access_to_python_is_refused(source):
 )
 def test_hidden_attributes_are_undefined(source):
     assert render(source) == ""
+    assert render(source, trusted=True) == ""
 
 
 @pytest.mark.parametrize("name", ["attr", "pprint", "batch", "xmlattr", "urlize"])
