@@ -277,6 +277,7 @@ _NOT_READ = {
     "events tail": frozenset({"wait"}),
     **dict.fromkeys(("serve frontend", "serve router", "serve engine"), frozenset({"output"})),
     "serve observe": frozenset({"output", "wait"}),
+    "serve attach": frozenset({"output", "wait"}),
 }
 
 

@@ -104,6 +104,7 @@ class EngineFields(Struct):
 
     best_of: Annotated[int, Meta(ge=1, le=128)] = 1
     ignore_eos: bool = False
+    return_token_ids: bool = False
     stop: _StopString | Annotated[tuple[_StopString, ...], Meta(max_length=16)] = ()
     cache_salt: str | None = None
     routed_dp_rank: U32 | None = None

@@ -177,10 +177,11 @@ def topic_opener(options: GlobalOptions) -> Callable[..., TopicPublisher]:
 def _messenger(options: GlobalOptions) -> Messenger:
     from dynctl.adapters.nats.requests import NatsMessenger
 
-    return NatsMessenger(_nats_servers(options))
+    return NatsMessenger(nats_servers(options))
 
 
-def _nats_servers(options: GlobalOptions) -> list[str]:
+def nats_servers(options: GlobalOptions) -> list[str]:
+    """The NATS servers of --nats-server or NATS_SERVER, else Dynamo's default."""
     named = options.nats_server or os.environ.get("NATS_SERVER")
     return _addresses(named or "nats://localhost:4222")
 
@@ -303,14 +304,14 @@ class _EventPlanes:
     def _open_durable(self) -> EventPlane:
         from dynctl.adapters.nats.durable_events import DurableEventPlane
 
-        plane = DurableEventPlane(_nats_servers(self._options))
+        plane = DurableEventPlane(nats_servers(self._options))
         self.opened.append(plane)
         return plane
 
     def _open_nats(self) -> EventPlane:
         from dynctl.adapters.nats.dynamo_events import NatsEventPlane
 
-        plane = NatsEventPlane(_nats_servers(self._options))
+        plane = NatsEventPlane(nats_servers(self._options))
         self.opened.append(plane)
         return plane
 

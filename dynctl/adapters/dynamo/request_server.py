@@ -13,7 +13,8 @@ Interface::
 a RawItem is sent as it is. ``request.stopped`` is set when the requester wants no more items; the
 handler is cancelled when the requester is gone. ``serve(..., admit=check)``: ``check(request)`` may
 raise :class:`Refusal` before the answer begins. An exception of the handler ends the answer with an
-error item of Dynamo's form; :class:`ErrorItem` sets its text and type.
+error item of Dynamo's form; :class:`ErrorItem` sets its text and type. :class:`AnswerLost` closes
+the connection without an end, which Dynamo's frontends take as a lost worker.
 """
 
 import asyncio
@@ -82,6 +83,20 @@ class PlaneRequest:
     headers: Mapping[str, str]
     body: Any
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    _when_stopped: list[Callable[[], None]] = field(default_factory=list)
+
+    def on_stop(self, call: Callable[[], None]) -> None:
+        """Call this when the requester wants no more items."""
+        if self.stopped.is_set():
+            call()
+        self._when_stopped.append(call)
+
+    def stop(self) -> None:
+        """The requester wants no more items."""
+        if not self.stopped.is_set():
+            self.stopped.set()
+            for call in self._when_stopped:
+                call()
 
 
 class Refusal(Exception):
@@ -90,6 +105,10 @@ class Refusal(Exception):
 
 class _Gone(Exception):
     """The requester closed the connection, cancelled the request or reads nothing."""
+
+
+class AnswerLost(Exception):
+    """The answer ends without an end, so that the requester may ask another worker."""
 
 
 class ErrorItem(Exception):
@@ -160,6 +179,10 @@ class RequestServer:
     ) -> None:
         """Answer requests to this endpoint; ``body``: the msgspec type of their bodies."""
         self._endpoints[endpoint] = _Served(handler, body, admit)
+
+    def remove(self, endpoint: EndpointId) -> None:
+        """Refuse further requests to this endpoint."""
+        self._endpoints.pop(endpoint, None)
 
     def instance(self, endpoint: EndpointId, instance_id: int) -> Instance:
         """The instance to register; from then on requests for this id are accepted."""
@@ -324,7 +347,7 @@ class RequestServer:
     ) -> None:
         """Send the answer. Raises _Gone."""
         sending = asyncio.create_task(self._send(handler, request, codec, writer))
-        listening = asyncio.create_task(_listen(reader, request.stopped))
+        listening = asyncio.create_task(_listen(reader, request.stop))
         stopping: asyncio.Task[Any] = asyncio.create_task(request.stopped.wait())
         try:
             await asyncio.wait([sending, listening, stopping], return_when="FIRST_COMPLETED")
@@ -354,6 +377,9 @@ class RequestServer:
             writer.write(encode_item(error_item(str(error), error.kind), codec))
         except _Gone:
             raise
+        except AnswerLost as error:
+            _log.warning("an answer of %s was lost: %s", request.endpoint, error)
+            raise _Gone from error
         except Exception as error:
             self.counts.failed += 1
             _log.exception("a request to %s failed", request.endpoint)
@@ -386,7 +412,7 @@ def error_item(message: str, kind: str) -> dict[str, Any]:
     return {"event": "error", "error": error}
 
 
-async def _listen(reader: asyncio.StreamReader, stopped: asyncio.Event) -> None:
+async def _listen(reader: asyncio.StreamReader, stop: Callable[[], None]) -> None:
     """Read control messages; returns when the answer is to be dropped at once."""
     frames = FrameDecoder()
     with suppress(OSError, WireError):
@@ -394,7 +420,7 @@ async def _listen(reader: asyncio.StreamReader, stopped: asyncio.Event) -> None:
             while (frame := frames.next_frame(MAX_HANDSHAKE_BYTES)) is not None:
                 message = parse_control(frame)
                 if message == "stop":
-                    stopped.set()
+                    stop()
                 elif message == "kill":
                     return
             data = await reader.read(READ_BYTES)

@@ -10,10 +10,10 @@ from dynctl.serving.service import RoutingService
 from dynctl.tokenization import TokenizationError
 
 #: Texts on which tokenizers and templates tend to differ: digits, case, accents, code, spaces.
-_TEXT = "Tokenizer check 2026: Été, naïve  façade\n\tif x_1 >= 0x1F: return [3.14, 'ok'] 漢字"
+TEXT = "Tokenizer check 2026: Été, naïve  façade\n\tif x_1 >= 0x1F: return [3.14, 'ok'] 漢字"
 _PROMPTS = (
-    ("messages", Prompt(messages=({"role": "user", "content": _TEXT},))),
-    ("prompt", Prompt(text=_TEXT)),
+    ("messages", Prompt(messages=({"role": "user", "content": TEXT},))),
+    ("prompt", Prompt(text=TEXT)),
 )
 
 
@@ -51,7 +51,7 @@ class TokenizerCheck:
         if self._service.tokenizers.of(model) is None:
             for member in members:
                 if member.tokenize is None:
-                    body = Prompt(text=_TEXT).to_tokenize_body(model)
+                    body = Prompt(text=TEXT).to_tokenize_body(model)
                     await self._fleet.tokenize_at(member, body)
                 if member.tokenize:
                     break
@@ -76,7 +76,7 @@ class TokenizerCheck:
                 continue
             compared = True
             if ours != theirs:
-                difference = _difference(what, ours, theirs)
+                difference = difference(what, ours, theirs)
                 break
         if difference is not None:
             message = (
@@ -89,7 +89,8 @@ class TokenizerCheck:
             self._checked.add(model)
 
 
-def _difference(what: str, ours: list[int], theirs: list[int]) -> str:
+def difference(what: str, ours: list[int], theirs: list[int]) -> str:
+    """Two lists of token ids that differ, without their ids."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     return f"{what}: {len(ours)} tokens here, {len(theirs)} there, the first difference at {at}"

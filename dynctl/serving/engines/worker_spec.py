@@ -93,10 +93,10 @@ class WorkerSpec:
         return urlsplit(self.url).hostname or "127.0.0.1"
 
 
-def parse_worker_spec(text: str) -> WorkerSpec:
-    """Parse a ``--worker`` argument; raises WorkerSpecError."""
+def parse_worker_spec(text: str, flag: str = "--worker") -> WorkerSpec:
+    """Parse a ``--worker`` argument (``flag``); raises WorkerSpecError."""
     if len(text) > _MAX_SPEC:
-        raise WorkerSpecError(f"--worker: at most {_MAX_SPEC} characters, got {len(text)}")
+        raise WorkerSpecError(f"{flag}: at most {_MAX_SPEC} characters, got {len(text)}")
     url, *rest = text.split(",")
     plain: dict[str, Any] = {"url": url.strip()}
     for part in rest:
@@ -104,16 +104,16 @@ def parse_worker_spec(text: str) -> WorkerSpec:
         key = key.strip()
         if not equals or not key:
             raise WorkerSpecError(
-                f"--worker {url}: {part!r} is not key=value; expected one of "
+                f"{flag} {url}: {part!r} is not key=value; expected one of "
                 f"{', '.join(k for k in RESERVED if k != 'url')}, or a domain such as zone=zone-a"
             )
         if _canonical(key) == "taint":
             plain.setdefault("taint", []).append(value.strip())
             continue
         if _canonical(key) in plain:
-            raise WorkerSpecError(f"--worker {url}: {key} occurs twice")
+            raise WorkerSpecError(f"{flag} {url}: {key} occurs twice")
         plain[_canonical(key)] = value.strip()
-    return worker_spec(plain, where=f"--worker {url}")
+    return worker_spec(plain, where=f"{flag} {url}")
 
 
 def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:

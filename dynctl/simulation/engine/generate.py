@@ -146,6 +146,7 @@ class _Run:
     request: EngineRequest
     created: int = field(default_factory=lambda: int(time.time()))
     shown: int = 0
+    sent_ids: int = 0
     finish_reason: str = "stop"
     kv_transfer_params: dict[str, Any] | None = None
 
@@ -184,6 +185,14 @@ class _Run:
                 self.finish_reason = "stop" if self._stops.stopped else request.finish or "stop"
                 await self._offer_kv()
                 return
+
+    def new_ids(self) -> list[int] | None:
+        """The ids of the tokens since the last call, for clients that set ``return_token_ids``."""
+        if not self.parsed.return_token_ids:
+            return None
+        ids = [self.request.plan.token(i) for i in range(self.sent_ids, self.shown)]
+        self.sent_ids = self.shown
+        return ids
 
     def usage(self) -> dict[str, Any]:
         request = self.request
@@ -260,6 +269,7 @@ async def _collect(run: _Run) -> web.Response:
         run.finish_reason,
         run.usage(),
         run.kv_transfer_params,
+        run.new_ids(),
     )
     return web.Response(body=body, content_type="application/json")
 
@@ -272,7 +282,11 @@ async def _stream(run: _Run, http: web.Request) -> web.StreamResponse:
     chunks = ChunkWriter(run.parsed, run.request.id, run.created)
     try:
         async for texts in run.pieces():
-            events = b"".join(map(chunks.text, texts))
+            ids = run.new_ids()
+            if ids is None:
+                events = b"".join(map(chunks.text, texts))
+            else:
+                events = chunks.tokens("".join(texts), ids)
             if not response.prepared:
                 await response.prepare(http)
                 events = chunks.first() + events
@@ -286,7 +300,7 @@ async def _stream(run: _Run, http: web.Request) -> web.StreamResponse:
     if not response.prepared:  # a stop string at the start: no text
         await response.prepare(http)
         await response.write(chunks.first())
-    tail = chunks.last(run.finish_reason, run.kv_transfer_params)
+    tail = chunks.last(run.finish_reason, run.kv_transfer_params, run.new_ids())
     if run.parsed.include_usage:
         tail += chunks.usage(run.usage())
     await response.write(tail + DONE)
@@ -315,9 +329,12 @@ def unary(
     finish_reason: str,
     usage: dict[str, Any],
     kv_transfer_params: dict[str, Any] | None,
+    token_ids: list[int] | None = None,
 ) -> bytes:
     """The whole answer of a request without `stream`."""
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+    if token_ids is not None:
+        choice["token_ids"] = token_ids
     if parsed.chat:
         choice["message"] = {"role": "assistant", "content": text}
     else:
@@ -364,8 +381,21 @@ class ChunkWriter:
     def text(self, text: str) -> bytes:
         return self._before + _encode(text) + self._after
 
-    def last(self, finish_reason: str, kv_transfer_params: dict[str, Any] | None) -> bytes:
-        extra = {"choices": [self._choice({} if self._chat else "", finish_reason)]}
+    def tokens(self, text: str, ids: list[int]) -> bytes:
+        """Text with the ids of its tokens."""
+        choice = self._choice({"content": text} if self._chat else text, None)
+        return self._event({"choices": [choice | {"token_ids": ids}]})
+
+    def last(
+        self,
+        finish_reason: str,
+        kv_transfer_params: dict[str, Any] | None,
+        token_ids: list[int] | None = None,
+    ) -> bytes:
+        choice = self._choice({} if self._chat else "", finish_reason)
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
+        extra = {"choices": [choice]}
         if kv_transfer_params is not None:
             extra["kv_transfer_params"] = kv_transfer_params  # type: ignore[assignment]
         return self._event(extra)

@@ -84,6 +84,7 @@ class Generate:
     remote_kv: RemoteKv | None
     hold_for_pull: bool
     room: int | None
+    return_token_ids: bool = False
 
 
 async def off_loop_if_long(raw: bytes, parse: Callable[[bytes], _Parsed]) -> _Parsed:
@@ -188,6 +189,7 @@ def parse_generate(
         remote_kv=remote_kv,
         hold_for_pull=hold_for_pull,
         room=room,
+        return_token_ids=extra.return_token_ids,
     )
 
 

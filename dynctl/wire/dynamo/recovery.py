@@ -15,7 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from dynctl.base.decode_errors import WireError
-from dynctl.wire.dynamo.events import RouterEvent, decode_router_events, router_event_from
+from dynctl.wire.dynamo.events import (
+    RouterEvent,
+    decode_router_events,
+    encode_router_events,
+    router_event_from,
+)
 from dynctl.wire.dynamo.msgpack_slices import SLICE_BYTES, LongArray, find_long_array
 from dynctl.wire.dynamo.request_plane import RawItem, printable
 
@@ -205,6 +210,36 @@ def _with_events(kind: str, events: EventSlices, fields: dict[str, Any]) -> Reco
     if kind == "Events":
         return Events(events, _convert(kind, fields, _EventsMessage).last_event_id)
     return _failure(kind, None)
+
+
+# -- answers, as a worker writes them --------------------------------------------------------------
+
+
+class RecoveryQuery(msgspec.Struct):
+    """The body of a query, see :func:`recovery_query`."""
+
+    worker_id: _U64
+    dp_rank: _U64 = 0
+    start_event_id: _U64 | None = None
+    end_event_id: _U64 | None = None
+
+
+def encode_dump(events: Sequence[RouterEvent], last_event_id: int) -> RawItem:
+    """A TreeDump of these events, which replace all earlier ones."""
+    return _encoded_events("TreeDump", events, last_event_id, {"reset_scope": "all"})
+
+
+def encode_events(events: Sequence[RouterEvent], last_event_id: int) -> RawItem:
+    """The events from the requested start to the newest."""
+    return _encoded_events("Events", events, last_event_id, {})
+
+
+def _encoded_events(
+    kind: str, events: Sequence[RouterEvent], last_event_id: int, more: dict[str, str]
+) -> RawItem:
+    listed = msgspec.Raw(encode_router_events(events))
+    content = {"events": listed, "last_event_id": last_event_id, **more}
+    return RawItem.of({kind: content})
 
 
 # -- the indexer of a frontend or a router ---------------------------------------------------------

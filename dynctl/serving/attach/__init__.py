@@ -1,0 +1,1 @@
+"""``serve attach``: an engine with an OpenAI API as a worker of a Dynamo fleet."""

@@ -1,0 +1,124 @@
+"""The system port of an attached worker: health, metrics, its model files, its taints.
+
+Paths are those of Dynamo's workers (DYN_SYSTEM_PORT). It has no authentication, as there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from dynctl.documents.fleet_load import Condition
+from dynctl.serving.attach.card import ModelFiles
+from dynctl.serving.http.server import listen
+from dynctl.serving.telemetry.exposition import CONTENT_TYPE, escape, number
+from router_core import TOPOLOGY_PREFIX
+
+_MAX_TAINTS: Final = 256
+_MAX_TAINT: Final = 256
+_MAX_BODY: Final = 64 * 1024
+
+
+class SystemServer:
+    """Serves until it is closed. ``ready``: whether the worker is registered."""
+
+    def __init__(
+        self,
+        *,
+        ready: Callable[[], bool],
+        conditions: Callable[[], Iterable[Condition]],
+        metrics: Callable[[], Mapping[str, tuple[str, float]]],
+        set_taints: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        self.files: ModelFiles | None = None
+        self.labels: Mapping[str, str] = {}
+        self.port = 0
+        self._ready = ready
+        self._conditions = conditions
+        self._metrics = metrics
+        self._set_taints = set_taints
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises StartError."""
+        listener = listen(host, port, "--system-port")
+        self.port = listener.getsockname()[1]
+        app = web.Application(client_max_size=_MAX_BODY)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/live", self._live),
+                web.get("/metrics", self._metrics_page),
+                web.get("/v1/metadata/{ns}/{component}/{endpoint}/{slug}/_base/{file}", self._file),
+                web.post("/engine/update/model_taints", self._taints),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        ready = self._ready()
+        found = [
+            {"code": one.code, "subject": one.subject, "message": one.message}
+            for one in self._conditions()
+        ]
+        state = "ready" if ready else "notready"
+        body = {"status": state, "endpoints": {"generate": state}, "conditions": found}
+        return _json(body, 200 if ready else 503)
+
+    async def _live(self, _request: web.Request) -> web.Response:
+        return _json({"status": "live"})
+
+    async def _metrics_page(self, _request: web.Request) -> web.Response:
+        labels = ",".join(f'{name}="{escape(value)}"' for name, value in self.labels.items())
+        lines = []
+        for name, (kind, value) in self._metrics().items():
+            lines += [f"# TYPE {name} {kind}", f"{name}{{{labels}}} {number(value)}"]
+        for one in self._conditions():
+            held = f'{labels},code="{escape(one.code)}",subject="{escape(one.subject)}"'
+            lines.append(f"dynctl_condition{{{held}}} 1")
+        text = "\n".join(lines) + "\n"
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        path = None if self.files is None else self.files.served(request.match_info["file"])
+        if path is None:
+            return _json({"error": "Metadata file not found"}, 404)
+        return web.FileResponse(path, headers={"content-type": "application/octet-stream"})
+
+    async def _taints(self, request: web.Request) -> web.Response:
+        """Replace the worker's own taints; those of its topology stay."""
+        try:
+            taints = msgspec.json.decode(await request.read(), type=_TaintsBody).taints
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return _refused("'taints' must be a JSON array of strings")
+        if len(taints) > _MAX_TAINTS or any(not 0 < len(one) <= _MAX_TAINT for one in taints):
+            return _refused(
+                f"expected at most {_MAX_TAINTS} taints of 1 to {_MAX_TAINT} characters"
+            )
+        for one in taints:
+            if one.startswith(TOPOLOGY_PREFIX):
+                return _refused(f"taint {one!r} uses reserved prefix {TOPOLOGY_PREFIX!r}")
+        self._set_taints(tuple(taints))
+        return _json({"status": "ok", "taints": taints})
+
+
+class _TaintsBody(msgspec.Struct):
+    taints: list[str]
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _refused(problem: str) -> web.Response:
+    """As Dynamo's workers answer."""
+    message = f"Python callback failed: ValueError: {problem}"
+    return _json({"error": "Handler error", "message": message}, 500)

@@ -1,0 +1,247 @@
+"""What `serve attach` requests of engines, and what it makes of their answers."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynctl.adapters.dynamo.request_server import ErrorItem
+from dynctl.serving.attach.generation import (
+    EngineTarget,
+    NotSupported,
+    _SglangReader,
+    _VllmReader,
+    engine_body,
+)
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.wire.dynamo.engine_output import EngineOutput
+from dynctl.wire.dynamo.engine_request import EngineRequest
+from router_core import Role
+
+VLLM = EngineTarget("http://e:8000", "tiny", context_length=100, adapters=("fine",))
+SGLANG = EngineTarget("http://e:8000", "tiny", "sglang", context_length=100)
+
+
+def request(**fields: Any) -> EngineRequest:
+    return msgspec.convert({"model": "shown", "token_ids": [1, 2, 3], **fields}, EngineRequest)
+
+
+def events(*chunks: Any) -> list[bytes]:
+    return [msgspec.json.encode(chunk) for chunk in chunks]
+
+
+def read(reader: Any, *chunks: Any) -> list[EngineOutput]:
+    found = [output for event in events(*chunks) for output in reader.read(event)]
+    return [*found, *reader.end()]
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def test_vllm_gets_token_ids_and_returns_them():
+    url, body = engine_body(request(), VLLM)
+    assert url == "http://e:8000/v1/completions"
+    assert body == {
+        "model": "tiny",
+        "prompt": [1, 2, 3],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "max_tokens": 97,  # what the context has left
+    }
+
+
+def test_sampling_and_stop_conditions_are_passed_on():
+    _, body = engine_body(
+        request(
+            stop_conditions={
+                "max_tokens": 5,
+                "min_tokens": 2,
+                "stop": ["the frontend's work"],
+                "stop_token_ids": [7],
+                "stop_token_ids_hidden": [1, 7],
+                "max_thinking_tokens": 3,
+            },
+            sampling_options={"temperature": 0.5, "top_k": 4, "seed": 9, "n": 2, "min_p": 0.1},
+            output_options={"logprobs": 2, "skip_special_tokens": False},
+            routing={"cache_salt": "s", "lora_name": "fine"},
+        ),
+        VLLM,
+    )
+    assert body["model"] == "fine"
+    assert body["stop_token_ids"] == [7, 1]
+    assert "stop" not in body
+    assert (body["max_tokens"], body["min_tokens"], body["n"], body["seed"]) == (5, 2, 2, 9)
+    assert (body["logprobs"], body["return_tokens_as_token_ids"]) == (2, True)
+    assert (body["cache_salt"], body["thinking_token_budget"]) == ("s", 3)
+
+
+def test_ids_that_end_a_generation_are_ignored_where_it_ignores_its_end():
+    stops = {"ignore_eos": True, "stop_token_ids": [7], "stop_token_ids_hidden": [1]}
+    _, body = engine_body(request(stop_conditions=stops), VLLM)
+    assert (body["ignore_eos"], body["stop_token_ids"]) == (True, [7])
+
+
+def test_guided_decoding_becomes_structured_outputs():
+    guided = {"json": {"type": "object"}, "regex": None, "backend": "xgrammar"}
+    _, body = engine_body(request(sampling_options={"guided_decoding": guided}), VLLM)
+    assert body["structured_outputs"] == {"json": {"type": "object"}}
+    _, body = engine_body(request(sampling_options={"guided_decoding": guided}), SGLANG)
+    assert body["sampling_params"]["json_schema"] == '{"type":"object"}'
+
+
+def test_sglang_gets_its_own_request():
+    url, body = engine_body(
+        request(
+            stop_conditions={"max_tokens": 5},
+            sampling_options={"temperature": 0.5, "seed": 4},
+            output_options={"logprobs": 1},
+        ),
+        SGLANG,
+    )
+    assert url == "http://e:8000/generate"
+    assert body == {
+        "input_ids": [1, 2, 3],
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 5, "temperature": 0.5, "sampling_seed": 4},
+        "return_logprob": True,
+        "top_logprobs_num": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "named"),
+    [
+        ({"token_ids": []}, VLLM, "no tokens"),
+        ({"sampling_options": {"use_beam_search": True}}, VLLM, "beam search"),
+        ({"sampling_options": {"best_of": 3}}, VLLM, "best_of is 3"),
+        ({"sampling_options": {"n": 100_000}}, VLLM, "n is 100000"),
+        ({"sampling_options": {"n": 2}}, SGLANG, "n is 2"),
+        ({"output_options": {"prompt_logprobs": 1}}, VLLM, "prompt_logprobs"),
+        ({"routing": {"lora_name": "other"}}, VLLM, "adapter 'other'"),
+        ({"sampling_options": {"guided_decoding": {"poem": "x"}}}, VLLM, "poem"),
+        ({"stop_conditions": {"max_thinking_tokens": 2}}, SGLANG, "max_thinking_tokens"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_by_name(
+    fields: dict[str, Any], target: EngineTarget, named: str
+):
+    with pytest.raises(NotSupported, match=named) as refused:
+        engine_body(request(**fields), target)
+    assert refused.value.kind == "InvalidArgument"
+
+
+def test_prefill_and_decode_hand_over_what_the_engines_need():
+    prefill = EngineTarget("http://e:1", "tiny", role=Role.PREFILL)
+    _, body = engine_body(request(stop_conditions={"max_tokens": 50}), prefill)
+    assert (body["stream"], body["max_tokens"]) == (False, 1)
+    assert body["kv_transfer_params"]["do_remote_decode"] is True
+    [_, end] = read(
+        _VllmReader(Role.PREFILL),
+        {
+            "choices": [{"index": 0, "token_ids": [9], "finish_reason": "length"}],
+            "kv_transfer_params": {"remote_engine_id": "p"},
+        },
+    )
+    assert end.disaggregated_params == {"kv_transfer_params": {"remote_engine_id": "p"}}
+    decode = EngineTarget("http://e:1", "tiny", role=Role.DECODE)
+    result = {"disaggregated_params": end.disaggregated_params}
+    _, body = engine_body(request(prefill_result=result), decode)
+    assert body["kv_transfer_params"] == {"remote_engine_id": "p"}
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_tokens_of_vllm_arrive_with_their_usage_at_the_end():
+    first, second, end = read(
+        _VllmReader(Role.AGGREGATED),
+        {"choices": [{"index": 0, "text": "ignored", "token_ids": [5, 6]}]},
+        {"choices": [{"index": 0, "token_ids": [7], "finish_reason": "length"}]},
+        {
+            "choices": [],
+            "usage": {
+                "prompt_tokens": 3,
+                "completion_tokens": 3,
+                "prompt_tokens_details": {"cached_tokens": 2},
+            },
+        },
+    )
+    assert (first.token_ids, second.token_ids, end.token_ids) == ([5, 6], [7], [])
+    assert end.finish_reason == "length"
+    assert end.completion_usage is not None
+    assert end.completion_usage.total_tokens == 6
+    assert end.completion_usage.prompt_tokens_details is not None
+    assert end.completion_usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_choices_keep_their_index_and_end_each():
+    outputs = read(
+        _VllmReader(Role.AGGREGATED),
+        {"choices": [{"index": 1, "token_ids": [5]}, {"index": 0, "token_ids": [6]}]},
+        {"choices": [{"index": 0, "token_ids": [], "finish_reason": "stop"}]},
+        {"choices": [{"index": 1, "token_ids": [], "finish_reason": "length"}]},
+    )
+    assert [(one.index, one.token_ids, one.finish_reason) for one in outputs] == [
+        (1, [5], None),
+        (0, [6], None),
+        (0, [], "stop"),
+        (1, [], "length"),
+    ]
+
+
+def test_log_probs_are_named_by_token_id():
+    logprobs = {
+        "tokens": ["token_id:5"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"token_id:9": -0.75, "token_id:5": -0.5}],
+    }
+    output, _ = read(
+        _VllmReader(Role.AGGREGATED),
+        {"choices": [{"token_ids": [5], "logprobs": logprobs, "finish_reason": "stop"}]},
+    )
+    assert output.log_probs == [-0.5]
+    assert output.top_logprobs is not None
+    assert [(top.rank, top.token_id, top.logprob) for top in output.top_logprobs[0]] == [
+        (1, 5, -0.5),
+        (2, 9, -0.75),
+    ]
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_tokens_of_sglang_are_new_ones_in_both_of_its_forms(incremental: bool):
+    def chunk(ids: list[int], total: int, finish: Any = None) -> dict[str, Any]:
+        meta = {"prompt_tokens": 3, "completion_tokens": total, "cached_tokens": 1}
+        return {"text": "", "output_ids": ids, "meta_info": {**meta, "finish_reason": finish}}
+
+    finish = {"type": "length", "length": 3}
+    if incremental:
+        chunks = [chunk([5], 1), chunk([6], 2), chunk([7], 3, finish)]
+    else:
+        chunks = [chunk([5], 1), chunk([5, 6], 2), chunk([5, 6, 7], 3, finish)]
+    *outputs, end = read(_SglangReader(request()), *chunks)
+    assert [output.token_ids for output in outputs] == [[5], [6], [7]]
+    assert end.finish_reason == "length"
+    assert end.completion_usage is not None
+    assert end.completion_usage.completion_tokens == 3
+
+
+def test_an_engine_without_token_ids_is_named():
+    with pytest.raises(ErrorItem, match="return_token_ids"):
+        read(_VllmReader(Role.AGGREGATED), {"choices": [{"index": 0, "text": "words"}]})
+
+
+@pytest.mark.parametrize("reader", [_VllmReader(Role.AGGREGATED), _SglangReader(request())])
+def test_what_is_no_answer_counts_as_a_failure_of_the_engine(reader: Any):
+    for garbage in (b"", b"[]", b'{"choices":3}', b'{"output_ids":"x","choices":"x"}', b"\xff"):
+        with pytest.raises((UpstreamFailure, ErrorItem)):
+            list(reader.read(garbage))
+    with pytest.raises(UpstreamFailure, match="without a finish"):
+        list(reader.end())
+
+
+def test_errors_inside_a_stream_end_it_with_their_text():
+    with pytest.raises(ErrorItem, match="out of memory"):
+        read(_VllmReader(Role.AGGREGATED), {"error": {"message": "out of memory"}})
+    with pytest.raises(ErrorItem, match="too long"):
+        read(_SglangReader(request()), {"error": {"message": "too long"}})
