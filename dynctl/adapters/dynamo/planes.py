@@ -170,7 +170,7 @@ def topic_opener(options: GlobalOptions) -> Callable[..., TopicPublisher]:
         open_topic,
         plane="nats" if plane == "nats" else "zmq",
         host=environ.get("DYN_EVENT_PLANE_HOST") or "127.0.0.1",
-        nats_servers=",".join(_nats_servers(options)),
+        nats_servers=",".join(nats_servers(options)),
     )
 
 
