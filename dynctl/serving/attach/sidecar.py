@@ -49,7 +49,7 @@ from dynctl.serving.engines.facts import (
     event_sources,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.tokenizer_check import TEXT, difference
+from dynctl.serving.engines.tokenizer_check import TEXT, difference_of
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.prompts import Prompt, PromptTokenizers
@@ -411,7 +411,7 @@ class Sidecar:
             return None
         return (
             f"--model-path {self.config.files.directory} tokenizes differently from the engine "
-            f"({difference('prompt', ours, theirs)}); set the model's own directory"
+            f"({difference_of('prompt', ours, theirs)}); set the model's own directory"
         )
 
     def _open(self, topic: str) -> TopicPublisher:

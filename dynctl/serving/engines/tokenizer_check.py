@@ -76,7 +76,7 @@ class TokenizerCheck:
                 continue
             compared = True
             if ours != theirs:
-                difference = difference(what, ours, theirs)
+                difference = difference_of(what, ours, theirs)
                 break
         if difference is not None:
             message = (
@@ -89,7 +89,7 @@ class TokenizerCheck:
             self._checked.add(model)
 
 
-def difference(what: str, ours: list[int], theirs: list[int]) -> str:
+def difference_of(what: str, ours: list[int], theirs: list[int]) -> str:
     """Two lists of token ids that differ, without their ids."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
