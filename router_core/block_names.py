@@ -107,7 +107,7 @@ class BlockNames:
         if meant is None and block in self.unnamed and 0 <= name <= U64_MAX:
             self.unnamed.discard(block)
             run, at = block >> POSITION_BITS, block & POSITION
-            body = self.runs.bodies[run]
+            body = self.runs.writable(run)
             packer(1).pack_into(body, len(body) // 3 * 2 + at * 8, name)
             self.shared.add(name, block)
         elif meant != block:

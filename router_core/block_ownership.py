@@ -169,29 +169,25 @@ class BlockOwnership:
                 if kid:
                     run, at = kid, 0
                     same = runs.equal_locals(kid, 0, data, done) or 1
-            if same:
-                wanted = same
-                taken, added = self._take(
-                    slot,
-                    run,
-                    at,
-                    block_hashes[done : done + same],
-                    named[8 * done : 8 * (done + same)],
-                )
-            else:
+            wanted = same
+            if not same:
                 if above == ROOT or at == LIMIT or at < runs.lengths[run]:
                     run, at = 0, 0
                 wanted = min(good - done, LIMIT - at)
-                taken, run = self._add(
-                    slot,
-                    run,
-                    at,
-                    above,
-                    block_hashes[done : done + wanted],
-                    named[8 * done : 8 * (done + wanted)],
-                    local_hashes[done : done + wanted],
-                    data[8 * done : 8 * (done + wanted)],
+            upto = done + wanted
+            if wanted == total:
+                part = block_hashes, named, local_hashes, data
+            else:
+                part = (
+                    block_hashes[done:upto],
+                    named[8 * done : 8 * upto],
+                    local_hashes[done:upto],
+                    data[8 * done : 8 * upto],
                 )
+            if same:
+                taken, added = self._take(slot, bit, run, at, part[0], part[1])
+            else:
+                taken, run = self._add(slot, bit, run, at, above, part)
                 added = taken
             done += taken
             fresh += added
@@ -318,7 +314,7 @@ class BlockOwnership:
         return {run for run in roots if runs.above[run] == ROOT and runs.end(run, bit)}
 
     def _take(
-        self, slot: int, run: int, at: int, block_hashes: Sequence[int], named: bytes
+        self, slot: int, bit: int, run: int, at: int, block_hashes: Sequence[int], named: bytes
     ) -> tuple[int, int]:
         """Let ``slot`` hold blocks of a run from ``at`` on, under these names.
 
@@ -326,7 +322,7 @@ class BlockOwnership:
         not hold before.
         """
         runs, names = self._runs, self._names
-        bit, count = 1 << slot, len(block_hashes)
+        count = len(block_hashes)
         end = runs.end(run, bit)
         if (
             named
@@ -355,20 +351,20 @@ class BlockOwnership:
     def _add(
         self,
         slot: int,
+        bit: int,
         run: int,
         at: int,
         above: int,
-        block_hashes: Sequence[int],
-        named: bytes,
-        local_hashes: Sequence[int],
-        data: bytes,
+        part: tuple[Sequence[int], bytes, Sequence[int], bytes],
     ) -> tuple[int, int]:
         """Add blocks that are in no run: at the end of ``run``, or of a new one if that is 0.
 
-        Returns the number done before a conflict, and the run.
+        ``part``: their names and local hashes, each also packed. Returns the number done before a
+        conflict, and the run.
         """
         runs, names = self._runs, self._names
-        bit, count = 1 << slot, len(block_hashes)
+        block_hashes, named, local_hashes, data = part
+        count = len(block_hashes)
         if not run:
             run = runs.next_number()
         first = run << POSITION_BITS | at
@@ -380,12 +376,19 @@ class BlockOwnership:
             count, named = names.add(slot, block_hashes, first, lambda b: self._holds(b, bit))
             if not count:
                 return 0, run
-        parent = None if above == ROOT else runs.sequence(above)
-        sequences = packer(count).pack(*sequence_hashes(local_hashes[:count], parent))
-        if at:
-            runs.extend(run, sequences, data[: 8 * count], named, bit)
+        data = data[: 8 * count]
+        if above == ROOT:
+            # The first block of a prompt has no parent to mix in.
+            sequences = data
+            if count > 1:
+                sequences = packer(count).pack(*sequence_hashes(local_hashes[:count]))
         else:
-            runs.create(run, above, bytearray().join((sequences, data[: 8 * count], named)), bit)
+            parent = runs.sequence(above)
+            sequences = packer(count).pack(*sequence_hashes(local_hashes[:count], parent))
+        if at:
+            runs.extend(run, sequences, data, named, bit)
+        else:
+            runs.create(run, above, sequences + data + named, bit)
             if above == ROOT:
                 self._note_root(slot, run)
         return count, run

@@ -74,7 +74,12 @@ class PackedTable:
     def add(self, key: int, value: int) -> None:
         """Add a value to ``key``."""
         rest = key % _PRIME
-        self._place(rest, rest << VALUE_BITS | value)
+        shard = self._shards[rest & _LOW]
+        at = (rest >> _SHARD_BITS) % len(shard)
+        if shard[at]:
+            self._place(rest, rest << VALUE_BITS | value)
+        else:
+            shard[at] = rest << VALUE_BITS | value
 
     def add_new(
         self, keys: Sequence[int], value: int, is_meant: Callable[[int, int], bool]

@@ -1,7 +1,7 @@
 """Chains of blocks as runs: the tree of prefixes in columns.
 
-A *run* is a chain of at most `LIMIT` blocks without a gap. Its body is one bytearray of three
-columns of u64, in the byte order of the machine: the blocks' sequence hashes, their local hashes,
+A *run* is a chain of at most `LIMIT` blocks without a gap. Its body is one object of three columns
+of u64, in the byte order of the machine: the blocks' sequence hashes, their local hashes,
 and the engines' names of them. The columns have room for more blocks than the run has. A block's
 *address* is its run and its position there; it never changes. A run starts prompts (`ROOT`) or
 continues another one after one of its blocks (its *above*).
@@ -65,7 +65,8 @@ class Runs:
     )
 
     def __init__(self) -> None:
-        self.bodies: list[bytearray] = [bytearray()]
+        self.bodies: list[bytes | bytearray] = [b""]
+        """bytes where a run has no room for more blocks, which are 40 bytes smaller"""
         self.lengths = array("H", (0,))
         """blocks"""
         self.holders: list[int | tuple[int, ...]] = [0]
@@ -115,6 +116,8 @@ class Runs:
         run = self.starts.first(sequence)
         if not run or (self.above[run] == above and u64(self.bodies[run])[0] == sequence):
             return run
+        # Another key with the same remainder, or the same block elsewhere: a worker may report a
+        # prompt that starts with a block whose hash is that of a longer prefix.
         return self.starts.find(
             sequence,
             lambda run, key: self.above[run] == above and u64(self.bodies[run])[0] == key,
@@ -197,7 +200,7 @@ class Runs:
             raise OverflowError(f"the prefix index has {_MOST_RUNS:,} runs of blocks; no more fit")
         return len(self.bodies)
 
-    def create(self, run: int, above: int, body: bytearray, bit: int) -> None:
+    def create(self, run: int, above: int, body: bytes, bit: int) -> None:
         """Add a run, by its `next_number`, whose blocks the slot of ``bit`` alone holds."""
         bit, count = self.shared(bit), len(body) // WIDTH
         if self.free:
@@ -229,7 +232,7 @@ class Runs:
         length = end + len(sequences) // 8
         if length * WIDTH > len(self.bodies[run]):
             self._resize(run, min(LIMIT, length + (length >> 3)))
-        body = self.bodies[run]
+        body = self.writable(run)
         size = len(body) // 3
         first, last = 8 * end, 8 * length
         body[first:last] = sequences
@@ -276,6 +279,13 @@ class Runs:
             self.after[run] = self.before[run] = 0
         self.free.append(run)
 
+    def writable(self, run: int) -> bytearray:
+        """The body of a run, to change it in place."""
+        body = self.bodies[run]
+        if not isinstance(body, bytearray):
+            body = self.bodies[run] = bytearray(body)
+        return body
+
     def _resize(self, run: int, room: int) -> None:
         """Give the columns of a run room for so many blocks."""
         old = memoryview(self.bodies[run])
@@ -303,7 +313,7 @@ class Runs:
         return found
 
     @staticmethod
-    def _equal(body: bytearray, hashes: Sequence[int], at: int, end: int) -> int:
+    def _equal(body: bytes | bytearray, hashes: Sequence[int], at: int, end: int) -> int:
         """How many blocks continue the prompt from ``at`` on: the first does, that at ``end`` not.
 
         An equal sequence hash means that all blocks before are equal.

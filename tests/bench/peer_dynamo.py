@@ -44,13 +44,13 @@ class Side:
         prompt = [source.randrange(150_000) for _ in range(tokens)]
         return per_call(lambda: compute_block_hash_for_seq(prompt, block_size), inner)
 
-    def build(self, degree, staggered):
+    def build(self, degree, staggered, length=workload.LENGTH):
         """Events a second, JSON bytes in (the binding takes nothing else), and memory taken."""
         gc.collect()
         tree = RadixTree()
-        self.documents = workload.documents(degree)
+        self.documents = workload.documents(degree, length)
         before = resident_bytes()
-        spent = count = entries = 0
+        spent = count = entries = worst = 0
         for number, (worker, parent, names, local) in enumerate(
             workload.events(self.documents, degree, staggered=staggered)
         ):
@@ -60,15 +60,21 @@ class Side:
             ]
             data = {"stored": {"parent_hash": parent, "blocks": blocks}}
             event = json.dumps({"event_id": number, "dp_rank": 0, "data": data}).encode()
-            start = time.perf_counter_ns()
+            start, cpu = time.perf_counter_ns(), time.thread_time_ns()
             tree.apply_event(worker, event)
+            worst = max(worst, time.thread_time_ns() - cpu)
             spent += time.perf_counter_ns() - start
             count += 1
             entries += len(local)
         gc.collect()
         memory = resident_bytes() - before
         self.tree = tree
-        return {"events_per_s": count / spent * 1e9, "bytes": memory, "entries": entries}
+        return {
+            "events_per_s": count / spent * 1e9,
+            "worst_ms": worst / 1e6,
+            "bytes": memory,
+            "entries": entries,
+        }
 
     def find(self, blocks, inner):
         """Nanoseconds a call; the scores read as a dict of workers."""

@@ -17,20 +17,26 @@ Event = tuple[int, int | None, list[int], list[int]]
 """(worker, parent's engine hash, engine hashes, local hashes)"""
 
 
-def documents(degree: int) -> list[list[int]]:
-    """Local hashes of the documents that make about `ENTRIES` (worker, block) pairs."""
+def documents(degree: int, length: int = LENGTH) -> list[list[int]]:
+    """Local hashes of the documents that make about `ENTRIES` (worker, block) pairs.
+
+    A quarter of that for documents of another length.
+    """
     source = random.Random(degree)
-    count = max(1, round(ENTRIES / (LENGTH * degree)))
-    return [[source.getrandbits(64) for _ in range(LENGTH)] for _ in range(count)]
+    entries = ENTRIES if length == LENGTH else ENTRIES // 4
+    count = max(1, round(entries / (length * degree)))
+    return [[source.getrandbits(64) for _ in range(length)] for _ in range(count)]
 
 
-def holders(document: int, degree: int, *, staggered: bool) -> list[tuple[int, int]]:
-    """(worker, blocks held), the blocks a multiple of `EVENT`."""
+def holders(
+    document: int, degree: int, *, staggered: bool, length: int = LENGTH
+) -> list[tuple[int, int]]:
+    """(worker, blocks held); if staggered, the blocks are a multiple of `EVENT`."""
     held = []
     for turn in range(degree):
-        depth = LENGTH
+        depth = length
         if staggered and degree > 1:
-            depth = LENGTH - (LENGTH // 2) * turn // (degree - 1) // EVENT * EVENT
+            depth = length - (length // 2) * turn // (degree - 1) // EVENT * EVENT
         held.append(((document * 7 + turn) % WORKERS, depth))
     return held
 
@@ -41,9 +47,9 @@ def engine_name(local: int) -> int:
 
 
 def events(texts: list[list[int]], degree: int, *, staggered: bool = False) -> Iterator[Event]:
-    """Stored events of `EVENT` blocks that lay the documents ``texts`` on their holders."""
+    """Stored events of at most `EVENT` blocks that lay the documents ``texts`` on their holders."""
     for number, document in enumerate(texts):
-        for worker, depth in holders(number, degree, staggered=staggered):
+        for worker, depth in holders(number, degree, staggered=staggered, length=len(document)):
             for at in range(0, depth, EVENT):
                 local = document[at : at + EVENT]
                 parent = engine_name(document[at - 1]) if at else None
