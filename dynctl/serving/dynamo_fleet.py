@@ -106,6 +106,11 @@ class DynamoFleet(Fleet):
     def tokenizer_of(self, model: str) -> ModelTokenizer | None:
         return self._service.tokenizers.of(model)
 
+    def card_of(self, model: str) -> ModelCard | None:
+        """A card of the model that counts."""
+        first = self._first(model)
+        return None if first is None else first.card
+
     def _first(self, model: str) -> RegisteredWorker | None:
         """The worker with the smallest id whose card is accepted; prefill workers are the last."""
         found = [one for one in self._workers.values() if one.worker.model == model]

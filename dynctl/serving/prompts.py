@@ -95,11 +95,11 @@ class Prompt:
 
 def dynamo_chat(tokenizer: ModelTokenizer, chat: ChatRequest) -> list[int]:
     """The token ids of a chat as Dynamo's frontend reads its body. Raises PromptError or
-    TemplateError."""
+    TemplateError. ``functions``, which Dynamo refuses with another status, are not read."""
     from dynctl.tokenization import PromptError, encode_as_dynamo
 
     body = chat.body
-    for name in ("chat_template", "documents", "functions"):
+    for name in ("chat_template", "documents"):
         if body.get(name) is not None:
             raise PromptError(f"{name}: a Dynamo frontend refuses this field; leave it out")
     given = {**(body.get("chat_template_args") or {}), **(body.get("chat_template_kwargs") or {})}

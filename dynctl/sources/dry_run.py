@@ -401,6 +401,8 @@ class DryRun:
                 elif tokenizer is None:
                     raise AssertionError("a text needs the tokenizer")
                 elif self._of_dynamo and isinstance(parsed, ChatRequest):
+                    if parsed.body.get("functions") is not None:
+                        raise PromptError("functions: a Dynamo frontend refuses this field")
                     ids = dynamo_chat(tokenizer, parsed)
                 else:
                     ids = encode(tokenizer, prompt)

@@ -25,6 +25,8 @@ ALLOWED = {
     "id": "each frontend names its answers",
     "created": "the second in which the answer began",
     "body of an error": "ours is OpenAI's error object; status codes are equal",
+    "stream that fails before its first output": "ours has status 500, as without streaming; "
+    "Dynamo's has 200 and an error event",
 }
 """Every difference that a comparison ignores, and why."""
 
@@ -71,14 +73,20 @@ class Seen:
     events: tuple[Any, ...] = ()
 
 
+FAILED_AT_ONCE = (
+    {"error": {"message": "Internal server error", "type": "internal_server_error", "code": 500}},
+    "[DONE]",
+)
+
+
 def parsed(status: int, streamed: bool, text: str) -> Seen:
     """An answer without what :data:`ALLOWED` names."""
     if status != 200:
         return Seen(status)
     if not streamed:
         return Seen(status, (_plain(json.loads(text)),))
-    events = [event for event in text.split("\n\n") if event.strip()]
-    return Seen(status, tuple(_event(event) for event in events))
+    events = tuple(_event(event) for event in text.split("\n\n") if event.strip())
+    return Seen(500) if events == FAILED_AT_ONCE else Seen(status, events)
 
 
 def _event(event: str) -> Any:

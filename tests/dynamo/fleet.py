@@ -383,9 +383,11 @@ class DynamoFleet:
         return [*command, "--total-blocks", str(self._blocks), *plan.args]
 
     def _scripted(self, plan: WorkerPlan) -> list[str]:
-        """Its record is in the fleet's directory; ``args`` may have further models."""
+        """Its record is in the fleet's directory; ``args`` may name another model."""
         command = [str(HERE / "scripted_worker.py"), "--model-path", str(self.model_dir)]
-        command += ["--namespace", self.namespace, "--model", f"{self.model}="]
+        command += ["--namespace", self.namespace]
+        if "--model" not in plan.args:
+            command += ["--model", f"{self.model}="]
         return [*command, "--record", str(self.directory / f"{plan.name}.jsonl"), *plan.args]
 
     def _topology(self, plan: WorkerPlan) -> dict[str, str]:

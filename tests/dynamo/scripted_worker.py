@@ -61,6 +61,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--namespace", default="dynamo")
+    parser.add_argument("--component", default="backend")
     parser.add_argument("--record", required=True)
     parser.add_argument(
         "--model", action="append", required=True, help="NAME=JSON of fields of the card"
@@ -89,7 +90,7 @@ async def serve(arguments, record):
         config.data_parallel_size = 1
         for field, value in json.loads(fields or "{}").items():
             setattr(config, field, value)
-        component = "backend" if number == 0 else f"backend{number}"
+        component = f"{arguments.component}{number or ''}"
         endpoint = runtime.endpoint(f"{arguments.namespace}.{component}.generate")
         tasks.append(asyncio.ensure_future(endpoint.serve_endpoint(worker.generate)))
         await register_model(

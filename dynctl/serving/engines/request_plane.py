@@ -18,13 +18,19 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import RequestError, WireError
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import DynamoConfig, Limits
-from dynctl.serving.engines.answer import DONE, ERROR_EVENT, AnswerError, EngineAnswer
+from dynctl.serving.engines.answer import (
+    DONE,
+    ERROR_EVENT,
+    AnswerError,
+    EngineAnswer,
+    reasoning_parser_of,
+)
 from dynctl.serving.engines.dispatch import EMBEDDINGS_PATH, Call, Move, winner
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.tokenization import ModelTokenizer
-from dynctl.wire.dynamo.discovery import Instance
+from dynctl.wire.dynamo.discovery import Instance, ModelCard
 from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
 from dynctl.wire.dynamo.engine_request import (
     BootstrapInfo,
@@ -84,6 +90,8 @@ class Registry(Protocol):
 
     def tokenizer_of(self, model: str) -> ModelTokenizer | None: ...
 
+    def card_of(self, model: str) -> ModelCard | None: ...
+
 
 class _Answer(Protocol):
     """Makes the answer of a response; see :class:`EngineAnswer`."""
@@ -131,6 +139,7 @@ class _Prepared:
     options: EngineOptions
     request: EngineRequest
     tokenizer: ModelTokenizer
+    reasoning_parser: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +173,15 @@ class PlaneDispatch:
         if call.token_ids is None or tokenizer is None:
             why = "; ".join(call.request.notes) or "the model has no tokenizer"
             raise _unsupported(why, parsed.prompt_field)
+        card = self._registry.card_of(model)
+        parser = None if card is None else reasoning_parser_of(options, card.runtime_config)
         request = engine_request(
             options,
             call.token_ids,
             eos_token_ids=sorted(tokenizer.eos_token_ids),
             lora_name=call.request.lora_name,
         )
-        call.message = _Prepared(options, request, tokenizer)
+        call.message = _Prepared(options, request, tokenizer, parser)
 
     def whole(self, call: Call) -> _Message:
         return _Message(_request(call))
@@ -287,6 +298,7 @@ class PlaneDispatch:
             prepared.tokenizer,
             request_id=call.record.decision_id,
             created=int(call.record.received_wall),
+            reasoning_parser=prepared.reasoning_parser,
         )
 
 
@@ -395,7 +407,7 @@ class PlaneStream(EngineStream):
                 if step is None:
                     break
                 if isinstance(step, RawItem):
-                    self._take_item(decode_engine_item(step), events)
+                    self._take_item(self._decoded(step), events)
                 elif isinstance(step, Completed):
                     self._complete(events)
                 elif isinstance(step, Refused):
@@ -425,6 +437,14 @@ class PlaneStream(EngineStream):
         if link is self._link:
             self._fail(failure)
             self._wake()
+
+    def _decoded(self, item: RawItem) -> EngineItem:
+        """The item; output that Dynamo does not accept is an error of the worker, as there."""
+        try:
+            return decode_engine_item(item)
+        except WireError as error:
+            problem = f"{self.origin} sent an invalid output: {error}"
+            raise UpstreamFailure("status", problem, status=500) from None
 
     def _take_item(self, item: EngineItem, events: list[bytes]) -> None:
         answer, output = self.answer, item.data

@@ -5,6 +5,7 @@ codes are Dynamo's, the errors' texts are ours. Fields that Dynamo accepts and p
 (``logit_bias``, ``suffix``, ``echo``, ``user``, ...) are checked and have no effect, as there.
 """
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from dynctl.wire.nvext import NvExt, Taints, parse_nvext
 
 _MAX_STOPS: Final = 32
 _MAX_SUFFIX: Final = 10_000
+_FUNCTION: Final = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _F32: Final = struct.Struct("<f")
 
 _U8 = Annotated[int, Meta(ge=0, le=255)]
@@ -316,6 +318,7 @@ def _check(read: _Chat | _Completion, nvext: NvExt) -> None:
 def _check_chat(read: _Chat) -> None:
     if read.functions is not None:
         raise RequestError(501, "unsupported", "functions", "is not supported; use tools")
+    _check_tools(read)
     form = read.response_format
     if form is not None and form.type == "json_schema":
         schema = UNSET if form.json_schema is None else form.json_schema.schema
@@ -326,6 +329,29 @@ def _check_chat(read: _Chat) -> None:
         if name == "chat_template":
             field = "chat_template_args.chat_template"
             raise RequestError(400, "unknown_field", field, "is not supported")
+
+
+def _check_tools(read: _Chat) -> None:
+    names = []
+    for number, tool in enumerate(read.tools or ()):
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not _FUNCTION.fullmatch(name):
+            field = f"tools[{number}].function.name"
+            problem = "expected 1 to 96 letters, digits, underscores and dashes"
+            raise RequestError(400, "out_of_range", field, problem)
+        names.append(name)
+    choice = read.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return
+    if choice == "required":
+        if not names:
+            raise RequestError(400, "conflict", "tool_choice", "is required, and tools is empty")
+        return
+    named = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(named, dict) or named.get("name") not in names:
+        problem = "expected none, auto, required, or a function of tools"
+        raise RequestError(400, "out_of_range", "tool_choice", problem)
 
 
 def _check_completion(read: _Completion) -> None:

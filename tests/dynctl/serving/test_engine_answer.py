@@ -9,9 +9,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.serving.engines.answer import AnswerError, EngineAnswer
+from dynctl.serving.engines.answer import AnswerError, EngineAnswer, reasoning_parser_of
 from dynctl.wire.dynamo.engine_output import EngineOutput
-from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
+from dynctl.wire.dynamo.openai_options import (
+    EngineOptions,
+    engine_request,
+    read_engine_options,
+)
 from tests.dynctl.serving.scripted import answered
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -30,12 +34,16 @@ def decoder() -> Any:
     return Decoder()
 
 
-def answer(prompt: list[int] | None = None, *, chat: bool = True, **fields: Any) -> EngineAnswer:
+def options(*, chat: bool = True, **fields: Any) -> EngineOptions:
     body = {"model": "tiny", **fields}
     body |= {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
-    options = read_engine_options(body)
-    request = engine_request(options, prompt or [70], eos_token_ids=[1])
-    return EngineAnswer(options, request, decoder(), request_id="7", created=3)
+    return read_engine_options(body)
+
+
+def answer(prompt: list[int] | None = None, *, chat: bool = True, **fields: Any) -> EngineAnswer:
+    chosen = options(chat=chat, **fields)
+    request = engine_request(chosen, prompt or [70], eos_token_ids=[1])
+    return EngineAnswer(chosen, request, decoder(), request_id="7", created=3)
 
 
 def output(*ids: int, **fields: Any) -> EngineOutput:
@@ -102,6 +110,62 @@ def test_errors_name_what_the_worker_did() -> None:
         answer().feed(output(68, index=1))
     with pytest.raises(AnswerError, match="reported an error: no memory"):
         answer().feed(output(finish_reason={"error": "no memory"}))
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "runtime", "problem"),
+    [
+        ({"tools": TOOLS}, {"tool_call_parser": "hermes"}, "tool_call_parser hermes"),
+        ({"tools": TOOLS, "tool_choice": "required"}, {}, "a forced tool_choice"),
+        ({}, {"reasoning_parser": "gpt_oss"}, "reasoning_parser gpt_oss"),
+    ],
+)
+def test_parsers_that_are_not_supported_are_named(
+    fields: dict[str, Any], runtime: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(RequestError, match=problem) as error:
+        reasoning_parser_of(options(**fields), runtime)
+    assert error.value.status == 501
+
+
+def test_parsers_count_only_where_they_would_read_the_answer() -> None:
+    hermes = {"tool_call_parser": "hermes", "reasoning_parser": None}
+    assert reasoning_parser_of(options(tools=TOOLS, tool_choice="none"), hermes) is None
+    assert reasoning_parser_of(options(), hermes) is None
+    assert reasoning_parser_of(options(tools=TOOLS), {}) is None
+    assert reasoning_parser_of(options(chat=False), {"reasoning_parser": "gpt_oss"}) is None
+    assert reasoning_parser_of(options(), {"reasoning_parser": "qwen3"}) == "qwen3"
+
+
+def test_reasoning_and_its_tokens_are_apart_from_the_answer() -> None:
+    text = decoder()
+    chosen, request = options(), engine_request(options(), [70], eos_token_ids=[1])
+    made = EngineAnswer(
+        chosen, request, text, request_id="7", created=3, reasoning_parser="deepseek_r1"
+    )
+    made.feed(output(68, text="so</think>"))
+    made.feed(output(69, text="yes", finish_reason="stop"))
+    body = json.loads(made.body())
+    message = body["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("yes", "so")
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
+
+
+def test_a_request_can_turn_some_parsers_off() -> None:
+    off = options(chat_template_kwargs={"thinking": False})
+    made = EngineAnswer(
+        off,
+        engine_request(off, [70], eos_token_ids=[1]),
+        decoder(),
+        request_id="7",
+        created=3,
+        reasoning_parser="deepseek_r1",
+    )
+    made.feed(output(69, text="yes", finish_reason="stop"))
+    assert json.loads(made.body())["choices"][0]["message"]["content"] == "yes"
 
 
 def test_a_stream_that_a_worker_ends_shows_no_reason() -> None:
