@@ -1,0 +1,222 @@
+"""`dynctl serve attach` before simulated engines, behind a real Dynamo frontend.
+
+Two engines of one model, each with a sidecar; file discovery, ZMQ events.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.dynamo.client import Answer
+from tests.dynamo.fleet import TINY_MODEL, DynamoFleet
+from tests.dynamo.processes import Process, ProcessGroup, free_port
+from tests.waiting import until_now
+
+WORDS = "rivers stones north south east west water light day time way small large old new "
+
+
+class Attached:
+    """A simulated engine and its sidecar, as processes of ours."""
+
+    def __init__(self, group: ProcessGroup, fleet: DynamoFleet, name: str) -> None:
+        self._group = group
+        self._fleet = fleet
+        self.name = name
+        self.ports = [free_port() for _ in range(4)]
+        self.url = f"http://127.0.0.1:{self.ports[0]}"
+        self.engine = self.start_engine()
+        self.sidecar = self.start_sidecar()
+
+    def start_engine(self) -> Process:
+        port, events, replay, _ = self.ports
+        arguments = ["serve", "engine", "--name", self.name, "--model", "tiny"]
+        arguments += ["--model-path", str(TINY_MODEL), "--port", str(port), "--seed", "7"]
+        arguments += ["--kv-events", f"tcp://127.0.0.1:{events}", "--speedup-ratio", "4"]
+        arguments += ["--replay", f"tcp://127.0.0.1:{replay}", "--total-blocks", "512"]
+        self.engine = self._start("engine", arguments)
+        return self.engine
+
+    def start_sidecar(self, *more: str) -> Process:
+        arguments = ["serve", "attach", "--engine", self.url, "--model-path", str(TINY_MODEL)]
+        arguments += ["--system-port", str(self.ports[3]), *more]
+        self.sidecar = self._start("sidecar", arguments)
+        return self.sidecar
+
+    def _start(self, what: str, arguments: list[str]) -> Process:
+        foreign = ("DYN_", "DYNCTL_", "ETCD_", "NATS_")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+        environment = clean | (self._fleet.reached_by if what == "sidecar" else {})
+        command = [sys.executable, "-m", "dynctl", *arguments]
+        return self._group.start(f"{what}-{self.name}", command, environment)
+
+    def health(self) -> dict[str, Any]:
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.get(f"http://127.0.0.1:{self.ports[3]}/health", trust_env=False)
+            return dict(answer.json())
+        return {}
+
+    @property
+    def instance_id(self) -> int:
+        log = "\n".join(self.sidecar.lines())
+        return int(log.rpartition("as instance ")[2].partition(" ")[0], 16)
+
+    def load(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/load", trust_env=False).json())
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[DynamoFleet]:
+    with DynamoFleet([], frontend_args=["--migration-limit", "3"]) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def pair(fleet: DynamoFleet) -> Iterator[tuple[Attached, Attached]]:
+    group = ProcessGroup(fleet.directory)
+    try:
+        both = Attached(group, fleet, "a"), Attached(group, fleet, "b")
+        workers(fleet, 2)
+        yield both
+    finally:
+        group.close()
+
+
+def workers(fleet: DynamoFleet, count: int) -> None:
+    """Wait until the frontend counts these workers."""
+
+    def counted() -> bool:
+        return sum(fleet.frontend.worker_counts().values()) == count
+
+    until_now(counted, 30)
+
+
+def prompt(number: int, words: int = 40) -> str:
+    return f"{number} " + " ".join((WORDS * 9).split()[number % 7 :][:words])
+
+
+def ask(fleet: DynamoFleet, text: str, tokens: int = 6, **fields: Any) -> Answer:
+    nvext = {"extra_fields": ["worker_id"]}
+    answer = fleet.frontend.complete(text, max_tokens=tokens, nvext=nvext, timeout=60, **fields)
+    assert answer.ok, (answer.status, answer.body, fleet.logs())
+    return answer
+
+
+def text_of(answer: Answer) -> str:
+    if answer.chunks:
+        found = (chunk["choices"] for chunk in answer.chunks)
+        return "".join(choices[0]["text"] for choices in found if choices)
+    return str(answer.body["choices"][0]["text"])
+
+
+def test_answers_are_those_of_the_engine(fleet: DynamoFleet, pair: tuple[Attached, Attached]):
+    for number in range(4):
+        text = prompt(number)
+        body = {"model": "tiny", "prompt": text, "max_tokens": 12}
+        own = httpx.post(f"{pair[0].url}/v1/completions", json=body, trust_env=False).json()
+        expected = own["choices"][0]["text"]
+        assert text_of(ask(fleet, text, 12)) == expected
+        streamed = ask(fleet, text, 12, stream=True)
+        assert text_of(streamed) == expected
+        chat = fleet.frontend.chat(text, max_tokens=5, timeout=60)
+        assert chat.body["usage"]["completion_tokens"] == 5
+
+
+def test_a_cached_prefix_draws_the_next_request(
+    fleet: DynamoFleet, pair: tuple[Attached, Attached]
+):
+    ids = {one.instance_id for one in pair}
+    for number in range(10, 16):
+        text = prompt(number, 60)
+        first = ask(fleet, text).placement.decode
+        assert first in ids
+
+        def overlap(text: str = text, first: int | None = first) -> bool:
+            return fleet.frontend.dry_run(text).placement.decode == first
+
+        # The block's event reaches the frontend a moment later; then it is always the same one.
+        until_now(lambda: all(overlap() for _ in range(5)))
+        again = ask(fleet, text + " and more")
+        assert again.placement.decode == first
+        assert again.body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_what_the_engine_refuses_is_a_client_error(
+    fleet: DynamoFleet, pair: tuple[Attached, Attached]
+):
+    answer = fleet.frontend.complete([5] * 9000, max_tokens=4, timeout=60)
+    assert answer.status == 400
+    assert answer.status != 500
+
+
+def test_a_client_that_leaves_frees_the_engine(fleet: DynamoFleet, pair: tuple[Attached, Attached]):
+    held = fleet.frontend.begin(prompt(20), max_tokens=4000)
+    until_now(lambda: sum(one.load()["running"] for one in pair) == 1)
+    held.disconnect()
+    until_now(lambda: sum(one.load()["running"] for one in pair) == 0)
+
+
+async def test_nothing_is_lost_in_a_drain_and_the_sidecar_comes_back(
+    fleet: DynamoFleet, pair: tuple[Attached, Attached]
+):
+    """SIGTERM while requests run: they end whole, later ones go to the other engine."""
+    first, second = pair
+    asking = [
+        asyncio.create_task(asyncio.to_thread(ask, fleet, prompt(30 + n), 200)) for n in range(6)
+    ]
+    await asyncio.to_thread(until_now, lambda: first.load()["running"] > 0)
+    first.sidecar.kill(signal.SIGTERM, wait=False)
+    await asyncio.to_thread(workers, fleet, 1)
+    answers = await asyncio.gather(*asking)
+    assert [one.body["usage"]["completion_tokens"] for one in answers] == [200] * 6
+    assert await asyncio.to_thread(first.sidecar.popen.wait, 30) == 0
+    other = await asyncio.to_thread(ask, fleet, prompt(40))
+    assert other.placement.decode == second.instance_id
+    first.start_sidecar()
+    await asyncio.to_thread(workers, fleet, 2)
+
+
+def test_a_second_sidecar_is_refused(fleet: DynamoFleet, pair: tuple[Attached, Attached]):
+    first = pair[0].sidecar
+    second = pair[0].start_sidecar("--system-port", "-1")
+    pair[0].sidecar = first
+    assert second.popen.wait(60) == 1
+    assert "ENGINE_ALREADY_ATTACHED" in second.tail()
+    workers(fleet, 2)
+
+
+def test_an_engine_that_dies_leaves_the_fleet_and_comes_back_with_an_empty_cache(
+    fleet: DynamoFleet, pair: tuple[Attached, Attached]
+):
+    first = pair[0]
+    first.engine.kill()
+    until_now(lambda: sum(fleet.frontend.worker_counts().values()) == 1, 20)
+    codes = [one["code"] for one in first.health()["conditions"]]
+    assert codes == ["ENGINE_NOT_READY"]
+    ask(fleet, prompt(50))
+    first.start_engine()
+    workers(fleet, 2)
+    until_now(lambda: first.health().get("status") == "ready")
+
+
+def test_a_killed_sidecar_leaves_nothing_longer_than_its_lease(
+    fleet: DynamoFleet, pair: tuple[Attached, Attached]
+):
+    first = pair[0]
+    first.sidecar.kill(signal.SIGKILL)
+    until_now(lambda: sum(fleet.frontend.worker_counts().values()) == 1, 20)
+    first.start_sidecar()
+    workers(fleet, 2)
+    kinds = {path.parent.name for path in Path(fleet.file_kv).rglob("*%2F*")}
+    assert kinds == {"instances", "mdc", "event_channels", "event_sources"}
+    cards = [json.loads(path.read_text()) for path in (fleet.file_kv / "v1" / "mdc").iterdir()]
+    ids = {card["instance_id"] for card in cards if "card_json" in card}
+    assert {first.instance_id, pair[1].instance_id} <= ids
