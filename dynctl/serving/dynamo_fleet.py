@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from dynctl.adapters.dynamo.model_files import fetch_model_files, host_of
+from dynctl.adapters.dynamo.model_files import fetch_model_files, file_hosts, host_of
 from dynctl.adapters.dynamo.planes import Planes
 from dynctl.adapters.dynamo.registration import Registration
 from dynctl.base.errors import Unreachable, UsageProblem
@@ -41,6 +41,8 @@ SOURCE: Final = "discovery"
 _FILES_S: Final = 60.0
 _AGAIN_S: Final = (1.0, 2.0, 5.0, 15.0, 30.0)
 _PROBE_S: Final = 2.0
+#: Seconds for which the start waits for the files of the models.
+_START_S: Final = 15.0
 #: Problems of registered entries that keep a worker from being served as it is meant.
 _REPORTED: Final = frozenset(
     {ProblemCode.MALFORMED_ENTRY, ProblemCode.CARD_REJECTED, ProblemCode.UNKNOWN_ROLE}
@@ -137,7 +139,7 @@ class DynamoFleet(Fleet):
             await self._registration.start()
         loading = [one.task for one in self._models.values() if one.task is not None]
         if loading:
-            await asyncio.wait(loading, timeout=_FILES_S, return_when=asyncio.ALL_COMPLETED)
+            await asyncio.wait(loading, timeout=_START_S)
 
     async def first_read(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -339,8 +341,14 @@ class DynamoFleet(Fleet):
             if item is None:
                 return
             try:
+                host = host_of(item.instance)
                 fetched = await fetch_model_files(
-                    item.card, host_of(item.instance), self._cache, timeout=_FILES_S
+                    item.card,
+                    host,
+                    self._cache,
+                    # A worker on NATS has no address of its own to compare with.
+                    allowed_hosts=() if host else file_hosts(item.card),
+                    timeout=_FILES_S,
                 )
                 tokenizer = await asyncio.to_thread(load_tokenizer, fetched.directory)
                 if self._config.tokenizer != "exact":

@@ -24,6 +24,7 @@ from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
 #: The beginning of an engine's event when it failed before its first token.
@@ -139,6 +140,10 @@ class RequestFlow:
         self._hops = dispatch
         self._limits = limits
         self._first_outputs = FirstOutputs(limits.first_byte_s, limits.first_output_s)
+
+    def read(self, parsed: ChatRequest | CompletionRequest) -> Any:
+        """What a body asks of the workers, for ``Call.options``. Raises RequestError."""
+        return self._hops.read(parsed)
 
     def prepare(self, call: Call) -> None:
         """Make what every hop of a new call needs. Raises RequestError for what the workers cannot
@@ -385,6 +390,8 @@ class RequestFlow:
         worker, began = _winner(decision), self._service.clock()
         if call.resume is not None:
             call.on_output = partial(self._goes_on, call, decision, began)
+        else:
+            call.moved = None
         response = await self._open(call, decision, message, quick=call.stream)
         if call.resume is not None:
             return response, b""  # its reader waits for it already
@@ -422,11 +429,11 @@ class RequestFlow:
             stage = plan.final.stage
             call.record.attempts.append((lost.name, stage, str(failure)))
             self._fleet.report_failure(lost.worker_id, failure)
+            call.lost.add(lost.worker_id)
         later = self._hops.continued(call, response)
         salt = None if call.parsed is None else call.parsed.cache_salt
         request = service.rehashed(call.request, later.token_ids or (), salt)
-        gone = () if lost is None else (lost.worker_id,)
-        later.request = excluding(request, gone, service.router.registry)
+        later.request = excluding(request, call.lost, service.router.registry)
         _log.warning("request %s: %s; it goes on with another worker", call.request.id, failure)
         try:
             answer = await self.start(later)

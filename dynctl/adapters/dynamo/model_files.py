@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 from blake3 import blake3
@@ -79,6 +80,12 @@ def host_of(instance: Instance) -> str:
         return ""
     address = instance.address.partition("/")[0]
     return address.rpartition(":")[0].strip("[]")
+
+
+def file_hosts(card: ModelCard) -> set[str]:
+    """The hosts of the URLs in a card."""
+    urls = [urlsplit(file.path) for file in card.files.values() if "://" in file.path]
+    return {url.hostname for url in urls if url.hostname}
 
 
 async def fetch_model_files(

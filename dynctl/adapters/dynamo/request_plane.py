@@ -125,6 +125,8 @@ class TcpRequestPlane:
     ) -> tuple[str, str]:
         """Send a request whose response goes to ``receiver``; returns once the worker accepted it.
 
+        A receiver may be called after a cancellation of this, so that it can stop the worker.
+
         Returns the subject, for :meth:`forget`, and the address that the worker connects to.
         Connecting and the acknowledgement may take ``timeout`` seconds each (connecting at most as
         long as the limits). Raises RequestPlaneError; then nothing is received.
@@ -138,6 +140,10 @@ class TcpRequestPlane:
         put = self._put if instance.transport == "tcp" else self._put_over_nats
         try:
             home = await put(instance, body, subject, timeout, request_id or str(uuid.uuid4()))
+        except asyncio.CancelledError:
+            # The worker may have the request already: its receiver can stop it when it connects.
+            asyncio.get_running_loop().call_later(timeout, self._home.forget, subject)
+            raise
         except BaseException:
             self._home.forget(subject)
             raise
@@ -171,7 +177,11 @@ class TcpRequestPlane:
         the request is then cancelled at the worker.
         """
         response = _Response(instance, max_bytes)
-        subject, home = await self.send(instance, body, response, timeout=timeout)
+        try:
+            subject, home = await self.send(instance, body, response, timeout=timeout)
+        except BaseException:
+            response.left = True
+            raise
         try:
             await response.called_home(home, timeout)
             step = await response.step(timeout, 0)
@@ -460,10 +470,12 @@ class _WorkerConnection(asyncio.Protocol):
 
 
 class _Response:
-    """A response that is read step by step. ``finished``: the worker has nothing to cancel."""
+    """A response that is read step by step. ``finished``: the worker has nothing to cancel;
+    ``left``: its reader is gone."""
 
     def __init__(self, instance: Instance, max_bytes: int) -> None:
         self.finished = False
+        self.left = False
         self._instance = instance
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
@@ -479,6 +491,8 @@ class _Response:
         self._transport = transport
         self._answer = AnswerDecoder(self._instance.codec, self._max_bytes, frames)
         self._changed.set()
+        if self.left:
+            self.hang_up()
 
     def received(self) -> None:
         self._changed.set()

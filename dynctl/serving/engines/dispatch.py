@@ -27,9 +27,9 @@ class Call:
     """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
 
     ``path`` is that of the engine's endpoint. ``one_engine``: it cannot be handed off, as several
-    prompts or embeddings. ``parsed`` and ``token_ids`` are for workers that get tokens; ``message``
-    is the request that :meth:`Dispatch.prepare` made of them. ``resume``: the response that this
-    call continues on another worker.
+    prompts or embeddings. ``parsed``, ``token_ids`` and ``options`` are for workers that get
+    tokens; ``message`` is the request that :meth:`Dispatch.prepare` made of them. ``resume``: the
+    response that this call continues on another worker.
     """
 
     request: RoutingRequest
@@ -42,12 +42,15 @@ class Call:
     one_engine: bool = False
     parsed: ChatRequest | CompletionRequest | None = None
     token_ids: Sequence[int] | None = field(default=None, repr=False)
+    options: Any = field(default=None, repr=False)
     message: Any = field(default=None, repr=False)
     resume: EngineStream | None = None
     #: Continues the response on another worker, where workers support that.
     move: "Move | None" = field(default=None, repr=False)
     #: Called with the first output of the worker that continues a response.
     on_output: Callable[[], None] | None = field(default=None, repr=False)
+    #: Workers that lost the response.
+    lost: set[int] = field(default_factory=set)
     #: The plan that is in force since the response moved to another worker.
     moved: RoutingPlan | None = None
 
@@ -62,6 +65,10 @@ class Dispatch(Protocol):
     A message is opaque to the caller: it comes from :meth:`whole`, :meth:`prefill`,
     :meth:`decode` or :meth:`pair` and goes to :meth:`open`.
     """
+
+    def read(self, parsed: ChatRequest | CompletionRequest) -> Any:
+        """What a body asks of these workers, for ``Call.options``. Raises RequestError."""
+        ...
 
     def prepare(self, call: Call) -> None:
         """Make what all hops need. Raises RequestError for what these workers cannot do."""
@@ -112,6 +119,9 @@ class HttpDispatch:
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
+
+    def read(self, parsed: ChatRequest | CompletionRequest) -> None:
+        """Engines check the body."""
 
     def prepare(self, call: Call) -> None:
         """Engines get the body as it is."""

@@ -25,7 +25,7 @@ from dynctl.serving.engines.answer import (
     EngineAnswer,
     reasoning_parser_of,
 )
-from dynctl.serving.engines.dispatch import EMBEDDINGS_PATH, Call, Move, winner
+from dynctl.serving.engines.dispatch import Call, Move, winner
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
@@ -53,6 +53,7 @@ from dynctl.wire.dynamo.request_plane import (
     Sentinel,
     encode_control,
 )
+from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from router_core import Decision, RoutingPlan
 
 #: Seconds for a worker's acknowledgement, and then for its connection to us.
@@ -77,7 +78,13 @@ class Sender(Protocol):
     """The request plane; see `dynctl.adapters.dynamo.request_plane.TcpRequestPlane.send`."""
 
     async def send(
-        self, instance: Instance, body: Any, receiver: Receiver, *, timeout: float
+        self,
+        instance: Instance,
+        body: Any,
+        receiver: Receiver,
+        *,
+        timeout: float,
+        request_id: str | None = None,
     ) -> tuple[str, str]: ...
 
     def forget(self, subject: str) -> None: ...
@@ -162,12 +169,15 @@ class PlaneDispatch:
         self._most_bytes = limits.stream_answer_bytes
         self._dynamo = dynamo
 
-    def prepare(self, call: Call) -> None:
-        parsed, model = call.parsed, call.request.model
-        tokenizer = self._registry.tokenizer_of(model)
-        if parsed is None or call.path == EMBEDDINGS_PATH:
+    def read(self, parsed: ChatRequest | CompletionRequest) -> EngineOptions:
+        if isinstance(parsed, EmbeddingRequest):
             raise _unsupported("is not supported for the workers of a Dynamo deployment", "input")
-        options = read_engine_options(parsed.body)
+        return read_engine_options(parsed.body)
+
+    def prepare(self, call: Call) -> None:
+        parsed, options = call.parsed, call.options
+        tokenizer = self._registry.tokenizer_of(call.request.model)
+        assert parsed is not None
         if call.one_engine:
             raise _unsupported("a batch is not supported: send one request for each", "prompt")
         if call.token_ids is None or tokenizer is None:
@@ -244,10 +254,11 @@ class PlaneDispatch:
                 first_byte_s,
                 streams=call.stream and not message.prefill,
             )
+            stream.waiting = waiting
             if waiting is not None:
                 waiting.add(stream)
         try:
-            await link.send(stream, request)
+            await link.send(stream, request, call.record.decision_id)
         except BaseException:
             link.abort()
             if stream is not call.resume:
@@ -351,6 +362,7 @@ class PlaneStream(EngineStream):
         "move",
         "moves_left",
         "on_output",
+        "waiting",
     )
 
     def __init__(
@@ -375,6 +387,8 @@ class PlaneStream(EngineStream):
         self._link = link
         self._streams = streams
         self._moving: asyncio.Task[None] | None = None
+        #: The responses that the worker has not begun, with this one as long as it is one of them.
+        self.waiting: set[EngineStream] | None = None
         #: Called once with the first output of the worker that the response moved to.
         self.on_output: Callable[[], None] | None = None
 
@@ -418,7 +432,8 @@ class PlaneStream(EngineStream):
                     raise UpstreamFailure("reset", f"{self.origin} ended its response early")
         except WireError as error:
             self._pass(events)
-            self._protocol(f"sent an invalid response: {error}")
+            what = f"{self.origin} sent an invalid response: {error}"
+            self._fail(UpstreamFailure("protocol", what, status=500))
             return
         except UpstreamFailure as failure:
             self._pass(events)
@@ -430,7 +445,7 @@ class PlaneStream(EngineStream):
     def lost(self, link: _Link) -> None:
         """The worker's connection ended before the end of the response."""
         what = f"{self.origin} closed the connection during its response"
-        self.fail(link, UpstreamFailure("reset", what))
+        self.fail(link, UpstreamFailure("reset", what, status=500))
 
     def fail(self, link: _Link, failure: UpstreamFailure) -> None:
         """The response failed in this way."""
@@ -504,6 +519,8 @@ class PlaneStream(EngineStream):
             self._end_with(failure)
             return
         self.moves_left -= 1
+        if self.waiting is not None:
+            self.waiting.discard(self)  # what becomes of the lost worker is no matter any more
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -543,21 +560,19 @@ class _Link:
         self._done = False
         self._timer: asyncio.TimerHandle | None = None
 
-    async def send(self, stream: PlaneStream, request: EngineRequest) -> None:
+    async def send(self, stream: PlaneStream, request: EngineRequest, request_id: str) -> None:
         """Send the request; its response goes to ``stream``. Raises UpstreamFailure."""
         self.stream = stream
         try:
             self._subject, home = await self._plane.send(
-                self._instance, request, self, timeout=_ACCEPT_S
+                self._instance, request, self, timeout=_ACCEPT_S, request_id=request_id
             )
         except RequestPlaneError as error:
             if error.kind == "refusal":
                 # It is draining, or does not serve this endpoint any more.
                 raise UpstreamFailure("status", str(error), status=_OVERLOADED) from error
             raise UpstreamFailure(error.kind, str(error)) from error
-        if self._done:
-            self._plane.forget(self._subject)
-        elif self._transport is None:
+        if self._transport is None and not self._done:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_ACCEPT_S, self._not_called, home)
 
@@ -604,9 +619,12 @@ class _Link:
             return
         self._done = True
         self._stop_timer()
-        if self._subject is not None:
-            self._plane.forget(self._subject)
-        self._hang_up()
+        if self._transport is not None:
+            self._hang_up()
+        elif self._subject is not None:
+            # The worker learns of it when it connects; a closed door alone does not stop it.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_ACCEPT_S, self._plane.forget, self._subject)
 
     def stop(self) -> None:
         """The answer is complete before the worker's end: it may stop."""

@@ -146,12 +146,16 @@ class Inference:
         for observer in self._service.observers:
             observer.on_received(record)
         nvext = parsed.nvext
+        try:
+            options = self._flow.read(parsed)
+        except RequestError as error:
+            raise client_error(error) from None
         prepared = await self._prepare(
             parsed, record, self._session(http), policy_class_of(http.headers)
         )
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record)
-        call = self._call(http, parsed, raw, prepared, record, endpoint)
+        call = self._call(http, parsed, raw, prepared, record, endpoint, options)
         self._service.held.add(record.decision_id)
         try:
             answer = await self._flow.start(call)
@@ -384,6 +388,7 @@ class Inference:
         prepared: Prepared,
         record: RequestRecord,
         endpoint: Endpoint,
+        options: Any,
     ) -> Call:
         nvext, body = parsed.nvext, parsed.body
         if "nvext" in body:
@@ -413,6 +418,7 @@ class Inference:
             one_engine=prepared.prompts > 1 or isinstance(parsed, EmbeddingRequest),
             parsed=parsed,
             token_ids=prepared.tokens.ids,
+            options=options,
         )
         try:
             self._flow.prepare(call)

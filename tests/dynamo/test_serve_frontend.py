@@ -1,0 +1,266 @@
+"""Our frontend serves the workers of a real Dynamo: the same answers, hand-off, cancellation,
+migration, and what happens when workers or discovery are lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.contract.etcd_server import EtcdServer
+from tests.dynamo.answers import Case, Seen, cases, parsed
+from tests.dynamo.client import FrontendClient
+from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated, two_zones
+from tests.dynamo.ours import OurFrontend, our_frontend, wait, zones
+from tests.waiting import until_now
+
+PROMPT = list(range(3, 103))
+MESSAGES = [{"role": "user", "content": "Where do my blocks live? " * 8}]
+
+
+# -- the same answers ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[tuple[DynamoFleet, OurFrontend]]:
+    with (
+        DynamoFleet([WorkerPlan("scripted", kind="scripted")]) as fleet,
+        our_frontend(fleet) as ours,
+    ):
+        yield fleet, ours
+
+
+def test_answers_are_those_of_dynamos_frontend(
+    scripted: tuple[DynamoFleet, OurFrontend], finding: Callable[[str], None]
+) -> None:
+    fleet, ours = scripted
+
+    def answer(client: FrontendClient, case: Case) -> Seen:
+        body = case.body()
+        status, text = client._raw("POST", case.path, body, 60)
+        return parsed(status, body.get("stream") is True, text)
+
+    checked = cases(300)
+    different = []
+    with ThreadPoolExecutor(8) as pool:
+        own = list(pool.map(lambda case: answer(ours, case), checked))
+        theirs = list(pool.map(lambda case: answer(fleet.frontend, case), checked))
+    for case, mine, dynamos in zip(checked, own, theirs, strict=True):
+        if mine != dynamos and not _failed_at_once(mine, dynamos):
+            different.append(f"{case}\nours   {mine}\ntheirs {dynamos}")
+    finding(f"{len(checked) - len(different)} of {len(checked)} answers of ours are Dynamo's")
+    assert not different, f"{len(different)}\n" + "\n\n".join(different[:3])
+
+
+def _failed_at_once(mine: Seen, dynamos: Seen) -> bool:
+    """A worker that fails before its first output: our streams have the status of an error, so that
+    clients try again; Dynamo's have 200 and an error event."""
+    failed = isinstance(dynamos.events[0], dict) and "error" in dynamos.events[0]
+    return (mine.status, dynamos.status, len(dynamos.events)) == (500, 200, 2) and failed
+
+
+# -- one pool --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[tuple[DynamoFleet, OurFrontend]]:
+    with DynamoFleet(aggregated(2), speedup=0) as fleet, our_frontend(fleet) as ours:
+        yield fleet, ours
+
+
+def test_hundreds_of_requests_at_once(pool: tuple[DynamoFleet, OurFrontend]) -> None:
+    _, ours = pool
+
+    def ask(number: int) -> tuple[int, int]:
+        stream = number % 2 == 0
+        prompt = [3 + number % 300, *PROMPT]
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        answer = ours.complete(prompt, max_tokens=20, stream=stream, timeout=120, **options)
+        usages = [c["usage"] for c in (*answer.chunks, answer.body) if c.get("usage")]
+        return answer.status, usages[0]["completion_tokens"] if usages else 0
+
+    with ThreadPoolExecutor(300) as threads:
+        answers = list(threads.map(ask, range(600)))
+    assert answers == [(200, 20)] * 600
+    wait(ours, ours.idle, "bookings to end")
+
+
+def test_a_second_prompt_goes_where_its_blocks_are(pool: tuple[DynamoFleet, OurFrontend]) -> None:
+    fleet, ours = pool
+    prompt = list(range(40, 140))
+    first = ours.complete(prompt).placement
+    cached = next(name for id_, name in ours.ready().items() if id_ == first.decode)
+
+    def counted() -> bool:
+        explained = ours.dry_run(prompt)
+        return explained.placement.decode == first.decode and ours.idle()
+
+    wait(ours, counted, "the blocks to be indexed")
+    for _ in range(4):
+        assert ours.complete(prompt).placement == first
+    # Dynamo's frontend on the same workers finds the same blocks.
+    assert fleet.frontend.complete(prompt).placement.decode == first.decode
+    assert cached
+
+
+def test_commands_read_it_as_any_frontend(pool: tuple[DynamoFleet, OurFrontend]) -> None:
+    _, ours = pool
+    assert ours.chat(MESSAGES, max_tokens=3).ok
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "dynctl", *words, "--frontend", ours.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert len(re.findall(r"backend/\w+ +aggregated +ready", run("workers", "list"))) == 2
+    assert "answer   backend/" in run("route", "--explain", "hello", "--model", "tiny")
+    assert "answer   backend/" in run("why", "--last")
+    assert "workers (2)" in run("top", "--once")
+    assert json.loads(run("audit", "--duration", "1", "-o", "json"))
+
+
+# -- clients leave, workers die --------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_stops_its_worker_and_a_lost_stream_ends_with_an_error() -> None:
+    with DynamoFleet(aggregated(1, kind="held")) as fleet, our_frontend(fleet) as ours:
+        held = fleet.workers["worker-0"].held
+        for hold in ("prefill", "decode"):
+            held.hold(**{hold: True})
+            before = len(held.requests())
+            flight = ours.begin(messages=MESSAGES, max_tokens=4)
+            until_now(lambda before=before: len(held.requests()) > before)  # type: ignore[misc]
+            if hold == "decode":
+                flight.wait_first()
+            flight.disconnect()
+            until_now(lambda: held.requests()[-1].state == "cancelled")
+        wait(ours, ours.idle, "bookings to end")
+        flight = ours.begin(messages=MESSAGES, max_tokens=4)
+        flight.wait_first()
+        fleet.kill("worker-0")
+        answer = flight.result()
+        assert [one["error"]["code"] for one in answer.chunks if "error" in one] == [500]
+        assert not ours.complete(PROMPT).ok
+        wait(ours, lambda: not ours.ready(), "the dead worker to be left out")
+
+
+def test_streams_go_on_when_their_worker_is_killed() -> None:
+    plans = aggregated(3, kind="held")
+    with DynamoFleet(plans) as fleet, our_frontend(fleet, "--migration-limit", "2") as ours:
+        for worker in fleet.workers.values():
+            worker.held.hold(decode=True)
+        usage = {"stream_options": {"include_usage": True}}
+        with ThreadPoolExecutor(1) as threads:
+            stream = ours.begin(messages=MESSAGES, max_tokens=5, **usage)
+            stream.wait_first()
+            whole = threads.submit(ours.chat, MESSAGES, max_tokens=5, timeout=60)
+
+            def busy() -> list[str]:
+                return [n for n, w in fleet.workers.items() if w.held.requests("decode")]
+
+            # Both may be on one worker; what is killed is held again on another one.
+            until_now(lambda: sum(len(fleet.workers[n].held.requests("decode")) for n in busy())
+                      == 2)  # fmt: skip
+            first = busy()[0]
+            fleet.kill(first)
+            until_now(lambda: sum(len(fleet.workers[n].held.requests("decode")) for n in busy())
+                      == 2)  # fmt: skip
+            sent = [one.tokens for w in fleet.workers.values() for one in w.held.requests()]
+            fleet.kill(busy()[0])
+            [last] = fleet.workers.values()
+            until_now(lambda: len(last.held.requests("decode")) == 2)
+            last.held.release()
+            streamed, unary = stream.result(), whole.result(60)
+        assert (streamed.status, unary.status) == (200, 200)
+        [counted] = [c["usage"] for c in streamed.chunks if c.get("usage")]
+        prompt = counted["prompt_tokens"]
+        assert prompt + 1 in sent  # what was generated was sent on
+        assert counted["completion_tokens"] == unary.body["usage"]["completion_tokens"] == 5
+        assert unary.body["usage"]["prompt_tokens"] == prompt
+        ends = [c["choices"][0]["finish_reason"] for c in streamed.chunks if c.get("choices")]
+        assert ends[-1] == "length"
+        assert ends.count("length") == 1
+        wait(ours, lambda: len(ours.ready()) == 1, "the dead workers to be left out")
+
+
+def test_a_worker_that_leaves_is_gone_at_once_and_a_new_one_is_served() -> None:
+    plans = [*aggregated(2), WorkerPlan("late", late=True)]
+    with DynamoFleet(plans, speedup=0) as fleet, our_frontend(fleet) as ours:
+        gone = fleet.workers["worker-0"].instance_id
+        fleet.kill("worker-0", signal.SIGTERM)
+        wait(ours, lambda: gone not in ours.ready(), "the worker to leave")
+        late = fleet.start_worker("late")
+        wait(ours, lambda: late.instance_id in ours.ready(), "the late worker")
+        assert {ours.complete([n, *PROMPT]).status for n in range(3, 23)} == {200}
+
+
+# -- prefill and decode ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("enforcement", "weight"), [("required", None), ("preferred", 0.85)])
+def test_prefill_and_decode_in_one_zone(enforcement: str, weight: float | None) -> None:
+    plans = two_zones(enforcement, weight)
+    with DynamoFleet(plans, speedup=0) as fleet, our_frontend(fleet) as ours:
+        for number in range(12):
+            prompt = [3 + number, *PROMPT]
+            answer = ours.complete(prompt, max_tokens=3, stream=number % 2 == 0)
+            assert answer.ok, answer
+            placed = answer.placement
+            assert placed.prefill != placed.decode
+            one, two = zones(fleet, [placed.prefill, placed.decode])
+            assert one == two
+        whole = ours.chat(MESSAGES, max_tokens=4)
+        assert whole.body["usage"]["completion_tokens"] == 4
+        fleet.kill("decode-a0", signal.SIGTERM)
+        wait(ours, lambda: len(ours.ready()) == 3, "the worker to leave")
+        pinned = {"prefill_worker_id": fleet.workers["prefill-a0"].instance_id}
+        answer = ours.complete(PROMPT, nvext=pinned)
+        if enforcement == "required":
+            assert answer.status == 503
+        else:
+            assert zones(fleet, [answer.placement.decode]) == ["zone-b"]
+
+
+# -- other planes ----------------------------------------------------------------------------------
+
+
+def test_etcd_and_nats_and_both_gone_for_a_while(tmp_path: Path) -> None:
+    etcd = EtcdServer(tmp_path / "etcd")
+    etcd.start()
+    try:
+        with (
+            DynamoFleet(
+                aggregated(2),
+                discovery="etcd",
+                etcd_endpoints=etcd.url,
+                event_plane="nats",
+                environment={"DYN_REQUEST_PLANE": "nats"},
+                speedup=0,
+            ) as fleet,
+            our_frontend(fleet) as ours,
+        ):
+            assert all(one["endpoint"].startswith("nats") for one in ours.workers())
+            first = ours.complete(PROMPT, max_tokens=3)
+            assert first.ok, first
+            wait(ours, lambda: ours.dry_run(PROMPT).placement == first.placement, "the index")
+            assert ours.chat(MESSAGES, stream=True, max_tokens=3).ok
+
+            def interrupted() -> bool:
+                return any(code == "DISCOVERY_INTERRUPTED" for code, _ in ours.conditions())
+
+            etcd.kill()
+            wait(ours, interrupted, "the condition")
+            assert ours.complete(PROMPT).ok
+            etcd.start()
+            wait(ours, lambda: not interrupted(), "discovery to be read again")
+            assert ours.complete(PROMPT).ok
+    finally:
+        etcd.close()
