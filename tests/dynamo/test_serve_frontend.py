@@ -8,62 +8,20 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.contract.etcd_server import EtcdServer
-from tests.dynamo.answers import Case, Seen, cases, parsed
-from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated, two_zones
 from tests.dynamo.ours import OurFrontend, our_frontend, wait, zones
 from tests.waiting import until_now
 
 PROMPT = list(range(3, 103))
 MESSAGES = [{"role": "user", "content": "Where do my blocks live? " * 8}]
-
-
-# -- the same answers ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def scripted() -> Iterator[tuple[DynamoFleet, OurFrontend]]:
-    with (
-        DynamoFleet([WorkerPlan("scripted", kind="scripted")]) as fleet,
-        our_frontend(fleet) as ours,
-    ):
-        yield fleet, ours
-
-
-def test_answers_are_those_of_dynamos_frontend(
-    scripted: tuple[DynamoFleet, OurFrontend], finding: Callable[[str], None]
-) -> None:
-    fleet, ours = scripted
-
-    def answer(client: FrontendClient, case: Case) -> Seen:
-        body = case.body()
-        status, text = client._raw("POST", case.path, body, 60)
-        return parsed(status, body.get("stream") is True, text)
-
-    checked = cases(300)
-    different = []
-    with ThreadPoolExecutor(8) as pool:
-        own = list(pool.map(lambda case: answer(ours, case), checked))
-        theirs = list(pool.map(lambda case: answer(fleet.frontend, case), checked))
-    for case, mine, dynamos in zip(checked, own, theirs, strict=True):
-        if mine != dynamos and not _failed_at_once(mine, dynamos):
-            different.append(f"{case}\nours   {mine}\ntheirs {dynamos}")
-    finding(f"{len(checked) - len(different)} of {len(checked)} answers of ours are Dynamo's")
-    assert not different, f"{len(different)}\n" + "\n\n".join(different[:3])
-
-
-def _failed_at_once(mine: Seen, dynamos: Seen) -> bool:
-    """A worker that fails before its first output: our streams have the status of an error, so that
-    clients try again; Dynamo's have 200 and an error event."""
-    failed = isinstance(dynamos.events[0], dict) and "error" in dynamos.events[0]
-    return (mine.status, dynamos.status, len(dynamos.events)) == (500, 200, 2) and failed
 
 
 # -- one pool --------------------------------------------------------------------------------------
@@ -81,7 +39,7 @@ def test_hundreds_of_requests_at_once(pool: tuple[DynamoFleet, OurFrontend]) -> 
     def ask(number: int) -> tuple[int, int]:
         stream = number % 2 == 0
         prompt = [3 + number % 300, *PROMPT]
-        options = {"stream_options": {"include_usage": True}} if stream else {}
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
         answer = ours.complete(prompt, max_tokens=20, stream=stream, timeout=120, **options)
         usages = [c["usage"] for c in (*answer.chunks, answer.body) if c.get("usage")]
         return answer.status, usages[0]["completion_tokens"] if usages else 0
@@ -157,7 +115,7 @@ def test_streams_go_on_when_their_worker_is_killed() -> None:
     with DynamoFleet(plans) as fleet, our_frontend(fleet, "--migration-limit", "2") as ours:
         for worker in fleet.workers.values():
             worker.held.hold(decode=True)
-        usage = {"stream_options": {"include_usage": True}}
+        usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
         with ThreadPoolExecutor(1) as threads:
             stream = ours.begin(messages=MESSAGES, max_tokens=5, **usage)
             stream.wait_first()

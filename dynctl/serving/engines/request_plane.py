@@ -183,7 +183,7 @@ class PlaneDispatch:
         if call.token_ids is None or tokenizer is None:
             why = "; ".join(call.request.notes) or "the model has no tokenizer"
             raise _unsupported(why, parsed.prompt_field)
-        card = self._registry.card_of(model)
+        card = self._registry.card_of(call.request.model)
         parser = None if card is None else reasoning_parser_of(options, card.runtime_config)
         request = engine_request(
             options,
