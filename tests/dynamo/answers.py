@@ -90,7 +90,9 @@ def parsed(status: int, streamed: bool, text: str) -> Seen:
 
 
 def _event(event: str) -> Any:
-    assert event.startswith("data: "), event
+    if not event.startswith("data: "):
+        assert event.startswith("event: "), event
+        return "event: request_id" if event.startswith("event: request_id\n") else event
     data = event.removeprefix("data: ")
     return data if data == "[DONE]" else _plain(json.loads(data))
 
@@ -269,6 +271,9 @@ def _fields(source: random.Random, chat: bool, logprobs: bool, choices: int) -> 
     if extra < 0.15:
         names = ["completion_token_ids", "stop_reason", "unknown"]
         fields["nvext"] = {"extra_fields": source.sample(names, source.randint(1, 3))}
+    elif extra < 0.2:
+        names = ["token_ids", "request_id", "unknown"]
+        fields["nvext"] = {"annotations": source.sample(names, 2)}
     if source.random() < 0.6:
         fields["stream"] = True
         options = {}

@@ -157,6 +157,7 @@ class EngineAnswer:
         self._whole: dict[int, _Choice] = {}
         self._nvext: dict[str, Any] = {}
         self._before, self._after = self._frame()
+        self._preamble = self._annotated(request.token_ids, request_id) if options.stream else ()
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -184,7 +185,9 @@ class EngineAnswer:
         if self.stopped:
             return ()
         held, self._held = self._held, None
-        before = () if held is None else self._output(held)
+        before, self._preamble = self._preamble, ()
+        if held is not None:
+            before += self._output(held)
         if output.finish_reason in _CANCELLED:
             self._held = output
             return before
@@ -192,7 +195,7 @@ class EngineAnswer:
 
     def end(self) -> tuple[bytes, ...]:
         """The last events of a stream: the worker has sent everything, or ``stopped`` is set."""
-        return (*self._rest(), *self._usage_event(), DONE)
+        return (*self._preamble, *self._rest(), *self._usage_event(), DONE)
 
     def body(self) -> bytes:
         """The whole answer of a request that is not streamed; as :meth:`end`, once."""
@@ -401,6 +404,16 @@ class EngineAnswer:
         return self._decoder.decode([token_id], self._skip) if text is None else text
 
     # -- what the client sees ----------------------------------------------------------------------
+
+    def _annotated(self, prompt: Sequence[int], request_id: str) -> tuple[bytes, ...]:
+        """The events before the first output, which ``nvext.annotations`` ask for."""
+        ids = msgspec.json.encode(list(prompt)).decode()
+        values = {"request_id": request_id, "token_ids": ids}
+        return tuple(
+            f"event: {name}\n: ".encode() + msgspec.json.encode(value) + b"\n\n"
+            for name, value in values.items()
+            if name in self._options.nvext.annotations
+        )
 
     def _frame(self) -> tuple[bytes, bytes]:
         """The bytes of an event before and after its choices."""

@@ -28,6 +28,7 @@ from dynctl.wire.nvext import NvExt, Taints, parse_nvext
 _MAX_STOPS: Final = 32
 _MAX_SUFFIX: Final = 10_000
 _FUNCTION: Final = re.compile(r"[A-Za-z0-9_-]{1,96}")
+_FORMATTED_PROMPT: Final = "formatted_prompt"
 _F32: Final = struct.Struct("<f")
 
 _U8 = Annotated[int, Meta(ge=0, le=255)]
@@ -208,6 +209,10 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
             read.logprobs,
             read.logprobs is not None,
             read.best_of,
+        )
+    if read.stream and _FORMATTED_PROMPT in nvext.annotations:
+        raise RequestError(
+            501, "unsupported", "nvext.annotations", f"{_FORMATTED_PROMPT} is not supported"
         )
     strings, ids = _stops(read)
     usage = read.stream_options or _StreamOptions()

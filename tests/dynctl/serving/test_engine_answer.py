@@ -105,6 +105,15 @@ def test_after_a_stop_the_worker_can_stop_and_its_output_does_not_count() -> Non
     assert made.token_ids == [68, 69]
 
 
+def test_annotations_are_events_before_the_first_output() -> None:
+    made = answer([5, 6], stream=True, nvext={"annotations": ["token_ids", "request_id", "x"]})
+    *preamble, event = [each for each in fed(made, output(68)).decode().split("\n\n") if each]
+    assert preamble == ['event: request_id\n: "7"', 'event: token_ids\n: "[5,6]"']
+    assert event.startswith("data: ")
+    assert b"event:" not in b"".join(made.end())
+    assert b"event:" in b"".join(answer(stream=True, nvext={"annotations": ["token_ids"]}).end())
+
+
 def test_errors_name_what_the_worker_did() -> None:
     with pytest.raises(AnswerError, match="sent choice 1, and 1 were requested"):
         answer().feed(output(68, index=1))
