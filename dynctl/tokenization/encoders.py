@@ -277,10 +277,16 @@ def difference(encoder: Encoder, reference: Encoder, texts: Iterable[str]) -> st
     return f"other ids for {different} of {count} texts of the check" if different else ""
 
 
-def sample_texts(tokenizer_json: str, reference: ReferenceEncoder) -> Iterator[str]:
-    """Texts for the comparison of encoders, the same for the same tokenizer: runs of the model's
-    own vocabulary, added tokens and odd Unicode, short and long."""
-    draw = random.Random(_CHECK)
+def sample_texts(
+    tokenizer_json: str,
+    reference: ReferenceEncoder,
+    *,
+    seed: int = _CHECK,
+    count: int = _SHORT_TEXTS,
+) -> Iterator[str]:
+    """Texts for the comparison of encoders, the same for the same tokenizer and ``seed``: runs of
+    the model's own vocabulary, added tokens and odd Unicode; ``count`` short ones and some long."""
+    draw = random.Random(seed)
     tokenizer = reference._tokenizer
     size = max(1, tokenizer.get_vocab_size())
     added = [
@@ -303,7 +309,7 @@ def sample_texts(tokenizer_json: str, reference: ReferenceEncoder) -> Iterator[s
     yield ""
     yield from _ODD
     yield from added[:500]
-    for _ in range(_SHORT_TEXTS):
+    for _ in range(count):
         yield draw.choice(("", " ", "")).join(piece() for _ in range(draw.randint(1, 12)))
     for _ in range(_LONG_TEXTS):
         yield "".join(piece() for _ in range(1_000))

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -26,6 +28,11 @@ from dynctl.tokenization.errors import (
 )
 from dynctl.tokenization.model_directory import ModelFiles, read_model_files
 from dynctl.tokenization.template import ChatTemplate, Message
+
+T = TypeVar("T")
+#: Long prompts of one model that are encoded at a time, so that a burst of them leaves cores to the
+#: event loop; each takes milliseconds.
+THREADS: Final = max(1, min(8, (os.cpu_count() or 2) // 2))
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 """A small tokenizer (ChatML template) for the demo, simulated engines and tests."""
@@ -81,6 +88,7 @@ class ModelTokenizer:
         self._json = files.tokenizer_json
         self._reference = ReferenceEncoder(self._tokenizer)
         self.encoder: Encoder = self._reference
+        self._threads: ThreadPoolExecutor | None = None
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         eos = files.special_tokens.get("eos_token")
         eos_id = self._tokenizer.token_to_id(eos) if eos is not None else None
@@ -224,12 +232,12 @@ class ModelTokenizer:
             template_kwargs=template_kwargs,
         )
         if any(template.heavy for template in self._templates.values()):
-            text = await asyncio.to_thread(render)
+            text = await self._in_thread(render)
         else:
             text = render()
         if len(text) < self.encoder.thread_chars:
             return self.encode_flat(text, field="messages")
-        return await asyncio.to_thread(self.encode_flat, text, field="messages")
+        return await self._in_thread(partial(self.encode_flat, text, field="messages"))
 
     async def encode_prompt_async(
         self, text: str, *, add_special_tokens: bool = True
@@ -238,7 +246,13 @@ class ModelTokenizer:
         encode = partial(self.encode_flat, text, add_special_tokens=add_special_tokens)
         if len(text) < self.encoder.thread_chars:
             return encode()
-        return await asyncio.to_thread(encode)
+        return await self._in_thread(encode)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """The result of ``work`` in one of this model's threads; more work waits for one."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, "tokenizer")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def template_for(self, *, with_tools: bool) -> ChatTemplate:
         """The template for a chat. Raises PromptError if there is none."""

@@ -1,5 +1,6 @@
 """ModelTokenizer and its model directory."""
 
+import asyncio
 import importlib.util
 import json
 import shutil
@@ -18,6 +19,7 @@ from dynctl.tokenization import (
     TokenizerError,
     load_tokenizer,
 )
+from dynctl.tokenization import model as module
 
 DEMO = load_tokenizer(DEMO_MODEL_DIR)
 USER = [{"role": "user", "content": "hello"}]
@@ -234,3 +236,30 @@ def test_a_broken_template_is_an_error_at_load(directory):
 def test_a_path_that_is_not_a_directory(tmp_path):
     with pytest.raises(TokenizerError, match="is not a directory"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+async def test_long_prompts_are_encoded_in_a_bounded_number_of_threads(monkeypatch):
+    tokenizer = load_tokenizer(DEMO_MODEL_DIR)
+    running, most, here = 0, 0, threading.get_ident()
+    lock, both = threading.Lock(), threading.Event()
+    encode = tokenizer.encode_flat
+
+    def encode_flat(text, **options):
+        nonlocal running, most
+        assert threading.get_ident() != here
+        with lock:
+            running += 1
+            most = max(most, running)
+            if running >= module.THREADS:
+                both.set()
+        assert both.wait(60)  # until all threads are busy
+        with lock:
+            running -= 1
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode_flat", encode_flat)
+    text = "word " * tokenizer.encoder.thread_chars
+    asked = [tokenizer.encode_prompt_async(text) for _ in range(3 * module.THREADS)]
+    found = await asyncio.gather(*asked)
+    assert most == module.THREADS
+    assert all(ids == found[0] for ids in found)
