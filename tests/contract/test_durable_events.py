@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from dynctl.adapters.nats.durable_events import DurableEventPlane
 from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
 from dynctl.serving.dynamo.durable import DurableEvents
 from dynctl.wire.dynamo.discovery import KV_EVENTS, EndpointId, EventChannel, JetStreamTransport
+from dynctl.wire.dynamo.events import RouterEvent
+from dynctl.wire.dynamo.radix_state import RADIX_STATE, encode_radix_state, radix_bucket
+from router_core import BlocksStored
 from tests.contract.nats_server import NatsServer, nats_server
 from tests.waiting import patience
 
@@ -204,3 +208,60 @@ async def test_without_the_stream_nothing_counts_as_read(tmp_path: Path) -> None
         await made.publish(WORKER, 4)
         await until(lambda: made.numbers(WORKER) == [0, 1, 4])
         await until(lambda: made.last_condition(WORKER) == ("EVENTS_LOST", 2))
+
+
+async def test_a_snapshot_stands_for_messages_that_a_router_removed(tmp_path: Path) -> None:
+    async with rig(tmp_path) as (made, _):
+        await made.create()
+        js = made.client.jetstream()
+        await made.publish(WORKER, 0, 1, 2)
+        await js.purge_stream(STREAM, seq=4)
+        stored = RouterEvent(WORKER, 0, 0, BlocksStored(None, (100, 101, 102), (0, 1, 2)))
+        await store_snapshot(js, [stored])
+        made.events.attach(WORKER, [0])
+        made.follow()
+        await made.events.settled()
+        assert made.events.not_current() == {}
+        assert made.events.read() == {WORKER}
+        assert made.numbers(WORKER) == [0]
+        await made.publish(WORKER, 3)
+        await until(lambda: made.numbers(WORKER) == [0, 3])
+        assert made.events.not_current() == {}
+        # A worker that registers later has the snapshot read again for it.
+        assert made.last_condition(WORKER) == ("INDEX_CURRENT", 0)
+
+
+async def test_a_snapshot_older_than_the_stream_keeps_messages_is_not_enough(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path) as (made, _):
+        js = made.client.jetstream()
+        await js.add_stream(StreamConfig(STREAM, subjects=[f"{STREAM}.*"], max_age=0.2))
+        await store_snapshot(js, [RouterEvent(WORKER, 0, 0, BlocksStored(None, (100,), (0,)))])
+        aged = time.monotonic() + 0.25
+        await until(lambda: time.monotonic() > aged)
+        await made.publish(WORKER, 0)
+        await js.purge_stream(STREAM)
+        made.events.attach(WORKER, [0])
+        made.follow()
+        await made.events.settled()
+        assert made.events.not_current() != {}
+
+
+async def test_an_unreadable_snapshot_makes_the_index_degraded(tmp_path: Path) -> None:
+    async with rig(tmp_path) as (made, _):
+        await made.create()
+        js = made.client.jetstream()
+        await made.publish(WORKER, 0)
+        await js.purge_stream(STREAM)
+        store = await js.create_object_store(radix_bucket(CHANNEL.scope))
+        await store.put(RADIX_STATE, b"nonsense")
+        made.events.attach(WORKER, [0])
+        made.follow()
+        await made.events.settled()
+        assert made.events.not_current() != {}
+
+
+async def store_snapshot(js: Any, events: list[RouterEvent]) -> None:
+    store = await js.create_object_store(radix_bucket(CHANNEL.scope))
+    await store.put(RADIX_STATE, encode_radix_state(events))

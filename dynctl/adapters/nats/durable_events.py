@@ -7,12 +7,14 @@ and the server removes it after some seconds without a reader. The stream itself
 import asyncio
 import contextlib
 from collections.abc import Callable
-from datetime import datetime
-from typing import Final
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
 from nats.js.errors import NotFoundError
 
@@ -28,7 +30,8 @@ from dynctl.adapters.ports import (
     RequestPlaneError,
 )
 from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES
-from dynctl.wire.dynamo.discovery import EventChannel, JetStreamTransport
+from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, JetStreamTransport
+from dynctl.wire.dynamo.radix_state import MAX_BYTES, RADIX_STATE, radix_bucket
 
 _RESPONSE_S: Final = 5.0
 _CHECK_S: Final = 2.0
@@ -65,6 +68,29 @@ class DurableEventPlane:
         await self.messenger.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The snapshot of a router's index, and when it was stored."""
+
+    data: bytes
+    at: datetime
+
+
+async def read_snapshot(js: JetStreamContext, scope: EndpointId) -> Snapshot | None:
+    """The snapshot of a component; None without one, or if it cannot be read."""
+    try:
+        store = await js.object_store(radix_bucket(scope))
+        info = await store.get_info(RADIX_STATE)
+        if info.deleted or (info.size or 0) > MAX_BYTES:
+            return None
+        found = await store.get(RADIX_STATE)
+    except (NatsError, OSError, TimeoutError, ValueError):
+        return None
+    stored: Any = info.mtime  # the library has a time where it declares a text
+    at = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
+    return Snapshot(found.data or b"", datetime.now(UTC) if at is None else at)
+
+
 class _Stale(Exception):
     """The stream has to be read with a new consumer; the message has the reason."""
 
@@ -72,9 +98,10 @@ class _Stale(Exception):
 class DurableFollower:
     """Reads one stream from its first message.
 
-    CHANNEL_CONNECTED comes once the messages that the stream had at the connection are read.
-    EVENTS_DROPPED counts messages that it does not keep any more. ``sequence`` of a message is the
-    stream's number of it, from 1; its payload is undecoded.
+    Where a router has removed messages from it, the router's snapshot comes first: a message with
+    the topic ``radix-state``, number 0. CHANNEL_CONNECTED comes once the messages that the stream
+    had at the connection are read. EVENTS_DROPPED counts messages that it does not keep any more.
+    ``sequence`` of a message is the stream's number of it, from 1; its payload is undecoded.
     """
 
     def __init__(
@@ -119,6 +146,8 @@ class DurableFollower:
         """Read until the connection ends."""
         js = client.jetstream(timeout=_RESPONSE_S)
         info = await js.stream_info(stream)
+        if self._next == 1 and info.state.first_seq > 1:
+            await self._take_snapshot(js, info)
         self._resume(info)
         end = info.state.last_seq
         turn = size = 0
@@ -151,6 +180,22 @@ class DurableFollower:
         finally:
             with contextlib.suppress(NatsError, OSError):
                 await consumer.unsubscribe()
+
+    async def _take_snapshot(self, js: JetStreamContext, info: StreamInfo) -> None:
+        """Emit the snapshot of the messages that were removed.
+
+        It is complete as long as the stream has all messages since it was taken: they stay for the
+        stream's maximum age, unless a router purges them, which is followed by another snapshot.
+        """
+        found = await read_snapshot(js, self._channel.scope)
+        if found is None:
+            return
+        age = datetime.now(UTC) - found.at
+        kept = info.config.max_age
+        channel, at = self._channel, int(found.at.timestamp() * 1000)
+        self._emit(ChannelMessage(RADIX_STATE, channel.publisher_id, 0, at, found.data))
+        if not kept or age.total_seconds() < kept:
+            self._next = info.state.first_seq
 
     async def _watch(self, client: Client, stream: str) -> None:
         """Compare with the stream, because a consumer that stops makes no error."""

@@ -25,6 +25,7 @@ from dynctl.adapters.ports import (
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.workers import StreamState
 from dynctl.wire.dynamo.events import RouterEvent, UnknownEvent, decode_durable_event
+from dynctl.wire.dynamo.radix_state import RADIX_STATE, decode_radix_state
 from dynctl.wire.event_sequence import EventSequence, Verdict
 from router_core import Cleared
 
@@ -46,6 +47,9 @@ class _Rank:
     lost: int = 0
     duplicates: int = 0
     unknown_events: int = 0
+    #: Events before its first one are in a snapshot; the snapshot has some.
+    in_snapshot: bool = False
+    restored: bool = False
 
     @property
     def incomplete(self) -> int:
@@ -63,6 +67,7 @@ class DurableEvents:
         self._skipped: set[int] = set()
         self._connected = False
         self._truncated = False  # messages are missing, of any rank
+        self._from_snapshot = False  # messages before the stream are in a snapshot
         self._malformed = 0
         self._problem = "its stream is being read"
         self._settled = asyncio.Event()
@@ -81,7 +86,9 @@ class DurableEvents:
 
     def read(self) -> frozenset[int]:
         """The workers of which events are read: before the first one a worker may publish none."""
-        seen = (key for key, one in self._ranks.items() if one.sequence.last is not None)
+        seen = (
+            key for key, one in self._ranks.items() if one.sequence.last is not None or one.restored
+        )
         return frozenset(worker_id for worker_id, _ in seen) if self._connected else frozenset()
 
     def not_current(self) -> dict[Rank, str]:
@@ -115,7 +122,7 @@ class DurableEvents:
         """Take the events of a worker from now on; whether the stream must be read again for it."""
         new = [(worker_id, rank) for rank in ranks if (worker_id, rank) not in self._ranks]
         for rank in new:
-            self._ranks[rank] = _Rank(doubted=self._truncated)
+            self._ranks[rank] = _Rank(doubted=self._truncated, in_snapshot=self._from_snapshot)
             if self._connected:
                 self._report_connected(rank)
         seen = worker_id in self._skipped or len(self._skipped) >= MAX_SKIPPED
@@ -148,6 +155,9 @@ class DurableEvents:
         if isinstance(value, ChannelCondition):
             self._condition(value)
             return
+        if value.topic == RADIX_STATE:
+            self._snapshot(value.payload)
+            return
         try:
             event, first = decode_durable_event(value.payload)
         except WireError as error:
@@ -160,12 +170,36 @@ class DurableEvents:
         elif len(self._skipped) < MAX_SKIPPED:
             self._skipped.add(event.worker_id)
 
+    def _snapshot(self, payload: bytes) -> None:
+        """Take what a router had indexed when it removed messages of the stream."""
+        try:
+            events = decode_radix_state(payload)
+        except WireError as error:
+            self._malformed += 1
+            self._doubt_all(f"the snapshot of its events is unreadable: {error}")
+            return
+        self._from_snapshot = True
+        for one in self._ranks.values():
+            one.in_snapshot = True
+        for event in events:
+            rank = (event.worker_id, event.dp_rank)
+            if rank not in self._ranks:
+                if len(self._skipped) < MAX_SKIPPED:
+                    self._skipped.add(event.worker_id)
+            elif self._ranks[rank].sequence.last is None and not isinstance(
+                event.event, UnknownEvent
+            ):
+                self._ranks[rank].restored = True
+                self._emit(IndexUpdate(*rank, event.event_id, (event.event,), 0.0))
+
     def _event(self, one: _Rank, event: RouterEvent, first: int) -> None:
         rank = (event.worker_id, event.dp_rank)
         if one.sequence.last is None:
             # A stream that has lost nothing has a rank's first event, which is 0 or 1.
             complete = not one.doubted and event.event_id == 1
-            one.sequence = EventSequence(1 if complete else min(first, event.event_id))
+            start = 1 if complete else min(first, event.event_id)
+            # What came before is in the snapshot, which has no number.
+            one.sequence = EventSequence(event.event_id if one.in_snapshot else start)
         verdict = one.sequence.judge(event.event_id)
         if verdict not in (Verdict.NEXT, Verdict.GAP):
             one.duplicates += 1
