@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from router_core.frozen import quick_init
+
 DEVICE = "device"
 """The tier whose blocks the prefix index holds: the accelerator's own memory. Those of the tiers
 below it are in :mod:`router_core.lower_tiers`."""
@@ -97,6 +99,7 @@ class Refusal:
     message: str
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class StoreResult:
     """The result of a stored event, in blocks: newly held, held before, refused (with a reason)."""
@@ -106,6 +109,7 @@ class StoreResult:
     refused: Refusal | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class RemoveResult:
     """The result of a removal, in blocks.

@@ -1,4 +1,4 @@
-"""Frozen values that each decision creates: its inputs, its terms and itself."""
+"""Frozen values that each decision and each event creates."""
 
 from __future__ import annotations
 

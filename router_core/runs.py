@@ -32,7 +32,7 @@ ROOT = 2**64 - 1
 """The above of a run that starts prompts."""
 WIDTH = 24
 _SAME_MASKS = 4096
-_PIECE = 512
+_BEGINNING = 32
 _MOST_RUNS = 1 << VALUE_BITS - POSITION_BITS
 
 u64 = Struct("=Q").unpack_from
@@ -44,6 +44,12 @@ Buffer = bytes | memoryview
 def packer(count: int) -> Struct:
     """A Struct of ``count`` u64."""
     return Struct(f"={count}Q")
+
+
+def _packed(hashes: Sequence[int]) -> memoryview:
+    """Hashes (u64) as bytes."""
+    column = hashes if isinstance(hashes, array) else array("Q", hashes)
+    return memoryview(column).cast("B")
 
 
 class Runs:
@@ -352,21 +358,6 @@ class Runs:
         body = self.bodies[run]
         return body.startswith(data, len(body) // 3 * 2 + 8 * first)
 
-    def same_locals(self, run: int, local: Sequence[int], at: int) -> int:
-        """How many local hashes of a run equal those of a prompt from ``at`` on.
-
-        Takes the prompt in pieces, so that no more of it is converted than is held.
-        """
-        wanted = min(self.lengths[run], len(local) - at)
-        same = 0
-        while same < wanted:
-            piece = array("Q", local[at + same : at + min(wanted, same + _PIECE)])
-            found = self.equal_locals(run, same, memoryview(piece).cast("B"), 0)
-            same += found
-            if found < len(piece):
-                break
-        return same
-
     def levels(
         self, hashes: Sequence[int], live: int, *, local: bool = False
     ) -> tuple[tuple[int, int], ...]:
@@ -380,11 +371,16 @@ class Runs:
         shards = len(kids)
         total, at, above = len(hashes), 0, ROOT
         sequence = hashes[0]
+        # Packing is most of the cost, so it waits until a beginning of the prompt is held.
+        data = _packed(hashes[:_BEGINNING]) if local else memoryview(b"")
         while run := self.start(sequence, above):
             body = bodies[run]
             if local:
                 # The first block is the same, since its sequence hash is.
-                same = self.same_locals(run, hashes, at) or 1
+                same = self.equal_locals(run, 0, data, at) or 1
+                if (at + same) * 8 == len(data) and at + same < total:
+                    data = _packed(hashes)
+                    same = self.equal_locals(run, 0, data, at)
             else:
                 same = lengths[run]
                 if same > total - at:

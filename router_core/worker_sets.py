@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress, count
 
+from router_core.frozen import quick_init
 from router_core.sharded import ShardedDict
 
 # The digits "0" and "1" as the numbers 0 and 1.
@@ -41,6 +42,7 @@ def nth_slot(mask: int, number: int) -> int:
     return (mask & -mask).bit_length() - 1
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Overlaps:
     """Leading blocks of one prompt that each slot holds.
