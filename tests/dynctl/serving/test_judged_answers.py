@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 
 import pytest
@@ -226,3 +227,43 @@ async def test_an_answer_of_500_counts_as_a_death_and_503_does_not():
             assert (await fleet.chat())[0] == status
             assert sum(engine.seen for engine in engines) == tries
             await fleet.idle()
+
+
+async def test_a_client_that_does_not_read_stops_its_engine():
+    """What waits for it is bounded: sockets' buffers, and a few hundred KiB here."""
+    most, piece = 64 << 20, b"data: " + b"x" * 65_536 + b"\n\n"
+    written = 0
+
+    async def floods(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(EVENT)
+        while written < most:
+            await response.write(piece)
+            written += len(piece)
+        return response
+
+    async with (
+        hostile(floods) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        host, port = "127.0.0.1", fleet.frontend.port
+        body = json.dumps(chat_body("hello", stream=True)).encode()
+        reader, writer = await asyncio.open_connection(host, port, limit=1024)
+        try:
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+            before, still = -1, 0
+            while still < 20 and written < most:
+                still = still + 1 if written == before else 0
+                before = written
+                await asyncio.sleep(0.05)
+            assert 0 < written < most
+        finally:
+            writer.transport.abort()
+        await fleet.idle()
