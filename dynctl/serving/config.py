@@ -7,6 +7,7 @@ from typing import Literal
 
 from dynctl.base.options import GlobalOptions
 from dynctl.serving.engines.ejection import EjectionLimits
+from dynctl.wire.dynamo.discovery import EndpointId
 from router_core import RouterConfig
 
 #: Ranks up to which every decision lists its rejections and is kept whole: in a fleet of this size
@@ -90,7 +91,8 @@ class DynamoConfig:
     or None for all. ``cache`` is the directory for the files of models. ``response_port``: where
     workers' responses arrive; 0: a free port. ``migration_limit``: how often a response may go on
     with another worker, None: as the model's card says; it does not from ``migration_max_tokens``
-    tokens of prompt and output on.
+    tokens of prompt and output on. ``endpoint``: only its workers, for a router that registers as a
+    component of Dynamo and listens at ``rpc_host`` for requests; None: all, for a frontend.
     """
 
     planes: GlobalOptions
@@ -99,6 +101,8 @@ class DynamoConfig:
     response_port: int = 0
     migration_limit: int | None = None
     migration_max_tokens: int | None = None
+    endpoint: EndpointId | None = None
+    rpc_host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,12 +83,16 @@ class DynamoFleet(Fleet):
             on_available=self._take_reasons,
             on_interrupted=self._interrupted,
             sequences=False,
+            only=dynamo.endpoint,
             apply=service.apply,
             runtime=ObserverRuntime(service.tasks, self.index),
         )
         self._title = planes.title
         self.discovery = planes.discovery
+        self.requests = planes.requests
         self._cache = dynamo.cache
+        #: A component gets token ids and forwards them.
+        self._reads_files = dynamo.endpoint is None
         self._workers: dict[int, RegisteredWorker] = {}
         self._models: dict[str, _Model] = {}
         self._reasons: Mapping[int, str] = {}
@@ -313,7 +317,7 @@ class DynamoFleet(Fleet):
             if task is not None:
                 task.cancel()
             self._service.clear_condition(codes.MODEL_FILES_INVALID, name)
-        if self._config.model_path is not None:
+        if self._config.model_path is not None or not self._reads_files:
             return
         for name in models:
             item = self._first(name)

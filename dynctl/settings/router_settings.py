@@ -57,8 +57,7 @@ _BYPASS_FIELDS: Final = {
 
 #: Variables of Dynamo's router that are no settings -> what dynctl lacks for them.
 _NOT_READ: Final = {
-    "DYN_ROUTER_ENDPOINT": "workers that register with Dynamo are not read by serve router yet; "
-    "use --worker or --workers-file",
+    "DYN_ROUTER_ENDPOINT": "set --endpoint on dynctl serve router",
 }
 _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
 _LOAD_MODEL: Final = "router_prefill_load_model"

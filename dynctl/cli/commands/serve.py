@@ -177,8 +177,20 @@ Endpoint = Annotated[
     typer.Option(
         "--endpoint",
         metavar="NAMESPACE.COMPONENT.ENDPOINT",
-        help="Workers of a Dynamo endpoint; not supported yet, give their engines with --worker.",
-        rich_help_panel=_WORKERS,
+        help="Be a component of Dynamo: route among the workers of this endpoint, and register "
+        "the endpoints of a router (NAMESPACE.router.generate, ..) in discovery.",
+        rich_help_panel=_DYNAMO,
+    ),
+]
+RpcHost = Annotated[
+    str,
+    typer.Option(
+        "--rpc-host",
+        metavar="HOST",
+        envvar="DYN_TCP_RPC_HOST",
+        help="With --endpoint: address for requests of Dynamo's processes, which is registered. "
+        "Their requests need no key or token.",
+        rich_help_panel=_DYNAMO,
     ),
 ]
 RouterUrl = Annotated[
@@ -456,6 +468,8 @@ def router(
     worker: Workers = None,
     workers_file: WorkersFile = None,
     endpoint: Endpoint = None,
+    rpc_host: RpcHost = "127.0.0.1",
+    response_port: ResponsePort = 0,
     model_path: ModelPath = None,
     trust_template: TrustTemplate = False,
     tokenizer: TokenizerChoice = "auto",
@@ -474,11 +488,15 @@ def router(
     announce: Announce = False,
 ) -> int:
     """Run the router alone, for other frontends: select, book and free over HTTP."""
+    dynamo = None
     if endpoint is not None:
-        raise _no_endpoint(endpoint)
+        dynamo = _component(
+            options, endpoint, rpc_host, response_port, given=(worker, workers_file)
+        )
     config = _config(
         router_flags,
         access,
+        dynamo=dynamo,
         host=http_host,
         port=http_port,
         workers=tuple(worker or ()),
@@ -617,19 +635,41 @@ def _dynamo(
     )
 
 
-def _no_endpoint(endpoint: str) -> UsageProblem:
-    """The error of Dynamo's --endpoint: what it names, and how its workers are given here."""
-    parts = endpoint.split(".")
+def _component(
+    options: GlobalOptions,
+    endpoint: str,
+    rpc_host: str,
+    response_port: int,
+    *,
+    given: tuple[Any, Any],
+) -> Any:
+    """The DynamoConfig of a router that is a component of Dynamo; raises UsageProblem."""
+    from dynctl.adapters.dynamo.model_files import cache_directory
+    from dynctl.adapters.dynamo.planes import backend
+    from dynctl.serving.config import DynamoConfig
+    from dynctl.wire.dynamo.discovery import EndpointId
+
+    parts = endpoint.removeprefix("dyn://").split(".")
     if len(parts) != 3 or not all(parts):
-        return UsageProblem(
+        raise UsageProblem(
             f"--endpoint {endpoint[:200]}: expected NAMESPACE.COMPONENT.ENDPOINT, for example "
             "dynamo.prefill.generate"
         )
-    return UsageProblem(
-        f"--endpoint {endpoint[:200]}: serve router does not read workers that register with "
-        "Dynamo yet",
-        "give the engines of that endpoint with --worker URL or --workers-file FILE; role=prefill "
-        """makes a prefill pool, which answers "hops": "prefill" """.rstrip(),
+    if any(given):
+        raise UsageProblem(
+            "--endpoint and --worker or --workers-file: set only one of them",
+            "the workers of --endpoint are those in Dynamo's discovery",
+        )
+    planes = replace(options, context_applied=True)
+    if backend(planes, serving=True) is None:
+        raise UsageProblem(f"--endpoint {endpoint[:200]} needs Dynamo's discovery", _DYNAMO_HINT)
+    return DynamoConfig(
+        planes,
+        parts[0],
+        cache_directory(),
+        response_port,
+        endpoint=EndpointId(*parts),
+        rpc_host=rpc_host,
     )
 
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -38,7 +38,7 @@ from dynctl.serving.dynamo.recovery import RankIndex
 from dynctl.serving.dynamo.shared_channels import SharedChannels
 from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.wire.dynamo.active_sequences import SequenceEvent
-from dynctl.wire.dynamo.discovery import EventChannel, EventSource, Instance
+from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, EventSource, Instance
 from dynctl.wire.dynamo.recovery import (
     RecoveryAnswer,
     TieredScores,
@@ -163,7 +163,8 @@ class Observer:
 
     A process that serves gives its ``runtime``, and is told by ``on_deployment`` what changed, and
     by ``on_available`` which workers may get requests (None: the router is told). ``sequences``
-    False: the load of other routers is not followed.
+    False: the load of other routers is not followed. ``only``: the workers of this endpoint alone,
+    as one pool of workers for whole requests, whatever their role is.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class Observer:
         on_available: Callable[[Mapping[int, str]], None] | None = None,
         on_interrupted: Callable[[str | None], None] = lambda reason: None,
         sequences: bool = True,
+        only: EndpointId | None = None,
         runtime: ObserverRuntime | None = None,
         bounds: ObserverBounds = ObserverBounds(),
     ) -> None:
@@ -212,6 +214,7 @@ class Observer:
         self._on_available = on_available
         self._on_interrupted = on_interrupted
         self._sequences = sequences
+        self._only = only
         self._take_sequences: Callable[[EventChannel, ChannelValue], None] | None = None
         self._own_publishers: Callable[[], Collection[int]] = tuple
         self.tasks = Supervisor() if runtime is None else runtime.tasks
@@ -371,6 +374,8 @@ class Observer:
             return
         before = self.deployment
         self.deployment = self._registrations.deployment(self._namespace)
+        if self._only is not None:
+            self.deployment = _pool(self.deployment, self._only)
         if self.deployment != before or isinstance(change, Listed):
             self._follow_deployment(before)
 
@@ -582,3 +587,13 @@ class Observer:
         while True:
             await asyncio.sleep(_EXPIRY_S)
             self.apply(Expired())
+
+
+def _pool(deployment: Deployment, endpoint: EndpointId) -> Deployment:
+    """The workers of one endpoint, for which a router decides one hop."""
+    workers = tuple(
+        replace(item, worker=replace(item.worker, role=Role.AGGREGATED))
+        for item in deployment.workers
+        if item.instance.endpoint == endpoint
+    )
+    return replace(deployment, workers=workers, worker_sets=())

@@ -12,13 +12,16 @@ import contextlib
 import msgspec
 from aiohttp import web
 
+from dynctl.adapters.dynamo.planes import open_registrar
 from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.dynamo.component import RouterComponent
+from dynctl.serving.dynamo_fleet import DynamoFleet
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.select_api import SelectApi, SlotTrackerApi
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import Frontend, listen, run
+from dynctl.serving.http.server import Frontend, StartError, listen, run
 from dynctl.serving.select_service import SelectService
 from dynctl.serving.slot_tracker import SlotTracker
 
@@ -46,6 +49,7 @@ class RouterProcess(Frontend):
         super().__init__(config, inference=False, extra_routes=[lambda _: self._routes()])
         self.service.serves_pools = True
         self.select_service: SelectService | None = None
+        self.component: RouterComponent | None = None
         self.slot_tracker: SlotTracker | None = None
         self.select_service_port = config.select_service_port
         self.slot_tracker_port = config.slot_tracker_port
@@ -69,6 +73,7 @@ class RouterProcess(Frontend):
             self.service.tasks.start("process supervision", self._follow_processes)
         try:
             await self._start_services()
+            await self._start_component()
         except BaseException:
             await self.close()
             raise
@@ -91,7 +96,33 @@ class RouterProcess(Frontend):
             app = SlotTrackerApi(tracker, config.api_token).application(config.limits)
             await self._serve(app, listener, self._clients())
 
+    async def _start_component(self) -> None:
+        """Register as a component of Dynamo, with ``--endpoint``."""
+        dynamo, fleet = self.config.dynamo, self.fleet
+        if dynamo is None or dynamo.endpoint is None or not isinstance(fleet, DynamoFleet):
+            return
+        self.component = RouterComponent(
+            self.service,
+            fleet,
+            self.selection,
+            fleet.requests,
+            open_registrar(dynamo.planes, fleet.discovery),
+            dynamo.endpoint,
+            dynamo.rpc_host,
+            self.config.limits,
+            indexer=self.config.router.serve_indexer,
+        )
+        try:
+            await self.component.start()
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {dynamo.rpc_host}: {error.strerror or error}; "
+                "use another --rpc-host"
+            ) from None
+
     async def close(self) -> None:
+        if self.component is not None:
+            await self.component.close()
         await super().close()
         if self.select_service is not None:
             await self.select_service.runtime.close()
@@ -124,6 +155,8 @@ class RouterProcess(Frontend):
     async def drain(self) -> None:
         """Refuse new bookings. The requests of existing ones run in their frontends."""
         self.selection.draining = self.service.draining = True
+        if self.component is not None:
+            await self.component.drain(self.config.limits.drain_s)
         await super().drain()
 
     async def _expire_often(self) -> None:

@@ -418,7 +418,7 @@ def test_index_peers_that_cannot_be(dynctl, started, url):
 @pytest.mark.parametrize(
     ("endpoint", "says"),
     [
-        ("dynamo.prefill.generate", "does not read workers that register with Dynamo yet"),
+        ("dynamo.prefill.generate", "needs Dynamo's discovery"),
         ("prefill", "expected NAMESPACE.COMPONENT.ENDPOINT, for example dynamo.prefill.generate"),
         ("dynamo..generate", "expected NAMESPACE.COMPONENT.ENDPOINT"),
     ],
@@ -434,9 +434,7 @@ def test_the_variable_of_a_dynamo_endpoint_is_named(dynctl, started, monkeypatch
     monkeypatch.setenv("DYN_ROUTER_ENDPOINT", "dynamo.prefill.generate")
     ran = dynctl("serve", command)
     assert (ran.code, len(started)) == (0, 1)
-    assert (
-        "warning: DYN_ROUTER_ENDPOINT has no effect: workers that register with Dynamo" in ran.err
-    )
+    assert "warning: DYN_ROUTER_ENDPOINT has no effect: set --endpoint on dynctl serve" in ran.err
 
 
 @pytest.mark.parametrize("command", ["frontend", "router"])

@@ -1,0 +1,453 @@
+"""``serve router --endpoint``: a router as a component of Dynamo, as ``python -m dynamo.router``.
+
+It registers the endpoints ``generate``, ``best_worker_id`` and ``get_overlap_scores`` of the
+component ``router`` in the workers' namespace. ``generate`` takes the request of a worker, chooses
+one, forwards it there and returns its output. Observed with Dynamo 1.6.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from dynctl.adapters.dynamo.registration import Registration
+from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest, RequestServer
+from dynctl.adapters.ports import Registrar, RequestPlaneError
+from dynctl.base.decode_errors import WireError
+from dynctl.health import conditions as codes
+from dynctl.health.deployment import RegisteredWorker
+from dynctl.serving.config import Limits
+from dynctl.serving.service import RoutingService
+from dynctl.wire.dynamo.discovery import EndpointId, Instance, encode_entry
+from dynctl.wire.dynamo.engine_request import MAX_TOKENS, U32, RoutingHints
+from dynctl.wire.dynamo.request_plane import RawItem
+from router_core import (
+    ConfigError,
+    ConstraintError,
+    HashingError,
+    Pin,
+    RoutingPlan,
+    RoutingRequest,
+    constraints,
+    hash_prompt,
+    sequence_hashes,
+)
+from router_core.worker_sets import slots_of
+
+_log = logging.getLogger(__name__)
+
+COMPONENT: Final = "router"
+DRY_RUN: Final = "query_instance_id:"
+INDEXER: Final = "kv_indexer_query"
+#: Hashes of one question to the index.
+MAX_HASHES: Final = 1_000_000
+_NAMES: Final = ("generate", "best_worker_id", "get_overlap_scores")
+_LOOK_S: Final = 0.25
+_NO_WORKER: Final = "no endpoints available to route work"
+_UNAVAILABLE: Final = "Unavailable"
+
+
+class Requests(Protocol):
+    """The client of the request plane."""
+
+    def ask_raw(
+        self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
+    ) -> AsyncIterator[RawItem]: ...
+
+
+class Workers(Protocol):
+    """Finds the entries of workers in discovery."""
+
+    def registered(self, worker_id: int) -> RegisteredWorker | None: ...
+
+
+class Bookings(Protocol):
+    """Places requests and follows them to their end; see :class:`SelectionApi`."""
+
+    @property
+    def bookings(self) -> Mapping[str, Any]: ...
+
+    async def place(
+        self, request: RoutingRequest, prefill_only: Callable[[RoutingPlan], bool]
+    ) -> tuple[RoutingPlan, Any]: ...
+
+    def first_output(self, booking: Any) -> None: ...
+
+    def ended(
+        self, booking: Any, stage: Any, tokens: int, outcome: str, *, computed: bool = True
+    ) -> None: ...
+
+
+class _Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What routing reads of a worker's request; the rest is forwarded as it is."""
+
+    token_ids: list[U32]
+    model: str = ""
+    annotations: list[str] = []
+    routing: RoutingHints | None = None
+
+
+class _Question(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of ``kv_indexer_query``."""
+
+    model_name: str
+    block_hashes: list[int]
+    device_only: bool | None = None
+
+
+class RouterComponent:
+    """The endpoints of one router. ``indexer``: answer ``kv_indexer_query`` too.
+
+    ``register`` makes the registrar; nothing is registered before :meth:`start`, nor while no
+    worker is there.
+    """
+
+    def __init__(
+        self,
+        service: RoutingService,
+        workers: Workers,
+        bookings: Bookings,
+        requests: Requests,
+        registrar: Registrar,
+        endpoint: EndpointId,
+        host: str,
+        limits: Limits,
+        *,
+        indexer: bool = False,
+    ) -> None:
+        self._service = service
+        self._workers = workers
+        self._bookings = bookings
+        self._requests = requests
+        self._limits = limits
+        self.server = RequestServer(host)
+        own = endpoint._replace(component=COMPONENT)
+        handlers = (self.generate, self.best_worker_id, self.get_overlap_scores)
+        self._endpoints = [own._replace(name=name) for name in _NAMES]
+        for at, handler in zip(self._endpoints, handlers, strict=True):
+            self.server.serve(at, handler)
+        if indexer:
+            at = endpoint._replace(name=INDEXER)
+            self._endpoints.append(at)
+            self.server.serve(at, IndexQueries(service).answer)
+        self._subject = f"registration in {registrar.title}"
+        self._registration = Registration(registrar, self._entries, self._report)
+
+    async def start(self) -> None:
+        """Listen and register. Raises OSError and Unreachable."""
+        await self.server.start()
+        await self._registration.start()
+        self._service.tasks.start("registration of the router", self._follow)
+
+    @property
+    def instance_id(self) -> int | None:
+        """The id under which the endpoints are registered now."""
+        return self._registration.instance_id
+
+    async def drain(self, seconds: float) -> None:
+        """Deregister at once, then let the running requests end."""
+        await self._registration.withdraw()
+        await self.server.drain(seconds, "the router is shutting down")
+
+    async def close(self) -> None:
+        """Leaves no entry, connection or task."""
+        await self._registration.close()
+        await self.server.close()
+
+    # -- registration ----------------------------------------------------------------------
+
+    def _entries(self, instance_id: int) -> Iterator[tuple[str, bytes]]:
+        if not self._service.router.registry.models():
+            return  # nothing is registered that cannot serve
+        for endpoint in self._endpoints:
+            yield encode_entry(self.server.instance(endpoint, instance_id))
+
+    async def _follow(self) -> None:
+        before = False
+        while True:
+            now = bool(self._service.router.registry.models())
+            if now != before:
+                before = now
+                self._registration.update()
+            await asyncio.sleep(_LOOK_S)
+
+    def _report(self, problem: str | None) -> None:
+        if problem is None:
+            self._service.clear_condition(codes.DISCOVERY_INTERRUPTED, self._subject)
+        else:
+            text = f"{problem}; Dynamo's processes may not find this router"
+            self._service.set_condition(codes.DISCOVERY_INTERRUPTED, self._subject, text)
+
+    # -- endpoints -------------------------------------------------------------------------
+
+    async def generate(self, plane: PlaneRequest) -> AsyncIterator[Any]:
+        """Choose a worker, forward the request there, and return its output."""
+        body = plane.body
+        try:
+            prompt = msgspec.convert(body, _Prompt, strict=True)
+        except msgspec.ValidationError as error:
+            raise ErrorItem(f"invalid request: {error}", "InvalidArgument") from None
+        service = self._service
+        began, received = service.clock(), service.wall()
+        request = self._request(prompt, plane.request_id)
+        if DRY_RUN in prompt.annotations:
+            plan = service.plan(request)
+            ref = _chosen(plan)
+            yield {
+                "data": {**_EMPTY, "routing_data": {**_ids(*ref), "token_ids": prompt.token_ids}}
+            }
+            return
+        plan, _ = await self._bookings.place(request, lambda _: False)
+        ref = _chosen(plan)
+        booking = self._bookings.bookings[request.id]
+        first_at: float | None = None
+        tokens, outcome = 0, "error"
+        try:
+            forwarded = {**body, "routing": _hints(body.get("routing"), *ref)}
+            worker = self._workers.registered(ref[0])
+            if worker is None:
+                raise ErrorItem(f"worker {ref[0]} is not registered any more", _UNAVAILABLE)
+            answer = self._requests.ask_raw(
+                worker.instance,
+                forwarded,
+                timeout=self._limits.idle_s,
+                max_bytes=self._limits.stream_answer_bytes,
+            )
+            async with aclosing(answer) as items:  # type: ignore[type-var]
+                async for raw in items:
+                    item = raw.decode()
+                    chunk = item.get("data") if isinstance(item, dict) else None
+                    if isinstance(chunk, dict):
+                        tokens += len(chunk.get("token_ids") or ())
+                        routing: dict[str, Any] = {}
+                        if first_at is None:
+                            first_at = service.clock()
+                            self._bookings.first_output(booking)
+                            routing |= _ids(*ref)
+                        if chunk.get("finish_reason") is not None:
+                            outcome = "success"
+                            timing = _timing(received, began, first_at, service.clock())
+                            timing["kv_hit_rate"] = _hit_rate(plan)
+                            routing["timing"] = timing
+                        if routing:
+                            chunk["routing_data"] = routing
+                        yield item
+                    else:
+                        yield raw
+        except RequestPlaneError as error:
+            raise ErrorItem(str(error), _UNAVAILABLE) from None
+        except WireError as error:
+            raise ErrorItem(f"the worker's answer: {error}", "Unknown") from None
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = "cancelled"
+            raise
+        finally:
+            if self._bookings.bookings.get(request.id) is booking:
+                self._bookings.ended(booking, None, tokens, outcome, computed=first_at is not None)
+
+    async def best_worker_id(self, plane: PlaneRequest) -> AsyncIterator[Any]:
+        """The worker for a list of token ids; books nothing."""
+        tokens = _tokens(plane.body, "token_ids")
+        plan = self._service.plan(self._request(_Prompt(token_ids=tokens), plane.request_id))
+        yield {"data": _chosen(plan)[0]}
+
+    async def get_overlap_scores(self, plane: PlaneRequest) -> AsyncIterator[Any]:
+        """The cached blocks of each rank by tier."""
+        body = plane.body
+        if not isinstance(body, dict) or "token_ids" not in body:
+            raise ErrorItem("KeyError: 'token_ids'", "Unknown")
+        hints = RoutingHints(
+            lora_name=_maybe_text(body, "lora_name"),
+            cache_salt=_maybe_text(body, "cache_namespace"),
+        )
+        prompt = _Prompt(token_ids=_tokens(body["token_ids"], "token_ids"), routing=hints)
+        request = self._request(prompt, plane.request_id)
+        router = self._service.router
+        mask = router.registry.model(request.model)
+        held = dict(router.index.find_matches(request.sequence_hashes, mask).items())
+        rows = []
+        for slot in slots_of(mask):
+            device, host, disk = held.get(slot, 0), 0, 0
+            if router.tiers.mask >> slot & 1:
+                leading = request.sequence_hashes[:device]
+                name = router.index.name_of(slot, leading) if device else None
+                host, disk = router.tiers.extend(slot, name, request.local_hashes, device)
+            ref = router.registry.ref(slot)
+            rows.append(
+                {
+                    "worker_id": ref.worker_id,
+                    "dp_rank": ref.dp_rank,
+                    "device_blocks": device,
+                    "host_pinned_blocks": device + host,
+                    "disk_blocks": device + host + disk,
+                    "host_pinned_extension_blocks": host,
+                    "disk_extension_blocks": disk,
+                    "shared_beyond_device_blocks": None,
+                }
+            )
+        shared = {"enabled": False, "total_hit_blocks": 0, "ranges": [], "error": None}
+        yield {
+            "data": {
+                "block_size": request.block_size,
+                "num_blocks": len(request.sequence_hashes),
+                "workers": rows,
+                "shared_cache": shared,
+            }
+        }
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _request(self, prompt: _Prompt, request_id: str) -> RoutingRequest:
+        service = self._service
+        models = service.models()
+        if not models:
+            raise ErrorItem(_NO_WORKER, _UNAVAILABLE)
+        model = prompt.model if prompt.model in models else models[0]
+        hints = prompt.routing or RoutingHints()
+        limits = hints.routing_constraints or {}
+        size = service.block_size(model)
+        try:
+            hashes = hash_prompt(
+                prompt.token_ids,
+                size,
+                lora_name=hints.lora_name or None,
+                cache_namespace=hints.cache_salt or None,
+            )
+            wanted = constraints(
+                limits.get("required_taints") or (), limits.get("preferred_taints") or {}
+            )
+        except (HashingError, ConstraintError, ConfigError, TypeError, AttributeError) as error:
+            raise ErrorItem(f"invalid request: {error}", "InvalidArgument") from None
+        pinned = hints.backend_instance_id
+        allowed = hints.allowed_worker_ids
+        known = service.router.load.bookings(request_id) or request_id in self._bookings.bookings
+        return RoutingRequest(
+            str(uuid.uuid4()) if known else request_id,
+            model,
+            len(prompt.token_ids),
+            size,
+            tuple(hashes.sequence),
+            constraints=wanted,
+            pin_decode=None if pinned is None else Pin(pinned, hints.dp_rank),
+            allowed_worker_ids=None if allowed is None else frozenset(allowed),
+            local_hashes=tuple(hashes.local),
+            lora_name=hints.lora_name or None,
+            salted=bool(hints.cache_salt),
+            priority=hints.priority or 0,
+            strict_priority=hints.strict_priority or 0,
+            arrived_at=service.clock(),
+        )
+
+
+class IndexQueries:
+    """``kv_indexer_query``: which ranks hold the start of a prompt, by its local hashes."""
+
+    def __init__(self, service: RoutingService) -> None:
+        self._service = service
+
+    async def answer(self, plane: PlaneRequest) -> AsyncIterator[Any]:
+        """One item: the answer's variant, as Dynamo's served indexer."""
+        try:
+            question = msgspec.convert(plane.body, _Question, strict=True)
+        except msgspec.ValidationError as error:
+            raise ErrorItem(f"invalid request: {error}", "InvalidArgument") from None
+        if len(question.block_hashes) > MAX_HASHES:
+            yield {"Error": f"{len(question.block_hashes):,} hashes; expected {MAX_HASHES:,}"}
+            return
+        router, name = self._service.router, question.model_name
+        mask = router.registry.model(name)
+        if not mask:
+            yield {"Error": f"served indexer model {name[:200]} is not registered"}
+            return
+        hashes = sequence_hashes(question.block_hashes)
+        held = router.index.find_matches(hashes, mask).items()
+        scores = [[dict(router.registry.ref(slot)._asdict()), blocks] for slot, blocks in held]
+        yield {"TieredScores": {"device": {"scores": scores, "frequencies": []}, "lower_tier": []}}
+
+
+_EMPTY: Final[Mapping[str, Any]] = {
+    "token_ids": [],
+    "tokens": None,
+    "text": None,
+    "output_type": "text",
+    "cum_log_probs": None,
+    "log_probs": None,
+    "top_logprobs": None,
+    "finish_reason": None,
+    "index": None,
+}
+"""An output without tokens, as Dynamo writes it."""
+
+
+def _chosen(plan: RoutingPlan) -> tuple[int, int]:
+    """The worker id and rank of a plan; raises ErrorItem for a refusal."""
+    decision = plan.final
+    if not plan.ok or decision.winner is None:
+        raise ErrorItem(_NO_WORKER, _UNAVAILABLE)
+    ref = decision.require()
+    return ref.worker_id, ref.dp_rank
+
+
+def _ids(worker_id: int, dp_rank: int) -> dict[str, Any]:
+    """Who serves a request; the hops of a request to one pool are one."""
+    return {
+        "worker_id": {
+            "prefill_worker_id": worker_id,
+            "prefill_dp_rank": dp_rank,
+            "decode_worker_id": worker_id,
+            "decode_dp_rank": dp_rank,
+        }
+    }
+
+
+def _hints(given: Any, worker_id: int, dp_rank: int) -> dict[str, Any]:
+    hints = dict(given) if isinstance(given, dict) else {}
+    return {**hints, "backend_instance_id": worker_id, "dp_rank": dp_rank}
+
+
+def _timing(received: float, began: float, first_at: float, now: float) -> dict[str, Any]:
+    """Milliseconds of a request, as Dynamo reports them; the wait is that for the first output."""
+    ttft = 1000 * (first_at - began)
+    return {
+        "request_received_ms": int(1000 * received),
+        "prefill_wait_time_ms": 0.0,
+        "prefill_time_ms": ttft,
+        "ttft_ms": ttft,
+        "total_time_ms": 1000 * (now - began),
+        "router_queue_depth": 0,
+    }
+
+
+def _hit_rate(plan: RoutingPlan) -> float:
+    decision, isl = plan.final, plan.final.isl_tokens
+    return decision.cached_tokens / isl if isl else 0.0
+
+
+def _tokens(value: Any, name: str) -> list[int]:
+    """Token ids, or the error of Dynamo's binding."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        kind = type(value).__name__
+        raise ErrorItem(
+            f"TypeError: argument '{name}': '{kind}' object cannot be converted to 'Sequence'",
+            "InvalidArgument",
+        )
+    try:
+        tokens = msgspec.convert(value, list[U32])
+    except msgspec.ValidationError as error:
+        raise ErrorItem(f"TypeError: argument '{name}': {error}", "InvalidArgument") from None
+    if len(tokens) > MAX_TOKENS:
+        raise ErrorItem(f"argument '{name}': more than {MAX_TOKENS:,} tokens", "InvalidArgument")
+    return tokens
+
+
+def _maybe_text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ErrorItem(f"TypeError: argument '{name}': expected a string", "InvalidArgument")
+    return value or None
