@@ -359,15 +359,15 @@ def test_matches_from_local_hashes_are_those_from_sequence_hashes() -> None:
 def test_the_garbage_collector_visits_no_run() -> None:
     """A million objects that it visits would stop every stream for tens of milliseconds."""
     index = PrefixIndex()
-    for start in range(40):
-        local = list(range(100 * start, 100 * start + 50))
+    texts = [list(range(100 * start, 100 * start + 50)) for start in range(40)]
+    for start, local in enumerate(texts):
         for slot, length in ((3, 50), (70, 40), (80, 20), (90, 30)):
             index.store(slot, None, local[:length], local[:length])
         index.store(3, local[30], [1_000_000 + start], [5])
     runs = index._runs
     assert any(isinstance(held, tuple) for held in runs.holders)
     assert {type(body) for body in runs.bodies[1:]} == {bytes}
-    index.store(3, local[-1], [2_000_000], [6])
+    index.store(3, texts[-1][-1], [2_000_000], [6])
     assert type(runs.bodies[-2]) is bytearray
     gc.collect()  # which stops visiting tuples of ints
     assert not any(map(gc.is_tracked, [*runs.bodies, *runs.holders, *runs.kids.shards, runs.forks]))
