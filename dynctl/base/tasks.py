@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,9 @@ _SETTLED_S: Final = 75.0
 #: wait meanwhile.
 TURN_MESSAGES: Final = 16
 TURN_BYTES: Final = 64 * 1024
+
+#: Tasks that wait for time of the loop and get a message each in every turn.
+_WOKEN: Final = 8
 
 _log = logging.getLogger(__name__)
 
@@ -153,3 +157,44 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
+
+
+class LoopShare:
+    """What many tasks may take of each turn of the event loop together.
+
+    A socket for each of a thousand engines can be ready at once, and then all their tasks run in
+    one turn, while everything else waits. They call :meth:`turn` before each message: it returns at
+    once while less than ``seconds`` of this turn are spent, else in a later turn, in order.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = 0.0
+        self._within = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def turn(self) -> None:
+        """Wait until there is time for a message."""
+        loop = asyncio.get_running_loop()
+        if not self._within:
+            self._begin(loop)
+        if time.monotonic() < self._end:
+            return
+        place = loop.create_future()
+        self._waiting.append(place)
+        await place
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._within = True
+        self._end = time.monotonic() + self._seconds
+        loop.call_soon(self._next, loop)
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A new turn of the loop: the first that wait have a message each in it."""
+        self._within = False
+        if self._waiting:
+            self._begin(loop)
+        for _ in range(min(_WOKEN, len(self._waiting))):
+            place = self._waiting.popleft()
+            if not place.done():  # cancelled
+                place.set_result(None)

@@ -15,7 +15,7 @@ from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
 from dynctl.adapters.zmq.context import close_context, new_context
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
-from dynctl.base.tasks import Supervisor, end_tasks
+from dynctl.base.tasks import LoopShare, Supervisor, end_tasks
 from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksStored, CacheEvent, Change, Cleared, KvEvent
 
@@ -82,6 +82,7 @@ class IndexRuntime:
         self._waiting: deque[_Queued] = deque()
         self._wake = asyncio.Event()
         self._context: Any = None  # ZMQ's; only adapters use it
+        self._share = LoopShare(SLICE_S)
         self._worker: asyncio.Task[None] | None = None
         #: (worker id, rank) -> what its stream begins with.
         self.seeds: dict[tuple[int, int], IndexSeed] = {}
@@ -107,7 +108,7 @@ class IndexRuntime:
             if self._generation[source.worker_id] == generation:
                 self.take(value)
 
-        stream = ZmqKvEvents(source, emit, self._clock, context=self._context)
+        stream = ZmqKvEvents(source, emit, self._clock, context=self._context, share=self._share)
         seed = self.seeds.pop(key, None)
         if seed is not None and self._fits(seed, source, stream):
             stream.resume(seed.sequence, seed.digest)

@@ -7,8 +7,9 @@ half a prompt's length are cached by eight workers each; every prompt is a docum
 text, never the same twice; as many requests as workers are booked. The peer learns the caches from
 KV events over ZMQ, as it would from engines; both are queried beforehand for the caches.
 
-Ours is hashing the list of tokens, then `Router.plan`, with and without memory of hashed prompts.
-The peer is called as its Python binding offers it: a coroutine that takes a dict with the list.
+Figures are CPU time of the process with all its threads. Ours is hashing the list of tokens, then
+`Router.plan`, with and without memory of hashed prompts. The peer is called as its Python binding
+offers it: a coroutine that takes a dict with the list.
 """
 
 import itertools
@@ -45,7 +46,7 @@ from tests.bench.harness import (
     Row,
     alternate,
     bench_parser,
-    measure,
+    cpu,
     peer_or_none,
     print_table,
     row,
@@ -154,7 +155,7 @@ def decisions(
         plan = router.plan(request_of(prompt, hashing(prompt).sequence, "r"), samples=(0.5, 0.5))
         assert plan.decode is not None
 
-    return measure(decide, 1, inner=inner)
+    return cpu(decide, 1, inner=inner)
 
 
 def splits(router: Router, tokens: int) -> tuple[float, float]:
@@ -162,8 +163,8 @@ def splits(router: Router, tokens: int) -> tuple[float, float]:
     (prompt,) = workload.prompts(tokens, 1, 7)
     hashes = hash_prompt(prompt, _BLOCK).sequence
     request = request_of(prompt, hashes, "r")
-    hashing = measure(partial(hash_prompt, prompt, _BLOCK), 5, inner=20)
-    planning = measure(partial(router.plan, request, samples=(0.5, 0.5)), 5, inner=20)
+    hashing = cpu(partial(hash_prompt, prompt, _BLOCK), 5, inner=20)
+    planning = cpu(partial(router.plan, request, samples=(0.5, 0.5)), 5, inner=20)
     return hashing, planning
 
 
@@ -176,7 +177,7 @@ def queue_rows(router: Router, tokens: int, name: str) -> list[Row]:
         view = router.view(router.config.with_values({"router_queue_threshold": threshold}))
         plan = partial(router.plan, request, samples=(0.5, 0.5), view=view)
         assert plan().waits is (threshold == 0)
-        taken = measure(plan, 5, inner=20) / 1000
+        taken = cpu(plan, 5, inner=20) / 1000
         rows.append(row(f"{name}: plan with the queue on, the request {what}", "us", taken))
     table = PolicyTable(tuple(PolicyClass(f"c{n}", quantum=512) for n in range(8)))
     queue = RouterQueue()
@@ -197,7 +198,7 @@ def queue_rows(router: Router, tokens: int, name: str) -> list[Row]:
         assert found is not None
         queue.take(found.entry.request_id, found.credits, found.cursor)
 
-    taken = measure(turn, 5, inner=200) / 1000
+    taken = cpu(turn, 5, inner=200) / 1000
     return [*rows, row(f"{name}: enter the queue and a turn, {_WAITING:,} waiting", "us", taken)]
 
 
@@ -239,7 +240,7 @@ def learned_rows(workers: int, tokens: int, name: str) -> list[Row]:
         planning = partial(router.plan, request, samples=(0.5, 0.5))
         found = max(row.overlap_blocks for row in planning().final.rows())
         assert found == (0 if kind == "KV events" else tokens // 2 // _BLOCK)
-        rows.append(row(f"{name}, {kind}: plan", "us", measure(planning, 5, inner=20) / 1000))
+        rows.append(row(f"{name}, {kind}: plan", "us", cpu(planning, 5, inner=20) / 1000))
         turns = itertools.count()
 
         def book(router: Router = router, turns: Iterator[int] = turns) -> None:
@@ -252,7 +253,7 @@ def learned_rows(workers: int, tokens: int, name: str) -> list[Row]:
             assert router.apply(booked, float(number)).ok
             router.apply(Freed(str(number)), float(number))
 
-        taken = measure(book, 3, inner=_BOOKINGS) / 1000
+        taken = cpu(book, 3, inner=_BOOKINGS) / 1000
         rows.append(row(f"{name}, {kind}: book and free", "us", taken))
     return rows
 

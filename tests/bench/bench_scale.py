@@ -48,6 +48,8 @@ _BURST_S, _BURST = 10.0, 1000
 _LOSS_S, _BACK_S, _CACHE_S = 6.0, 2.0, 1.0
 _METRICS_S: Final = 5.0
 _STEP_S: Final = 0.0005
+#: Seconds that the router may take for what is left at the end.
+_BEHIND_S: Final = 20.0
 #: Events that are made ahead of their time.
 _AHEAD: Final = 4000
 
@@ -279,12 +281,12 @@ async def _drive(
     await generator.run(seconds, decisions, events)
     metrics.cancel()
     transport.close()
+    done: dict[str, Any] = {"refused": 0, "events": {}}
     try:
-        async with asyncio.timeout(patience(60)):
+        async with asyncio.timeout(_BEHIND_S):
             done = await collecting
     except TimeoutError:
-        shown = ", ".join(f"{len(one['latencies'])}" for one in samples)
-        raise SystemExit(f"the router is still behind; decisions of each second: {shown}") from None
+        print(f"the router had not done all of its work {_BEHIND_S:g} s after the end")
     return rows(ready, done, samples, generator, seconds), samples
 
 

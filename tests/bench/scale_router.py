@@ -10,6 +10,7 @@ and changes of the fleet (see `Inbox`); events come over ZMQ from each worker's 
 import asyncio
 import gc
 import json
+import logging
 import socket
 import struct
 import sys
@@ -263,6 +264,7 @@ def report(what: str, **values: object) -> None:
 
 
 def main() -> None:
+    logging.getLogger("dynctl").setLevel(logging.ERROR)
     workers, endpoints, descriptor = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     router = ScaleRouter(workers, endpoints.read_text(encoding="utf-8").split())
     uvloop.run(router.run(socket.socket(fileno=descriptor)))

@@ -30,7 +30,7 @@ from dynctl.adapters.zmq.kv_event_source import (
 )
 from dynctl.adapters.zmq.replay import ReplayFailed, ReplaySilent, replay
 from dynctl.base.decode_errors import WireError
-from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES
+from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES, LoopShare
 from dynctl.documents.workers import StreamState
 from dynctl.wire.event_sequence import EventSequence, Verdict
 from dynctl.wire.index_events import Drop, DropCode, to_index_events
@@ -64,7 +64,8 @@ class ZmqKvEvents:
     """The stream of one engine (one publishing socket).
 
     ``emit`` is called with each value, in order, from the event loop; it must not block.
-    ``clock`` gives monotonic seconds. With a shared ``context`` all streams use one IO thread.
+    ``clock`` gives monotonic seconds. With a shared ``context`` all streams use one IO thread, and
+    with a ``share`` they take a bounded part of each turn of the event loop together.
     Raises EndpointError for an invalid endpoint.
     """
 
@@ -76,6 +77,7 @@ class ZmqKvEvents:
         *,
         bounds: StreamBounds = DEFAULT_BOUNDS,
         context: zmq.asyncio.Context | None = None,
+        share: LoopShare | None = None,
     ) -> None:
         self.source = source
         self.endpoint = dialable_endpoint(source.endpoint, source.host)
@@ -84,6 +86,7 @@ class ZmqKvEvents:
         self._clock = clock
         self._bounds = bounds
         self._context = context
+        self._share = share
         self._sequence = EventSequence()
         self._connected = False
         self._changed_at = clock()
@@ -191,6 +194,8 @@ class ZmqKvEvents:
                 await self._check_identity(context)
                 self._tried.set()
             for frames in received:
+                if self._share is not None:
+                    await self._share.turn()
                 await self._take_message(context, frames)
             if received:
                 await asyncio.sleep(0)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dynctl.base.tasks import Supervisor, end_tasks
+from dynctl.base import tasks as tasks_module
+from dynctl.base.tasks import LoopShare, Supervisor, end_tasks
 from tests.waiting import patience
 
 
@@ -159,3 +160,34 @@ async def test_one_cancellation_ends_a_task(work: Callable[[], Coroutine[Any, An
     async with asyncio.timeout(patience(10)):
         await tasks.close()
     assert reports.failed == []
+
+
+async def test_many_tasks_share_each_turn_of_the_loop(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(tasks_module.time, "monotonic", lambda: now)
+    share, done, turns, ended = LoopShare(0.005), [], [], False
+
+    async def stream(number: int) -> None:
+        nonlocal now
+        for message in range(3):
+            await share.turn()
+            now += 0.001  # a millisecond of work
+            done.append((number, message))
+
+    async def watch() -> None:
+        while not ended:
+            before = len(done)
+            await asyncio.sleep(0)
+            turns.append(len(done) - before)
+
+    watching = asyncio.create_task(watch())
+    streams = [asyncio.create_task(stream(number)) for number in range(100)]
+    await asyncio.sleep(0)
+    streams[50].cancel()  # while it waits
+    await asyncio.gather(*streams, return_exceptions=True)
+    ended = True
+    await watching
+    assert len(done) == 297
+    assert max(turns) <= 5 + tasks_module._WOKEN + 1
+    first = [number for number, message in done if not message]
+    assert first == sorted(first)
