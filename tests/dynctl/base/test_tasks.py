@@ -164,7 +164,7 @@ async def test_one_cancellation_ends_a_task(work: Callable[[], Coroutine[Any, An
 
 async def test_many_tasks_share_each_turn_of_the_loop(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(tasks_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr("dynctl.base.tasks.time.monotonic", lambda: now)
     share, done, turns, ended = LoopShare(0.005), [], [], False
 
     async def stream(number: int) -> None:
