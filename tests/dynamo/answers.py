@@ -36,6 +36,7 @@ class Case:
     """``fields`` are those of the body beside the prompt; ``chunks`` what the worker sends.
 
     ``prompt`` is for a body whose prompt is not a script: then the worker sends nothing.
+    ``raises``: the text of an exception after the chunks, of the class that ``kind`` names.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Case:
     model: str = "tiny"
     prompt: Any = None
     raises: str | None = None
+    kind: str = "RuntimeError"
 
     @property
     def path(self) -> str:
@@ -53,7 +55,7 @@ class Case:
     def body(self) -> dict[str, Any]:
         script: dict[str, Any] = {"key": self.name, "chunks": list(self.chunks)}
         if self.raises is not None:
-            script["raise"] = self.raises
+            script |= {"raise": self.raises, "kind": self.kind}
         text = f"@@{json.dumps(script)}@@"
         body: dict[str, Any] = {"model": self.model}
         if self.chat:
@@ -86,7 +88,8 @@ def parsed(status: int, streamed: bool, text: str) -> Seen:
     if not streamed:
         return Seen(status, (_plain(json.loads(text)),))
     events = tuple(_event(event) for event in text.split("\n\n") if event.strip())
-    return Seen(500) if events == FAILED_AT_ONCE else Seen(status, events)
+    outputs = tuple(each for each in events if not str(each).startswith("event: "))
+    return Seen(500) if outputs == FAILED_AT_ONCE else Seen(status, events)
 
 
 def _event(event: str) -> Any:

@@ -4,9 +4,9 @@ Runs under a Python that has ai-dynamo. A prompt contains ``@@SCRIPT@@``, where 
 
     {"key": 7, "chunks": [{"token_ids": [5, 6]}, {"token_ids": [], "finish_reason": "stop"}]}
 
-The worker sends the chunks as they are. ``raise`` raises an exception with that text after them,
-``hold`` waits for the end of the request after them. Every request is appended to the file of
-``--record`` as one JSON line, with its key. It ends when stdin ends.
+The worker sends the chunks as they are. ``raise`` raises an exception with that text after them (of
+the class that ``kind`` names), ``hold`` waits for the end of the request after them. Every request
+is appended to the file of ``--record`` as one JSON line, with its key. It ends when stdin ends.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from dynamo.llm import (  # type: ignore[import-not-found]
 )
 from tokenizers import Tokenizer
 
+_ERRORS = {each.__name__: each for each in (RuntimeError, TypeError, ValueError, KeyError)}
 _SCRIPT = re.compile(r"@@(.*?)@@", re.DOTALL)
 
 
@@ -46,7 +47,7 @@ class Worker:
         if "hold" in script:
             await context.async_killed_or_stopped()
         if "raise" in script:
-            raise RuntimeError(script["raise"])
+            raise _ERRORS[script.get("kind", "RuntimeError")](script["raise"])
 
 
 async def until_stdin_ends():

@@ -149,6 +149,22 @@ def test_our_frontend_on_the_same_worker_gives_the_same_answers(compared, served
     assert not any("Traceback" in error["message"] for error in errors)
 
 
+@pytest.mark.parametrize("kind", ["RuntimeError", "TypeError", "ValueError", "KeyError"])
+def test_exceptions_of_a_worker_have_equal_status_and_are_not_shown(live, served, kind):
+    one = [{"token_ids": [70]}]
+    status = 400 if kind in ("TypeError", "ValueError") else 500
+    for fields in ({}, {"stream": True}):
+        case = Case(f"raises {kind}", False, fields, one, raises="the secret", kind=kind)
+        reply = send(served, case.path, case.body())
+        assert parsed(reply.status_code, bool(fields), reply.text) == live.answer(case)
+        assert "secret" not in reply.text
+        if not fields:
+            assert reply.status_code == status
+    at_once = Case(f"{kind} at once", False, {"stream": True}, raises="the secret", kind=kind)
+    reply = send(served, at_once.path, at_once.body())
+    assert (reply.status_code, "secret" in reply.text) == (status, False)
+
+
 @pytest.mark.parametrize("number", range(len(THOUGHTS)))
 def test_reasoning_is_separated_equally(live, served, number):
     text, size, fields = THOUGHTS[number]

@@ -27,17 +27,27 @@ from dynctl.wire.dynamo.openai_options import EngineOptions
 DONE: Final = b"data: [DONE]\n\n"
 ERROR_STATUS: Final = 500
 """The status of an answer that a worker's error ended before its first byte."""
-_ERROR: Final = msgspec.json.encode(
-    {
-        "error": {
-            "message": "Internal server error",
-            "type": "internal_server_error",
-            "code": ERROR_STATUS,
-        }
+INVALID_STATUS: Final = 400
+"""As ERROR_STATUS, where the worker reports that the request is invalid."""
+
+
+def error_body(status: int) -> bytes:
+    """The body of an answer that a worker's error ended. The reason is for operators: a worker's
+    text may have parts of prompts."""
+    invalid = status == INVALID_STATUS
+    error = {
+        "message": "Invalid request" if invalid else "Internal server error",
+        "type": "invalid_request_error" if invalid else "internal_server_error",
+        "code": INVALID_STATUS if invalid else ERROR_STATUS,
     }
-)
-ERROR_EVENT: Final = b"data: " + _ERROR + b"\n\n"
-"""The event before ``[DONE]`` in a stream that a worker's error ended. The reason is for logs."""
+    return msgspec.json.encode({"error": error})
+
+
+def error_event(status: int) -> bytes:
+    """The event before ``[DONE]`` in a stream that a worker's error ended."""
+    return b"data: " + error_body(status) + b"\n\n"
+
+
 _F32: Final = struct.Struct("<f")
 _FINISH: Final = {
     "eos": "stop",
@@ -180,7 +190,7 @@ class EngineAnswer:
         """The events that an output completes.
 
         Raises AnswerError for an output that is an error or that no request has; then the answer is
-        over, and a stream ends with ``ERROR_EVENT`` and ``DONE``.
+        over, and a stream ends with :func:`error_event` and ``DONE``.
         """
         if self.stopped:
             return ()
@@ -240,7 +250,7 @@ class EngineAnswer:
         if index in self._ended:
             return ()
         if output.error is not None:
-            raise AnswerError(f"reported an error: {output.error}")
+            raise AnswerError("reported an error")
         finish = None if output.finish_reason is None else _FINISH[str(output.finish_reason)]
         text: str | None
         hidden = False

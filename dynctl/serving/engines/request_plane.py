@@ -20,9 +20,12 @@ from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import DynamoConfig, Limits
 from dynctl.serving.engines.answer import (
     DONE,
-    ERROR_EVENT,
+    ERROR_STATUS,
+    INVALID_STATUS,
     AnswerError,
     EngineAnswer,
+    error_body,
+    error_event,
     reasoning_parser_of,
 )
 from dynctl.serving.engines.dispatch import Call, Move, winner
@@ -52,6 +55,7 @@ from dynctl.wire.dynamo.request_plane import (
     Refused,
     Sentinel,
     encode_control,
+    printable,
 )
 from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from router_core import Decision, RoutingPlan
@@ -125,7 +129,7 @@ class _PrefillAnswer:
 
     def feed(self, output: EngineOutput) -> tuple[bytes, ...]:
         if output.error is not None:
-            raise AnswerError(f"reported an error: {output.error}")
+            raise AnswerError("reported an error")
         if output.disaggregated_params is not None:
             self._handed = output.disaggregated_params
         if output.completion_usage is not None:
@@ -464,7 +468,7 @@ class PlaneStream(EngineStream):
     def _take_item(self, item: EngineItem, events: list[bytes]) -> None:
         answer, output = self.answer, item.data
         if item.failure is not None:
-            raise _reported(self.origin, item, item.failure)
+            raise _reported(self.origin, item)
         if output is None:
             return
         self._started = True
@@ -540,7 +544,7 @@ class PlaneStream(EngineStream):
         """Fail; a stream that has begun ends as that of a Dynamo frontend, with an error event."""
         if self._streams and self._started and self._failure is None and not self.done:
             self._pipe = None
-            self._pass([ERROR_EVENT, DONE])
+            self._pass([error_event(failure.status), DONE])
             failure.shown = True
         super()._fail(failure)
 
@@ -692,10 +696,11 @@ def _as_of_the_start(output: EngineOutput, earlier: int) -> EngineOutput:
     return msgspec.structs.replace(output, completion_usage=usage)
 
 
-def _reported(origin: str, item: EngineItem, message: str) -> UpstreamFailure:
-    """The failure that a worker reported in its response."""
+def _reported(origin: str, item: EngineItem) -> UpstreamFailure:
+    """The failure that a worker reported in its response, without its text."""
     found = item.error if isinstance(item.error, dict) else {}
-    invalid = found.get("class") == "InvalidRequest"
-    status = 400 if invalid else 500
-    body = msgspec.json.encode({"error": {"message": message, "code": status}})
-    return UpstreamFailure("status", f"{origin} failed: {message}", status=status, body=body)
+    status = INVALID_STATUS if found.get("class") == "InvalidRequest" else ERROR_STATUS
+    reason = printable(str(found.get("reason") or "an error that its log has"))
+    return UpstreamFailure(
+        "status", f"{origin} reported {reason}", status=status, body=error_body(status)
+    )

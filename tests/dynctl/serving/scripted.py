@@ -8,10 +8,10 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.serving.engines.answer import (
     DONE,
-    ERROR_EVENT,
     ERROR_STATUS,
     AnswerError,
     EngineAnswer,
+    error_event,
 )
 from dynctl.wire.dynamo.engine_output import decode_engine_item
 from dynctl.wire.dynamo.request_plane import RawItem
@@ -33,7 +33,7 @@ def answered(
         if answer.stopped:
             pass  # what follows a stop does not count
         elif streamed:
-            return 200, sent + ERROR_EVENT + DONE
+            return 200, sent + error_event(ERROR_STATUS) + DONE
         else:
             return ERROR_STATUS, b""
     if streamed:

@@ -9,7 +9,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.serving.engines.answer import AnswerError, EngineAnswer, reasoning_parser_of
+from dynctl.serving.engines.answer import (
+    AnswerError,
+    EngineAnswer,
+    error_body,
+    error_event,
+    reasoning_parser_of,
+)
 from dynctl.wire.dynamo.engine_output import EngineOutput
 from dynctl.wire.dynamo.openai_options import (
     EngineOptions,
@@ -117,7 +123,7 @@ def test_annotations_are_events_before_the_first_output() -> None:
 def test_errors_name_what_the_worker_did() -> None:
     with pytest.raises(AnswerError, match="sent choice 1, and 1 were requested"):
         answer().feed(output(68, index=1))
-    with pytest.raises(AnswerError, match="reported an error: no memory"):
+    with pytest.raises(AnswerError, match=r"^reported an error$"):
         answer().feed(output(finish_reason={"error": "no memory"}))
 
 
@@ -175,6 +181,13 @@ def test_a_request_can_turn_some_parsers_off() -> None:
     )
     made.feed(output(69, text="yes", finish_reason="stop"))
     assert json.loads(made.body())["choices"][0]["message"]["content"] == "yes"
+
+
+def test_an_invalid_request_is_told_from_a_failure() -> None:
+    invalid = {"message": "Invalid request", "type": "invalid_request_error", "code": 400}
+    assert json.loads(error_body(400)) == {"error": invalid}
+    assert events(error_event(400)) == [{"error": invalid}]
+    assert json.loads(error_body(503))["error"]["code"] == 500
 
 
 def test_a_stream_that_a_worker_ends_shows_no_reason() -> None:
