@@ -114,8 +114,9 @@ VLLM_VENV          := .venv-vllm
 VLLM_STAMP         := $(VLLM_VENV)/.stamp-$(shell cat tests/vllm/requirements.txt tests/vllm/name_vllm.py | cksum | cut -d' ' -f1)
 DYNCTL_VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
 
-test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_STAMP))  ## the tests against a real vLLM 0.32.0 on CPUs (2.5 GB to install)
-	DYNCTL_VLLM_PYTHON="$(abspath $(DYNCTL_VLLM_PYTHON))" $(BIN)/python -m pytest tests/vllm $(ARGS)
+# Dynamo too: its frontend serves from a vLLM that is attached.
+test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_STAMP)) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real vLLM 0.32.0 on CPUs (2.5 GB to install)
+	DYNCTL_VLLM_PYTHON="$(abspath $(DYNCTL_VLLM_PYTHON))" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 $(VLLM_STAMP): | $(BIN)/python
 	@echo "installing vLLM into $(VLLM_VENV)"

@@ -132,11 +132,15 @@ class FileRegistrar:
     def title(self) -> str:
         return f"file {self._root}"
 
-    async def grant(self) -> "FileLease":
+    def create(self) -> None:
+        """Make the store's directory, as Dynamo does. Raises Unreachable."""
         try:
-            await asyncio.to_thread(self._root.mkdir, parents=True, exist_ok=True)
+            self._root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unwritable(self._root, error) from error
+
+    async def grant(self) -> "FileLease":
+        await asyncio.to_thread(self.create)
         lease = FileLease(self._root, self._ttl_s, self._leases.discard)
         self._leases.add(lease)
         return lease

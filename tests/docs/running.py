@@ -152,12 +152,14 @@ class Session:
     def _start(self, words: list[str]) -> None:
         if words[:3] != ["dynctl", "serve", "engine"]:
             port = next((words[i + 1] for i, word in enumerate(words) if word == "--http-port"), "")
-            if not port:
+            if not port and words[2:3] != ["attach"]:
                 port = self._ports.setdefault(FRONTEND_PORT, free_port(self._ports.values()))
                 self.use_frontend(f"http://127.0.0.1:{port}")
                 self._environment["DYN_HTTP_PORT"] = port
             scheme = "https" if "--tls-cert" in words else "http"
             path = "/health" if words[2:3] == ["indexer"] else ""
+            if words[2:3] == ["attach"]:
+                port, path = words[words.index("--system-port") + 1], "/health"
             if "--select-service-port" in words:  # a router whose workers come over HTTP
                 port = words[words.index("--select-service-port") + 1]
                 path = "/health"

@@ -133,7 +133,8 @@ def open_planes(options: GlobalOptions, *, response_port: int = 0, serving: bool
 def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
     """What registers in the discovery plane of :func:`open_planes`; not connected yet.
 
-    Raises UsageProblem for a backend in which dynctl does not register.
+    Raises UsageProblem for a backend in which dynctl does not register, Unreachable for a
+    directory that cannot be written.
     """
     from dynctl.adapters.etcd.discovery import EtcdDiscovery
     from dynctl.adapters.etcd.registration import registrar_of
@@ -143,7 +144,9 @@ def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
         return registrar_of(discovery)
     named = backend(options)
     if named is not None and named[0] == "file":
-        return FileRegistrar(_file_root(options))
+        registrar = FileRegistrar(_file_root(options))
+        registrar.create()
+        return registrar
     name, source = named or ("", "--discovery")
     raise UsageProblem(
         f"{source} {name}: dynctl does not register workers in this discovery backend",
