@@ -130,6 +130,11 @@ HELD_BY = {
         "contract/test_discovery.py::test_observing_writes_nothing",
         "kube/test_verify_command.py::test_verify_changes_nothing",
     ],
+    "`serve attach` registers": [
+        "contract/test_registration.py::test_entries_are_listed_until_the_lease_is_closed",
+        "dynctl/serving/test_attach.py::test_an_engine_is_registered_and_answers_with_its_own_tokens",
+        "dynctl/adapters/test_request_server.py::test_unknown_endpoints_and_ids_are_refused",
+    ],
     "Workers answer over": [],  # a warning about Dynamo's planes
     "Tokens and keys come from": [
         "dynctl/settings/test_contexts_precedence.py::test_a_token_goes_to_the_servers_of_its_context_only",
