@@ -87,6 +87,7 @@ class DynamoFleet(Fleet):
             apply=service.apply,
             runtime=ObserverRuntime(service.tasks, self.index),
         )
+        service.tokenizers.engine = None  # workers get tokens, and make none
         self._title = planes.title
         self.discovery = planes.discovery
         self.requests = planes.requests

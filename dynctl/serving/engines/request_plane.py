@@ -32,6 +32,7 @@ from dynctl.serving.engines.dispatch import Call, Move, winner
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
+from dynctl.serving.refusal import HttpError
 from dynctl.tokenization import ModelTokenizer
 from dynctl.wire.dynamo.discovery import Instance, ModelCard
 from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
@@ -184,9 +185,16 @@ class PlaneDispatch:
         assert parsed is not None
         if call.one_engine:
             raise _unsupported("a batch is not supported: send one request for each", "prompt")
-        if call.token_ids is None or tokenizer is None:
-            why = "; ".join(call.request.notes) or "the model has no tokenizer"
-            raise _unsupported(why, parsed.prompt_field)
+        if tokenizer is None:
+            raise HttpError(
+                503,
+                f"{call.request.model}: its model files are not here yet; GET /health has why",
+                "service_unavailable",
+                "model_not_ready",
+                headers={"retry-after": "1"},
+            )
+        if call.token_ids is None:
+            raise _unsupported("; ".join(call.request.notes), parsed.prompt_field)
         card = self._registry.card_of(call.request.model)
         parser = None if card is None else reasoning_parser_of(options, card.runtime_config)
         request = engine_request(

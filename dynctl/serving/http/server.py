@@ -263,7 +263,7 @@ class Frontend:
             raise
         start = self.service.tasks.start
         start("booking expiry", self._expire_often)
-        if self._tokenizes:
+        if self._tokenizes and self.config.dynamo is None:
             start("tokenizer check", self._check_tokenizers)
         if self.certificate is not None:
             start("certificate reload", self.certificate.watch)

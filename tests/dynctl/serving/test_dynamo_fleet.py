@@ -1,0 +1,238 @@
+"""A frontend on Dynamo's planes with workers that misbehave, and entries that cannot be served."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from dynctl.base.options import GlobalOptions
+from dynctl.serving.config import DynamoConfig, FrontendConfig, Limits
+from dynctl.serving.http.server import Frontend
+from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
+from tests.dynctl.adapters.dynamo_endpoint import FakeEndpoint, Fault, fake_endpoint
+from tests.waiting import until
+
+TOKENS = load_tokenizer(DEMO_MODEL_DIR).encode(" the network carries")
+
+
+class Site:
+    """A file store with the entries of workers, and a frontend that serves them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.workers: list[FakeEndpoint] = []
+        self.frontend: Frontend
+        self.client: aiohttp.ClientSession
+
+    def put(self, bucket: str, key: str, value: Mapping[str, Any] | bytes) -> Path:
+        name = "".join(c if c.isalnum() else quote(c, safe="") for c in key)
+        for raw, coded in ((".", "%2E"), ("-", "%2D"), ("_", "%5F")):
+            name = name.replace(raw, coded)
+        path = self.root / "v1" / bucket / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
+        return path
+
+    def register(self, number: int, endpoint: FakeEndpoint, **card: Any) -> list[Path]:
+        """A worker whose requests go to ``endpoint``; its entries."""
+        key = f"dynamo/backend/generate/{number:x}"
+        at = {"namespace": "dynamo", "component": "backend", "endpoint": "generate"}
+        address = f"127.0.0.1:{endpoint.port}/{number:x}/dynamo/backend/generate"
+        instance = {
+            "type": "Endpoint", **at, "instance_id": number,
+            "transport": {"tcp": address}, "request_plane_codec": endpoint.codec,
+        }  # fmt: skip
+        body = {
+            "display_name": "demo", "kv_cache_block_size": 16, "worker_type": "aggregated",
+            "model_type": "Chat | Completions", "needs": [], "runtime_config": {}, **card,
+        }  # fmt: skip
+        model = {"type": "Model", **at, "instance_id": number, "card_json": body}
+        return [self.put("instances", key, instance), self.put("mdc", key, model)]
+
+    async def ask(self, **fields: Any) -> tuple[int, str]:
+        body = {"model": "demo", "prompt": "x", "max_tokens": 8, **fields}
+        url = f"{self.frontend.url}/v1/completions"
+        async with self.client.post(url, json=body) as response:
+            return response.status, await response.text()
+
+    def conditions(self) -> dict[tuple[str, str], str]:
+        return {(c.code, c.subject): c.message for c in self.frontend.service.conditions}
+
+    def ready(self) -> int:
+        return sum(member.reason is None for member in self.frontend.fleet)
+
+
+def output(body: Any) -> Sequence[Any]:
+    """The tokens of an answer, one in each item, from where the prompt of a request ends."""
+    left = body["stop_conditions"]["max_tokens"]
+    ids = [TOKENS[n % len(TOKENS)] for n in range(left)]
+    items: list[Any] = [{"data": {"token_ids": [one]}} for one in ids]
+    return [*items, {"data": {"token_ids": [], "finish_reason": "length"}}]
+
+
+@asynccontextmanager
+async def site(tmp_path: Path, *faults: Fault, **dynamo: Any) -> AsyncIterator[Site]:
+    """A frontend and one worker for each fault; ``made.workers`` are their endpoints."""
+    made = Site(tmp_path)
+    async with AsyncExitStack() as stack:
+        made.workers = [
+            await stack.enter_async_context(fake_endpoint(output, fault=fault)) for fault in faults
+        ]
+        for number, endpoint in enumerate(made.workers):
+            made.register(0xA0 + number, endpoint)
+        planes = GlobalOptions(discovery="file", file_kv=tmp_path, context_applied=True)
+        limits = Limits(**dynamo.pop("limits", {}))
+        made.frontend = Frontend(
+            FrontendConfig(
+                port=0,
+                model_path=dynamo.pop("model_path", DEMO_MODEL_DIR),
+                dynamo=DynamoConfig(planes, None, tmp_path / "cache", **dynamo),
+                limits=limits,
+            )
+        )
+        await made.frontend.start()
+        stack.push_async_callback(made.frontend.close)
+        made.client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "v1").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_hundreds_at_once(store: Path, stream: bool) -> None:
+    async with site(store, Fault.NONE, Fault.NONE) as made:
+        answers = await asyncio.gather(*(made.ask(stream=stream) for _ in range(300)))
+        assert {status for status, _ in answers} == {200}
+        assert all("carries" in text.replace('"}', "") or stream for _, text in answers)
+        frontend = made.frontend
+        assert not frontend.service.router.load.bookings("")
+        await until(lambda: not list(frontend.service.router.load))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.CLOSES_BEFORE_ACK,
+        Fault.REFUSES,
+        Fault.LONG_REFUSAL,
+        Fault.ERROR_PROLOGUE,
+        Fault.NO_PROLOGUE,
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_worker_that_fails_before_its_output_costs_no_request(
+    store: Path, fault: Fault, stream: bool
+) -> None:
+    async with site(store, fault, Fault.NONE) as made:
+        answers = [await made.ask(stream=stream) for _ in range(6)]
+        assert [status for status, _ in answers] == [200] * 6
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault.CLOSES_IN_THE_MIDDLE, Fault.HALF_A_FRAME, Fault.SENTINEL_IN_THE_MIDDLE],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_response_that_breaks_goes_on_elsewhere(
+    store: Path, fault: Fault, stream: bool
+) -> None:
+    async with site(store, fault, Fault.NONE, migration_limit=1) as made:
+        [broken, good] = made.workers
+        lengths: set[int] = set()
+        for _ in range(60):  # at a tie either worker is chosen
+            status, text = await made.ask(stream=stream)
+            assert (status, "error" in text) == (200, False)
+            if not stream:
+                assert json.loads(text)["usage"]["completion_tokens"] == 8
+            lengths = {len(question.body["token_ids"]) for question in good.questions}
+            if len(lengths) > 1:
+                break
+        assert broken.questions
+        assert len(lengths) == 2  # the prompt, and the prompt with the first token of the answer
+
+
+async def test_without_migration_a_stream_ends_as_dynamos(store: Path) -> None:
+    async with site(store, Fault.CLOSES_IN_THE_MIDDLE) as made:
+        status, text = await made.ask(stream=True)
+        assert status == 200
+        events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == 500
+
+
+async def test_a_worker_that_stalls_is_given_up(store: Path) -> None:
+    limits = {"idle_s": 0.3, "first_byte_s": 0.3}
+    async with site(store, Fault.STALLS, limits=limits) as made:
+        status, _ = await made.ask()
+        assert status == 504
+        [worker] = made.workers
+        await until(lambda: "kill" in worker.controls)
+
+
+async def test_a_client_that_leaves_stops_the_worker(store: Path) -> None:
+    async with site(store, Fault.STALLS) as made:
+        asking = asyncio.create_task(made.ask(stream=True))
+        [worker] = made.workers
+        await until(lambda: worker.questions)
+        asking.cancel()
+        await until(lambda: "kill" in worker.controls)
+
+
+async def test_what_cannot_be_served_is_a_condition(store: Path) -> None:
+    async with site(store, Fault.NONE) as made:
+        [worker] = made.workers
+        bad = made.put("mdc", "dynamo/backend/generate/b0", b"{not json")
+        await until(lambda: any(code == "WORKER_REJECTED" for code, _ in made.conditions()))
+        assert (await made.ask())[0] == 200
+        bad.unlink()
+        await until(lambda: not any(code == "WORKER_REJECTED" for code, _ in made.conditions()))
+        # Another version of the card: not served beside those that were there first.
+        other = made.register(0xC0, worker, architectural_max_context_length=77)
+        await until(lambda: len(made.frontend.fleet) == 2)
+        await until(lambda: made.ready() == 1)
+        assert any(code == "WORKER_REJECTED" for code, _ in made.conditions())
+        for path in other:
+            path.unlink()
+        await until(lambda: len(made.frontend.fleet) == 1)
+        assert (await made.ask())[0] == 200
+
+
+async def test_a_model_whose_files_are_not_those_of_its_card_gets_no_requests(
+    store: Path,
+) -> None:
+    source = DEMO_MODEL_DIR / "tokenizer.json"
+    file = {"path": str(source), "checksum": "blake3:" + "0" * 64, "size": source.stat().st_size}
+    async with (
+        fake_endpoint(output) as endpoint,
+        site(store, model_path=None) as made,
+    ):
+        made.register(0xA0, endpoint, tokenizer={"hf_tokenizer_json": file})
+        await until(lambda: ("MODEL_FILES_INVALID", "demo") in made.conditions())
+        assert made.ready() == 0
+        status, _ = await made.ask()
+        assert status == 503
+        from blake3 import blake3
+
+        file["checksum"] = "blake3:" + blake3(source.read_bytes()).hexdigest()
+        made.register(0xA0, endpoint, tokenizer={"hf_tokenizer_json": file})
+        await until(lambda: made.ready() == 1)
+        assert ("MODEL_FILES_INVALID", "demo") not in made.conditions()
+        assert (await made.ask())[0] == 200
+
+
+async def test_workers_of_discovery_are_not_added_over_http(store: Path) -> None:
+    async with site(store, Fault.NONE) as made:
+        url = f"{made.frontend.url}/v1/workers"
+        async with made.client.post(url, json={"url": "http://127.0.0.1:1"}) as response:
+            assert response.status in (400, 403)
+        assert len(made.frontend.fleet) == 1
