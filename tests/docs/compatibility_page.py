@@ -16,6 +16,7 @@ _COLUMNS: Final = {
     "over NATS": "over NATS",
     "durable KV events": "durable KV events",
     "check": "checks without a finding",
+    "served": "served by `serve frontend`",
 }
 
 #: The first and the last version of a note, and its text.

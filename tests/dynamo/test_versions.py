@@ -13,6 +13,7 @@ import pytest
 
 from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
 from tests.dynamo.observed import Observed, observing, possible
+from tests.dynamo.ours import our_frontend
 from tests.dynamo.test_check import check
 from tests.dynamo.test_prediction import HeldLoad, agreed, prompts
 from tests.dynamo.test_route import PROMPT, route
@@ -20,6 +21,7 @@ from tests.dynamo.versions import LAST_WITH_DURABLE_EVENTS, Row, minor, record, 
 from tests.waiting import patience, until
 
 REQUESTS = 40
+SERVED = (1, 6)
 Hold = Callable[[str, Row], None]
 
 
@@ -38,6 +40,18 @@ def hold(dynamo_version: str, pytestconfig: pytest.Config, finding: Callable[[st
         assert row.right >= 0.95 * known.right * row.of / known.of
 
     return held
+
+
+def test_our_frontend_serves(hold: Hold, dynamo_version: str) -> None:
+    """Requests to our frontend, streamed and not, that prefill and decode workers answer."""
+    if minor(dynamo_version) != SERVED:
+        pytest.skip("serve frontend is tested with 1.6")
+    with DynamoFleet(two_zones("required"), speedup=0) as fleet, our_frontend(fleet) as ours:
+        answers = [
+            ours.complete(prompt, max_tokens=3, stream=number % 2 == 0)
+            for number, prompt in enumerate(prompts(REQUESTS, seed=7)[:20])
+        ]
+        hold("served", Row(sum(answer.ok for answer in answers), 20))
 
 
 def test_one_component(hold: Hold, dynamo_version: str) -> None:
