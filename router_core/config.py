@@ -379,9 +379,15 @@ class RouterConfig:
     """Serve this router's index to other routers."""
     use_remote_indexer: bool = _setting(False, needs="the served indexer")
     """Query a served indexer instead of keeping an index."""
-    router_durable_kv_events: bool = _setting(False, needs="the JetStream event plane")
+    router_durable_kv_events: bool = _setting(
+        False, dry_run="it is how a running router reads its events"
+    )
     """Read KV events from JetStream (deprecated in Dynamo)."""
-    router_reset_states: bool = _setting(False, needs="the JetStream event plane")
+    router_reset_states: bool = _setting(
+        False,
+        only=(Only("router_durable_kv_events"),),
+        dry_run="it is what a running router does at its start",
+    )
     """Drop the router state kept in JetStream at start (0.9)."""
 
     def __post_init__(self) -> None:

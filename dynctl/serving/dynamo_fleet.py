@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from dynctl.adapters.dynamo.model_files import fetch_model_files, file_hosts, host_of
 from dynctl.adapters.dynamo.planes import Planes
 from dynctl.adapters.dynamo.registration import Registration
+from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest, RequestServer
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.documents.workers import StreamState
 from dynctl.health import conditions as codes
@@ -31,7 +32,8 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.fleet import Fleet, Member
 from dynctl.serving.service import RoutingService
 from dynctl.tokenization import ModelTokenizer, TokenizationError, load_tokenizer
-from dynctl.wire.dynamo.discovery import ModelCard
+from dynctl.wire.dynamo.discovery import EndpointId, ModelCard, encode_entry
+from dynctl.wire.dynamo.events import RouterEvent
 from dynctl.wire.dynamo.request_plane import parse_address
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ _REPORTED: Final = frozenset(
 )
 _LOAD_S: Final = 3600.0
 _MOST_PORT: Final = 65535
+#: The endpoint under which a router of Dynamo 1.3 is registered.
+_ROUTER_ENDPOINT: Final = "router-discovery"
 _LOADING: Final = "the files of its model are not read yet"
 
 
@@ -103,6 +107,9 @@ class DynamoFleet(Fleet):
         #: Shares load with the routers of the deployment; None without replica sync.
         self._sync: FleetSync | None = None
         self._registration: Registration | None = None
+        #: Answers for the entries of this router, where it reads streams; refuses every request.
+        self._registered: RequestServer | None = None
+        self._streams: set[EndpointId] = set()
 
     # -- what discovery has --------------------------------------------------------------------
 
@@ -132,16 +139,55 @@ class DynamoFleet(Fleet):
             default=None,
         )
 
-    def share_load(self, sync: FleetSync, registration: Registration) -> None:
-        """Share load with the routers of the deployment, from :meth:`join` on."""
-        self._sync, self._registration = sync, registration
-        self.observer.share_load(sync.take, sync.publishers)
+    def register(
+        self,
+        registration: Registration,
+        *,
+        sync: FleetSync | None = None,
+        durable: RequestServer | None = None,
+    ) -> None:
+        """Take part as a router of the deployment, from :meth:`join` on.
+
+        ``sync`` shares load. ``durable``: the server of this router's entries, where it has durable
+        consumers of streams: Dynamo's routers remove the consumers of routers without an entry.
+        """
+        self._registration, self._sync, self._registered = registration, sync, durable
+        if sync is not None:
+            self.observer.share_load(sync.take, sync.publishers)
+
+    def entries(self, instance_id: int) -> Iterator[tuple[str, bytes]]:
+        """What this router registers in discovery."""
+        if self._sync is not None:
+            yield from self._sync.entries(instance_id)
+        if self._registered is not None:
+            for endpoint in self._streams:
+                yield encode_entry(self._registered.instance(endpoint, instance_id))
+
+    def router_name(self) -> str | None:
+        """The name of this router's durable consumers; None while it is not registered."""
+        found = None if self._registration is None else self._registration.instance_id
+        return None if found is None else str(found)
+
+    async def dump(self, scope: EndpointId) -> list[RouterEvent]:
+        """The events that build the index of a component's workers."""
+        await self.index.drained()
+        router, found = self._service.router, []
+        for item in self._workers.values():
+            if item.card.endpoint[:2] != scope[:2]:
+                continue
+            for rank in item.worker.ranks:
+                slot = router.registry.slot(item.worker.worker_id, rank)
+                for event in () if slot is None else router.index.stored_events(slot):
+                    found.append(RouterEvent(item.worker.worker_id, rank, 0, event))
+        return found
 
     async def join(self) -> None:
         """Read what is registered and follow it. Raises Unreachable."""
-        await self.observer.start()
+        if self._registered is not None:
+            await self._registered.start()
         if self._registration is not None:
             await self._registration.start()
+        await self.observer.start()
         loading = [one.task for one in self._models.values() if one.task is not None]
         if loading:
             await asyncio.wait(loading, timeout=_START_S)
@@ -153,10 +199,14 @@ class DynamoFleet(Fleet):
 
     async def leave(self) -> None:
         """Withdraw what this router published; its leases end."""
-        if self._sync is not None and self._registration is not None:
+        if self._sync is not None:
             await self._sync.leave()
+        if self._registration is not None:
             await self._registration.close()
+        if self._sync is not None:
             await self._sync.close()
+        if self._registered is not None:
+            await self._registered.close()
 
     async def close(self) -> None:
         await super().close()
@@ -175,9 +225,26 @@ class DynamoFleet(Fleet):
             self._keep(item)
         if self._sync is not None:
             self._sync.take_deployment(deployment)
+        self._take_streams(deployment)
         self._report(deployment)
         self._accept(deployment)
         self._load_models()
+
+    def _take_streams(self, deployment: Deployment) -> None:
+        """Register as a router of each component whose events are in a stream."""
+        server, registration = self._registered, self._registration
+        if server is None or registration is None:
+            return
+        wanted = {
+            one.card.endpoint._replace(name=_ROUTER_ENDPOINT)
+            for one in deployment.workers
+            if one.durable_events is not None
+        }
+        if wanted != self._streams:
+            for endpoint in wanted - self._streams:
+                server.serve(endpoint, _no_requests)
+            self._streams = wanted
+            registration.update()
 
     def _keep(self, item: RegisteredWorker) -> None:
         worker = item.worker
@@ -422,6 +489,14 @@ class DynamoFleet(Fleet):
             self._title,
             f"{reason}; the workers are those of the last reading",
         )
+
+
+async def _no_requests(request: PlaneRequest) -> AsyncIterator[Any]:
+    """Answers nothing: the endpoint only shows that this router runs."""
+    nothing: tuple[Any, ...] = ()
+    for item in nothing:
+        yield item
+    raise ErrorItem(f"{request.endpoint.name} takes no requests")
 
 
 def _bootstrap(card: ModelCard) -> tuple[str, int] | None:

@@ -60,6 +60,8 @@ _NOT_READ: Final = {
     "DYN_ROUTER_ENDPOINT": "set --endpoint on dynctl serve router",
 }
 _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
+#: Variables of Dynamo's router that other parts read.
+_READ_ELSEWHERE: Final = ("DYN_ROUTER_SNAPSHOT_THRESHOLD",)
 _LOAD_MODEL: Final = "router_prefill_load_model"
 #: What an estimate of the prefill load model needs to know.
 _MODELLED_BY: Final = ("ais_backend", "ais_system", "ais_model_path")
@@ -545,7 +547,7 @@ def _refuse_two_queues(typed: Mapping[str, str | None], config: RouterConfig) ->
 def _unknown_variables(env: Mapping[str, str | bool]) -> Iterator[str]:
     """Warnings for variables of the router that are no setting's, as by a typing error."""
     known = [name for option in ROUTER_OPTIONS.values() for name in option.env]
-    known += (MISMATCH_VARIABLE, BYPASS_VARIABLE)
+    known += (MISMATCH_VARIABLE, BYPASS_VARIABLE, *_READ_ELSEWHERE)
     for name in sorted(env):
         if name in _NOT_READ:
             yield f"{name} has no effect: {_NOT_READ[name]}"

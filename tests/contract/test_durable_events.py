@@ -10,14 +10,25 @@ from typing import Any
 
 import pytest
 from nats.aio.client import Client
-from nats.js.api import StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
-from dynctl.adapters.nats.durable_events import DurableEventPlane
+from dynctl.adapters.nats.durable_events import (
+    DurableEventPlane,
+    RouterConsumer,
+    read_snapshot,
+    snapshot_threshold,
+)
 from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
+from dynctl.base.errors import UsageProblem
 from dynctl.serving.dynamo.durable import DurableEvents
 from dynctl.wire.dynamo.discovery import KV_EVENTS, EndpointId, EventChannel, JetStreamTransport
 from dynctl.wire.dynamo.events import RouterEvent
-from dynctl.wire.dynamo.radix_state import RADIX_STATE, encode_radix_state, radix_bucket
+from dynctl.wire.dynamo.radix_state import (
+    RADIX_STATE,
+    decode_radix_state,
+    encode_radix_state,
+    radix_bucket,
+)
 from router_core import BlocksStored
 from tests.contract.nats_server import NatsServer, nats_server
 from tests.waiting import patience
@@ -78,10 +89,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(directory: Path) -> AsyncIterator[tuple[Rig, NatsServer]]:
+async def rig(directory: Path, kind: type[Rig] = Rig) -> AsyncIterator[tuple[Rig, NatsServer]]:
     config = f'jetstream {{ store_dir: "{directory}/store" }}'
     async with asyncio.timeout(patience(30)), nats_server(directory, config) as server:
-        made = Rig(server)
+        made = kind(server)
         await made.connect()
         try:
             yield made, server
@@ -265,3 +276,132 @@ async def test_an_unreadable_snapshot_makes_the_index_degraded(tmp_path: Path) -
 async def store_snapshot(js: Any, events: list[RouterEvent]) -> None:
     store = await js.create_object_store(radix_bucket(CHANNEL.scope))
     await store.put(RADIX_STATE, encode_radix_state(events))
+
+
+class Consuming(Rig):
+    """A router that serves: with a durable consumer, and an index of its own."""
+
+    def __init__(self, server: NatsServer) -> None:
+        super().__init__(server)
+        self.name: str | None = "4711"
+        self.indexed: list[RouterEvent] = []
+        self.open()
+
+    def open(self, *, reset: bool = False, threshold: int = 10) -> None:
+        async def dump(scope: EndpointId) -> list[RouterEvent]:
+            assert scope == CHANNEL.scope
+            return self.indexed
+
+        consumer = RouterConsumer(lambda: self.name, dump, reset, threshold)
+        self.plane = DurableEventPlane(self.url, check_s=0.1, consumer=consumer)
+
+    async def durable(self) -> list[Any]:
+        return list(await self.client.jetstream().consumers_info(STREAM))
+
+    async def messages(self) -> int:
+        return (await self.client.jetstream().stream_info(STREAM)).state.messages
+
+    async def snapshot(self) -> list[RouterEvent]:
+        found = await read_snapshot(self.client.jetstream(), CHANNEL.scope)
+        return [] if found is None else decode_radix_state(found.data)
+
+
+@asynccontextmanager
+async def consuming(directory: Path) -> AsyncIterator[Consuming]:
+    async with rig(directory, Consuming) as (made, _):
+        assert isinstance(made, Consuming)
+        await made.create()
+        made.events.attach(WORKER, [0])
+        yield made
+
+
+async def test_a_router_has_a_consumer_of_its_name_and_acknowledges(tmp_path: Path) -> None:
+    async with consuming(tmp_path) as made:
+        await made.publish(WORKER, 0, 1)
+        made.name = None
+        made.follow()
+        await made.events.settled()
+        assert await made.durable() == [], "a router without a name is not registered"
+        made.name = "4711"
+        await until(lambda: made.numbers(WORKER) == [0, 1])
+        await made.publish(WORKER, 2)
+        await until(lambda: made.numbers(WORKER) == [0, 1, 2])
+        while (await made.durable())[0].ack_floor.stream_seq < 3:  # noqa: ASYNC110  the server's
+            await asyncio.sleep(0.01)
+        (consumer,) = await made.durable()
+        assert consumer.config.durable_name == "4711"
+        assert consumer.config.deliver_subject is None, "Dynamo's routers list pull consumers only"
+        assert consumer.config.inactive_threshold == 300.0
+        assert await made.messages() == 3, "below the threshold nothing is removed"
+        await made.plane.close()
+        assert await made.durable() == []
+
+
+async def test_acknowledged_messages_are_removed_and_a_snapshot_stays(tmp_path: Path) -> None:
+    async with consuming(tmp_path) as made:
+        made.indexed = [RouterEvent(WORKER, 0, 0, BlocksStored(None, (100,), (0,)))]
+        made.follow()
+        await made.events.settled()
+        await made.publish(WORKER, *range(12))
+        while await made.messages():  # noqa: ASYNC110  the server's
+            await asyncio.sleep(0.02)
+        while not await made.snapshot():  # noqa: ASYNC110  the server's
+            await asyncio.sleep(0.02)
+        assert await made.snapshot() == made.indexed
+        assert made.numbers(WORKER) == list(range(12))
+
+
+async def test_what_another_router_has_not_read_stays(tmp_path: Path) -> None:
+    async with consuming(tmp_path) as made:
+        js = made.client.jetstream()
+        config = ConsumerConfig(durable_name="other", ack_policy=AckPolicy.EXPLICIT)
+        await js.add_consumer(STREAM, config)
+        made.follow()
+        await made.events.settled()
+        await made.publish(WORKER, *range(12))
+        await until(lambda: made.numbers(WORKER) == list(range(12)))
+        other = await js.pull_subscribe_bind("other", STREAM)
+        for message in await other.fetch(5, timeout=5):
+            await message.ack_sync()
+        while await made.messages() > 7:  # noqa: ASYNC110  the server's
+            await asyncio.sleep(0.02)
+        assert await made.messages() == 7
+
+
+async def test_a_reset_removes_messages_and_snapshot_once(tmp_path: Path) -> None:
+    async with consuming(tmp_path) as made:
+        js = made.client.jetstream()
+        await made.publish(WORKER, 0, 1)
+        await store_snapshot(js, [RouterEvent(WORKER, 0, 0, BlocksStored(None, (9,), (9,)))])
+        made.open(reset=True)
+        made.follow()
+        await made.events.settled()
+        assert made.numbers(WORKER) == []
+        assert await made.snapshot() == []
+        await made.publish(WORKER, 2)
+        await until(lambda: made.numbers(WORKER) == [2])
+        # The connection is lost: what came since is not removed again.
+        made.follow()
+        await made.publish(WORKER, 3)
+        await until(lambda: made.numbers(WORKER)[-1:] == [3])
+        assert await made.messages() == 2
+
+
+async def test_a_consumer_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    """Dynamo's routers remove the consumers of routers that are not registered."""
+    async with consuming(tmp_path) as made:
+        await made.publish(WORKER, 0)
+        made.follow()
+        await until(lambda: made.numbers(WORKER) == [0])
+        await made.client.jetstream().delete_consumer(STREAM, "4711")
+        await made.publish(WORKER, 1)
+        await until(lambda: made.numbers(WORKER) == [0, 1])
+        assert [one.config.durable_name for one in await made.durable()] == ["4711"]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "99999999999999"])
+def test_a_threshold_that_is_no_number_of_messages_is_refused(text: str) -> None:
+    with pytest.raises(UsageProblem, match="DYN_ROUTER_SNAPSHOT_THRESHOLD"):
+        snapshot_threshold({"DYN_ROUTER_SNAPSHOT_THRESHOLD": text})
+    assert snapshot_threshold({}) == 1_000_000
+    assert snapshot_threshold({"DYN_ROUTER_SNAPSHOT_THRESHOLD": "20"}) == 20

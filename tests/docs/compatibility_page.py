@@ -58,7 +58,9 @@ _NOTES: Final = (
         (1, 0),
         (1, 3),
         "Workers with `--durable-kv-events` have their KV events in a stream of NATS JetStream "
-        "only, for at most an hour. `dynctl` reads the stream and writes nothing to it. A worker "
+        "only, for at most an hour. `dynctl` reads the stream, and the snapshot of what routers "
+        "removed from it; only `serve frontend --router-durable-kv-events` writes there, as "
+        "Dynamo's routers do (tested beside 1.3.1). A worker "
         "whose events are not all there any more has a `degraded` index; until its first event "
         "is read, DYR0790 is a doubt. `dynctl events tail` does not show these events.",
     ),

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -33,8 +33,8 @@ def prompt(number: int, words: int = 60) -> str:
 class Ours:
     """A dynctl frontend on the planes of the fleet."""
 
-    def __init__(self, url: str, process: subprocess.Popen[str]) -> None:
-        self.url, self.process = url, process
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def complete(self, text: str) -> httpx.Response:
         body = {"model": "tiny", "prompt": text, "max_tokens": 2}
@@ -63,24 +63,26 @@ class Ours:
 
 
 @contextmanager
-def ours(fleet: DynamoFleet, *options: str) -> Iterator[Ours]:
-    """A frontend of ours beside those of the fleet."""
+def serving(
+    fleet: DynamoFleet, *options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """The URL of a frontend of ours beside those of the fleet."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
     command = [sys.executable, "-m", "dynctl", "serve", "frontend", "--http-port", "0"]
     log = fleet.directory / f"ours-{free_port()}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [*command, "--announce", "--router-replica-sync", *options],
+            [*command, "--announce", *options],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=clean | fleet.environment,
+            env=clean | fleet.environment | dict(environment or {}),
         )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, log.read_text()
-        yield Ours(json.loads(line)["url"], process)
+        yield json.loads(line)["url"]
         process.terminate()
         assert process.wait(patience(20)) == 0, log.read_text()
     finally:
@@ -107,7 +109,8 @@ def test_load_is_seen_on_both_sides(plane: Literal["zmq", "nats"]) -> None:
     ) as fleet:
         holds = [worker.held for worker in fleet.workers.values()]
         until_now(lambda: fleet.frontend.complete("The first request", max_tokens=1).ok, 20.0)
-        with ours(fleet) as frontend:
+        with serving(fleet, "--router-replica-sync") as url:
+            frontend = Ours(url)
             until_now(lambda: frontend.complete("ours").status_code == 200, 20.0)
             for hold in holds:
                 hold.hold(decode=True)

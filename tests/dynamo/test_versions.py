@@ -9,19 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import httpx
+import nats
 import pytest
 
+from dynctl.adapters.nats.durable_events import read_snapshot
+from dynctl.wire.dynamo.discovery import EndpointId
 from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
 from tests.dynamo.observed import Observed, observing, possible
 from tests.dynamo.ours import our_frontend
 from tests.dynamo.test_check import check
+from tests.dynamo.test_fleet_sync import serving
 from tests.dynamo.test_prediction import HeldLoad, agreed, prompts
 from tests.dynamo.test_route import PROMPT, route
 from tests.dynamo.versions import LAST_WITH_DURABLE_EVENTS, Row, minor, record, recorded
-from tests.waiting import patience, until
+from tests.waiting import patience, until, until_now
 
 REQUESTS = 40
 SERVED = (1, 6)
+_STREAM = "namespace-dynamo-component-backend-kv-events"
 Hold = Callable[[str, Row], None]
 
 
@@ -190,3 +196,55 @@ def test_durable_events(hold: Hold, dynamo_version: str) -> None:
         assert ("DYR0790" in doubts) == silent
         assert "DYR0705" not in doubts
     hold("durable KV events", Row(first + later, 30))
+
+
+def test_a_frontend_of_ours_takes_part_in_durable_events(dynamo_version: str) -> None:
+    """Its consumer stays, it removes what all have read, and Dynamo begins with its snapshot."""
+    if minor(dynamo_version) != LAST_WITH_DURABLE_EVENTS:
+        pytest.skip("the form of the last version with --durable-kv-events")
+    with DynamoFleet(
+        aggregated(2),
+        speedup=0,
+        event_plane="nats",
+        frontend_args=("--router-durable-kv-events",),
+        worker_args=("--durable-kv-events",),
+    ) as fleet:
+        environment = {"DYN_ROUTER_SNAPSHOT_THRESHOLD": "20"}
+        flags = ("--router-durable-kv-events", "--model-path", str(fleet.model_dir))
+        with serving(fleet, *flags, environment=environment) as url:
+            for number in range(24):
+                text = f"Topic {number}: " + "words and more words again. " * 8
+                assert fleet.frontend.chat(text, max_tokens=2).ok
+            snapshot = "Successfully downloaded stable snapshot"
+            until_now(lambda: asyncio.run(_stored(fleet)), 30.0)
+            messages, consumers = asyncio.run(_streamed(fleet))
+            assert (messages, len(consumers)) == (0, 2)
+            later = fleet.start_frontend()
+            assert later.log_lines(snapshot), later.process.tail()
+            assert len(asyncio.run(_streamed(fleet))[1]) == 3, "ours is no orphan"
+            rows = httpx.get(url + "/v1/workers", timeout=patience(10)).json()["workers"]
+            assert {rank["index"] for row in rows for rank in row["ranks"]} == {"current"}
+        assert len(asyncio.run(_streamed(fleet))[1]) == 2
+
+
+async def _streamed(fleet: DynamoFleet) -> tuple[int, list[str]]:
+    """The messages of the stream, and the names of its consumers."""
+    client = await nats.connect(fleet.environment["NATS_SERVER"])
+    try:
+        js = client.jetstream()
+        info = await js.stream_info(_STREAM)
+        return info.state.messages, [one.name for one in await js.consumers_info(_STREAM)]
+    finally:
+        await client.close()
+
+
+async def _stored(fleet: DynamoFleet) -> bool:
+    """Whether a snapshot is stored, and nothing is left in the stream."""
+    client = await nats.connect(fleet.environment["NATS_SERVER"])
+    try:
+        scope = EndpointId("dynamo", "backend", "generate")
+        found = await read_snapshot(client.jetstream(), scope)
+        left = (await client.jetstream().stream_info(_STREAM)).state.messages
+        return found is not None and not left
+    finally:
+        await client.close()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dynctl.adapters.dynamo.publishing import TopicPublisher
     from dynctl.adapters.dynamo.request_plane import Messenger
     from dynctl.adapters.etcd.discovery import EtcdDiscovery
+    from dynctl.adapters.nats.durable_events import RouterConsumer
     from dynctl.adapters.ports import (
         Discovery,
         DiscoveryChange,
@@ -101,11 +102,18 @@ def namespace(options: GlobalOptions) -> str | None:
     return None if name == "*" else name
 
 
-def open_planes(options: GlobalOptions, *, response_port: int = 0, serving: bool = False) -> Planes:
+def open_planes(
+    options: GlobalOptions,
+    *,
+    response_port: int = 0,
+    serving: bool = False,
+    durable: RouterConsumer | None = None,
+) -> Planes:
     """The planes that the options name, not connected yet. Needs a running event loop.
 
     ``response_port``: where responses of workers arrive; 0: a free port. ``serving``: the memory of
-    this process may be the discovery backend.
+    this process may be the discovery backend. ``durable``: the consumers of a router that reads
+    streams of NATS JetStream.
 
     Raises UsageProblem, or Unreachable where a credential plugin of a kubeconfig fails.
     """
@@ -121,7 +129,7 @@ def open_planes(options: GlobalOptions, *, response_port: int = 0, serving: bool
         )
     opened = {"file": _file, "etcd": _etcd, "kubernetes": _kubernetes}
     discovery = opened.get(named[0], _memory)(options)
-    events = _EventPlanes(options)
+    events = _EventPlanes(options, durable)
     requests = TcpRequestPlane(
         advertised_host=_response_host(),
         nats=lambda: _messenger(options),
@@ -279,7 +287,8 @@ def _addresses(text: str) -> list[str]:
 class _EventPlanes:
     """One event plane for each transport that a channel uses, opened when it is first needed."""
 
-    def __init__(self, options: GlobalOptions) -> None:
+    def __init__(self, options: GlobalOptions, consumer: RouterConsumer | None = None) -> None:
+        self._consumer = consumer
         self.opened: list[EventPlane] = []
         self._options = options
         self._zmq: EventPlane | None = None
@@ -307,7 +316,7 @@ class _EventPlanes:
     def _open_durable(self) -> EventPlane:
         from dynctl.adapters.nats.durable_events import DurableEventPlane
 
-        plane = DurableEventPlane(nats_servers(self._options))
+        plane = DurableEventPlane(nats_servers(self._options), consumer=self._consumer)
         self.opened.append(plane)
         return plane
 

@@ -1,12 +1,20 @@
 """KV events that Dynamo 1.0 to 1.3 keep in NATS JetStream: a stream's messages, old and new.
 
-An ordered consumer of ours reads the stream: it lives in the server's memory, acknowledges nothing,
-and the server removes it after some seconds without a reader. The stream itself is only read.
+A command that only looks reads with an ordered consumer: it lives in the server's memory,
+acknowledges nothing, and the server removes it after some seconds without a reader. The stream is
+only read.
+
+A router that serves has a durable consumer, as Dynamo's routers have: named by the router's
+instance id, with every message acknowledged. When the stream has more messages than a threshold,
+the router removes those that all routers have acknowledged, and then stores a snapshot of its
+index.
 """
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,8 +22,9 @@ from typing import Any, Final
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from nats.js.errors import NotFoundError
 
 from dynctl.adapters.nats.address import NatsAuth
@@ -29,16 +38,52 @@ from dynctl.adapters.ports import (
     ChannelValue,
     RequestPlaneError,
 )
+from dynctl.base.errors import UsageProblem
 from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES
 from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, JetStreamTransport
-from dynctl.wire.dynamo.radix_state import MAX_BYTES, RADIX_STATE, radix_bucket
+from dynctl.wire.dynamo.events import RouterEvent
+from dynctl.wire.dynamo.radix_state import MAX_BYTES, RADIX_STATE, encode_radix_state, radix_bucket
 
+#: Messages of a stream above which Dynamo's routers remove them (--router-snapshot-threshold).
+SNAPSHOT_MESSAGES: Final = 1_000_000
 _RESPONSE_S: Final = 5.0
+#: A durable consumer without a reader is removed by the server after this time, as Dynamo sets it.
+_INACTIVE_S: Final = 300.0
+_FETCHED: Final = 256
 _CHECK_S: Final = 2.0
 _RETRY_S: Final = (0.5, 1.0, 2.0, 5.0)
 #: Messages and bytes that wait for us; the server sends further ones when these are read.
 _PENDING_MESSAGES: Final = 65_536
 _PENDING_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConsumer:
+    """How a router that serves reads streams.
+
+    ``name()``: of its consumers, the router's instance id in decimal; None while it has none.
+    ``dump(scope)``: the events that build its index of a component's workers. ``reset``: remove
+    the messages and the snapshot of each stream first. ``threshold``: messages of a stream above
+    which they are removed after a snapshot.
+    """
+
+    name: Callable[[], str | None]
+    dump: Callable[[EndpointId], Awaitable[list[RouterEvent]]]
+    reset: bool = False
+    threshold: int = SNAPSHOT_MESSAGES
+
+
+def snapshot_threshold(environ: Mapping[str, str]) -> int:
+    """Messages of a stream above which they are removed: Dynamo's variable for it, else its
+    default. Raises UsageProblem."""
+    text = environ.get("DYN_ROUTER_SNAPSHOT_THRESHOLD", "").strip()
+    if not text:
+        return SNAPSHOT_MESSAGES
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) < 2**32):
+        raise UsageProblem(
+            f"DYN_ROUTER_SNAPSHOT_THRESHOLD {text[:40]}: expected a number of messages from 1 on"
+        )
+    return int(text)
 
 
 class DurableEventPlane:
@@ -53,18 +98,29 @@ class DurableEventPlane:
         auth: NatsAuth | None = None,
         *,
         check_s: float = _CHECK_S,
+        consumer: RouterConsumer | None = None,
     ) -> None:
         self.messenger = NatsMessenger(servers, auth)
         self.check_s = check_s
+        self.consumer = consumer
+        #: (stream, durable consumer) of this process, and streams that were reset.
+        self.consumers: set[tuple[str, str]] = set()
+        self.were_reset: set[str] = set()
 
     def follow(
         self, channel: EventChannel, emit: Callable[[ChannelValue], None]
-    ) -> "DurableFollower":
+    ) -> DurableFollower:
         """Never fails: a stream that does not exist is reported once it runs."""
         return DurableFollower(self, channel, emit)
 
     async def close(self) -> None:
-        """Leaves no connection."""
+        """Leaves no connection and no durable consumer."""
+        if self.consumers:
+            with contextlib.suppress(NatsError, OSError, TimeoutError, RequestPlaneError):
+                js = (await self.messenger.connected()).jetstream(timeout=_RESPONSE_S)
+                for stream, name in self.consumers:
+                    with contextlib.suppress(NatsError):
+                        await js.delete_consumer(stream, name)
         await self.messenger.close()
 
 
@@ -127,7 +183,11 @@ class DurableFollower:
         failures = 0
         while True:
             try:
-                await self._read(await self._plane.messenger.connected(), transport.stream)
+                client = await self._plane.messenger.connected()
+                if self._plane.consumer is None:
+                    await self._read(client, transport.stream)
+                else:
+                    await self._consume(client, transport.stream, self._plane.consumer)
                 why = "the connection to NATS ended"
             except (RequestPlaneError, _Stale) as error:
                 why = str(error)
@@ -180,6 +240,91 @@ class DurableFollower:
         finally:
             with contextlib.suppress(NatsError, OSError):
                 await consumer.unsubscribe()
+
+    async def _consume(self, client: Client, stream: str, consumer: RouterConsumer) -> None:
+        """Read with the router's durable consumer until the connection ends."""
+        name = consumer.name()
+        if name is None:
+            raise _Stale("this router is not registered yet")
+        js = client.jetstream(timeout=_RESPONSE_S)
+        if consumer.reset and stream not in self._plane.were_reset:
+            await self._reset(js, stream)
+        info = await js.stream_info(stream)
+        if self._next == 1 and info.state.first_seq > 1:
+            await self._take_snapshot(js, info)
+        self._resume(info)
+        end = info.state.last_seq
+        self._plane.consumers.add((stream, name))
+        config = ConsumerConfig(
+            durable_name=name,
+            ack_policy=AckPolicy.EXPLICIT,
+            deliver_policy=DeliverPolicy.ALL,
+            inactive_threshold=_INACTIVE_S,
+        )
+        reader = await js.pull_subscribe(f"{stream}.*", durable=name, stream=stream, config=config)
+        loop, behind, before = asyncio.get_running_loop(), False, self._next
+        checked = loop.time()
+        try:
+            while not client.is_closed:
+                if self._next > end:
+                    self._connect(stream)
+                try:
+                    messages = await reader.fetch(_FETCHED, timeout=self._plane.check_s)
+                except NatsTimeout:
+                    messages = []
+                for message in messages:
+                    self._take(message)
+                    await message.ack()
+                if loop.time() - checked < self._plane.check_s:
+                    continue
+                if behind and before == self._next:
+                    raise _Stale(f"stream {stream} has messages that do not arrive")
+                info = await js.stream_info(stream)
+                if info.created != self._created:
+                    raise _Stale(f"stream {stream} was deleted and created again")
+                behind, before = info.state.last_seq >= self._next, self._next
+                if info.state.messages > consumer.threshold:
+                    await self._purge_and_store(js, stream, consumer)
+                checked = loop.time()
+        finally:
+            with contextlib.suppress(NatsError, OSError):
+                await reader.unsubscribe()
+
+    async def _reset(self, js: JetStreamContext, stream: str) -> None:
+        """Remove what earlier routers kept: the messages of the stream, and the snapshot."""
+        await js.purge_stream(stream)
+        with contextlib.suppress(NatsError):
+            await js.delete_object_store(radix_bucket(self._channel.scope))
+        self._plane.were_reset.add(stream)
+
+    async def _purge_and_store(
+        self, js: JetStreamContext, stream: str, consumer: RouterConsumer
+    ) -> None:
+        """Remove the messages that all routers have acknowledged, then store a snapshot.
+
+        In this order, as in Dynamo: the snapshot has all that was removed. A router that has not
+        acknowledged anything yet still reads, so nothing is removed before it has.
+        """
+        floor: int | None = None
+        for one in await js.consumers_info(stream):
+            if one.config.ack_policy is AckPolicy.NONE or one.config.deliver_subject:
+                continue
+            acknowledged = one.ack_floor.stream_seq if one.ack_floor is not None else 0
+            if not acknowledged and one.num_pending:
+                return
+            if acknowledged:
+                floor = acknowledged if floor is None else min(floor, acknowledged)
+        if floor is None:
+            return
+        await js.purge_stream(stream, seq=floor + 1)
+        events = await consumer.dump(self._channel.scope)
+        payload = await asyncio.to_thread(encode_radix_state, events)
+        bucket = radix_bucket(self._channel.scope)
+        try:
+            store = await js.object_store(bucket)
+        except NotFoundError:
+            store = await js.create_object_store(bucket)
+        await store.put(RADIX_STATE, payload)
 
     async def _take_snapshot(self, js: JetStreamContext, info: StreamInfo) -> None:
         """Emit the snapshot of the messages that were removed.

@@ -819,14 +819,19 @@ def _config(
     replicas = replicas_of(access, resolved.config.router_replica_sync)
     if given.get("router_url"):
         replicas = None  # the router shares the load of all its frontends
-    elif given.get("dynamo"):
+    elif not given.get("dynamo") and resolved.config.router_durable_kv_events:
+        talk(
+            "warning: --router-durable-kv-events has no effect: only workers of a Dynamo "
+            "deployment keep their events in a stream; name it with --discovery"
+        )
+    if given.get("dynamo"):
         if replicas is not None:
             raise UsageProblem(
                 "--router-replica-bind, --router-replica-peer and --router-replica-nats do not "
                 "work with the workers of a Dynamo deployment",
                 "--router-replica-sync alone shares load with its routers, over its event plane",
             )
-    elif resolved.config.router_replica_sync and replicas is None:
+    elif not given.get("router_url") and resolved.config.router_replica_sync and replicas is None:
         talk(
             "warning: no replica to share load with: set --router-replica-bind and "
             "--router-replica-peer, or --router-replica-nats"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import random
 import signal
 import socket
@@ -21,6 +22,8 @@ from aiohttp import web
 from dynctl.adapters.dynamo.planes import open_planes, open_registrar, topic_opener
 from dynctl.adapters.dynamo.registration import Registration
 from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
+from dynctl.adapters.dynamo.request_server import RequestServer
+from dynctl.adapters.nats.durable_events import RouterConsumer, snapshot_threshold
 from dynctl.adapters.nats.replicas import NatsReplicas
 from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
@@ -77,7 +80,8 @@ from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.serving.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import load_tokenizer
-from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES
+from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, EndpointId
+from dynctl.wire.dynamo.events import RouterEvent
 from router_core import IndexBound, Router, TransferTableSet, WorkerWithDpRank
 
 _log = logging.getLogger(__name__)
@@ -214,7 +218,10 @@ class Frontend:
         config, service = self.config, self.service
         if config.dynamo is not None:
             planes = open_planes(
-                config.dynamo.planes, response_port=config.dynamo.response_port, serving=True
+                config.dynamo.planes,
+                response_port=config.dynamo.response_port,
+                serving=True,
+                durable=self._consumer() if config.router.router_durable_kv_events else None,
             )
             fleet = DynamoFleet(service, self.upstream, config, planes, config.dynamo)
             requests = cast(TcpRequestPlane, planes.requests)
@@ -222,6 +229,19 @@ class Frontend:
         if isinstance(service, RemoteRouting):
             return MirroredFleet(service, self.upstream, config), HttpDispatch(self.upstream)
         return kind(service, self.upstream, config), HttpDispatch(self.upstream)
+
+    def _consumer(self) -> RouterConsumer:
+        """The durable consumers of this router; it has its name when it is registered."""
+
+        def name() -> str | None:
+            return self.fleet.router_name() if isinstance(self.fleet, DynamoFleet) else None
+
+        async def dump(scope: EndpointId) -> list[RouterEvent]:
+            return await self.fleet.dump(scope) if isinstance(self.fleet, DynamoFleet) else []
+
+        return RouterConsumer(
+            name, dump, self.config.router.router_reset_states, snapshot_threshold(os.environ)
+        )
 
     @property
     def url(self) -> str:
@@ -336,9 +356,9 @@ class Frontend:
 
     def _share_load(self) -> None:
         """Begin to share load with other routers, before the first booking."""
-        dynamo = self.config.dynamo
-        if dynamo is not None and self.config.router.router_replica_sync:
-            self._share_load_with_dynamo(dynamo)
+        dynamo, router = self.config.dynamo, self.config.router
+        if dynamo is not None and (router.router_replica_sync or router.router_durable_kv_events):
+            self._register_as_router(dynamo)
         if self.config.replicas is None:
             return
         plane = _replica_plane(self.config.replicas)
@@ -358,11 +378,11 @@ class Frontend:
         self.service.tasks.start("replica sync", lambda: plane.run(sync.take))
         self.service.tasks.start("replica heartbeat", beat)
 
-    def _share_load_with_dynamo(self, dynamo: DynamoConfig) -> None:
-        """Replica sync with Dynamo's frontends; starts when the fleet joins."""
+    def _register_as_router(self, dynamo: DynamoConfig) -> None:
+        """Replica sync with Dynamo's frontends, and consumers of its streams; starts when the fleet
+        joins."""
         if not isinstance(self.fleet, DynamoFleet):
             return
-        opener = topic_opener(dynamo.planes)
         registrar = open_registrar(dynamo.planes, self.fleet.discovery)
         subject = f"registration in {registrar.title}"
 
@@ -373,15 +393,19 @@ class Frontend:
                 message = f"{problem}; other routers may not see the load of this one"
                 self.service.set_condition(codes.DISCOVERY_INTERRUPTED, subject, message)
 
-        sync = FleetSync(
-            self.service,
-            partial(opener, topic=ACTIVE_SEQUENCES),
-            router_id=self.router_id,
-            later=asyncio.get_running_loop().call_later,
-            changed=lambda: registration.update(),
-        )
-        registration = Registration(registrar, sync.entries, report)
-        self.fleet.share_load(sync, registration)
+        registration = Registration(registrar, self.fleet.entries, report)
+        sync = durable = None
+        if self.config.router.router_replica_sync:
+            sync = FleetSync(
+                self.service,
+                partial(topic_opener(dynamo.planes), topic=ACTIVE_SEQUENCES),
+                router_id=self.router_id,
+                later=asyncio.get_running_loop().call_later,
+                changed=registration.update,
+            )
+        if self.config.router.router_durable_kv_events:
+            durable = RequestServer(_LOOPBACK[0])
+        self.fleet.register(registration, sync=sync, durable=durable)
 
     async def _join(self) -> None:
         config = self.config

@@ -166,14 +166,15 @@ def test_config_show_has_every_setting_with_its_source(dynctl, monkeypatch):
     table = dynctl("config", "show").out
     assert all(name in table for name in SETTINGS)
     assert "not supported yet, validated and ignored: " in " ".join(table.split())
-    assert "router_durable_kv_events" in table.partition("not supported yet")[2]
+    assert "ais_backend_version" in table.partition("not supported yet")[2]
 
 
 def test_config_show_warns_on_stderr(dynctl):
-    ran = dynctl("config", "show", "--no-kv-events", "--router-durable-kv-events", "-o", "json")
+    unbuilt = ("--ais-backend-version", "1.0")
+    ran = dynctl("config", "show", "--no-kv-events", *unbuilt, "-o", "json")
     assert ran.json["warnings"]
     assert "warning: --no-kv-events is deprecated: use --no-router-kv-events" in ran.err
-    assert "the JetStream event plane is not built yet: ignored" in ran.err
+    assert "a database of measured kernel times is not built yet: ignored" in ran.err
 
 
 def test_config_show_of_a_view_has_the_views_settings(dynctl, view_file):

@@ -106,11 +106,11 @@ def test_a_bad_worker_is_named_before_anything_listens(dynctl):
 
 def test_deprecated_and_unbuilt_flags_warn_on_stderr(dynctl, started):
     old = ("--kv-overlap-score-weight", "0", "--router-ttl", "5")
-    ran = dynctl("serve", "frontend", *old, "--router-durable-kv-events")
+    ran = dynctl("serve", "frontend", *old, "--ais-backend-version", "1.0")
     assert ran.out == ""
     assert "--kv-overlap-score-weight is deprecated" in ran.err
     assert "--router-ttl is deprecated: use --router-ttl-secs" in ran.err
-    assert "--router-durable-kv-events: the JetStream event plane is not built yet" in ran.err
+    assert "--ais-backend-version: a database of measured kernel times is not built" in ran.err
     (config,) = started
     assert (config.router.prefill_load_scale, config.router.overlap_score_credit) == (0, 0)
     assert config.router.router_ttl_secs == 5
