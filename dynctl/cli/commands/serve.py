@@ -821,8 +821,8 @@ def _config(
         replicas = None  # the router shares the load of all its frontends
     elif not given.get("dynamo") and resolved.config.router_durable_kv_events:
         talk(
-            "warning: --router-durable-kv-events has no effect: only workers of a Dynamo "
-            "deployment keep their events in a stream; name it with --discovery"
+            "warning: no stream of KV events: --router-durable-kv-events is for the workers of a "
+            "Dynamo deployment; name it with --discovery"
         )
     if given.get("dynamo"):
         if replicas is not None:
