@@ -5,6 +5,7 @@ codes are Dynamo's, the errors' texts are ours. Fields that Dynamo accepts and p
 (``logit_bias``, ``suffix``, ``echo``, ``user``, ...) are checked and have no effect, as there.
 """
 
+import math
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ _MAX_SUFFIX: Final = 10_000
 _FUNCTION: Final = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _FORMATTED_PROMPT: Final = "formatted_prompt"
 _F32: Final = struct.Struct("<f")
+_F32_MAX: Final = 3.4028234663852886e38
 
 _U8 = Annotated[int, Meta(ge=0, le=255)]
 _I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -486,8 +488,11 @@ def _constraints(taints: Taints) -> dict[str, Any] | None:
 
 
 def _f32(value: float | None) -> float | None:
-    """The number as Dynamo keeps it, in 32 bits."""
+    """The number as Dynamo keeps it, in 32 bits; the nearest one if it is out of their range."""
     if value is None:
         return None
-    rounded: float = _F32.unpack(_F32.pack(value))[0]
+    try:
+        rounded: float = _F32.unpack(_F32.pack(value))[0]
+    except OverflowError:
+        return math.copysign(_F32_MAX, value)
     return rounded

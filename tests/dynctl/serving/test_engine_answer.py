@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from dynctl.base.decode_errors import RequestError
@@ -16,7 +18,7 @@ from dynctl.serving.engines.answer import (
     error_event,
     reasoning_parser_of,
 )
-from dynctl.wire.dynamo.engine_output import EngineOutput
+from dynctl.wire.dynamo.engine_output import EngineOutput, TopLogprob
 from dynctl.wire.dynamo.openai_options import (
     EngineOptions,
     engine_request,
@@ -89,6 +91,60 @@ def test_the_answer_is_that_of_a_real_frontend(number: int) -> None:
         assert [plain(each) for each in events(sent)] == row["events"]
     elif status == 200:
         assert plain(json.loads(sent)) == row["events"][0]
+
+
+token_ids = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 320), max_size=4)
+numbers = st.none() | st.lists(st.floats(), max_size=5)
+tops = st.lists(
+    st.lists(
+        st.builds(
+            TopLogprob,
+            rank=st.integers(0, 9),
+            token_id=st.integers(0, 400),
+            token=st.none() | st.text(max_size=2),
+            logprob=st.floats(),
+        ),
+        max_size=3,
+    ),
+    max_size=5,
+)
+outputs = st.builds(
+    EngineOutput,
+    token_ids=token_ids,
+    tokens=st.none() | st.lists(st.none() | st.text(max_size=2), max_size=4),
+    text=st.none() | st.text(max_size=3),
+    log_probs=numbers,
+    top_logprobs=st.none() | tops,
+    finish_reason=st.none()
+    | st.sampled_from(["stop", "eos", "length", "cancelled", "content_filter"])
+    | st.just({"error": "x"}),
+    index=st.none() | st.integers(0, 2),
+)
+
+
+@given(
+    st.lists(outputs, max_size=6),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, "qwen3", "deepseek_r1"]),
+)
+def test_any_output_makes_an_answer_or_a_named_error(
+    sent: list[EngineOutput], chat: bool, stream: bool, parser: str | None
+) -> None:
+    chosen = options(chat=chat, stream=stream, n=2, stop=["a"], logprobs=True if chat else 2)
+    request = engine_request(chosen, [70], eos_token_ids=[1])
+    made = EngineAnswer(
+        chosen, request, decoder(), request_id="7", created=3, reasoning_parser=parser
+    )
+    try:
+        found = b"".join(event for each in sent for event in made.feed(each))
+        found = found + b"".join(made.end()) if stream else made.body()
+    except AnswerError:
+        return
+    if stream:
+        assert events(found)[-1] == "[DONE]"
+    else:
+        assert json.loads(found)["model"] == "tiny"
 
 
 def test_ids_and_times_are_the_callers() -> None:

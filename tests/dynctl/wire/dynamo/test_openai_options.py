@@ -4,10 +4,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.wire.dynamo.engine_request import EngineRequest
+from dynctl.wire.dynamo import openai_options
+from dynctl.wire.dynamo.engine_request import EngineRequest, decode_engine_request
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
+from dynctl.wire.dynamo.request_plane import encode_body
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -45,6 +49,48 @@ def test_what_a_frontend_refuses_is_refused_by_name(
         read_engine_options(body(**fields))
     assert (error.value.field, error.value.status) == (field, status)
     assert "secret" not in str(error.value)
+
+
+names = st.sampled_from(
+    sorted(
+        {
+            *openai_options._KNOWN[openai_options._Chat],
+            *openai_options._KNOWN[openai_options._Completion],
+            "unknown",
+        }
+    )
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+junk = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(names | st.sampled_from(["type", "function", "name", "5"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(names, junk, max_size=4), st.booleans())
+def test_any_body_is_read_or_refused(fields: dict[str, Any], chat: bool) -> None:
+    plain = body() if chat else {"model": "m", "prompt": "secret"}
+    try:
+        options = read_engine_options(plain | fields)
+    except RequestError as error:
+        if error.status not in (400, 501):
+            raise
+        return
+    built = engine_request(options, [5], eos_token_ids=[1])
+    decode_engine_request(encode_body(built, "msgpack"), "msgpack")
+
+
+def test_weights_beyond_32_bits_are_the_largest() -> None:
+    taints = {"preferred_taints": {"a": 1e300, "b": -1e300}}
+    constraints = request(nvext={"routing_constraints": taints}).routing
+    assert constraints is not None
+    assert constraints.routing_constraints == {
+        "preferred_taints": {"a": 3.4028234663852886e38, "b": -3.4028234663852886e38}
+    }
 
 
 def test_prompts_that_are_empty_are_refused() -> None:
