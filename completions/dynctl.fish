@@ -145,6 +145,7 @@ function __dynctl_flags
                 '--processes'\t'Frontend processes behind the port' \
                 '--process-timeout'\t'With --processes: a process without an answer for so long is killed ..' \
                 '--namespace-prefix'\t'Serve all Dynamo namespaces that begin with this' \
+                '--event-plane'\t'Event plane for what this frontend publishes to other routers ..' \
                 '--response-port'\t'Port where Dynamo workers send their responses' \
                 '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
                 '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
@@ -281,6 +282,7 @@ function __dynctl_flags
                 '--processes'\t'Frontend processes behind the port' \
                 '--process-timeout'\t'With --processes: a process without an answer for so long is killed ..' \
                 '--namespace-prefix'\t'Serve all Dynamo namespaces that begin with this' \
+                '--event-plane'\t'Event plane for what this frontend publishes to other routers ..' \
                 '--response-port'\t'Port where Dynamo workers send their responses' \
                 '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
                 '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \

@@ -91,8 +91,10 @@ class DynamoConfig:
     or None for all. ``cache`` is the directory for the files of models. ``response_port``: where
     workers' responses arrive; 0: a free port. ``migration_limit``: how often a response may go on
     with another worker, None: as the model's card says; it does not from ``migration_max_tokens``
-    tokens of prompt and output on. ``endpoint``: only its workers, for a router that registers as a
-    component of Dynamo and listens at ``rpc_host`` for requests; None: all, for a frontend.
+    tokens of prompt and output on. ``event_plane``: where replica sync publishes (``zmq`` or
+    ``nats``), None: as ``DYN_EVENT_PLANE`` says. ``endpoint``: only its workers, for a router that
+    registers as a component of Dynamo and listens at ``rpc_host`` for requests; None: all, for a
+    frontend.
     """
 
     planes: GlobalOptions
@@ -101,6 +103,7 @@ class DynamoConfig:
     response_port: int = 0
     migration_limit: int | None = None
     migration_max_tokens: int | None = None
+    event_plane: str | None = None
     endpoint: EndpointId | None = None
     rpc_host: str = "127.0.0.1"
 

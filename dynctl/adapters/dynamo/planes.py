@@ -162,19 +162,19 @@ def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
     )
 
 
-def topic_opener(options: GlobalOptions) -> Callable[..., TopicPublisher]:
+def topic_opener(options: GlobalOptions, plane: str | None = None) -> Callable[..., TopicPublisher]:
     """A call ``(scope, topic=...)`` that opens a channel of this process on the event plane.
 
-    ``DYN_EVENT_PLANE`` names the plane: zmq unless set. Over ZMQ other hosts can read it where
-    ``DYN_EVENT_PLANE_HOST`` names an address of this host; else this host alone. Raises
-    UsageProblem.
+    ``plane``: zmq or nats; None: ``DYN_EVENT_PLANE`` names it, zmq unless set. Over ZMQ other
+    hosts can read it where ``DYN_EVENT_PLANE_HOST`` names an address of this host; else this host
+    alone. Raises UsageProblem.
     """
     from functools import partial
 
     from dynctl.adapters.dynamo.publishing import open_topic
 
     environ = os.environ if options.environment_sources else {}
-    plane = (environ.get(EVENT_PLANE_VARIABLE) or "zmq").strip().lower()
+    plane = (plane or environ.get(EVENT_PLANE_VARIABLE) or "zmq").strip().lower()
     if plane not in ("zmq", "nats"):
         raise UsageProblem(f"{EVENT_PLANE_VARIABLE} {plane[:40]}: expected zmq or nats")
     return partial(

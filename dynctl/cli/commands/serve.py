@@ -267,6 +267,17 @@ NamespacePrefix = Annotated[
         rich_help_panel=_DYNAMO,
     ),
 ]
+EventPlane = Annotated[
+    str | None,
+    typer.Option(
+        "--event-plane",
+        metavar="zmq|nats",
+        help="Event plane for what this frontend publishes to other routers "
+        "(--router-replica-sync); workers' events come as each worker announces. "
+        "[default: $DYN_EVENT_PLANE, then zmq]",
+        rich_help_panel=_DYNAMO,
+    ),
+]
 ResponsePort = Annotated[
     int,
     typer.Option(
@@ -399,6 +410,7 @@ def frontend(
     processes: Processes = 1,
     process_timeout: ProcessTimeout = 30.0,
     namespace_prefix: NamespacePrefix = None,
+    event_plane: EventPlane = None,
     response_port: ResponsePort = 0,
     migration_limit: MigrationLimit = None,
     migration_max_seq_len: MigrationTokens = None,
@@ -420,7 +432,13 @@ def frontend(
     """
     own = bool(worker or workers_file or router)
     dynamo = _dynamo(
-        options, namespace_prefix, response_port, migration_limit, migration_max_seq_len, own=own
+        options,
+        namespace_prefix,
+        event_plane,
+        response_port,
+        migration_limit,
+        migration_max_seq_len,
+        own=own,
     )
     shared = _shared_router(router, router_token, router_token_file, share_port=share_port)
     config = _config(
@@ -597,6 +615,7 @@ def observe(
 def _dynamo(
     options: GlobalOptions,
     prefix: str | None,
+    event_plane: str | None,
     response_port: int,
     migration_limit: int | None,
     migration_max_tokens: int | None,
@@ -612,9 +631,12 @@ def _dynamo(
 
     # The contexts are those of clients.
     planes = replace(options, context_applied=True)
+    if event_plane is not None:
+        one_choice("--event-plane", event_plane, ("zmq", "nats"))
     if own or backend(planes, serving=True) is None:
         given = {
             "--namespace-prefix": prefix,
+            "--event-plane": event_plane,
             "--response-port": response_port,
             "--migration-limit": migration_limit,
             "--migration-max-seq-len": migration_max_tokens,
@@ -632,6 +654,7 @@ def _dynamo(
         response_port,
         migration_limit,
         migration_max_tokens,
+        event_plane=event_plane,
     )
 
 
@@ -811,7 +834,10 @@ def _config(
     if given.get("router_url"):
         for spelled in _without_effect(given, resolved.sources):
             talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
-    if given.get("dynamo"):
+    dynamo = given.get("dynamo")
+    if dynamo and dynamo.event_plane and not resolved.config.router_replica_sync:
+        talk("warning: --event-plane has no effect without --router-replica-sync")
+    if dynamo:
         for spelled in _about_workers(given):
             talk(f"warning: {spelled} has no effect with the workers of a Dynamo deployment")
     port = given.pop("system_port")

@@ -398,7 +398,7 @@ class Frontend:
         if self.config.router.router_replica_sync:
             sync = FleetSync(
                 self.service,
-                partial(topic_opener(dynamo.planes), topic=ACTIVE_SEQUENCES),
+                partial(topic_opener(dynamo.planes, dynamo.event_plane), topic=ACTIVE_SEQUENCES),
                 router_id=self.router_id,
                 later=asyncio.get_running_loop().call_later,
                 changed=registration.update,

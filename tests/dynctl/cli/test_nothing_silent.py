@@ -274,6 +274,8 @@ def test_serve_names_every_variable_of_a_source(
         (["--migration-limit", "2"], "--migration-limit has no effect without --discovery"),
         (["--migration-max-seq-len", "2"], "--migration-max-seq-len has no effect"),
         (["--namespace-prefix", "a"], "--namespace-prefix has no effect without --discovery"),
+        (["--event-plane", "nats"], "--event-plane has no effect without --discovery"),
+        (["--discovery", "mem", "--event-plane", "nats"], "without --router-replica-sync"),
     ],
 )
 def test_serve_names_what_has_no_effect_on_the_workers_of_a_dynamo(
