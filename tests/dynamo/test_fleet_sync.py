@@ -5,21 +5,15 @@ Workers hold their requests, so that load stays until it is compared.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import httpx
 import pytest
 
 from tests.dynamo.fleet import DynamoFleet, aggregated
-from tests.dynamo.processes import free_port
+from tests.dynamo.ours import our_frontend
 from tests.waiting import patience, until_now
 
 #: Prompts of several blocks that share none.
@@ -62,36 +56,6 @@ class Ours:
         return worker
 
 
-@contextmanager
-def serving(
-    fleet: DynamoFleet, *options: str, environment: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """The URL of a frontend of ours beside those of the fleet."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
-    command = [sys.executable, "-m", "dynctl", "serve", "frontend", "--http-port", "0"]
-    log = fleet.directory / f"ours-{free_port()}.log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [*command, "--announce", *options],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=clean | fleet.environment | dict(environment or {}),
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        yield json.loads(line)["url"]
-        process.terminate()
-        assert process.wait(patience(20)) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
 def gauges(fleet: DynamoFleet) -> dict[int, int]:
     """Worker id -> the decode blocks that Dynamo's frontend counts."""
     _, text = fleet.frontend.get("/metrics")
@@ -109,8 +73,8 @@ def test_load_is_seen_on_both_sides(plane: Literal["zmq", "nats"]) -> None:
     ) as fleet:
         holds = [worker.held for worker in fleet.workers.values()]
         until_now(lambda: fleet.frontend.complete("The first request", max_tokens=1).ok, 20.0)
-        with serving(fleet, "--router-replica-sync") as url:
-            frontend = Ours(url)
+        with our_frontend(fleet, "--router-replica-sync") as served:
+            frontend = Ours(served.url)
             until_now(lambda: frontend.complete("ours").status_code == 200, 20.0)
             for hold in holds:
                 hold.hold(decode=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import httpx
 import nats
 import pytest
 
@@ -19,7 +18,6 @@ from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
 from tests.dynamo.observed import Observed, observing, possible
 from tests.dynamo.ours import our_frontend
 from tests.dynamo.test_check import check
-from tests.dynamo.test_fleet_sync import serving
 from tests.dynamo.test_prediction import HeldLoad, agreed, prompts
 from tests.dynamo.test_route import PROMPT, route
 from tests.dynamo.versions import LAST_WITH_DURABLE_EVENTS, Row, minor, record, recorded
@@ -211,7 +209,7 @@ def test_a_frontend_of_ours_takes_part_in_durable_events(dynamo_version: str) ->
     ) as fleet:
         environment = {"DYN_ROUTER_SNAPSHOT_THRESHOLD": "20"}
         flags = ("--router-durable-kv-events", "--model-path", str(fleet.model_dir))
-        with serving(fleet, *flags, environment=environment) as url:
+        with our_frontend(fleet, *flags, environment=environment) as served:
             for number in range(24):
                 text = f"Topic {number}: " + "words and more words again. " * 8
                 assert fleet.frontend.chat(text, max_tokens=2).ok
@@ -222,7 +220,7 @@ def test_a_frontend_of_ours_takes_part_in_durable_events(dynamo_version: str) ->
             later = fleet.start_frontend()
             assert later.log_lines(snapshot), later.process.tail()
             assert len(asyncio.run(_streamed(fleet))[1]) == 3, "ours is no orphan"
-            rows = httpx.get(url + "/v1/workers", timeout=patience(10)).json()["workers"]
+            rows = served.workers()
             assert {rank["index"] for row in rows for rank in row["ranks"]} == {"current"}
         assert len(asyncio.run(_streamed(fleet))[1]) == 2
 
