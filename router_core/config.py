@@ -375,9 +375,11 @@ class RouterConfig:
         8.0, low=1.0, only=(Only("router_mode", ("device-aware-weighted",)),)
     )
     """Throughput of a non-CPU worker relative to a CPU worker."""
-    serve_indexer: bool = _setting(False, needs="the served indexer")
+    serve_indexer: bool = _setting(False, dry_run="a dry run serves no index")
     """Serve this router's index to other routers."""
-    use_remote_indexer: bool = _setting(False, needs="the served indexer")
+    use_remote_indexer: bool = _setting(
+        False, dry_run="it decides where an index is kept, not what the workers cache"
+    )
     """Query a served indexer instead of keeping an index."""
     router_durable_kv_events: bool = _setting(
         False, dry_run="it is how a running router reads its events"

@@ -82,7 +82,8 @@ class DynamoFleet(Fleet):
             service.router,
             clock=service.clock,
             namespace=dynamo.namespace,
-            follow_index=service.router.config.use_kv_events,
+            follow_index=service.router.config.use_kv_events
+            and not service.router.config.use_remote_indexer,
             on_deployment=self._take,
             on_available=self._take_reasons,
             on_interrupted=self._interrupted,

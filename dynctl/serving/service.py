@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -168,6 +168,8 @@ class RoutingService:
         self._health: tuple[float, FleetHealth] | None = None
         #: The fleet changed since the last evaluation.
         self._health_outdated = False
+        #: Reads the index of a request's prompt from another process; None: the index is here.
+        self.ask_index: Callable[[RoutingRequest], Awaitable[None]] | None = None
         #: Whether a router in another process decides now.
         self.remote = False
         #: Grows with each change of workers, their availability, settings or thresholds.
@@ -378,7 +380,13 @@ class RoutingService:
     async def place(self, request: RoutingRequest, *, dry: bool = False) -> RoutingPlan:
         """As :meth:`plan`, where the router may be another process (`serving.remote`); that one
         books the plan in the same step, unless it is ``dry``."""
+        await self.read_index(request)
         return self.plan(request, detail=dry)
+
+    async def read_index(self, request: RoutingRequest) -> None:
+        """Read what a decision needs of an index in another process, where there is one."""
+        if self.ask_index is not None:
+            await self.ask_index(request)
 
     async def place_decode(self, request: RoutingRequest, prefill: Decision) -> RoutingPlan:
         """As :meth:`continue_plan`, likewise."""
@@ -386,6 +394,7 @@ class RoutingService:
 
     async def dry_route(self, request: RoutingRequest, *, preset: str | None) -> RouteResult:
         """As :meth:`explain`, likewise."""
+        await self.read_index(request)
         return self.explain(request, preset=preset)
 
     def explain(

@@ -28,6 +28,7 @@ from tests.waiting import patience, until_now
 
 BLOCK = 16
 ROUTER = "dynamo.router"
+INDEXER = "kv_indexer_query"
 
 
 class Client:
@@ -75,10 +76,10 @@ class Routers:
         names = [unquote(path.name) for path in below.glob("*")]
         return {int(name.removeprefix(start), 16) for name in names if name.startswith(start)}
 
-    def start_theirs(self) -> None:
+    def start_theirs(self, *options: str) -> None:
         before = self.instances()
         python = [DYNAMO_PYTHON, "-m", "dynamo.router", "--endpoint", "dynamo.backend.generate"]
-        command = [*python, "--router-block-size", str(BLOCK)]
+        command = [*python, "--router-block-size", str(BLOCK), *options]
         self.group.start("dynamo-router", command, self.environment)
         self.theirs = self._new(before)
 
@@ -220,26 +221,33 @@ def test_what_cannot_be_routed_is_an_error_on_both(routers: Routers) -> None:
         assert "error" in ours, (endpoint, ours)
 
 
-def test_the_index_is_served(routers: Routers) -> None:
+def test_routers_and_frontends_serve_their_index(routers: Routers) -> None:
     tokens = list(range(100, 100 + BLOCK * 4))
     routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))
     hashes = list(local_block_hashes(tokens, BLOCK))
+    (of_the_router,) = routers.instances("backend", INDEXER)
+    frontend = [sys.executable, "-m", "dynctl", "serve", "frontend", "--http-port", "0"]
+    process = routers.group.start("frontend", [*frontend, "--serve-indexer"], routers.environment)
+    until_now(lambda: len(routers.instances("backend", INDEXER)) == 2, 30)
+    for instance in routers.instances("backend", INDEXER):
 
-    def scores() -> list[Any]:
-        item = index_answer(routers, {"model_name": "tiny", "block_hashes": hashes})
-        return list(item["TieredScores"]["device"]["scores"])
+        def scores(instance: int = instance) -> list[Any]:
+            question = {"model_name": "tiny", "block_hashes": hashes}
+            item = index_answer(routers, instance, question)
+            return list(item["TieredScores"]["device"]["scores"])
 
-    until_now(lambda: [blocks for _, blocks in scores()] == [4])
-    item = index_answer(routers, {"model_name": "no", "block_hashes": []})
-    assert item == {"Error": "served indexer model no is not registered"}
+        until_now(lambda scores=scores: [blocks for _, blocks in scores()] == [4])  # type: ignore[misc]
+        item = index_answer(routers, instance, {"model_name": "no", "block_hashes": []})
+        assert item == {"Error": "served indexer model no is not registered"}
+    process.kill(signal.SIGTERM)
+    assert routers.instances("backend", INDEXER) == {of_the_router}
 
 
-def index_answer(routers: Routers, question: dict[str, Any]) -> Any:
-    """The answer of our served index; its items have no envelope for Dynamo's Python client."""
-    (entry,) = [
-        parse_entry(f"v1/instances/{unquote(path.name)}", path.read_bytes())
-        for path in (routers.fleet.file_kv / "v1" / "instances").glob("*kv%5Findexer%5Fquery*")
-    ]
+def index_answer(routers: Routers, instance: int, question: dict[str, Any]) -> Any:
+    """The answer of a served index; its items have no envelope for Dynamo's Python client."""
+    key = f"v1/instances/dynamo/backend/{INDEXER}/{instance:x}"
+    path = routers.fleet.file_kv / "v1" / "instances" / quoted(key.removeprefix("v1/instances/"))
+    entry = parse_entry(key, path.read_bytes())
 
     async def ask() -> Any:
         plane = TcpRequestPlane()
@@ -252,12 +260,47 @@ def index_answer(routers: Routers, question: dict[str, Any]) -> Any:
     return asyncio.run(ask())
 
 
-def test_the_registration_ends_with_the_process(routers: Routers) -> None:
-    """SIGTERM removes it at once; the workers serve on, and a new process registers again."""
+def quoted(key: str) -> str:
+    """The name of a key's file."""
+    return "".join(one if one.isalnum() else f"%{ord(one):02X}" for one in key)
+
+
+def counted(routers: Routers, instance: int, tokens: list[int]) -> list[int]:
+    """Cached blocks of the workers, in the view of one router."""
+    found = routers.client.ask(f"{ROUTER}.get_overlap_scores", instance, {"token_ids": tokens})
+    return sorted(overlaps(found).values()) if "items" in found else []
+
+
+def test_dynamo_uses_the_index_that_ours_serves(routers: Routers) -> None:
+    routers.start_theirs("--use-remote-indexer")
+    tokens = [*range(200, 200 + BLOCK * 5), 7]
+    routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))
+    until_now(lambda: counted(routers, routers.ours, tokens) == [0, 0, 5])
+    # A choice reads the served index; so do its overlaps.
+    best = routers.client.ask(f"{ROUTER}.best_worker_id", routers.ours, tokens)["items"]
+    until_now(
+        lambda: (
+            routers.client.ask(f"{ROUTER}.best_worker_id", routers.theirs, tokens)["items"] == best
+        )
+    )
+    answer = routers.client.ask(f"{ROUTER}.generate", routers.theirs, asked(tokens))["items"]
+    assert answer[-1]["routing_data"]["timing"]["kv_hit_rate"] > 0.8
+
+
+def test_ours_uses_the_index_that_dynamo_serves(routers: Routers) -> None:
+    """SIGTERM removes what ours registered at once; a new one asks Dynamo's index."""
     (process,) = [one for one in routers.group.children if one.name == "ours"]
     process.kill(signal.SIGTERM)
     until_now(lambda: routers.ours not in routers.instances(), 10)
     assert process.popen.returncode == 0
-    routers.start_ours("--serve-indexer")
-    items = routers.client.ask(f"{ROUTER}.generate", routers.ours, asked([1, 2, 3]))["items"]
+    assert not routers.instances("backend", INDEXER)
+    routers.start_theirs("--serve-indexer")
+    until_now(lambda: routers.instances("backend", INDEXER), 20)
+    routers.start_ours("--use-remote-indexer")
+    tokens = [*range(20, 20 + BLOCK * 6), 7]
+    routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))
+    until_now(lambda: counted(routers, routers.theirs, tokens) == [0, 0, 6])
+    until_now(lambda: counted(routers, routers.ours, tokens) == [0, 0, 6])
+    items = routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))["items"]
     assert items[-1]["finish_reason"] == "length"
+    assert items[-1]["routing_data"]["timing"]["kv_hit_rate"] > 0.8

@@ -655,6 +655,7 @@ def _dynamo(
         migration_limit,
         migration_max_tokens,
         event_plane=event_plane,
+        rpc_host=os.environ.get("DYN_TCP_RPC_HOST") or "127.0.0.1",
     )
 
 
@@ -827,6 +828,12 @@ def _config(
         talk(f"warning: {warning}")
     if given.get("router_url"):
         _refuse_own_workers(given)
+    for flag, name in (
+        ("--serve-indexer", "serve_indexer"),
+        ("--use-remote-indexer", "use_remote_indexer"),
+    ):
+        if getattr(resolved.config, name) and not given.get("dynamo"):
+            talk(f"warning: without the workers of a Dynamo deployment {flag} has no effect")
     drain = given.pop("drain_timeout")
     memory = size_of("--decision-memory", given.pop("decision_memory"))
     given["index_memory_bytes"] = _index_size(given.pop("index_memory"))

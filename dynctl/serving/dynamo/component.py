@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from dynctl.adapters.dynamo.registration import Registration
-from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest, RequestServer
+from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest
 from dynctl.adapters.ports import Registrar, RequestPlaneError
 from dynctl.base.decode_errors import WireError
-from dynctl.health import conditions as codes
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import Limits
+from dynctl.serving.dynamo.served_index import INDEXER, IndexQueries, PlaneProcess
 from dynctl.serving.service import RoutingService
-from dynctl.wire.dynamo.discovery import EndpointId, Instance, encode_entry
+from dynctl.wire.dynamo.discovery import EndpointId, Instance
 from dynctl.wire.dynamo.engine_request import MAX_TOKENS, U32, RoutingHints
 from dynctl.wire.dynamo.request_plane import RawItem
 from router_core import (
@@ -36,7 +35,6 @@ from router_core import (
     RoutingRequest,
     constraints,
     hash_prompt,
-    sequence_hashes,
 )
 from router_core.worker_sets import slots_of
 
@@ -44,11 +42,7 @@ _log = logging.getLogger(__name__)
 
 COMPONENT: Final = "router"
 DRY_RUN: Final = "query_instance_id:"
-INDEXER: Final = "kv_indexer_query"
-#: Hashes of one question to the index.
-MAX_HASHES: Final = 1_000_000
 _NAMES: Final = ("generate", "best_worker_id", "get_overlap_scores")
-_LOOK_S: Final = 0.25
 _NO_WORKER: Final = "no endpoints available to route work"
 _UNAVAILABLE: Final = "Unavailable"
 
@@ -93,19 +87,10 @@ class _Prompt(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingHints | None = None
 
 
-class _Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of ``kv_indexer_query``."""
-
-    model_name: str
-    block_hashes: list[int]
-    device_only: bool | None = None
-
-
 class RouterComponent:
     """The endpoints of one router. ``indexer``: answer ``kv_indexer_query`` too.
 
-    ``register`` makes the registrar; nothing is registered before :meth:`start`, nor while no
-    worker is there.
+    ``process`` listens and registers; nothing is registered while no worker is there.
     """
 
     def __init__(
@@ -126,63 +111,20 @@ class RouterComponent:
         self._bookings = bookings
         self._requests = requests
         self._limits = limits
-        self.server = RequestServer(host)
         own = endpoint._replace(component=COMPONENT)
         handlers = (self.generate, self.best_worker_id, self.get_overlap_scores)
         self._endpoints = [own._replace(name=name) for name in _NAMES]
+        self.process = PlaneProcess(service, registrar, host, self._served)
         for at, handler in zip(self._endpoints, handlers, strict=True):
-            self.server.serve(at, handler)
+            self.process.server.serve(at, handler)
         if indexer:
             at = endpoint._replace(name=INDEXER)
             self._endpoints.append(at)
-            self.server.serve(at, IndexQueries(service).answer)
-        self._subject = f"registration in {registrar.title}"
-        self._registration = Registration(registrar, self._entries, self._report)
+            self.process.server.serve(at, IndexQueries(service).answer)
 
-    async def start(self) -> None:
-        """Listen and register. Raises OSError and Unreachable."""
-        await self.server.start()
-        await self._registration.start()
-        self._service.tasks.start("registration of the router", self._follow)
-
-    @property
-    def instance_id(self) -> int | None:
-        """The id under which the endpoints are registered now."""
-        return self._registration.instance_id
-
-    async def drain(self, seconds: float) -> None:
-        """Deregister at once, then let the running requests end."""
-        await self._registration.withdraw()
-        await self.server.drain(seconds, "the router is shutting down")
-
-    async def close(self) -> None:
-        """Leaves no entry, connection or task."""
-        await self._registration.close()
-        await self.server.close()
-
-    # -- registration ----------------------------------------------------------------------
-
-    def _entries(self, instance_id: int) -> Iterator[tuple[str, bytes]]:
-        if not self._service.router.registry.models():
-            return  # nothing is registered that cannot serve
-        for endpoint in self._endpoints:
-            yield encode_entry(self.server.instance(endpoint, instance_id))
-
-    async def _follow(self) -> None:
-        before = False
-        while True:
-            now = bool(self._service.router.registry.models())
-            if now != before:
-                before = now
-                self._registration.update()
-            await asyncio.sleep(_LOOK_S)
-
-    def _report(self, problem: str | None) -> None:
-        if problem is None:
-            self._service.clear_condition(codes.DISCOVERY_INTERRUPTED, self._subject)
-        else:
-            text = f"{problem}; Dynamo's processes may not find this router"
-            self._service.set_condition(codes.DISCOVERY_INTERRUPTED, self._subject, text)
+    def _served(self) -> list[EndpointId]:
+        """Nothing is registered that cannot serve."""
+        return self._endpoints if self._service.router.registry.models() else []
 
     # -- endpoints -------------------------------------------------------------------------
 
@@ -197,8 +139,8 @@ class RouterComponent:
         began, received = service.clock(), service.wall()
         request = self._request(prompt, plane.request_id)
         if DRY_RUN in prompt.annotations:
-            plan = service.plan(request)
-            ref = _chosen(plan)
+            await service.read_index(request)
+            ref = _chosen(service.plan(request))
             yield {
                 "data": {**_EMPTY, "routing_data": {**_ids(*ref), "token_ids": prompt.token_ids}}
             }
@@ -233,7 +175,7 @@ class RouterComponent:
                         if chunk.get("finish_reason") is not None:
                             outcome = "success"
                             timing = _timing(received, began, first_at, service.clock())
-                            timing["kv_hit_rate"] = _hit_rate(plan)
+                            timing["kv_hit_rate"] = _hit_rate(plan, request)
                             routing["timing"] = timing
                         if routing:
                             chunk["routing_data"] = routing
@@ -254,8 +196,9 @@ class RouterComponent:
     async def best_worker_id(self, plane: PlaneRequest) -> AsyncIterator[Any]:
         """The worker for a list of token ids; books nothing."""
         tokens = _tokens(plane.body, "token_ids")
-        plan = self._service.plan(self._request(_Prompt(token_ids=tokens), plane.request_id))
-        yield {"data": _chosen(plan)[0]}
+        request = self._request(_Prompt(token_ids=tokens), plane.request_id)
+        await self._service.read_index(request)
+        yield {"data": _chosen(self._service.plan(request))[0]}
 
     async def get_overlap_scores(self, plane: PlaneRequest) -> AsyncIterator[Any]:
         """The cached blocks of each rank by tier."""
@@ -268,6 +211,7 @@ class RouterComponent:
         )
         prompt = _Prompt(token_ids=_tokens(body["token_ids"], "token_ids"), routing=hints)
         request = self._request(prompt, plane.request_id)
+        await self._service.read_index(request)
         router = self._service.router
         mask = router.registry.model(request.model)
         held = dict(router.index.find_matches(request.sequence_hashes, mask).items())
@@ -345,32 +289,6 @@ class RouterComponent:
         )
 
 
-class IndexQueries:
-    """``kv_indexer_query``: which ranks hold the start of a prompt, by its local hashes."""
-
-    def __init__(self, service: RoutingService) -> None:
-        self._service = service
-
-    async def answer(self, plane: PlaneRequest) -> AsyncIterator[Any]:
-        """One item: the answer's variant, as Dynamo's served indexer."""
-        try:
-            question = msgspec.convert(plane.body, _Question, strict=True)
-        except msgspec.ValidationError as error:
-            raise ErrorItem(f"invalid request: {error}", "InvalidArgument") from None
-        if len(question.block_hashes) > MAX_HASHES:
-            yield {"Error": f"{len(question.block_hashes):,} hashes; expected {MAX_HASHES:,}"}
-            return
-        router, name = self._service.router, question.model_name
-        mask = router.registry.model(name)
-        if not mask:
-            yield {"Error": f"served indexer model {name[:200]} is not registered"}
-            return
-        hashes = sequence_hashes(question.block_hashes)
-        held = router.index.find_matches(hashes, mask).items()
-        scores = [[dict(router.registry.ref(slot)._asdict()), blocks] for slot, blocks in held]
-        yield {"TieredScores": {"device": {"scores": scores, "frequencies": []}, "lower_tier": []}}
-
-
 _EMPTY: Final[Mapping[str, Any]] = {
     "token_ids": [],
     "tokens": None,
@@ -424,9 +342,13 @@ def _timing(received: float, began: float, first_at: float, now: float) -> dict[
     }
 
 
-def _hit_rate(plan: RoutingPlan) -> float:
-    decision, isl = plan.final, plan.final.isl_tokens
-    return decision.cached_tokens / isl if isl else 0.0
+def _hit_rate(plan: RoutingPlan, request: RoutingRequest) -> float:
+    """The part of the prompt's blocks that the worker has, as Dynamo counts: an incomplete block
+    is one too."""
+    decision = plan.final
+    blocks = -(-request.isl_tokens // request.block_size)
+    held = 0 if decision.winner is None else decision.overlap_blocks(decision.winner)
+    return held / blocks if blocks else 0.0
 
 
 def _tokens(value: Any, name: str) -> list[int]:

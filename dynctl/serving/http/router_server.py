@@ -21,7 +21,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.select_api import SelectApi, SlotTrackerApi
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import Frontend, StartError, listen, run
+from dynctl.serving.http.server import Frontend, listen, run
 from dynctl.serving.select_service import SelectService
 from dynctl.serving.slot_tracker import SlotTracker
 
@@ -49,7 +49,6 @@ class RouterProcess(Frontend):
         super().__init__(config, inference=False, extra_routes=[lambda _: self._routes()])
         self.service.serves_pools = True
         self.select_service: SelectService | None = None
-        self.component: RouterComponent | None = None
         self.slot_tracker: SlotTracker | None = None
         self.select_service_port = config.select_service_port
         self.slot_tracker_port = config.slot_tracker_port
@@ -101,7 +100,7 @@ class RouterProcess(Frontend):
         dynamo, fleet = self.config.dynamo, self.fleet
         if dynamo is None or dynamo.endpoint is None or not isinstance(fleet, DynamoFleet):
             return
-        self.component = RouterComponent(
+        component = RouterComponent(
             self.service,
             fleet,
             self.selection,
@@ -112,17 +111,9 @@ class RouterProcess(Frontend):
             self.config.limits,
             indexer=self.config.router.serve_indexer,
         )
-        try:
-            await self.component.start()
-        except OSError as error:
-            raise StartError(
-                f"cannot listen on {dynamo.rpc_host}: {error.strerror or error}; "
-                "use another --rpc-host"
-            ) from None
+        await self._register(component.process)
 
     async def close(self) -> None:
-        if self.component is not None:
-            await self.component.close()
         await super().close()
         if self.select_service is not None:
             await self.select_service.runtime.close()
@@ -155,8 +146,6 @@ class RouterProcess(Frontend):
     async def drain(self) -> None:
         """Refuse new bookings. The requests of existing ones run in their frontends."""
         self.selection.draining = self.service.draining = True
-        if self.component is not None:
-            await self.component.drain(self.config.limits.drain_s)
         await super().drain()
 
     async def _expire_often(self) -> None:

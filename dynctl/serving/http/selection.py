@@ -111,6 +111,7 @@ class SelectionApi:
     async def select(self, http: web.Request) -> web.StreamResponse:
         """The workers that would serve the request; books nothing and is not recorded."""
         selection, request = await self._reader.read(http)
+        await self._service.read_index(request)
         plan = self._decide(request, selection.hops)
         if not plan.ok:
             raise self._refusal(plan, selection.hops)
@@ -152,6 +153,7 @@ class SelectionApi:
         the request is replaced.
         """
         service = self._service
+        await service.read_index(request)
         if request.id in service.router.queue:
             raise _duplicate(request.id)
         earlier = self.bookings.pop(request.id, None)

@@ -36,6 +36,7 @@ from dynctl.serving.config import (
     ReplicaConfig,
 )
 from dynctl.serving.dynamo.fleet_sync import FleetSync
+from dynctl.serving.dynamo.served_index import PlaneProcess, RemoteIndex, served_index
 from dynctl.serving.dynamo_fleet import DynamoFleet
 from dynctl.serving.engines.dispatch import Dispatch, HttpDispatch
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -205,6 +206,11 @@ class Frontend:
         # A router alone gets hashes from its frontends; it tokenizes for dry runs, if it can.
         self._tokenizes = inference or config.model_path is not None
         self._extra_routes = tuple(extra_routes)
+        #: What this process has on Dynamo's request plane; None: nothing.
+        self.registered: PlaneProcess | None = None
+        if isinstance(self.fleet, DynamoFleet) and config.router.use_remote_indexer:
+            remote = RemoteIndex(service, self.fleet.observer, self._own_instance)
+            service.ask_index = remote.ask
         self._runners: list[web.AppRunner] = []
         #: One for each listener.
         self.connections: list[Connections] = []
@@ -267,6 +273,7 @@ class Frontend:
                 await self.exchange.take(config.index_peers, config.api_token)
             await asyncio.gather(self._join(), self._speed_up())
             await self.fleet.first_read(FIRST_READ_S)
+            await self._serve_index()
             # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
                 system = listen(config.system_host, config.system_port, "--system-port")
@@ -294,6 +301,8 @@ class Frontend:
     async def drain(self) -> None:
         """Refuse new requests and wait for the running ones, at most for the drain timeout."""
         self.inference.draining = self.service.draining = True
+        if self.registered is not None:
+            await self.registered.drain(self.config.limits.drain_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.limits.drain_s):
                 # A router process has no inference of its own, and requests that wait.
@@ -302,6 +311,8 @@ class Frontend:
 
     async def close(self) -> None:
         """Stop everything; running requests are aborted."""
+        if self.registered is not None:
+            await self.registered.close()
         if isinstance(self.fleet, DynamoFleet):
             await self.fleet.leave()
         await self.service.tasks.close()
@@ -353,6 +364,31 @@ class Frontend:
         return app
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _own_instance(self) -> int | None:
+        return None if self.registered is None else self.registered.instance_id
+
+    async def _register(self, process: PlaneProcess) -> None:
+        """Listen on Dynamo's request plane and register what is served there."""
+        self.registered = process
+        try:
+            await process.start()
+        except OSError as error:
+            host = "" if self.config.dynamo is None else self.config.dynamo.rpc_host
+            raise StartError(
+                f"cannot listen on {host}: {error.strerror or error}; set DYN_TCP_RPC_HOST to an "
+                "address of this host"
+            ) from None
+
+    async def _serve_index(self) -> None:
+        """Answer other routers' questions to the index, with ``--serve-indexer``."""
+        dynamo, fleet = self.config.dynamo, self.fleet
+        if dynamo is None or dynamo.endpoint is not None or not isinstance(fleet, DynamoFleet):
+            return
+        if self.config.router.serve_indexer:
+            registrar = open_registrar(dynamo.planes, fleet.discovery)
+            process = served_index(self.service, fleet.observer, registrar, dynamo.rpc_host)
+            await self._register(process)
 
     def _share_load(self) -> None:
         """Begin to share load with other routers, before the first booking."""
