@@ -26,6 +26,7 @@ NAMES = (
     "index",
     "memory",
     "decision",
+    "dynamo_frontend",
     "pairs",
     "peers",
     "frontend",

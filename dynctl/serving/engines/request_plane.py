@@ -68,6 +68,7 @@ _CLOSE_S: Final = 1.0
 #: Failures after which a response may go on elsewhere; an error that the worker reports is none.
 _MOVES_AFTER: Final = frozenset({"reset", "timeout", "ejected", "protocol"})
 _OVERLOADED: Final = 503
+_AT_LENGTH: Final = EngineOutput(token_ids=[], finish_reason="length")
 _OVERRIDE: Final[Mapping[str, Any]] = {
     "overlap_score_credit": 0.0,
     "prefill_load_scale": None,
@@ -283,6 +284,8 @@ class PlaneDispatch:
             stream.on_output = call.on_output
         elif not message.prefill:
             stream.move, stream.moves_left = call.move, self._moves(call, registered)
+            if _prepared(call).options.choices == 1:
+                stream.most_tokens = request.stop_conditions.max_tokens
         return stream
 
     def continued(self, call: Call, stream: EngineStream) -> Call:
@@ -371,6 +374,7 @@ class PlaneStream(EngineStream):
         "_moving",
         "_streams",
         "answer",
+        "most_tokens",
         "move",
         "moves_left",
         "on_output",
@@ -395,6 +399,8 @@ class PlaneStream(EngineStream):
         self.answer = answer
         self.move: Move | None = None
         self.moves_left = 0
+        #: The tokens after which the answer is complete, whatever the worker still sends.
+        self.most_tokens: int | None = None
         self._moved_at = 0
         self._link = link
         self._streams = streams
@@ -527,6 +533,12 @@ class PlaneStream(EngineStream):
             and self._failure is None
             and self._moving is None
         )
+        if again and self.most_tokens is not None:
+            again = len(self.answer.token_ids) < self.most_tokens
+            if not again:  # only the worker's last word is missing
+                self._complete([*self.answer.feed(_AT_LENGTH)])
+                self._release_waiter()
+                return
         if not again:
             self._end_with(failure)
             return

@@ -161,6 +161,14 @@ async def test_a_response_that_breaks_goes_on_elsewhere(
         assert len(lengths) == 2  # the prompt, and the prompt with the first token of the answer
 
 
+async def test_a_response_that_only_lacks_its_end_is_complete(store: Path) -> None:
+    async with site(store, Fault.CLOSES_IN_THE_MIDDLE, migration_limit=1) as made:
+        status, text = await made.ask(max_tokens=1)
+        answer = json.loads(text)
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
+        assert answer["usage"]["completion_tokens"] == 1
+
+
 async def test_without_migration_a_stream_ends_as_dynamos(store: Path) -> None:
     async with site(store, Fault.CLOSES_IN_THE_MIDDLE) as made:
         status, text = await made.ask(stream=True)
