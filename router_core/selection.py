@@ -367,7 +367,8 @@ def select(
         inputs = replace(inputs, session_blocks=_session_blocks(view, candidates, bound.ref))
     turn = view.rotation.get((request.model, stage), 0)
     found = None
-    if profile.mode == "kv" and not common["temperature"]:
+    large = len(candidates.slots) >= _ORDERED_FROM
+    if large and profile.mode == "kv" and not common["temperature"]:
         found = _from_order(view, context, candidates, mask, inputs, parameters, sample)
     if found is None:
         terms = profile.scorer(inputs, parameters, candidates, turn)
@@ -416,8 +417,7 @@ def _from_order(
     slots = candidates.slots
     count = len(slots)
     if (
-        count < _ORDERED_FROM
-        or not (parameters.track_prefill_tokens or parameters.track_active_blocks)
+        not (parameters.track_prefill_tokens or parameters.track_active_blocks)
         or parameters.overlap_score_credit_decay
         or parameters.decode_active_request_weight
         or view.what_if is not None

@@ -42,6 +42,7 @@ HEADER = struct.Struct("<BIqI")
 PROMPT, LOAD, LOSE, JOIN = range(4)
 LOADS = struct.Struct("<III")  # worker, active decode blocks, active prefill tokens
 _TICK_S = 0.001
+_PROMPTS_A_TURN = 4
 #: Seconds from a decision to the first output token, and to the end of the response.
 _PREFILL_S, _RESPONSE_S = 0.2, 2.0
 
@@ -58,11 +59,14 @@ class Second:
 
 
 class Inbox(asyncio.Protocol):
-    """Reads messages of the generator and does what they say."""
+    """Reads messages of the generator and does what they say. Where many wait, a turn of the event
+    loop takes a few prompts, as if they came on connections of their own."""
 
     def __init__(self, router: "ScaleRouter") -> None:
         self._router = router
         self._rest = bytearray()
+        self._messages: deque[tuple[int, int, int, bytes]] = deque()
+        self._due = False
         self.closed = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
@@ -75,8 +79,21 @@ class Inbox(asyncio.Protocol):
             if end - begin < length:
                 break
             at = begin + length
-            self._router.take(kind, number, sent, bytes(rest[begin:at]))
+            if not self._messages and not self._due:
+                self._due = True
+                asyncio.get_running_loop().call_soon(self._next)
+            self._messages.append((kind, number, sent, bytes(rest[begin:at])))
         del rest[:at]
+
+    def _next(self) -> None:
+        prompts, self._due = 0, False
+        while self._messages and prompts < _PROMPTS_A_TURN:
+            message = self._messages.popleft()
+            prompts += message[0] == PROMPT
+            self._router.take(*message)
+        if self._messages:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._next)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.closed.done():
