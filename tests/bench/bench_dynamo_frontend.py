@@ -12,6 +12,7 @@ machine, so requests a second are those of all of them; the CPU time is the fron
 import argparse
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from tests.bench.harness import Row, bench_parser, print_table, row
 from tests.bench.load_generator import Measured, Prompts, load
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan
 from tests.dynamo.ours import our_frontend
+from tests.dynamo.versions import version_of
 
 STREAMS, TOKENS, TURNS, WINDOW_S = 32, 32, 4, 4.0
 #: A piece for each token, the finish, and [DONE] is counted by the generator.
@@ -93,9 +95,12 @@ def rows_of(ours: list[Measured], theirs: list[Measured]) -> list[Row]:
 def main() -> None:
     parser: argparse.ArgumentParser = bench_parser(__doc__ or "")
     arguments = parser.parse_args()
-    if not arguments.peer_python:
-        print("bench_dynamo_frontend needs --peer-python: the worker is Dynamo's")
+    try:
+        version = version_of(arguments.peer_python or "")
+    except (OSError, subprocess.SubprocessError):
+        print("bench_dynamo_frontend needs --peer-python with ai-dynamo (make test-dynamo has one)")
         return
+    print(f"Dynamo {version}", flush=True)
     plans = [WorkerPlan("scripted", kind="scripted")]
     with (
         DynamoFleet(plans, python=arguments.peer_python) as fleet,
