@@ -62,12 +62,12 @@ if TYPE_CHECKING:
     from router_core.index import IndexBound, PrefixIndex
     from router_core.learned import LearnedIndex
     from router_core.lower_tiers import TIERS, LowerTiers
-    from router_core.worker_sets import Overlaps
+    from router_core.worker_sets import Overlaps, slots_of
     from router_core.errors import (
         ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
         SnapshotError, WorkerError,
     )
-    from router_core.load import ActiveRequest, PotentialLoad, decay_fraction
+    from router_core.load import ActiveRequest, ActiveSequences, PotentialLoad, decay_fraction
     from router_core.sessions import BoundWorker, Session, SessionTable
     from router_core.policy_classes import (
         NO_CLASSES, PolicyClass, PolicyClasses, PolicyTable, read_policy_classes,
@@ -110,10 +110,10 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "IndexBound", "PrefixIndex",
     "LearnedIndex",
     "TIERS", "LowerTiers",
-    "Overlaps",
+    "Overlaps", "slots_of",
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
-    "ActiveRequest", "PotentialLoad", "decay_fraction",
+    "ActiveRequest", "ActiveSequences", "PotentialLoad", "decay_fraction",
     "BoundWorker", "Session", "SessionTable",
     "NO_CLASSES", "PolicyClass", "PolicyClasses", "PolicyTable", "read_policy_classes",
     "ClassStats", "QueueEntry", "RouterQueue", "Turn",
@@ -154,11 +154,11 @@ _MODULES = {
     "index": "IndexBound PrefixIndex",
     "learned": "LearnedIndex",
     "lower_tiers": "LowerTiers TIERS",
-    "worker_sets": "Overlaps",
+    "worker_sets": "Overlaps slots_of",
     "errors":
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "
         "WorkerError",
-    "load": "ActiveRequest PotentialLoad decay_fraction",
+    "load": "ActiveRequest ActiveSequences PotentialLoad decay_fraction",
     "sessions": "BoundWorker Session SessionTable",
     "policy_classes": "NO_CLASSES PolicyClass PolicyClasses PolicyTable read_policy_classes",
     "router_queue": "ClassStats QueueEntry RouterQueue Turn",

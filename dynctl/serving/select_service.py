@@ -20,6 +20,7 @@ from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.standalone_index import Key, endpoint_problem, written
 from dynctl.wire.dynamo.events import RouterEvent
 from router_core import (
+    TOPOLOGY_PREFIX,
     Applied,
     BlocksStored,
     Booked,
@@ -45,11 +46,10 @@ from router_core import (
     constraints,
     hash_prompt,
     sequence_hashes,
+    slots_of,
     to_signed,
     to_unsigned,
 )
-from router_core.taints import TOPOLOGY_PREFIX
-from router_core.worker_sets import slots_of
 
 MOST_WORKERS: Final = 16_384
 MOST_PARTITIONS: Final = 1024

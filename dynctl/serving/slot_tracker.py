@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dynctl.serving.standalone_index import Key, written
-from router_core import to_unsigned
-from router_core.load import ActiveSequences
+from router_core import ActiveSequences, to_unsigned
 
 MOST_TRACKERS: Final = 1024
 MOST_RANKS: Final = 65_536

@@ -35,8 +35,8 @@ from router_core import (
     RoutingRequest,
     constraints,
     hash_prompt,
+    slots_of,
 )
-from router_core.worker_sets import slots_of
 
 _log = logging.getLogger(__name__)
 
