@@ -130,6 +130,15 @@ HELD_BY = {
         "contract/test_discovery.py::test_observing_writes_nothing",
         "kube/test_verify_command.py::test_verify_changes_nothing",
     ],
+    "`serve observe` writes nothing": [
+        "dynctl/serving/test_shadow.py::test_what_is_no_read_is_refused_by_name",
+        "dynamo/test_observe.py::test_both_hops_of_two_zones_and_faults_of_etcd_and_frontend",
+    ],
+    "`serve frontend --router-replica-sync` on": [
+        "dynctl/serving/test_fleet_sync.py::test_bookings_are_published_for_their_pool",
+        "dynctl/serving/test_fleet_sync.py::test_unreadable_messages_are_counted",
+        "contract/test_durable_events.py::test_acknowledged_messages_are_removed_and_a_snapshot_stays",
+    ],
     "`serve attach` registers": [
         "contract/test_registration.py::test_entries_are_listed_until_the_lease_is_closed",
         "dynctl/serving/test_attach.py::test_an_engine_is_registered_and_answers_with_its_own_tokens",
