@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.dynamo.client import Answer
+from tests.contract.etcd_server import EtcdServer
+from tests.dynamo.client import Answer, FrontendClient
 from tests.dynamo.fleet import TINY_MODEL, DynamoFleet
 from tests.dynamo.processes import Process, ProcessGroup, free_port
 from tests.waiting import until_now
@@ -27,8 +28,11 @@ WORDS = "rivers stones north south east west water light day time way small larg
 class Attached:
     """A simulated engine and its sidecar, as processes of ours."""
 
-    def __init__(self, group: ProcessGroup, fleet: DynamoFleet, name: str) -> None:
+    def __init__(
+        self, group: ProcessGroup, fleet: DynamoFleet, name: str, plane: str = "zmq"
+    ) -> None:
         self._group = group
+        self._plane = plane
         self._fleet = fleet
         self.name = name
         self.ports = [free_port() for _ in range(4)]
@@ -47,14 +51,14 @@ class Attached:
 
     def start_sidecar(self, *more: str) -> Process:
         arguments = ["serve", "attach", "--engine", self.url, "--model-path", str(TINY_MODEL)]
-        arguments += ["--system-port", str(self.ports[3]), *more]
+        arguments += ["--system-port", str(self.ports[3]), "--event-plane", self._plane, *more]
         self.sidecar = self._start("sidecar", arguments)
         return self.sidecar
 
     def _start(self, what: str, arguments: list[str]) -> Process:
         foreign = ("DYN_", "DYNCTL_", "ETCD_", "NATS_")
         clean = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
-        environment = clean | (self._fleet.reached_by if what == "sidecar" else {})
+        environment = clean | (self._fleet.environment if what == "sidecar" else {})
         command = [sys.executable, "-m", "dynctl", *arguments]
         return self._group.start(f"{what}-{self.name}", command, environment)
 
@@ -104,7 +108,7 @@ def prompt(number: int, words: int = 40) -> str:
 
 
 def ask(fleet: DynamoFleet, text: str, tokens: int = 6, **fields: Any) -> Answer:
-    nvext = {"extra_fields": ["worker_id"]}
+    nvext = {"extra_fields": ["worker_id", "timing"]}
     answer = fleet.frontend.complete(text, max_tokens=tokens, nvext=nvext, timeout=60, **fields)
     assert answer.ok, (answer.status, answer.body, fleet.logs())
     return answer
@@ -220,3 +224,52 @@ def test_a_killed_sidecar_leaves_nothing_longer_than_its_lease(
     cards = [json.loads(path.read_text()) for path in (fleet.file_kv / "v1" / "mdc").iterdir()]
     ids = {card["instance_id"] for card in cards if "card_json" in card}
     assert {first.instance_id, pair[1].instance_id} <= ids
+
+
+def test_our_frontend_serves_the_same(fleet: DynamoFleet, pair: tuple[Attached, Attached]):
+    group = ProcessGroup(fleet.directory)
+    port = free_port()
+    command = [sys.executable, "-m", "dynctl", "serve", "frontend", "--http-port", str(port)]
+    foreign = ("DYN", "ETCD", "NATS")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    group.start("ours", command, clean | fleet.environment)
+    ours = FrontendClient(port)
+    try:
+
+        def serves() -> bool:
+            with contextlib.suppress(OSError):
+                return ours.complete(prompt(60), max_tokens=1).ok
+            return False
+
+        until_now(serves, 30)
+        for number in range(60, 64):
+            expected = text_of(ask(fleet, prompt(number), 12))
+            assert text_of(ours.complete(prompt(number), max_tokens=12)) == expected
+    finally:
+        group.close()
+
+
+def test_with_etcd_and_nats(tmp_path: Path):
+    etcd = EtcdServer(tmp_path / "etcd")
+    etcd.start()
+    with contextlib.closing(etcd):
+        planes: dict[str, Any] = {"discovery": "etcd", "etcd_endpoints": etcd.url}
+        with DynamoFleet([], event_plane="nats", **planes) as fleet:
+            group = ProcessGroup(fleet.directory)
+            try:
+                one = Attached(group, fleet, "c", plane="nats")
+                workers(fleet, 1)
+                leases = etcd.leases()
+                text = prompt(70, 60)
+                assert ask(fleet, text).placement.decode == one.instance_id
+
+                def hit() -> bool:
+                    """The engine has the blocks and does not publish them again."""
+                    return float(ask(fleet, text).timing["kv_hit_rate"]) > 0.5
+
+                until_now(hit)
+                one.sidecar.kill(signal.SIGTERM)
+                workers(fleet, 0)
+                assert etcd.leases() == leases - 1
+            finally:
+                group.close()
