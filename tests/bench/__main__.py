@@ -24,6 +24,7 @@ NAMES = (
     "hashing",
     "tokenizing",
     "index",
+    "index_restart",
     "memory",
     "decision",
     "dynamo_frontend",
