@@ -183,6 +183,8 @@ class _Reading:
             self.name(where, value, "not built yet; what a frontend estimates is not visible")
         elif name == "router_predicted_ttl_secs" and checked is not None:
             self.name(where, value, "what a frontend predicts is not visible")
+        elif name == "use_remote_indexer" and checked:
+            self.name(where, value, "the index of the frontend's indexer is not visible")
         elif checked != setting.default and not setting.is_built(checked):
             self.name(where, value, f"needs {setting.needs}, not built yet; {setting.without}")
 
