@@ -50,6 +50,8 @@ class WorkerRegistry:
         self._workers: dict[int, Worker] = {}
         self._names: dict[str, int] = {}
         self._slots: dict[WorkerWithDpRank, int] = {}
+        #: Worker id -> its slots in rank order.
+        self._ranked: dict[int, tuple[int, ...]] = {}
         self._refs: list[WorkerWithDpRank | None] = []
         self._by_slot: list[Worker | None] = []
         self._free: list[int] = []
@@ -94,10 +96,7 @@ class WorkerRegistry:
 
     def slots(self, worker_id: int) -> tuple[int, ...]:
         """The slots of all ranks of a worker, in rank order; empty for an unknown worker."""
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            return ()
-        return tuple(self._slots[WorkerWithDpRank(worker_id, rank)] for rank in worker.ranks)
+        return self._ranked.get(worker_id, ())
 
     def ref(self, slot: int) -> WorkerWithDpRank:
         ref = self._refs[slot]
@@ -206,6 +205,9 @@ class WorkerRegistry:
                 self._refs[slot] = ref
             self._by_slot[slot] = worker
             self._mask(slot, worker)
+        self._ranked[worker.worker_id] = tuple(
+            self._slots[WorkerWithDpRank(worker.worker_id, rank)] for rank in worker.ranks
+        )
         return tuple(dropped)
 
     def remove(self, worker_id: int) -> tuple[int, ...]:
@@ -215,6 +217,7 @@ class WorkerRegistry:
             return ()
         self._changed()
         self._names.pop(worker.name, None)
+        self._ranked.pop(worker_id, None)
         self._unavailable.pop(worker_id, None)
         dropped = []
         for rank in worker.ranks:

@@ -4,9 +4,11 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+Result = TypeVar("Result")
 
 _CANCEL_AGAIN_S: Final = 0.25
 _PAUSE_S: Final = 0.5
@@ -18,6 +20,9 @@ _SETTLED_S: Final = 75.0
 #: wait meanwhile.
 TURN_MESSAGES: Final = 16
 TURN_BYTES: Final = 64 * 1024
+
+#: Workers that one step of a long computation reads or writes: about 1 ms.
+SLICE: Final = 128
 
 #: Tasks that wait for time of the loop and get a message each in every turn.
 _WOKEN: Final = 8
@@ -144,6 +149,27 @@ def _name(kind: str, of: str) -> str:
 def _message(error: BaseException) -> str:
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def drained(steps: Generator[None, None, Result]) -> Result:
+    """The result of a computation in steps, all of them at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+async def in_turns(steps: Generator[None, None, Result]) -> Result:
+    """The result of a computation in steps, one in each turn of the event loop."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await asyncio.sleep(0)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -180,12 +180,13 @@ def engine_row(
     row: WorkerRow, *, source: str, endpoint: str, events: Mapping[int, StreamState]
 ) -> EngineRow:
     """The row of a registered worker with its engine's facts. ``events``: by rank."""
-    ranks = [_engine_rank(rank, events.get(rank.dp_rank)) for rank in row.ranks]
+    ranks = [engine_rank(rank, events.get(rank.dp_rank)) for rank in row.ranks]
     values = {**field_values(row), "endpoint": endpoint, "ranks": ranks}
     return EngineRow(**values, id=str(row.worker_id), source=source)
 
 
-def _engine_rank(rank: RankRow, events: StreamState | None) -> EngineRank:
+def engine_rank(rank: RankRow, events: StreamState | None) -> EngineRank:
+    """The row of a rank with the state of its event stream."""
     values = field_values(rank)
     if events is not None and events.for_s is not None:
         values["stream_for_s"] = events.for_s
@@ -209,37 +210,39 @@ def rank_rows(
     engine reports them; the router does not count them."""
     slots = router.registry.slots(worker.worker_id)
     ranks = []
-    decays = bool(router.load.decaying)
+    load, busy = router.load, router.busy
+    decays = bool(load.decaying)
     if decays:
         router.advance(now)
     for rank, slot in zip(worker.ranks, slots, strict=True):
-        fresh, reported = router.freshness[slot], router.busy.reported[slot]
+        fresh, reported = router.freshness[slot], busy.reported[slot]
         ranks.append(
             RankRow(
-                dp_rank=rank,
-                active_requests=router.load.requests[slot],
-                active_prefill_tokens=router.load.prefill_tokens[slot],
-                active_decode_blocks=router.load.decode_blocks[slot],
-                reported=ReportedLoad(
+                rank,
+                load.requests[slot],
+                load.prefill_tokens[slot],
+                load.decode_blocks[slot],
+                ReportedLoad(
                     reported.active_decode_blocks,
                     reported.kv_used_blocks,
                     reported.active_prefill_tokens,
                     waiting.get(rank),
                 ),
-                cached_blocks=router.cached_blocks(slot),
-                busy=bool(router.busy.busy_ranks >> slot & 1),
-                busy_reasons=[reason.message for reason in router.busy.reasons(slot)],
-                index=fresh.state,
-                index_age_s=_age(now, fresh.index_at),
-                load_age_s=_age(now, fresh.load_at),
-                gaps=fresh.gaps,
-                booked_prefill_tokens=router.load.booked_prefill(slot) if decays else UNSET,
+                router.cached_blocks(slot),
+                bool(busy.busy_ranks >> slot & 1),
+                [reason.message for reason in busy.reasons(slot)],
+                fresh.state,
+                _age(now, fresh.index_at),
+                _age(now, fresh.load_at),
+                fresh.gaps,
+                UNSET,
+                load.booked_prefill(slot) if decays else UNSET,
             )
         )
     return ranks
 
 
-def worker_row(worker: Worker, ranks: list[RankRow], reason: str | None = None) -> WorkerRow:
+def worker_row(worker: Worker, ranks: Sequence[RankRow], reason: str | None = None) -> WorkerRow:
     """The row of a worker. ``reason``: why it is unavailable."""
     return WorkerRow(
         name=worker.name,
@@ -261,7 +264,7 @@ def worker_row(worker: Worker, ranks: list[RankRow], reason: str | None = None) 
     )
 
 
-def _routed_by(worker: Worker, ranks: list[RankRow]) -> str:
+def _routed_by(worker: Worker, ranks: Sequence[RankRow]) -> str:
     if not worker.kv_events:
         learned = any(rank.index == "estimated" for rank in ranks)
         return "estimated cache and load" if learned else "load only"

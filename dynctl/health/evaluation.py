@@ -7,10 +7,11 @@ Every surface shows this evaluation: `/health`, `/ready`, `/metrics`, `/v1/fleet
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from dynctl.base.tasks import drained
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.topology import DomainCapacity, RoleCapacity, TopologyShow
 from dynctl.documents.workers import EngineRank, RankRow, WorkerRow
@@ -23,7 +24,7 @@ from dynctl.health.conditions import (
     STREAM_DISCONNECTED,
     WORKERS_BUSY,
 )
-from dynctl.planning.domain_capacity import topology_show
+from dynctl.planning.domain_capacity import topology_steps
 from router_core import Role, topology_of
 
 #: A load report is overdue after this many intervals, at the earliest after _OVERDUE_S.
@@ -147,6 +148,11 @@ def condition_texts(code: str) -> ConditionTexts:
 
 def evaluate(state: FleetState) -> FleetHealth:
     """Judge one reading."""
+    return drained(evaluation(state))
+
+
+def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
+    """As :func:`evaluate`, in steps of a few milliseconds at most."""
     by_model: dict[str, list[WorkerRow]] = defaultdict(list)
     for row in state.workers:
         if row.model:
@@ -159,9 +165,11 @@ def evaluate(state: FleetState) -> FleetHealth:
         *_over_limit(state),
         *_loads(state),
     ]
+    yield
     registered = [row for row in state.workers if row.ranks]
     refused = {model.model for model in models if model.missing or model.is_pool}
-    derived += capacity_conditions(topology_show("", registered, state.settings), refused)
+    shown = yield from topology_steps("", registered, state.settings)
+    derived += capacity_conditions(shown, refused)
     serves = any(not model.missing for model in models)
     status = "healthy"
     if state.draining:

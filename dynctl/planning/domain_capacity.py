@@ -7,10 +7,12 @@ come from the router's own :func:`router_core.implied_constraints`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.tasks import SLICE, drained
 from dynctl.documents.topology import (
     DomainCapacity,
     RoleCapacity,
@@ -47,16 +49,37 @@ def topology_show(
     first. ``counted`` selects the workers that are shown; stranded workers are computed from all.
     Raises UsageProblem for a domain that no worker publishes.
     """
+    return drained(topology_steps(source, workers, settings, domain=domain, counted=counted))
+
+
+def topology_steps(
+    source: str,
+    workers: Sequence[WorkerRow],
+    settings: Mapping[str, Any],
+    *,
+    domain: str | None = None,
+    counted: Callable[[WorkerRow], bool] = lambda row: True,
+) -> Generator[None, None, TopologyShow]:
+    """As :func:`topology_show`, in steps of a few milliseconds at most."""
     known = sorted({name for row in workers for name in row.domains})
     policy = _router_policy(settings)
     chosen = _domain(domain, known, workers, policy)
     fleet = _Fleet(workers, policy, guarded=settings.get("decode_capacity_guard") is True)
+    givers = [row for row in workers if row.role == Role.PREFILL]
+    for count, row in enumerate(givers):
+        if not count % (SLICE // 2):
+            yield
+        fleet.derived(row)
+    yield
     groups: dict[tuple[str, str | None], list[WorkerRow]] = defaultdict(list)
     for row in workers:
         if counted(row):
             groups[row.model, row.domains.get(chosen) if chosen else None].append(row)
     ordered = sorted(groups, key=lambda key: (key[0], key[1] is None, key[1] or ""))
-    rows = [_capacity(model, value, groups[model, value], fleet) for model, value in ordered]
+    rows = []
+    for model, value in ordered:
+        rows.append(_capacity(model, value, groups[model, value], fleet))
+        yield
     return TopologyShow(source, chosen, known, rows)
 
 
@@ -106,15 +129,28 @@ class _Fleet:
                 for taint in (None, *row.taints):
                     self._decode[row.model, taint].append(row)
         self._lacks: dict[tuple[str, str | None], str | None] = {}
-        #: Models with prefill workers that can hand over: the guard chooses only those workers.
-        self._served = {
+        self._workers = workers
+        #: By the identity of a row of ``workers``.
+        self._derived: dict[int, ImpliedConstraints | str] = {}
+
+    @cached_property
+    def _served(self) -> set[str]:
+        """Models with prefill workers that can hand over: the guard chooses only those workers."""
+        return {
             row.model
-            for row in workers
+            for row in self._workers
             if row.role == Role.PREFILL and _available(row) and self._problem(row) is None
         }
 
     def derived(self, row: WorkerRow) -> ImpliedConstraints | str:
-        """The constraints that a prefill worker implies for decode, or why they are unknown."""
+        """The constraints that a prefill worker implies for decode, or why they are unknown;
+        computed once for each row."""
+        found = self._derived.get(id(row))
+        if found is None:
+            found = self._derived[id(row)] = self._derive(row)
+        return found
+
+    def _derive(self, row: WorkerRow) -> ImpliedConstraints | str:
         try:
             config = ModelRuntimeConfig.from_dict(row.runtime_config, validate=False)
             worker = Worker(row.worker_id, row.name, row.model, Role.PREFILL, runtime_config=config)

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,9 +20,11 @@ from dynctl.base.tasks import end_tasks
 from dynctl.documents.models import EngineHealth
 from dynctl.documents.workers import (
     EngineRow,
+    RankRow,
     StreamState,
     UnregisteredEngine,
     WorkerRow,
+    engine_rank,
     engine_row,
     rank_rows,
     worker_row,
@@ -247,17 +250,19 @@ class Fleet:
             events=states,
         )
 
-    def _all_rows(self) -> list[WorkerRow]:
-        engines = {row.worker_id: row for row in self.rows() if isinstance(row, EngineRow)}
-        router, now = self._service.router, self._service.clock()
-        registered: list[WorkerRow] = []
-        for worker in router.registry:
-            row: WorkerRow | None = engines.get(worker.worker_id)
-            if row is None:  # registered by another process
-                reason = router.registry.unavailable_reason(worker.worker_id)
-                row = worker_row(worker, rank_rows(router, worker, now), reason)
-            registered.append(row)
-        return [*registered, *self.unregistered()]
+    def _all_rows(self) -> Iterator[WorkerRow]:
+        """Rows for an evaluation of the fleet. What changes is read now, the rest on iteration."""
+        router, now, states = self._service.router, self._service.clock(), self.streams_by_worker()
+        registry, read = router.registry, []
+        for worker in registry:
+            ranks: Sequence[RankRow] = rank_rows(router, worker, now)
+            # An engine of another process has no stream here.
+            if worker.worker_id in self._by_id and any(r.index == "disconnected" for r in ranks):
+                events = states.get(worker.worker_id, {})
+                ranks = [engine_rank(rank, events.get(rank.dp_rank)) for rank in ranks]
+            read.append((worker, ranks, registry.unavailable_reason(worker.worker_id)))
+        rows = (worker_row(worker, ranks, reason) for worker, ranks, reason in read)
+        return chain(rows, self.unregistered())
 
     def unregistered(self) -> list[WorkerRow]:
         """Engines whose model is unknown yet, or that are not routable."""

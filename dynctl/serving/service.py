@@ -5,24 +5,26 @@ requests, and notifies observers (metrics, logs, decision memory). ``serve front
 ``serve router`` are interfaces of the same service.
 """
 
+import asyncio
 import hashlib
 import logging
 import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from dynctl.base.tasks import Supervisor
+from dynctl.base.tasks import SLICE, Supervisor, drained, in_turns
 from dynctl.documents.doubts import Doubt, Varies, doubt
+from dynctl.documents.fleet_load import Condition
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult, route_result
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
-from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluate
+from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluation
 from dynctl.serving.admission import Admission
 from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.prefill_load import PrefillModel, PrefillTimes, predicted_plan
@@ -81,6 +83,8 @@ HEALTH_AGE_S: Final = 0.5
 #: In a larger fleet, at most so many workers are evaluated per second.
 _MANY_WORKERS: Final = 256
 _WORKERS_A_SECOND: Final = 1000
+#: Evaluations in slices, before one in a single turn, where the fleet changes during each.
+_TRIES: Final = 3
 _MOST_DOUBTS: Final = 16
 #: Bookings, events and load reports change too often; an evaluation reads them at its next time.
 _CHANGES_OF_HEALTH: Final = (
@@ -156,9 +160,9 @@ class RoutingService:
         self.wall = wall
         self.sample = sample
         self.conditions = Conditions(wall)
-        #: All workers, registered or not, seconds between two load reports, and whether the
-        #: process is draining; the fleet and the server set them.
-        self.rows: Callable[[], list[WorkerRow]] = self.workers
+        #: All workers, registered or not, as they are at the call; seconds between two load
+        #: reports, and whether the process is draining; the fleet and the server set them.
+        self.rows: Callable[[], Iterable[WorkerRow]] = self.workers
         self.probe_s: Callable[[], float] = lambda: 1.0
         self.draining = False
         #: Whether a pool of one role is served (``FleetState.pools``).
@@ -166,8 +170,9 @@ class RoutingService:
         #: Shares the load of this router with others; None without replica sync.
         self.sharing: LoadSharing | None = None
         self._health: tuple[float, FleetHealth] | None = None
-        #: The fleet changed since the last evaluation.
-        self._health_outdated = False
+        #: Changes that an evaluation must show, and how many the last one does.
+        self._health_changes = self._health_shown = 0
+        self._evaluating = asyncio.Lock()
         #: Reads the index of a request's prompt from another process; None: the index is here.
         self.ask_index: Callable[[RoutingRequest], Awaitable[None]] | None = None
         #: Whether a router in another process decides now.
@@ -395,6 +400,7 @@ class RoutingService:
     async def dry_route(self, request: RoutingRequest, *, preset: str | None) -> RouteResult:
         """As :meth:`explain`, likewise."""
         await self.read_index(request)
+        await self.refresh_health(HEALTH_AGE_S)
         return self.explain(request, preset=preset)
 
     def explain(
@@ -489,7 +495,7 @@ class RoutingService:
         if isinstance(change, (Booked, Freed, PrefillDone)):
             return applied
         if isinstance(change, _CHANGES_OF_HEALTH):
-            self._health_outdated = True
+            self._health_changes += 1
             self.changes += 1
         if isinstance(change, KvEvent):
             kind = type(change.event).__name__.removeprefix("Blocks").removeprefix("Window").lower()
@@ -522,7 +528,7 @@ class RoutingService:
         """Report a condition; observers are notified when it is new or changed."""
         changed = self.conditions.set(code, subject, message)
         if changed is not None:
-            self._health_outdated = True
+            self._health_changes += 1
             _log.warning("%s %s: %s", code, subject, message)
             for observer in self.observers:
                 observer.on_condition(changed, False)
@@ -534,36 +540,78 @@ class RoutingService:
         stream, a threshold or a condition changed. That of a large fleet takes long, so it is
         returned for longer, whatever changed.
         """
+        found = self._known_health(max_age_s)
+        return found or self._conclude(self.clock(), drained(self._evaluation()))
+
+    async def refresh_health(self, max_age_s: float = 0.0) -> FleetHealth:
+        """As :meth:`health`, but a large fleet is evaluated in several turns of the event loop: a
+        handler awaits this, then reads :meth:`health`."""
+        if len(self.router.registry) <= _MANY_WORKERS:
+            return self.health(max_age_s)
+        async with self._evaluating:
+            for _ in range(_TRIES):
+                found = self._known_health(max_age_s)
+                if found is not None:
+                    return found
+                began, draining, changes = self.clock(), self.draining, self._health_changes
+                health = await in_turns(self._evaluation())
+                if (draining, changes) == (self.draining, self._health_changes):
+                    return self._conclude(began, health)
+            return self.health(max_age_s)
+
+    def _known_health(self, max_age_s: float) -> FleetHealth | None:
+        """The last evaluation, where it may be shown again."""
         now, workers = self.clock(), len(self.router.registry)
         if self._health is not None:
             at, last = self._health
             least_s = workers / _WORKERS_A_SECOND if workers > _MANY_WORKERS else 0.0
-            reusable = now - at < least_s or (now - at <= max_age_s and not self._health_outdated)
+            outdated = self._health_shown != self._health_changes
+            reusable = now - at < least_s or (now - at <= max_age_s and not outdated)
             if reusable and (last.status == "draining") == self.draining:
                 return last
-        for old in self.conditions:
-            if old.code in INCIDENTS and self.wall() - old.seen > INCIDENT_S:
-                self.clear_condition(old.code, old.subject)
+        return None
+
+    def _evaluation(self) -> Generator[None, None, FleetHealth]:
+        """Evaluate the fleet in steps; what changes is read in the first one."""
         config = self.router.config
-        reported = [one for one in self.conditions if one.code not in DERIVED_CODES]
-        health = evaluate(
-            FleetState(
-                self.rows(),
-                reported,
-                {name: getattr(config, name) for name in config.__dataclass_fields__},
-                self.probe_s(),
-                now - self.started_at,
-                self.draining,
-                self.serves_pools,
-            )
+        reported = [
+            one
+            for one in self.conditions
+            if one.code not in DERIVED_CODES and not self._is_over(one)
+        ]
+        state = FleetState(
+            (),
+            reported,
+            {name: getattr(config, name) for name in config.__dataclass_fields__},
+            self.probe_s(),
+            self.clock() - self.started_at,
+            self.draining,
+            self.serves_pools,
         )
+        rows: list[WorkerRow] = []
+        for row in self.rows():
+            if not len(rows) % SLICE:
+                yield
+            rows.append(row)
+        yield
+        return (yield from evaluation(replace(state, workers=rows)))
+
+    def _is_over(self, condition: Condition) -> bool:
+        """Whether an incident was reported long ago."""
+        return condition.code in INCIDENTS and self.wall() - condition.seen > INCIDENT_S
+
+    def _conclude(self, now: float, health: FleetHealth) -> FleetHealth:
+        """Set and end the conditions that follow from an evaluation of the present fleet."""
+        for old in self.conditions:
+            if self._is_over(old):
+                self.clear_condition(old.code, old.subject)
         found = {(one.code, one.subject): one.message for one in health.derived}
         for old in self.conditions:
             if old.code in DERIVED_CODES and (old.code, old.subject) not in found:
                 self.clear_condition(old.code, old.subject)
         for (code, subject), message in found.items():
             self.set_condition(code, subject, message)
-        self._health, self._health_outdated = (now, health), False
+        self._health, self._health_shown = (now, health), self._health_changes
         return health
 
     def doubts(self, model: str) -> list[Doubt]:
@@ -600,7 +648,7 @@ class RoutingService:
     def clear_condition(self, code: str, subject: str) -> None:
         over = self.conditions.clear(code, subject)
         if over is not None:
-            self._health_outdated = True
+            self._health_changes += 1
             _log.info("%s %s: over", code, subject)
             for observer in self.observers:
                 observer.on_condition(over, True)
@@ -630,7 +678,7 @@ class RoutingService:
             self.conditions.forget(worker.name)
             if worker.model not in self.models():
                 self.conditions.forget(worker.model)
-            self._health_outdated = True
+            self._health_changes += 1
         return applied
 
     def set_available(self, worker_id: int, reason: str | None) -> Applied:

@@ -85,7 +85,9 @@ class ControlApi:
         return json_response(self._model_row(self._known_model(http)))
 
     async def model_ready(self, http: web.Request) -> web.Response:
-        return json_response(self.readiness(self._known_model(http)))
+        name = self._known_model(http)
+        await self._service.refresh_health(HEALTH_AGE_S)
+        return json_response(self.readiness(name))
 
     def readiness(self, name: str) -> ModelReadiness:
         """Readiness in Dynamo's format: the present roles, and those missing to serve a request."""
@@ -141,7 +143,7 @@ class ControlApi:
 
         Operators also see the engines, and what the conditions are about.
         """
-        health = self._service.health(HEALTH_AGE_S)
+        health = await self._service.refresh_health(HEALTH_AGE_S)
         conditions = list(self._service.conditions)
         if is_operator(http, self._config.api_token):
             instances = self._fleet.engines()
@@ -153,6 +155,7 @@ class ControlApi:
 
     async def ready(self, _http: web.Request) -> web.Response:
         """200 when at least one model can be served now."""
+        await self._service.refresh_health(HEALTH_AGE_S)
         rows = [self.readiness(name) for name in sorted(self._service.models())]
         ready = any(row.ready for row in rows) and not self._service.draining
         reason = "no worker is registered; set --worker URL on dynctl serve"
@@ -317,6 +320,7 @@ class FleetFeed:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/fleet[?cards=SET]``."""
+        await self._service.refresh_health(HEALTH_AGE_S)
         return json_response(self.read(request.query.get("cards")))
 
     def _cards(self, workers: list[Worker], others: Sequence[WorkerRow]) -> str:

@@ -153,7 +153,7 @@ class RouterProcess(Frontend):
         while True:
             await asyncio.sleep(min(_LONGEST_SWEEP_S, limit / 4))
             self.service.expire()
-            self.service.health()
+            await self.service.refresh_health()
             self.selection.sweep()
             if self.select_service is not None:
                 self.select_service.expire()

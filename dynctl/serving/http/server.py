@@ -525,7 +525,7 @@ class Frontend:
         while True:
             await asyncio.sleep(_EXPIRY_S)
             self.service.expire()
-            self.service.health()
+            await self.service.refresh_health()
 
     async def _check_tokenizers(self) -> None:
         check = TokenizerCheck(self.service, self.fleet)

@@ -250,6 +250,7 @@ class Metrics(ServiceObserver):
 
     async def handle(self, request: web.Request) -> web.Response:
         """``GET /metrics``. Written in slices, so that streams do not wait for a scrape."""
+        await self._service.refresh_health(1.0)
         parts, began = [], time.perf_counter()
         for part in self.parts():
             parts.append(part)

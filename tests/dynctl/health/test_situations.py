@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from dynctl.base.options import GlobalOptions
+from dynctl.base.tasks import SLICE, end_tasks
 from dynctl.cli.bundle import sections
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument, config_document
@@ -24,7 +26,7 @@ from dynctl.findings.catalogue import all_codes
 from dynctl.findings.report import FLEET, State
 from dynctl.health.checks.run import judge
 from dynctl.health.conditions import INDEX_OR_LOAD, NOT_MODELLED
-from dynctl.health.evaluation import DERIVED_CODES, condition_texts
+from dynctl.health.evaluation import DERIVED_CODES, FleetState, condition_texts, evaluate
 from dynctl.health.facts import CheckFacts, FrontendFacts
 from dynctl.planning.domain_capacity import topology_show
 from dynctl.screens.canvas import Canvas
@@ -36,7 +38,7 @@ from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo import check_facts
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
-from router_core import Worker
+from router_core import ModelRuntimeConfig, Role, Worker
 from tests.dynctl.health.situations import SITUATIONS, Rig, Situation, rig
 
 Messages = dict[tuple[str, str], str]
@@ -129,6 +131,69 @@ def test_a_large_fleet_is_not_evaluated_at_every_reading():
     assert service.health() is first
     now += 0.2
     assert service.health().models[0].ready == {"aggregated": 499}
+
+
+def large_fleet(workers: int) -> RoutingService:
+    """A service with prefill and decode workers, each bound to its zone."""
+    service = RoutingService()
+    for number in range(workers):
+        role = Role.PREFILL if number % 2 else Role.DECODE
+        card = ModelRuntimeConfig(
+            topology_domains={"zone": f"z{number % 9}"},
+            kv_transfer_domain="zone",
+            kv_transfer_enforcement="required",
+        )
+        assert service.upsert_worker(
+            Worker(number, f"w{number}", "demo", role, runtime_config=card)
+        ).ok
+    return service
+
+
+async def test_a_large_fleet_is_evaluated_in_steps_of_few_workers():
+    service = large_fleet(1000)
+    steps = 0
+
+    async def count() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    found = await service.refresh_health()
+    await end_tasks([counting])
+    assert steps >= 1000 // SLICE + 500 // SLICE
+    assert found == evaluate(health_inputs(service))
+    assert found.models[0].ready == {"decode": 500, "prefill": 500}
+    assert service.health() is found
+
+
+def health_inputs(service: RoutingService) -> FleetState:
+    config = service.router.config
+    values = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return FleetState(service.workers(), settings=values, age_s=0.0)
+
+
+async def test_an_evaluation_in_steps_shows_no_fleet_that_never_was():
+    service = large_fleet(1000)
+    evaluating = asyncio.create_task(service.refresh_health())
+    for number in range(0, 1000, 2):
+        await asyncio.sleep(0)
+        service.remove_worker(number)
+    found = await evaluating
+    # Whatever was left when the last evaluation began, its counts are of one moment.
+    [model] = found.models
+    assert model.registered["prefill"] == 500
+    assert model.ready == model.registered
+    gone = {f"w{number}" for number in range(0, 1000, 2)}
+    await service.refresh_health()
+    assert not gone & {one.subject for one in service.conditions}
+
+
+async def test_readers_of_a_large_fleet_share_an_evaluation():
+    service = large_fleet(300)
+    first, *others = await asyncio.gather(*(service.refresh_health(1.0) for _ in range(5)))
+    assert all(one is first for one in others)
 
 
 # -- one surface each ------------------------------------------------------------------------------
