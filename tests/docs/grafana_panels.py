@@ -367,6 +367,10 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                 ),
             ),
             Panel(
+                "Choices that serve observe compared",
+                (Query(_rate("dynctl_observed_choices_total", _FILTER, "verdict"), "{{verdict}}"),),
+            ),
+            Panel(
                 "Predictions",
                 (
                     Query(
