@@ -12,7 +12,7 @@ function __dynctl_commands
         case ''
             printf '%s\n' \
                 'demo'\t'Start a two-zone fleet and explain four requests' \
-                'serve'\t'Run a frontend, a router, a shadow router, an indexer or a simulated ..' \
+                'serve'\t'Run a frontend, a router, an indexer, a shadow router, an engine or ..' \
                 'route'\t'Show which workers would serve a prompt, and why' \
                 'workers'\t'Workers of a router: list, one worker' \
                 'topology'\t'Topology domains: capacity, policy, verify, plan, lint, sync' \

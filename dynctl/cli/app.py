@@ -24,7 +24,7 @@ Look    top         live dashboard            workers    list, show one worker
 Ask     route       where would a prompt go?  why        explain past decisions
         explain     explain a finding's code  audit      were answers right?
 Change  thresholds  busy thresholds, live     context    saved endpoints
-Run     serve       frontend, router, engine  demo       a fleet on this host
+Run     serve       frontend, router, attach  demo       a fleet on this host
 Other   bundle      file for a bug report     version    client and frontends
         completion  shell completion script   help       help page of a command
         options     the global options
@@ -80,7 +80,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 )
 
 GROUPS = {
-    "serve": "Run a frontend, a router, a shadow router, an indexer or a simulated engine.",
+    "serve": "Run a frontend, a router, an indexer, a shadow router, an engine or its sidecar.",
     "workers": "Workers of a router: list, one worker.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
     "events": "KV events of the workers, live.",

@@ -267,11 +267,21 @@ _ALSO_READ = {
     "context use": frozenset({"kubeconfig"}),
     "demo": SOURCES | {"context"},
 }
-#: Command -> options that it does not read with any source.
-#: What `serve frontend` does not read of the options for a live Dynamo.
+#: Server -> what to do instead of a source, which it does not have.
+_INSTEAD = {
+    "serve frontend": "specify engines with --worker; `dynctl demo` runs a whole fleet",
+    "serve router": "specify engines with --worker, or the workers of a Dynamo with --endpoint "
+    "NAMESPACE.COMPONENT.ENDPOINT",
+}
+#: What servers of the workers in discovery do not read of the options for a live Dynamo.
 _NOT_SERVED = frozenset(
     {"output", "frontend", "token", "token_env", "token_file", "context", "wait", "reach"}
 )
+_SERVED_NOT_READ = {
+    "serve frontend": _NOT_SERVED,
+    "serve router": _NOT_SERVED | {"dyn_namespace"},  # --endpoint has the namespace
+}
+#: Command -> options that it does not read with any source.
 _NOT_READ = {
     "top": frozenset({"wait"}),
     "events tail": frozenset({"wait"}),
@@ -358,16 +368,15 @@ def _without_effect(
             verb = "specifies" if len(refused) == 1 else "specify"
             raise UsageProblem(
                 f"{' and '.join(refused)} {verb} a source, but {path} has no source",
-                "specify engines with --worker; `dynctl demo` runs a whole fleet"
-                if path != "serve engine"
-                else f"remove {' and '.join(refused)}",
+                _INSTEAD.get(path, f"remove {' and '.join(refused)}"),
             )
         place = f"on {path}"
     else:
-        source = _served_backend(options) if path == "serve frontend" else _source(options)
+        server = path in _SERVED_NOT_READ
+        source = _served_backend(options) if server else _source(options)
         if source is None:
             return
-        not_read = _NOT_SERVED if path == "serve frontend" else _NOT_READ.get(path, frozenset())
+        not_read = (_SERVED_NOT_READ if server else _NOT_READ).get(path, frozenset())
         read = READ_BY.get(source, _IN_MEMORY) - not_read
         place = f"with {source if source.startswith('--') else f'discovery backend {source}'}"
     for name in _ANNOTATIONS:
@@ -389,10 +398,12 @@ def _served_backend(options: GlobalOptions) -> str | None:
 
 
 def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any]) -> bool:
-    """Whether `serve frontend` serves the workers of a Dynamo deployment.
+    """Whether `serve frontend` or `serve router` serves the workers of a Dynamo deployment.
 
-    Raises UsageProblem where both these and other workers are specified.
+    Raises UsageProblem where a frontend has both these and other workers.
     """
+    if path == "serve router":
+        return arguments.get("endpoint") is not None
     if path != "serve frontend":
         return False
     own = [flag for flag, name in _OWN_WORKERS if arguments.get(name)]

@@ -86,7 +86,8 @@ class Routers:
     def start_ours(self, *options: str) -> Any:
         before = self.instances()
         dynctl = [sys.executable, "-m", "dynctl", "serve", "router", "--http-port", "0"]
-        command = [*dynctl, "--endpoint", "dynamo.backend.generate", *options]
+        planes = ["--discovery", "file", "--file-kv", str(self.fleet.file_kv)]
+        command = [*dynctl, *planes, "--endpoint", "dynamo.backend.generate", *options]
         process = self.group.start("ours", command, self.environment)
         self.ours = self._new(before)
         return process

@@ -180,7 +180,7 @@ async def _pass_annotated(
                 if not event.startswith(_DONE):
                     last = event
                 if event.startswith(_DONE) and nvext.wants("timing"):
-                    extra = _timing_event(answer.plan, service, record)
+                    extra = _timing_event(last, answer.plan, service, record)
                     await response.write(extra + b"\n\n")
                 record.output_events += 1
                 record.output_bytes += len(event) + 2
@@ -349,15 +349,20 @@ def dry_run_body(
     }
 
 
-def _timing_event(plan: RoutingPlan, service: RoutingService, record: RequestRecord) -> bytes:
+def _timing_event(
+    last: bytes, plan: RoutingPlan, service: RoutingService, record: RequestRecord
+) -> bytes:
+    """An event with the times and without choices; ``last``: the event of the stream before it,
+    which has the stream's id and kind."""
     body = {
         "id": plan.id,
         "object": "chat.completion.chunk",
         "created": int(record.received_wall),
         "model": plan.model,
-        "choices": [],
-        "nvext": {"timing": timing(plan, service, record)},
     }
+    known = _decoded(last.removeprefix(b"data:")) or {}
+    body |= {name: known[name] for name in body if name in known}
+    body |= {"choices": [], "nvext": {"timing": timing(plan, service, record)}}
     return b"data: " + msgspec.json.encode(body)
 
 
@@ -365,14 +370,20 @@ def _with_nvext(event: bytes, extra: Mapping[str, Any]) -> bytes:
     head, found, text = event.partition(b"data:")
     if not found or head:
         return event
-    try:
-        plain = msgspec.json.decode(text.strip())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return event
-    if not isinstance(plain, dict):
+    plain = _decoded(text)
+    if plain is None:
         return event
     plain["nvext"] = {**(plain.get("nvext") or {}), **extra}
     return b"data: " + msgspec.json.encode(plain)
+
+
+def _decoded(text: bytes) -> dict[str, Any] | None:
+    """A JSON object, or None."""
+    try:
+        plain = msgspec.json.decode(text.strip())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return plain if isinstance(plain, dict) else None
 
 
 def _ms(seconds: float) -> float:

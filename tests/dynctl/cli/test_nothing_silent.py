@@ -286,6 +286,33 @@ def test_serve_names_what_has_no_effect_on_the_workers_of_a_dynamo(
     assert (ran.err.count("warning: "), named in ran.err) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--file-kv", "/tmp/store"], ""),
+        (["--nats-server", "nats://127.0.0.1:1"], ""),
+        (["--dyn-namespace", "prod"], "--dyn-namespace has no effect"),
+        (["--wait", "3"], "--wait has no effect"),
+        (["--etcd-client", "gateway"], "--etcd-client has no effect"),
+    ],
+)
+def test_a_router_of_an_endpoint_reads_discovery(
+    dynctl: Any,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    given: list[str],
+    named: str,
+) -> None:
+    endpoint = ("--endpoint", "dynamo.backend.generate")
+    ran = dynctl("serve", "router", "--discovery", "file", *endpoint, *given)
+    assert (ran.code, ran.err.count("warning: "), named in ran.err) == (0, bool(named), True)
+    assert started[0].dynamo.endpoint.name == "generate"
+    for name in PLANE_VARIABLES:
+        monkeypatch.setenv(name, "file")
+    ran = dynctl("serve", "router", *endpoint)
+    assert (ran.code, ran.err) == (0, "")
+
+
 @pytest.mark.parametrize("own", ["--worker", "--workers-file", "--router"])
 @pytest.mark.parametrize("flag", ["--discovery", "--file-kv", "--etcd-endpoints"])
 def test_a_frontend_has_workers_of_one_kind(

@@ -1,6 +1,7 @@
 """nvext and headers: dry runs, pins, constraints, salts, extra fields; what engines get to see."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -164,6 +165,15 @@ async def test_streams_carry_workers_first_and_timing_before_done():
         timing = events[-2]["nvext"]["timing"]
         assert timing["total_time_ms"] >= timing["ttft_ms"] > 0
         assert len([e for e in events if isinstance(e, dict) and "nvext" in e]) == 2
+        names = ("id", "object", "created", "model")
+        first, extra = ([one[name] for name in names] for one in (events[0], events[-2]))
+        assert extra == first
+        body = {"model": "demo", "prompt": WORDS, "max_tokens": 4, "stream": True, "nvext": IDS}
+        async with fleet.client.post(fleet.url("/v1/completions"), json=body) as answer:
+            lines = [line async for line in answer.content if line.startswith(b"data: {")]
+        first, extra = (json.loads(line[6:]) for line in (lines[0], lines[-1]))
+        assert "timing" in extra["nvext"]
+        assert (extra["object"], extra["id"]) == ("text_completion", first["id"])
 
 
 async def test_salts_keep_prefixes_apart():
