@@ -2,25 +2,30 @@
 
 A frontend joins and gets a lease with the fleet; it sends each request's hashes, never text or
 token ids, and gets the chosen workers; it reports what happens to the request. Times are seconds.
+Hashes are packed: 8 bytes each, little-endian, as base64 in JSON. As a list of numbers they were
+most of what a message costs.
 Both processes may have different versions of dynctl: unknown fields are ignored, and a change that
 an older process would misunderstand raises :data:`PROTOCOL`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from dynctl.base.decode_errors import RequestError
 from router_core import (
+    NO_CONSTRAINTS,
     Bypass,
     CostInputs,
     CostParameters,
     Decision,
     FunnelStep,
     Outcome,
+    Pin,
     Queueing,
     Reason,
     Rejection,
@@ -28,6 +33,7 @@ from router_core import (
     RoutingConstraints,
     RoutingPlan,
     RoutingRequest,
+    Session,
     Stage,
     TaintConstraint,
     Worker,
@@ -35,13 +41,15 @@ from router_core import (
 )
 
 #: Frontends and routers with different numbers refuse each other.
-PROTOCOL = 1
+PROTOCOL = 2
 #: Maximum of reports in one message, and of requests in one message of running ones.
 MAX_REPORTS = 4096
+#: Maximum of requests in one message of placements; the router decides them without a pause.
+MAX_PLACES = 16
 MAX_FRONTENDS = 256
-_U64_MAX = 2**64 - 1
 _MOST_BLOCKS = 1 << 20
 _MOST_TOKENS = 1 << 30
+_HASH_BYTES: Final = 8
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -89,6 +97,41 @@ class Joined(msgspec.Struct, frozen=True):
     version: str = ""
 
 
+class SentRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A `RoutingRequest` with packed hashes and without times: each process has another clock.
+
+    ``session`` is the session's key.
+    """
+
+    id: str
+    model: str
+    isl_tokens: int
+    block_size: int
+    sequence_hashes: bytes = b""
+    constraints: RoutingConstraints = NO_CONSTRAINTS
+    pin_prefill: Pin | None = None
+    pin_decode: Pin | None = None
+    allowed_worker_ids: frozenset[int] | None = None
+    worker_set: str | None = None
+    is_eagle: bool = False
+    overlap_modelled: bool = True
+    notes: tuple[str, ...] = ()
+    lora_name: str | None = None
+    salted: bool = False
+    local_hashes: bytes = b""
+    more_hashes: tuple[bytes, ...] = ()
+    lengths: tuple[int, ...] = ()
+    policy_class: str | None = None
+    priority: int = 0
+    strict_priority: int = 0
+    session: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that have no bound of their own."""
+        return len(self.sequence_hashes) + len(self.local_hashes) + sum(map(len, self.more_hashes))
+
+
 class Place(msgspec.Struct, frozen=True):
     """``POST .../place``: choose the workers of a request and book it as their load.
 
@@ -97,9 +140,40 @@ class Place(msgspec.Struct, frozen=True):
     """
 
     lease: str
-    request: RoutingRequest
+    request: SentRequest
     attempt: int = 0
     dry: bool = False
+
+
+class ToPlace(msgspec.Struct, frozen=True):
+    """One request of `Places`; ``attempt`` as in `Place`."""
+
+    request: SentRequest
+    attempt: int = 0
+
+
+class Places(msgspec.Struct, frozen=True):
+    """``POST .../places``: as `Place` for several requests, one after the other in this order."""
+
+    lease: str
+    places: list[ToPlace]
+
+
+class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer for one request of `Places`: a placement, or the error that `Place` would have.
+    ``waits``: it would wait in the router queue and is not placed; send it alone."""
+
+    placement: Placement | None = None
+    waits: bool = False
+    status: int = 0
+    code: str = ""
+    message: str = ""
+
+
+class AllPlaced(msgspec.Struct, frozen=True):
+    """The answer to `Places`: one for each request, in the same order."""
+
+    answers: list[Placed]
 
 
 class PlaceDecode(msgspec.Struct, frozen=True):
@@ -251,7 +325,7 @@ class Lease(msgspec.Struct, frozen=True):
 class Running(msgspec.Struct, frozen=True):
     """A request that was placed before the lease began, and the hops that count as load."""
 
-    request: RoutingRequest
+    request: SentRequest
     attempt: int
     hops: list[Hop]
     first_output: bool = False
@@ -287,32 +361,98 @@ class FrontendList(msgspec.Struct, frozen=True):
     lease_s: float
 
 
-def check_request(request: RoutingRequest, block_size: int) -> None:
-    """Check what the types of the message do not; raises RequestError with the field."""
+def sent_request(request: RoutingRequest) -> SentRequest:
+    """The form in which a frontend sends a request."""
+    return SentRequest(
+        request.id,
+        request.model,
+        request.isl_tokens,
+        request.block_size,
+        _packed(request.sequence_hashes),
+        request.constraints,
+        request.pin_prefill,
+        request.pin_decode,
+        request.allowed_worker_ids,
+        request.worker_set,
+        request.is_eagle,
+        request.overlap_modelled,
+        request.notes,
+        request.lora_name,
+        request.salted,
+        _packed(request.local_hashes),
+        tuple(map(_packed, request.more_hashes)),
+        request.lengths,
+        request.policy_class,
+        request.priority,
+        request.strict_priority,
+        None if request.session is None else request.session.key,
+    )
 
-    def wrong(field: str, problem: str) -> RequestError:
-        return RequestError(400, "out_of_range", f"request.{field}", problem)
 
+def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest:
+    """The request, which arrived at ``now``. Checks what the types of the message do not; raises
+    RequestError with the field."""
+    request = RoutingRequest(
+        sent.id,
+        sent.model,
+        sent.isl_tokens,
+        sent.block_size,
+        _unpacked("sequence_hashes", sent.sequence_hashes),
+        sent.constraints,
+        sent.pin_prefill,
+        sent.pin_decode,
+        sent.allowed_worker_ids,
+        sent.worker_set,
+        sent.is_eagle,
+        sent.overlap_modelled,
+        sent.notes,
+        sent.lora_name,
+        sent.salted,
+        _unpacked("local_hashes", sent.local_hashes),
+        tuple(_unpacked("more_hashes", one) for one in sent.more_hashes),
+        sent.lengths,
+        sent.policy_class,
+        sent.priority,
+        sent.strict_priority,
+        now,
+        None if sent.session is None else Session(sent.session, now),
+    )
+    _check(request, block_size)
+    return request
+
+
+def _packed(hashes: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(hashes)}Q", *hashes)
+
+
+def _unpacked(field: str, packed: bytes) -> tuple[int, ...]:
+    count, rest = divmod(len(packed), _HASH_BYTES)
+    if rest:
+        raise _wrong(field, f"expected {_HASH_BYTES} bytes a hash, got {len(packed)} bytes")
+    return struct.unpack(f"<{count}Q", packed)
+
+
+def _wrong(field: str, problem: str) -> RequestError:
+    return RequestError(400, "out_of_range", f"request.{field}", problem)
+
+
+def _check(request: RoutingRequest, block_size: int) -> None:
     if not request.id or len(request.id) > 256 or not request.id.isprintable():
-        raise wrong("id", "expected 1 to 256 printable characters")
+        raise _wrong("id", "expected 1 to 256 printable characters")
     if request.session is not None and len(request.session.key) > 64:
-        raise wrong("session", "expected a key of at most 64 characters")
+        raise _wrong("session", "expected a key of at most 64 characters")
     if request.block_size != block_size:
-        raise wrong("block_size", f"expected {block_size}, got {request.block_size}")
+        raise _wrong("block_size", f"expected {block_size}, got {request.block_size}")
     if not 0 <= request.isl_tokens <= _MOST_TOKENS:
-        raise wrong("isl_tokens", f"expected 0 to {_MOST_TOKENS}, got {request.isl_tokens}")
-    lists = [request.sequence_hashes, request.local_hashes, *request.more_hashes]
-    for hashes in lists:
-        if hashes and not (min(hashes) >= 0 and max(hashes) <= _U64_MAX):
-            raise wrong("sequence_hashes", "expected unsigned 64-bit numbers")
+        raise _wrong("isl_tokens", f"expected 0 to {_MOST_TOKENS}, got {request.isl_tokens}")
     blocks = len(request.sequence_hashes) + sum(map(len, request.more_hashes))
     if blocks > min(_MOST_BLOCKS, request.isl_tokens // block_size):
         problem = f"{request.isl_tokens} tokens of {block_size} a block have fewer than {blocks}"
-        raise wrong("sequence_hashes", f"{problem} blocks")
+        raise _wrong("sequence_hashes", f"{problem} blocks")
     if request.local_hashes and len(request.local_hashes) != len(request.sequence_hashes):
-        raise wrong("local_hashes", "expected as many as sequence_hashes")
+        raise _wrong("local_hashes", "expected as many as sequence_hashes")
     if len(request.more_hashes) > _MOST_BLOCKS or len(request.lengths) > _MOST_BLOCKS:
-        raise wrong("lengths", f"expected at most {_MOST_BLOCKS} prompts")
+        raise _wrong("lengths", f"expected at most {_MOST_BLOCKS} prompts")
 
 
 def placement(plan: RoutingPlan, booked: list[Stage]) -> Placement:

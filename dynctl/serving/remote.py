@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,9 +25,11 @@ from dynctl.base.tasks import Supervisor
 from dynctl.documents.codec import decode
 from dynctl.documents.doubts import Varies, doubt
 from dynctl.documents.frontends import (
+    MAX_PLACES,
     MAX_REPORTS,
     PROTOCOL,
     Alive,
+    AllPlaced,
     Block,
     Ended,
     FirstOutput,
@@ -34,16 +38,20 @@ from dynctl.documents.frontends import (
     Joined,
     Lease,
     Place,
+    Placed,
     PlaceDecode,
     Placement,
+    Places,
     Received,
     Report,
     Reports,
     Resume,
     Resumed,
     Running,
+    ToPlace,
     hop_of,
     plan_of,
+    sent_request,
 )
 from dynctl.documents.route_result import RouteResult
 from dynctl.health import conditions as codes
@@ -75,9 +83,10 @@ _MAX_PENDING: Final = 65_536
 #: Answers for operators that are read from the router at the same time.
 _MAX_READING: Final = 64
 _ANSWER_BYTES: Final = 16 * 1024 * 1024
-#: Bytes of hashes in one message of running requests, as JSON at most.
-_RESUME_BYTES: Final = 4 * 1024 * 1024
-_BYTES_PER_HASH: Final = 21
+#: Bytes of packed hashes in one message of running requests at most; as JSON a third more.
+_RESUME_BYTES: Final = 3 * 1024 * 1024
+#: Bytes of packed hashes above which a message of placements gets no more requests.
+_PLACES_BYTES: Final = 1024 * 1024
 _MAX_MESSAGE: Final = 300
 
 _log = logging.getLogger(__name__)
@@ -132,6 +141,9 @@ class RouterLink:
         self._wake = asyncio.Event()
         self._gathering: asyncio.TimerHandle | None = None
         self._waiting: set[EngineStream] = set()
+        #: Requests for the next message of placements, each with its answer.
+        self._placing: deque[tuple[ToPlace, asyncio.Future[Placed]]] = deque()
+        self._to_place = asyncio.Event()
         self._alive_at = 0.0
         self._reading = 0
         self._reason = ""
@@ -149,6 +161,7 @@ class RouterLink:
         """Join; returns when the router answered, or after `START_S` seconds without it."""
         self._upstream.start()
         tasks.start("router link", self._run)
+        tasks.start("placements", self._place_all)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self._answered.wait()
@@ -168,8 +181,21 @@ class RouterLink:
     # -- requests --------------------------------------------------------------------------
 
     async def place(self, request: RoutingRequest, attempt: int, *, dry: bool) -> Placement:
-        """Raises RouterLost or RouterRefused, as the others do."""
-        message = Place(self._lease, request, attempt, dry)
+        """Raises RouterLost or RouterRefused, as the others do.
+
+        While one message of placements has no answer, the next one gathers requests: the more the
+        router has to do, the fewer messages it gets.
+        """
+        if not dry:
+            placed = await self._place_with_others(ToPlace(sent_request(request), attempt))
+            if placed.placement is not None:
+                return placed.placement
+            if placed.status:
+                error = _error(placed.status, placed.code, placed.message)
+                if isinstance(error, RouterLost) and self.up:
+                    self._lost(str(error))
+                raise error
+        message = Place(self._lease, sent_request(request), attempt, dry)
         found: Placement = await self._ask("place", message, Placement)
         return found
 
@@ -179,7 +205,7 @@ class RouterLink:
         return found
 
     async def explain(self, request: RoutingRequest) -> RouteResult:
-        raw = await self._ask("explain", Place(self._lease, request, dry=True), None)
+        raw = await self._ask("explain", Place(self._lease, sent_request(request), dry=True), None)
         return decode(raw, RouteResult)
 
     async def refresh(self) -> None:
@@ -216,6 +242,53 @@ class RouterLink:
             self._gathering = asyncio.get_running_loop().call_later(_GATHER_S, self._send_now)
 
     # -- inside ----------------------------------------------------------------------------
+
+    async def _place_with_others(self, one: ToPlace) -> Placed:
+        """The answer; without a placement and an error the request has to be sent alone."""
+        if not self.up:
+            raise RouterLost(self._reason)
+        if len(self._placing) >= _MAX_PENDING:
+            raise RouterLost(f"{_MAX_PENDING:,} requests wait for it")
+        answer: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        self._placing.append((one, answer))
+        self._to_place.set()
+        return await answer
+
+    async def _place_all(self) -> None:
+        while True:
+            await self._to_place.wait()
+            self._to_place.clear()
+            while self._placing:
+                await self._place_some()
+
+    async def _place_some(self) -> None:
+        """Send one message of placements, and pass its answers on."""
+        batch: list[tuple[ToPlace, asyncio.Future[Placed]]] = []
+        size = 0
+        while self._placing and len(batch) < MAX_PLACES and size < _PLACES_BYTES:
+            one, answer = self._placing.popleft()
+            if not answer.done():
+                batch.append((one, answer))
+                size += one.request.size
+        if not batch:
+            return
+        message = Places(self._lease, [one for one, _ in batch])
+        lost = ""
+        found: list[Placed] = []
+        try:
+            found = (await self._ask("places", message, AllPlaced)).answers
+        except RouterLost as error:
+            lost = str(error)
+        except RouterRefused:
+            # One of them; alone each gets its own answer.
+            found = [Placed()] * len(batch)
+        for (_, answer), placed in zip_longest(batch, found[: len(batch)]):
+            if answer.done():
+                continue
+            if placed is not None:
+                answer.set_result(placed)
+            else:
+                answer.set_exception(RouterLost(lost or f"{self.url} left a request out"))
 
     def _send_now(self) -> None:
         self._gathering = None
@@ -265,7 +338,7 @@ class RouterLink:
         for one in owner.running():
             batch.append(one)
             total += 1
-            size += 1000 + _BYTES_PER_HASH * len(one.request.all_hashes)
+            size += 750 + one.request.size
             if size > _RESUME_BYTES:
                 booked += (await self._post("resume", Resume(self._lease, batch), Resumed)).booked
                 batch, size = [], 0
@@ -358,24 +431,31 @@ class RouterLink:
         waiting, self._waiting = self._waiting, set()
         for stream in waiting:
             stream.abandon(failure)
+        while self._placing:
+            answer = self._placing.popleft()[1]
+            if not answer.done():
+                answer.set_exception(RouterLost(reason))
         if self.owner is not None:
             self.owner.router_changed(reason)
 
 
 def _answered(failure: UpstreamFailure) -> RouterLost | RouterRefused:
     """What an error status of the router means."""
-    code = None
     try:
         error = msgspec.json.decode(failure.body)["error"]
-        text, code = (
-            f"status {failure.status}: {str(error['message'])[:_MAX_MESSAGE]}",
-            error["code"],
-        )
+        return _error(failure.status, error["code"], str(error["message"]))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        text = str(failure)
-    if failure.status in (400, 404, 409, 413, 422) or code == "too_many_bookings":
+        return _error(failure.status, None, None, str(failure))
+
+
+def _error(
+    status: int, code: str | None, message: str | None, text: str = ""
+) -> RouterLost | RouterRefused:
+    if message is not None:
+        text = f"status {status}: {message[:_MAX_MESSAGE]}"
+    if status in (400, 404, 409, 413, 422) or code == "too_many_bookings":
         return RouterRefused(text)
-    if failure.status in (401, 403):
+    if status in (401, 403):
         return RouterLost(f"{text} (--router-token)")
     return RouterLost(text)
 
@@ -576,7 +656,7 @@ class RemoteRouting(RoutingService):
             if hops and not known.placed:
                 known.placed = True
                 request = replace(known.request, local_hashes=())
-                yield Running(request, known.attempt, hops, known.first_output)
+                yield Running(sent_request(request), known.attempt, hops, known.first_output)
 
     def alive(self) -> list[str]:
         """The ids of the running requests that the router has."""

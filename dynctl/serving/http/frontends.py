@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from dynctl import version
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.frontends import (
     MAX_FRONTENDS,
+    MAX_PLACES,
     MAX_REPORTS,
     PROTOCOL,
     Alive,
@@ -35,15 +36,17 @@ from dynctl.documents.frontends import (
     Lease,
     Place,
     PlaceDecode,
+    Places,
     Received,
     Report,
     Reports,
     Resume,
     Resumed,
     Running,
-    check_request,
+    SentRequest,
     decision_of,
     placement,
+    request_of,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.fleet import Fleet
@@ -56,7 +59,7 @@ from dynctl.serving.http.selection_request import naming_fields
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import Progressed, RoutingPlan, RoutingRequest, Session, Stage
+from router_core import Progressed, RoutingPlan, RoutingRequest, Stage
 
 #: Seconds without a message after which a frontend is taken for dead.
 LEASE_S: Final = 10.0
@@ -126,7 +129,10 @@ class FrontendsApi:
 
     def routes(self) -> list[web.RouteDef]:
         token, base = self._token, "/v1/frontends"
+        # aiohttp compares the path with one after the other: those of each request come first.
         return [
+            web.post(base + "/{name}/places", guarded(self.places, token)),
+            web.post(base + "/{name}/reports", guarded(self.reports, token)),
             web.get(base, guarded(self.listed, token)),
             web.post(base + "/{name}/join", guarded(self.join, token)),
             web.post(base + "/{name}/fleet", guarded(self.fleet, token)),
@@ -134,7 +140,6 @@ class FrontendsApi:
             web.post(base + "/{name}/place", guarded(self.place, token)),
             web.post(base + "/{name}/decode", guarded(self.decode, token)),
             web.post(base + "/{name}/explain", guarded(self.explain, token)),
-            web.post(base + "/{name}/reports", guarded(self.reports, token)),
             web.post(base + "/{name}/leave", guarded(self.leave, token)),
         ]
 
@@ -215,33 +220,30 @@ class FrontendsApi:
         """Choose the workers of a request and book it as their load, in one step."""
         message = await self._message(http, Place)
         frontend = self._frontend(http, message)
-        request = self._checked(message.request)
         if message.dry:
+            request = self._checked(message.request)
             return json_response(placement(self._service.plan(request, detail=True), []))
-        if request.id in frontend.ended:
-            raise HttpError(409, f"request {request.id} has ended", "conflict", "ended")
-        known = self._selection.bookings.get(request.id)
-        if known is not None:
-            if known.owner != frontend.name or known.attempt > message.attempt:
-                raise HttpError(
-                    409, f"request {request.id} is booked already", "conflict", "duplicate"
-                )
-            if known.attempt == message.attempt and known.answer:
-                return _json(known.answer)
-        else:
-            self._selection.admit()
-        plan, booked = await self._selection.place(
-            request, self._hands_off, owner=frontend.name, attempt=message.attempt
-        )
-        self._dispatched(plan, booked)
-        answer = msgspec.json.encode(placement(plan, booked))
-        booking = self._selection.bookings.get(request.id)
-        if booking is None:
-            frontend.bookings.discard(request.id)
-        else:
-            booking.answer = answer
-            frontend.bookings.add(request.id)
+        answer = await self._place(frontend, message.request, message.attempt)
+        assert answer is not None
         return _json(answer)
+
+    async def places(self, http: web.Request) -> web.StreamResponse:
+        """Place several requests, each in one step; those that would wait are not placed."""
+        message = await self._message(http, Places)
+        frontend = self._frontend(http, message)
+        answers: list[dict[str, Any]] = []
+        for one in message.places[:MAX_PLACES]:
+            try:
+                answer = await self._place(frontend, one.request, one.attempt, may_wait=False)
+            except HttpError as error:
+                answers.append(
+                    {"status": error.status, "code": str(error.code), "message": error.message}
+                )
+            else:
+                answers.append(
+                    {"waits": True} if answer is None else {"placement": msgspec.Raw(answer)}
+                )
+        return json_response({"answers": answers})
 
     async def decode(self, http: web.Request) -> web.StreamResponse:
         """Prefill is done: choose the decode worker with the current fleet."""
@@ -282,6 +284,43 @@ class FrontendsApi:
         return json_response(Received(self._fleet_cards().version))
 
     # -- inside ----------------------------------------------------------------------------
+
+    async def _place(
+        self, frontend: Frontend, sent: SentRequest, attempt: int, *, may_wait: bool = True
+    ) -> bytes | None:
+        """The placement as JSON; None where the request would wait and may not. Raises HttpError.
+        Without ``may_wait`` it does not suspend."""
+        request = self._checked(sent)
+        if request.id in frontend.ended:
+            raise HttpError(409, f"request {request.id} has ended", "conflict", "ended")
+        known = self._selection.bookings.get(request.id)
+        if known is not None:
+            if known.owner != frontend.name or known.attempt > attempt:
+                raise HttpError(
+                    409, f"request {request.id} is booked already", "conflict", "duplicate"
+                )
+            if known.attempt == attempt and known.answer:
+                return known.answer
+        else:
+            self._selection.admit()
+        plan, booked = await self._selection.place(
+            request,
+            self._hands_off,
+            owner=frontend.name,
+            attempt=attempt,
+            may_wait=may_wait,
+        )
+        if plan.waits:
+            return None
+        self._dispatched(plan, booked)
+        answer = msgspec.json.encode(placement(plan, booked))
+        booking = self._selection.bookings.get(request.id)
+        if booking is None:
+            frontend.bookings.discard(request.id)
+        else:
+            booking.answer = answer
+            frontend.bookings.add(request.id)
+        return answer
 
     def _take(self, frontend: Frontend, report: Report) -> None:
         service = self._service
@@ -369,23 +408,18 @@ class FrontendsApi:
         """Whether decode is decided after prefill: no bootstrap pair, which get it together."""
         return plan.prefill is None or pair_address(self._fleet, plan.prefill) is None
 
-    def _checked(self, request: RoutingRequest) -> RoutingRequest:
+    def _checked(self, sent: SentRequest) -> RoutingRequest:
         service = self._service
-        if request.model not in service.models():
+        if sent.model not in service.models():
             raise HttpError(
                 404,
-                f"request.model: {request.model[:200]!r} is not served by this router",
+                f"request.model: {sent.model[:200]!r} is not served by this router",
                 "not_found_error",
                 "unknown_model",
                 param="request.model",
             )
         with naming_fields():
-            check_request(request, service.block_size(request.model))
-        # Times are those of another clock.
-        request = replace(request, arrived_at=service.clock())
-        if request.session is not None:
-            request = replace(request, session=Session(request.session.key, service.clock()))
-        return request
+            return request_of(sent, service.block_size(sent.model), service.clock())
 
     def _booking(
         self, frontend: Frontend, request_id: str, attempt: int | None = None

@@ -144,11 +144,13 @@ class SelectionApi:
         owner: str = "",
         attempt: int = 0,
         expected: int | None = None,
+        may_wait: bool = True,
     ) -> tuple[RoutingPlan, list[Stage]]:
         """Decide and book without an await in between: other requests would see the same load. A
         request that waits in the router queue is booked by its turn.
 
-        Returns the booked hops too; none where the plan is a refusal. ``prefill_only``: whether
+        Returns the booked hops too; none where the plan is a refusal, or waits and not
+        ``may_wait``: then nothing has changed, and it does not suspend. ``prefill_only``: whether
         decode is decided when prefill is done; ``hops`` as in a selection. An earlier booking of
         the request is replaced.
         """
@@ -160,6 +162,10 @@ class SelectionApi:
         began = service.clock()
         if earlier is not None:
             service.free(request.id)
+        plan = self._decide(request, hops)
+        if plan.waits and earlier is None and not may_wait:
+            return plan, []
+        if earlier is not None:
             record = earlier.record
         else:
             record = RequestRecord(
@@ -168,7 +174,6 @@ class SelectionApi:
             )  # fmt: skip
             for observer in service.observers:
                 observer.on_received(record)
-        plan = self._decide(request, hops)
         record.route_s += service.clock() - began
         if plan.waits and earlier is None:
             plan = await self._admitted(plan, request, record, hops)

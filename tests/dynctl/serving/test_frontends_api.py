@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.documents.frontends import PROTOCOL
+from dynctl.documents.frontends import MAX_PLACES, PROTOCOL, SentRequest, request_of, sent_request
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.fleet import Fleet
@@ -23,7 +24,14 @@ from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.http.server import error_middleware
 from dynctl.serving.service import RoutingService
-from router_core import RouterConfig, Session
+from router_core import (
+    Pin,
+    RouterConfig,
+    RoutingConstraints,
+    RoutingRequest,
+    Session,
+    TaintConstraint,
+)
 from tests.dynctl.serving.routed import request, worker
 
 
@@ -60,7 +68,7 @@ class Rig:
         return joined
 
     async def place(self, name: str, request_id: str = "r1", **more: Any) -> tuple[int, Any]:
-        return await self.send(name, "place", request=request(request_id=request_id), **more)
+        return await self.send(name, "place", request=sent(request_id=request_id), **more)
 
     async def report(self, name: str, number: int, *reports: dict[str, Any]) -> tuple[int, Any]:
         return await self.send(name, "reports", number=number, reports=list(reports))
@@ -92,6 +100,10 @@ async def rig(*workers: Any) -> AsyncIterator[Rig]:
         yield found
 
 
+def sent(**fields: Any) -> SentRequest:
+    return sent_request(request(**fields))
+
+
 def end(request_id: str = "r1", attempt: int = 0, **more: Any) -> dict[str, Any]:
     return {"type": "end", "id": request_id, "attempt": attempt, **more}
 
@@ -117,7 +129,7 @@ async def test_a_later_attempt_replaces_the_booking():
         _, first = await router.place("f")
         failed = first["decode"]["worker_id"]
         other = next(one for one in (1, 2) if one != failed)
-        again = request(request_id="r1", allowed_worker_ids=frozenset({other}))
+        again = sent(request_id="r1", allowed_worker_ids=frozenset({other}))
         status, second = await router.send("f", "place", request=again, attempt=1)
         assert (status, second["decode"]["worker_id"]) == (200, other)
         assert router.running() == {failed: 0, other: 1}
@@ -170,11 +182,87 @@ async def test_a_placement_after_its_end_books_nothing(monkeypatch):
         assert (await router.place("f", "r1"))[0] == 200
 
 
+async def test_each_request_of_a_message_has_its_own_answer():
+    async with rig() as router:
+        await router.join("f")
+        await router.join("g")
+        await router.place("g", "theirs")
+        await router.report("f", 1, end("gone"))
+        requests = [
+            sent(request_id="r1"),
+            sent(request_id="theirs"),
+            sent(request_id="r2", model="other"),
+            sent(request_id="gone"),
+            sent(request_id="r3", allowed_worker_ids=frozenset({9})),
+            sent(request_id="r4"),
+        ]
+        message = {"places": [{"request": one} for one in requests]}
+        status, found = await router.send("f", "places", **message)
+        assert status == 200
+        answers = found["answers"]
+        assert [(one.get("status"), one.get("code")) for one in answers] == [
+            (None, None),
+            (409, "duplicate"),
+            (404, "unknown_model"),
+            (409, "ended"),
+            (None, None),
+            (None, None),
+        ]
+        assert answers[4]["placement"]["decode"]["outcome"] == "no_eligible_worker"
+        # One step each: the second one sees the load of the first.
+        assert sorted(router.running().values()) == [1, 2]
+        assert set(router.selection.bookings) == {"theirs", "r1", "r4"}
+        # The same message again has the same answers, and books nothing again.
+        assert (await router.send("f", "places", **message))[1]["answers"] == answers
+        assert sum(router.running().values()) == 3
+
+
+async def test_a_request_of_a_message_that_would_wait_is_not_placed():
+    async with rig() as router:
+        router.service.configure({"router_queue_threshold": 0.0})
+        await router.join("f")
+        for number in (1, 2):
+            assert (await router.place("f", f"load-{number}"))[0] == 200
+        running = router.running()
+        places = [{"request": sent(request_id="r1")}, {"request": sent(request_id="r2")}]
+        status, found = await router.send("f", "places", places=places)
+        assert (status, found) == (200, {"answers": [{"waits": True}, {"waits": True}]})
+        assert set(router.selection.bookings) == {"load-1", "load-2"}
+        assert len(router.service.router.queue) == 0
+        assert router.running() == running
+
+
+async def test_a_message_has_a_maximum_of_placements():
+    async with rig() as router:
+        await router.join("f")
+        places = [{"request": sent(request_id=f"r{n}")} for n in range(MAX_PLACES + 1)]
+        _, found = await router.send("f", "places", places=places)
+        assert len(found["answers"]) == len(router.selection) == MAX_PLACES
+
+
+def test_a_request_arrives_as_it_was_sent():
+    """A field that is added to a request has to be sent too."""
+    whole = RoutingRequest(
+        "r1", "m", 80, 16, (0, 2**64 - 1), RoutingConstraints((TaintConstraint("a", "required"),)),
+        Pin(1, 0), Pin(2), frozenset({1, 2}), "set", True, False, ("note",), "lora", True, (3, 4),
+        ((5,), (6, 7)), (32, 16, 32), "class", 1, 2, 5.0, Session("key", 5.0),
+    )  # fmt: skip
+    plain = RoutingRequest("r2", "other", 0, 16)
+    fields = RoutingRequest.__slots__
+    same = [name for name in fields if getattr(whole, name) == getattr(plain, name)]
+    assert same == ["block_size"]
+    for one in (whole, plain):
+        raw = msgspec.json.encode(sent_request(one))
+        session = None if one.session is None else Session("key", 7.0)
+        arrived = request_of(msgspec.json.decode(raw, type=SentRequest), 16, 7.0)
+        assert arrived == replace(one, arrived_at=7.0, session=session)
+
+
 async def test_times_are_those_of_the_router():
     async with rig() as router:
         await router.join("f")
-        sent = request(request_id="r1", arrived_at=5.0, session=Session("key", 5.0))
-        assert (await router.send("f", "place", request=sent))[0] == 200
+        early = sent(request_id="r1", arrived_at=5.0, session=Session("key", 5.0))
+        assert (await router.send("f", "place", request=early))[0] == 200
         booked = router.selection.bookings["r1"].request
         assert booked.session == Session("key", router.clock.now)
         assert booked.arrived_at == router.clock.now
@@ -192,7 +280,7 @@ async def test_a_dry_placement_books_nothing():
 async def test_a_refusal_books_nothing_and_has_its_reasons():
     async with rig() as router:
         await router.join("f")
-        wanted = request(request_id="r1", allowed_worker_ids=frozenset({9}))
+        wanted = sent(request_id="r1", allowed_worker_ids=frozenset({9}))
         status, found = await router.send("f", "place", request=wanted)
         assert status == 200
         assert "worker_id" not in found["decode"]
@@ -260,12 +348,12 @@ async def test_running_requests_are_booked_under_a_new_lease():
         hop = placed["decode"]
         await router.join("f")
         running = {
-            "request": request(request_id="r1"),
+            "request": sent(request_id="r1"),
             "attempt": 3,
             "hops": [hop],
             "first_output": True,
         }
-        gone = {**running, "request": request(request_id="r2"), "hops": [{**hop, "worker_id": 9}]}
+        gone = {**running, "request": sent(request_id="r2"), "hops": [{**hop, "worker_id": 9}]}
         # Twice: the answer was lost.
         for booked in (1, 0):
             answer = await router.send("f", "resume", running=[running, gone])
@@ -320,9 +408,10 @@ async def test_a_full_router_and_other_versions_are_named(monkeypatch):
         await router.join("f")
         status, error = await router.send("g", "join", protocol=PROTOCOL)
         assert (status, error["error"]["code"]) == (503, "too_many_frontends")
-        status, error = await router.send("h", "join", protocol=PROTOCOL + 1, version="9.9")
-        assert (status, error["error"]["code"]) == (409, "other_protocol")
-        assert "9.9" in error["error"]["message"]
+        for other in (PROTOCOL - 1, PROTOCOL + 1):
+            status, error = await router.send("h", "join", protocol=other, version="9.9")
+            assert (status, error["error"]["code"]) == (409, "other_protocol")
+            assert "9.9" in error["error"]["message"]
 
 
 # -- any order -----------------------------------------------------------------------------------
@@ -330,7 +419,7 @@ async def test_a_full_router_and_other_versions_are_named(monkeypatch):
 _IDS = st.sampled_from(["r1", "r2", "r3"])
 _STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("place"), _IDS, st.integers(0, 2)),
+        st.tuples(st.sampled_from(["place", "places"]), _IDS, st.integers(0, 2)),
         st.tuples(st.just("decode"), _IDS, st.integers(0, 2)),
         st.tuples(st.just("first"), _IDS, st.integers(0, 2)),
         st.tuples(st.just("end"), _IDS, st.integers(0, 2)),
@@ -360,6 +449,13 @@ def test_whatever_arrives_each_booking_is_one_and_all_end(steps, disaggregated):
                     case "place":
                         status, _ = await router.place("f", request_id, attempt=attempt)
                         assert status in (200, 409)
+                    case "places":
+                        places = [
+                            {"request": sent(request_id=one), "attempt": attempt}
+                            for one in (request_id, "r3")
+                        ]
+                        status, _ = await router.send("f", "places", places=places)
+                        assert status == 200
                     case "decode":
                         await router.send("f", "decode", id=request_id, attempt=attempt)
                     case "first":
@@ -403,10 +499,12 @@ def test_whatever_arrives_each_booking_is_one_and_all_end(steps, disaggregated):
         ({"isl_tokens": 2**40}, "isl_tokens"),
         ({"isl_tokens": "many"}, "isl_tokens"),
         ({"block_size": 32}, "block_size"),
-        ({"sequence_hashes": [-1, 2]}, "sequence_hashes"),
-        ({"sequence_hashes": [2**64]}, "sequence_hashes"),
-        ({"sequence_hashes": [1, 2, 3]}, "sequence_hashes"),
-        ({"local_hashes": [1]}, "local_hashes"),
+        ({"sequence_hashes": [1, 2]}, "sequence_hashes"),
+        ({"sequence_hashes": "no base64"}, "sequence_hashes"),
+        ({"sequence_hashes": bytes(15)}, "sequence_hashes"),
+        ({"sequence_hashes": bytes(3 * 8)}, "sequence_hashes"),
+        ({"local_hashes": bytes(8)}, "local_hashes"),
+        ({"more_hashes": [bytes(9)]}, "more_hashes"),
         ({"id": ""}, "id"),
         ({"id": "x" * 300}, "id"),
         ({"id": "\x00"}, "id"),
@@ -419,7 +517,7 @@ def test_whatever_arrives_each_booking_is_one_and_all_end(steps, disaggregated):
 async def test_an_invalid_request_is_named_and_books_nothing(changes, problem):
     async with rig() as router:
         await router.join("f")
-        plain = msgspec.to_builtins(request(request_id="r1"))
+        plain = msgspec.to_builtins(sent(request_id="r1"))
         status, error = await router.send("f", "place", request={**plain, **changes})
         assert status in (400, 404), error
         assert problem in error["error"]["message"]
@@ -429,7 +527,9 @@ async def test_an_invalid_request_is_named_and_books_nothing(changes, problem):
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"lease": 1}', b"[" * 5000, b"\xff", b'{"lease":"x"}']
 )
-@pytest.mark.parametrize("action", ["join", "place", "decode", "reports", "resume", "leave"])
+@pytest.mark.parametrize(
+    "action", ["join", "place", "places", "decode", "reports", "resume", "leave"]
+)
 async def test_a_message_that_is_none(action, body):
     async with rig() as router:
         url = f"/v1/frontends/f/{action}"

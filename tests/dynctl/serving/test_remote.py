@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from dynctl.documents.frontends import MAX_PLACES
 from dynctl.serving import remote as remote_module
 from dynctl.serving.config import FrontendConfig, Limits
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -307,6 +311,46 @@ async def test_only_hashes_travel():
         assert b"alice" not in sent
         tokens = TOKENIZER.encode("a confidential sentence about platypuses")
         assert ",".join(map(str, tokens[2:6])).encode() not in sent
+        # Packed as hashes are, they would be small numbers.
+        requests = [
+            one["request"] for body in seen for one in msgspec.json.decode(body).get("places", ())
+        ]
+        assert len(requests) == 1
+        packed = base64.b64decode(requests[0]["sequence_hashes"])
+        assert min(struct.unpack(f"<{len(packed) // 8}Q", packed)) > 2**32
+
+
+async def test_requests_that_arrive_meanwhile_share_a_message():
+    """While one message of placements has no answer, requests are gathered for the next one."""
+    async with several(frontends=1) as fleet:
+        site = fleet.frontends[0]
+        link = remote(site).link
+        exchange = link._exchange
+        sizes: list[int] = []
+        held, go = asyncio.Event(), asyncio.Event()
+
+        async def slow(action: str, body: bytes, timeout_s: float | None) -> bytes:
+            if action == "places":
+                sizes.append(len(msgspec.json.decode(body)["places"]))
+                held.set()
+                await go.wait()
+            return await exchange(action, body, timeout_s)
+
+        link._exchange = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(site.chat(WORDS))
+        await held.wait()
+        more = [asyncio.create_task(site.chat(f"{WORDS} {n}")) for n in range(MAX_PLACES + 2)]
+        await until(lambda: len(link._placing) == len(more))
+        # One client leaves before its request is sent.
+        more[0].cancel()
+        await asyncio.gather(more[0], return_exceptions=True)
+        await until(lambda: any(answer.done() for _, answer in link._placing))
+        go.set()
+        answers = await asyncio.gather(first, *more[1:])
+        assert {status for status, _, _ in answers} == {200}
+        assert sizes == [1, MAX_PLACES, 1]
+        await until(lambda: fleet.booked() == 0)
+        assert not remote(site)._requests
 
 
 async def test_keys_of_engines_and_the_token_stay_apart():
