@@ -212,9 +212,10 @@ def decode_batch(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> EventBatch:
 
 
 def encode_batch(batch: EventBatch) -> bytes:
-    """A batch as msgpack with map-typed events, as current vLLM and Dynamo's mocker write it."""
-    if batch.data_parallel_rank is None:
-        return _encoder.encode((batch.ts, batch.events))
+    """A batch as msgpack with map-typed events, as current vLLM and Dynamo's mocker write it.
+
+    A rank that is None is written as null: Dynamo's indexer drops batches of two elements.
+    """
     return _encoder.encode((batch.ts, batch.events, batch.data_parallel_rank))
 
 

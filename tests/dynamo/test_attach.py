@@ -23,6 +23,11 @@ from tests.dynamo.processes import Process, ProcessGroup, free_port
 from tests.waiting import until_now
 
 WORDS = "rivers stones north south east west water light day time way small large old new "
+#: One pixel.
+IMAGE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+    "awAAAABJRU5ErkJggg=="
+)
 
 
 class Attached:
@@ -67,6 +72,13 @@ class Attached:
             answer = httpx.get(f"http://127.0.0.1:{self.ports[3]}/health", trust_env=False)
             return dict(answer.json())
         return {}
+
+    def requests(self) -> int:
+        """The requests that reached the sidecar."""
+        text = httpx.get(f"http://127.0.0.1:{self.ports[3]}/metrics", trust_env=False).text
+        name = "dynctl_attach_requests_total"
+        found = [line for line in text.splitlines() if line.startswith(name)]
+        return int(sum(float(line.rpartition(" ")[2]) for line in found))
 
     @property
     def instance_id(self) -> int:
@@ -159,6 +171,15 @@ def test_what_the_engine_refuses_is_a_client_error(
     answer = fleet.frontend.complete([5] * 9000, max_tokens=4, timeout=60)
     assert answer.status == 400
     assert answer.status != 500
+
+
+def test_an_image_is_refused_and_not_left_out(fleet: DynamoFleet, pair: tuple[Attached, Attached]):
+    image = {"type": "image_url", "image_url": {"url": IMAGE}}
+    content = [{"type": "text", "text": "What is this?"}, image]
+    before = sum(one.requests() for one in pair)
+    answer = fleet.frontend.chat([{"role": "user", "content": content}], max_tokens=4, timeout=60)
+    assert answer.status == 400
+    assert sum(one.requests() for one in pair) == before + 1  # the refusal is the sidecar's
 
 
 def test_a_client_that_leaves_frees_the_engine(fleet: DynamoFleet, pair: tuple[Attached, Attached]):

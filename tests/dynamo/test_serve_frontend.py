@@ -3,6 +3,7 @@ migration, and what happens when workers or discovery are lost."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.contract.etcd_server import EtcdServer
+from tests.contract.nats_server import NatsServer
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated, two_zones
 from tests.dynamo.ours import OurFrontend, our_frontend, wait, zones
 from tests.waiting import until_now
@@ -190,7 +192,7 @@ def test_prefill_and_decode_in_one_zone(enforcement: str, weight: float | None) 
 # -- other planes ----------------------------------------------------------------------------------
 
 
-def test_etcd_and_nats_and_both_gone_for_a_while(tmp_path: Path) -> None:
+def test_etcd_and_nats_and_etcd_gone_for_a_while(tmp_path: Path) -> None:
     etcd = EtcdServer(tmp_path / "etcd")
     etcd.start()
     try:
@@ -222,3 +224,47 @@ def test_etcd_and_nats_and_both_gone_for_a_while(tmp_path: Path) -> None:
             assert ours.complete(PROMPT).ok
     finally:
         etcd.close()
+
+
+def test_nats_gone_for_a_while(tmp_path: Path) -> None:
+    """What was accepted is answered, a condition has the reason, and then all is as before."""
+    nats = NatsServer(tmp_path)
+    asyncio.run(nats.start())
+    try:
+        with (
+            DynamoFleet(
+                aggregated(2, kind="held"),
+                event_plane="nats",
+                nats_server=f"nats://{nats.address}",
+                environment={"DYN_REQUEST_PLANE": "nats"},
+            ) as fleet,
+            our_frontend(fleet) as ours,
+        ):
+            for worker in fleet.workers.values():
+                worker.held.hold(decode=True)
+            streamed = ours.begin(messages=MESSAGES, max_tokens=4)
+            streamed.wait_first()
+            with ThreadPoolExecutor(1) as threads:
+                whole = threads.submit(ours.chat, MESSAGES, max_tokens=4, timeout=60)
+                held = [worker.held for worker in fleet.workers.values()]
+                until_now(lambda: sum(len(one.requests("decode")) for one in held) == 2)
+                asyncio.run(nats.kill())
+
+                def interrupted() -> bool:
+                    return any(code == "STREAM_DISCONNECTED" for code, _ in ours.conditions())
+
+                wait(ours, interrupted, "the condition")
+                refused = ours.complete(PROMPT)
+                assert refused.status == 502
+                assert "needs NATS, which is not reachable" in refused.body["error"]["message"]
+                for one in held:
+                    one.hold()
+                    one.release()
+                assert (streamed.result().status, whole.result(60).status) == (200, 200)
+            asyncio.run(nats.start())
+            wait(ours, lambda: not interrupted(), "NATS to be read again")
+            wait(ours, lambda: ours.complete(PROMPT, timeout=60).ok, "requests to be answered")
+            assert {ours.complete([n, *PROMPT]).status for n in range(3, 13)} == {200}
+            wait(ours, ours.idle, "bookings to end and caches to be read")
+    finally:
+        asyncio.run(nats.kill())

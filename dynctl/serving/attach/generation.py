@@ -42,6 +42,11 @@ _PREFILL_PARAMS: Final = {
     "remote_port": None,
 }
 _FINISHES: Final = {"stop": "stop", "length": "length", "abort": "cancelled", "eos": "eos"}
+_MEDIA: Final = ("multi_modal_data", "multi_modal_uuids", "prompt_embeds", "encoder_result")
+#: What extra_args may have: for the frontend, or copies of what is elsewhere in the request.
+_KNOWN_EXTRAS: Final = {"nvext", "messages", "formatted_prompt"}
+#: Also these, where no guided decoding reads them.
+_REASONING_EXTRAS: Final = {"reasoning_ended", "reasoning_parser_kwargs"}
 _CONSTRAINTS: Final = {"json", "regex", "choice", "grammar", "whitespace_pattern", "structural_tag"}
 
 
@@ -131,6 +136,7 @@ def engine_body(request: EngineRequest, target: EngineTarget) -> tuple[str, dict
     """URL and body of the engine's request. Raises NotSupported."""
     if not request.token_ids:
         raise NotSupported("the prompt has no tokens")
+    _refuse_other_input(request)
     if target.kind == "sglang":
         return f"{target.url}/generate", _sglang_body(request, target)
     return f"{target.url}/v1/completions", _vllm_body(request, target)
@@ -143,7 +149,8 @@ def _vllm_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]:
         request.output_options,
     )
     _refuse(sampling, output)
-    routing = request.routing
+    if request.bootstrap_info is not None:
+        raise NotSupported("bootstrap_info with vLLM")
     fields: dict[str, Any] = {
         "model": _served(request, target),
         "prompt": request.token_ids,
@@ -165,7 +172,7 @@ def _vllm_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]:
         "stop_token_ids": _stop_ids(request),
         "thinking_token_budget": stops.max_thinking_tokens,
         "skip_special_tokens": output.skip_special_tokens,
-        "cache_salt": routing.cache_salt if routing is not None else None,
+        "cache_salt": _salt(request),
     }
     if output.logprobs is not None:
         fields["logprobs"] = output.logprobs
@@ -190,6 +197,8 @@ def _sglang_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]
         request.output_options,
     )
     _refuse(sampling, output)
+    if request.bootstrap_info is not None or request.prefill_result is not None:
+        raise NotSupported("SGLang engines of a disaggregated fleet")
     if sampling.n not in (None, 1):
         raise NotSupported(f"n is {sampling.n}; expected 1 for SGLang")
     if target.role is not Role.AGGREGATED:
@@ -225,9 +234,30 @@ def _sglang_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]
     model = _served(request, target)
     if model != target.model:
         fields["lora_path"] = model
+    if (salt := _salt(request)) is not None:
+        fields["extra_key"] = salt
+    if request.require_reasoning and constraint:
+        fields["require_reasoning"] = True
     if output.logprobs is not None:
         fields |= {"return_logprob": True, "top_logprobs_num": output.logprobs}
     return fields
+
+
+def _refuse_other_input(request: EngineRequest) -> None:
+    """Refuse media and options that would change the answer and have no place over HTTP."""
+    media = [name for name in _MEDIA if getattr(request, name)]
+    if media:
+        raise NotSupported(f"images and other media are not supported ({', '.join(media)})")
+    guided = request.sampling_options.guided_decoding
+    known = _KNOWN_EXTRAS if guided else _KNOWN_EXTRAS | _REASONING_EXTRAS
+    extras = request.extra_args or {}
+    unknown = sorted(name for name, value in extras.items() if value and name not in known)
+    if unknown:
+        raise NotSupported(f"extra_args {', '.join(unknown)[:200]} are not supported")
+
+
+def _salt(request: EngineRequest) -> str | None:
+    return request.routing.cache_salt if request.routing is not None else None
 
 
 def _refuse(sampling: SamplingOptions, output: OutputOptions) -> None:
@@ -385,6 +415,7 @@ class _Meta(msgspec.Struct):
     cached_tokens: int | None = None
     finish_reason: dict[str, Any] | str | None = None
     output_token_logprobs: list[list[Any]] | None = None
+    output_top_logprobs: list[list[list[Any]] | None] | None = None
 
 
 class _Piece(msgspec.Struct):
@@ -422,7 +453,12 @@ class _SglangReader:
         new = ids[self._seen :] if len(ids) == meta.completion_tokens else ids
         self._seen += len(new)
         if new:
-            yield EngineOutput(token_ids=new, index=0, log_probs=self._log_probs(meta, len(new)))
+            yield EngineOutput(
+                token_ids=new,
+                index=0,
+                log_probs=self._log_probs(meta, len(new)),
+                top_logprobs=self._top_logprobs(meta, len(new)),
+            )
         reason = meta.finish_reason
         if reason is not None:
             kind = str(reason.get("type")) if isinstance(reason, dict) else reason
@@ -449,6 +485,21 @@ class _SglangReader:
             return None
         with suppress(TypeError, ValueError, IndexError):
             return [float(row[0]) for row in rows[-new:]]
+        return None
+
+    def _top_logprobs(self, meta: _Meta, new: int) -> list[list[TopLogprob]] | None:
+        """Rows of [log probability, token id, text], best first."""
+        rows = meta.output_top_logprobs
+        if not self._logprobs or rows is None or len(rows) < new:
+            return None
+        with suppress(TypeError, ValueError, IndexError):
+            return [
+                [
+                    TopLogprob(rank=place, token_id=int(top[1]), logprob=float(top[0]))
+                    for place, top in enumerate(row or [], 1)
+                ]
+                for row in rows[-new:]
+            ]
         return None
 
 

@@ -123,7 +123,9 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``mdc_sum`` is the checksum of the model card that the frontend used. ``annotations`` are the
     client's. ``router_config_override`` has the settings of a router that count for this request.
-    ``extra_args`` is for engines alone.
+    ``extra_args`` is for engines alone. Media: ``multi_modal_data`` with its uuids, embeddings of a
+    prompt (``prompt_embeds``), and what an encoder made of them (``encoder_result``).
+    ``require_reasoning``: guided decoding begins after the reasoning.
     """
 
     model: str = msgspec.field(default_factory=str)
@@ -139,7 +141,12 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_result: PrefillResult | None = None
     bootstrap_info: BootstrapInfo | None = None
     extra_args: dict[str, Any] | None = None
+    multi_modal_data: Any = None
+    multi_modal_uuids: Any = None
+    prompt_embeds: Any = None
+    encoder_result: Any = None
     mm_processor_kwargs: Any = None
+    require_reasoning: bool | None = None
     request_timestamp_ms: float | None = None
 
 

@@ -20,6 +20,7 @@ from router_core import Role
 
 VLLM = EngineTarget("http://e:8000", "tiny", context_length=100, adapters=("fine",))
 SGLANG = EngineTarget("http://e:8000", "tiny", "sglang", context_length=100)
+BOOTSTRAP = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 2}
 
 
 def request(**fields: Any) -> EngineRequest:
@@ -121,6 +122,24 @@ def test_sglang_gets_its_own_request():
         ({"routing": {"lora_name": "other"}}, VLLM, "adapter 'other'"),
         ({"sampling_options": {"guided_decoding": {"poem": "x"}}}, VLLM, "poem"),
         ({"stop_conditions": {"max_thinking_tokens": 2}}, SGLANG, "max_thinking_tokens"),
+        ({"multi_modal_data": {"image_url": [{"Url": "http://x"}]}}, VLLM, "multi_modal_data"),
+        ({"multi_modal_data": {"image_url": [{"Url": "http://x"}]}}, SGLANG, "multi_modal_data"),
+        ({"multi_modal_uuids": {"image": ["u"]}}, VLLM, "multi_modal_uuids"),
+        ({"prompt_embeds": "AAAA"}, VLLM, "prompt_embeds"),
+        ({"encoder_result": {"disaggregated_params": 1}}, VLLM, "encoder_result"),
+        ({"extra_args": {"sampling_options": {"bad_words": ["x"]}}}, VLLM, "sampling_options"),
+        ({"extra_args": {"mm_hashes": [1], "nvext": {}}}, VLLM, "extra_args mm_hashes are"),
+        (
+            {
+                "extra_args": {"reasoning_ended": True},
+                "sampling_options": {"guided_decoding": {"regex": "a"}},
+            },
+            VLLM,
+            "reasoning_ended",
+        ),
+        ({"bootstrap_info": BOOTSTRAP}, VLLM, "bootstrap_info with vLLM"),
+        ({"bootstrap_info": BOOTSTRAP}, SGLANG, "disaggregated"),
+        ({"prefill_result": {"disaggregated_params": {}}}, SGLANG, "disaggregated"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_by_name(
@@ -129,6 +148,44 @@ def test_what_an_engine_cannot_do_is_refused_by_name(
     with pytest.raises(NotSupported, match=named) as refused:
         engine_body(request(**fields), target)
     assert refused.value.kind == "InvalidArgument"
+
+
+def test_what_does_not_change_the_answer_is_accepted():
+    harmless = request(
+        multi_modal_data={},
+        extra_args={
+            "nvext": {"extra_fields": ["timing"]},
+            "reasoning_ended": True,
+            "mm_hashes": [],
+        },
+        require_reasoning=True,
+        routing={"priority": 3, "expected_output_tokens": 9},
+    )
+    assert engine_body(harmless, VLLM) == engine_body(request(), VLLM)
+    assert engine_body(harmless, SGLANG) == engine_body(request(), SGLANG)
+
+
+def test_sglang_keeps_caches_of_salts_apart_and_waits_for_the_end_of_reasoning():
+    guided = {"guided_decoding": {"regex": "a"}}
+    salted = request(routing={"cache_salt": "s"}, require_reasoning=True, sampling_options=guided)
+    _, body = engine_body(salted, SGLANG)
+    assert (body["extra_key"], body["require_reasoning"]) == ("s", True)
+
+
+def test_alternatives_of_sglang_arrive():
+    meta = {
+        "completion_tokens": 1,
+        "finish_reason": {"type": "length"},
+        "output_token_logprobs": [[-0.5, 9, None]],
+        "output_top_logprobs": [[[-0.5, 9, None], [-2.0, 4, None]]],
+    }
+    reader = _SglangReader(request(output_options={"logprobs": 2}))
+    first = read(reader, {"output_ids": [9], "meta_info": meta})[0]
+    assert first.top_logprobs is not None
+    assert [(one.rank, one.token_id, one.logprob) for one in first.top_logprobs[0]] == [
+        (1, 9, -0.5),
+        (2, 4, -2.0),
+    ]
 
 
 def test_prefill_and_decode_hand_over_what_the_engines_need():

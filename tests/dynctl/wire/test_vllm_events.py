@@ -268,6 +268,11 @@ def test_round_trip(batch):
     assert decode_batch(encode_batch(batch)) == batch
 
 
+def test_an_unknown_rank_is_written():
+    """Dynamo's indexer drops batches of two elements."""
+    assert encode_batch(EventBatch(1.5, ())) == pack([1.5, [], None])
+
+
 @given(batches)
 def test_positional_form_means_the_same(batch):
     rows = [[type(e).__name__, *msgspec.structs.astuple(e)] for e in batch.events]
