@@ -17,6 +17,9 @@ _COLUMNS: Final = {
     "durable KV events": "durable KV events",
     "check": "checks without a finding",
     "served": "served by `serve frontend`",
+    "attached": "served from `serve attach`",
+    "component": "through `serve router --endpoint`",
+    "observed": "choices in `serve observe`",
 }
 
 #: The first and the last version of a note, and its text.

@@ -17,7 +17,11 @@ from dynctl.wire.dynamo.discovery import EndpointId
 from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
 from tests.dynamo.observed import Observed, observing, possible
 from tests.dynamo.ours import our_frontend
+from tests.dynamo.processes import ProcessGroup
+from tests.dynamo.test_attach import Attached
 from tests.dynamo.test_check import check
+from tests.dynamo.test_component import ROUTER, Routers, asked
+from tests.dynamo.test_observe import REPLICA_SYNC, shadowing
 from tests.dynamo.test_prediction import HeldLoad, agreed, prompts
 from tests.dynamo.test_route import PROMPT, route
 from tests.dynamo.versions import LAST_WITH_DURABLE_EVENTS, Row, minor, record, recorded
@@ -56,6 +60,45 @@ def test_our_frontend_serves(hold: Hold, dynamo_version: str) -> None:
             for number, prompt in enumerate(prompts(REQUESTS, seed=7)[:20])
         ]
         hold("served", Row(sum(answer.ok for answer in answers), 20))
+
+
+def test_our_processes_take_part(hold: Hold, dynamo_version: str) -> None:
+    """Dynamo's frontend serves from engines that `serve attach` registered, `serve observe` shows
+    its choices, and Dynamo's client sends requests through `serve router --endpoint`."""
+    if minor(dynamo_version) != SERVED:
+        pytest.skip("processes of ours in the place of Dynamo's are tested with 1.6")
+    with DynamoFleet([], frontend_args=REPLICA_SYNC) as fleet:
+        group, routers = ProcessGroup(fleet.directory), Routers(fleet)
+        try:
+            engines = {one: Attached(group, fleet, one) for one in ("a", "b")}
+            until_now(lambda: sum(fleet.frontend.worker_counts().values()) == len(engines), 30)
+            # The first request registers the events of the frontend's router.
+            until_now(lambda: fleet.frontend.complete("first", max_tokens=1).ok, 20)
+            url = f"http://127.0.0.1:{fleet.frontend.port}"
+            with shadowing("--file-kv", str(fleet.file_kv), "--frontend", url) as shadow:
+                asked_for = prompts(REQUESTS, seed=7)[:20]
+                answers = [fleet.frontend.complete(one, max_tokens=2) for one in asked_for]
+                served = {one.instance_id for one in engines.values()}
+                placed = {
+                    one.body["id"].removeprefix("cmpl-"): one.placement.decode
+                    for one in answers
+                    if one.ok and one.placement.decode in served
+                }
+                until_now(lambda: placed.keys() <= shadow.decisions().keys(), 20)
+                rows = shadow.decisions()
+                seen = [rows[one]["decode"]["worker_id"] == to for one, to in placed.items()]
+            hold("attached", Row(len(placed), 20))
+            hold("observed", Row(sum(seen), 20))
+            routers.start_ours()
+            forwarded = [
+                routers.client.ask(f"{ROUTER}.generate", routers.ours, asked([7, 8, number]))
+                for number in range(20)
+            ]
+            ended = [one for one in forwarded if "length" in str(one.get("items", ())[-1:])]
+            hold("component", Row(len(ended), 20))
+        finally:
+            routers.close()
+            group.close()
 
 
 def test_one_component(hold: Hold, dynamo_version: str) -> None:
