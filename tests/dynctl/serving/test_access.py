@@ -50,6 +50,7 @@ TABLE = {
     ("POST", "/v1/frontends/{name}/fleet"): "operator",
     ("POST", "/v1/frontends/{name}/resume"): "operator",
     ("POST", "/v1/frontends/{name}/place"): "operator",
+    ("POST", "/v1/frontends/{name}/places"): "operator",
     ("POST", "/v1/frontends/{name}/decode"): "operator",
     ("POST", "/v1/frontends/{name}/explain"): "operator",
     ("POST", "/v1/frontends/{name}/reports"): "operator",
