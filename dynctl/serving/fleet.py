@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -16,7 +16,7 @@ import msgspec
 
 from dynctl.adapters.ports import StreamCode, StreamCondition
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
-from dynctl.base.tasks import end_tasks
+from dynctl.base.tasks import SLICE, drained, end_tasks
 from dynctl.documents.models import EngineHealth
 from dynctl.documents.workers import (
     EngineRow,
@@ -210,12 +210,24 @@ class Fleet:
 
     def rows(self) -> list[EngineRow | UnregisteredEngine]:
         """The rows of ``GET /v1/workers``: every engine, registered or not."""
+        return drained(self.row_steps())
+
+    def row_steps(self) -> Generator[None, None, list[EngineRow | UnregisteredEngine]]:
+        """As :meth:`rows`, in steps of a few milliseconds at most. What changes is read in the
+        first one."""
         states = self.streams_by_worker()
-        return [self._row(member, states.get(member.spec.worker_id, {})) for member in self]
+        read = [self._read(member, states.get(member.spec.worker_id, {})) for member in self]
+        rows: list[EngineRow | UnregisteredEngine] = []
+        for make in read:
+            if not len(rows) % SLICE:
+                yield
+            rows.append(make())
+        yield
+        return rows
 
     def row(self, member: Member) -> EngineRow | UnregisteredEngine:
         """The row of one engine."""
-        return self._row(member, self.streams(member.spec.worker_id))
+        return self._read(member, self.streams(member.spec.worker_id))()
 
     def streams(self, worker_id: int) -> Mapping[int, StreamState]:
         """Rank -> state of its event stream."""
@@ -225,13 +237,15 @@ class Fleet:
         """Worker id -> rank -> state of its event stream."""
         return self.index.states_by_worker()
 
-    def _row(
+    def _read(
         self, member: Member, states: Mapping[int, StreamState]
-    ) -> EngineRow | UnregisteredEngine:
+    ) -> Callable[[], EngineRow | UnregisteredEngine]:
+        """Read what changes of an engine; the result makes its row."""
         spec, router = member.spec, self._service.router
         worker = router.registry.get(spec.worker_id)
         if worker is None:
-            return UnregisteredEngine(
+            return partial(
+                UnregisteredEngine,
                 name=spec.name,
                 worker_id=spec.worker_id,
                 model=spec.model or "",
@@ -243,7 +257,7 @@ class Fleet:
             )
         ranks = rank_rows(router, worker, self._service.clock(), member.waiting)
         reason = router.registry.unavailable_reason(spec.worker_id)
-        return engine_row(
+        return lambda: engine_row(
             worker_row(worker, ranks, reason),
             source=member.source,
             endpoint=spec.url,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from aiohttp import web
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from dynctl import version
+from dynctl.base.tasks import SLICE, drained, in_turns
 from dynctl.documents.audit import AuditRow
 from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
 from dynctl.documents.models import (
@@ -169,7 +170,8 @@ class ControlApi:
     async def workers(self, _http: web.Request) -> web.Response:
         sharing = self._service.sharing
         replicas = {} if sharing is None else {"replicas": sharing.rows()}
-        return json_response({"workers": self._fleet.rows(), **replicas})
+        rows = await in_turns(self._fleet.row_steps())
+        return json_response({"workers": rows, **replicas})
 
     async def worker(self, http: web.Request) -> web.Response:
         text = http.match_info["worker"]
@@ -277,6 +279,11 @@ class FleetFeed:
 
     def read(self, known: str | None = None) -> FleetLoad:
         """The fleet now. ``known``: the set of cards that the client has."""
+        return drained(self.steps(known))
+
+    def steps(self, known: str | None = None) -> Generator[None, None, FleetLoad]:
+        """As :meth:`read`, in steps of a few milliseconds at most. What changes is read in the
+        first one."""
         service = self._service
         service.health(HEALTH_AGE_S)
         router, now = service.router, service.clock()
@@ -293,14 +300,11 @@ class FleetFeed:
             busy = bool(ranks) and all(rank.busy for rank in ranks)
             loads.append(WorkerLoad(worker.worker_id, ranks, status, reason, busy))
         loads += [WorkerLoad(row.worker_id, [], row.status, row.reason, row.busy) for row in others]
-        return FleetLoad(
+        load = FleetLoad(
             at=service.wall(),
             version=version(),
             cards=cards,
             loads=loads,
-            workers=None
-            if known == cards
-            else [*(worker_row(worker, []) for worker in workers), *others],
             conditions=list(service.conditions),
             transfers=[
                 Transfer(*key, *counts) for key, counts in sorted(self._transfers().items())
@@ -317,11 +321,20 @@ class FleetFeed:
             skipped=dict(self._skipped()),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
         )
+        yield
+        if known == cards:
+            return load
+        rows = []
+        for worker in workers:
+            rows.append(worker_row(worker, []))
+            if not len(rows) % SLICE:
+                yield
+        return replace(load, workers=[*rows, *others])
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/fleet[?cards=SET]``."""
         await self._service.refresh_health(HEALTH_AGE_S)
-        return json_response(self.read(request.query.get("cards")))
+        return json_response(await in_turns(self.steps(request.query.get("cards"))))
 
     def _cards(self, workers: list[Worker], others: Sequence[WorkerRow]) -> str:
         """The name of this set of cards; a changed card is another object."""

@@ -16,6 +16,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.tasks import in_turns
 from dynctl.documents.codec import decode
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.serving.http.auth import Handler, guarded
@@ -88,7 +89,7 @@ async def _read(link: RouterLink, local: Handler, http: web.Request) -> web.Stre
 async def _fleet(link: RouterLink, feed: FleetFeed, http: web.Request) -> web.StreamResponse:
     """The router's fleet, with the conditions, the requests and the audit of this process too."""
     cards = http.query.get("cards")
-    own = feed.read(cards)
+    own = await in_turns(feed.steps(cards))
     with contextlib.suppress(RouterLost, WireError):
         status, body = await link.read(http.path_qs, _READ_S)
         if status == 200:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from dynctl.serving.telemetry.exposition import Counter, LabelValues
 from router_core import Decision, Router, RoutingPlan, Worker
@@ -21,6 +22,17 @@ _GAUGES = (
     "active_decode_blocks",
     "total_kv_blocks",
 )
+
+
+@dataclass(slots=True)
+class _Group:
+    """The workers of one role with one value of a domain; ``blocks``: all that they have."""
+
+    workers: int = 0
+    ready: int = 0
+    busy: int = 0
+    blocks: int = 0
+    slots: list[int] = field(default_factory=list)
 
 
 class DomainCounters:
@@ -77,24 +89,35 @@ class DomainCounters:
 
 def domain_gauges(router: Router) -> dict[str, dict[LabelValues, float]]:
     """Metric name -> (domain, value, role) -> number, from the registered workers."""
-    tables: dict[str, dict[LabelValues, float]] = {name: defaultdict(float) for name in _GAUGES}
-    registry, load = router.registry, router.load
+    groups: dict[LabelValues, _Group] = defaultdict(_Group)
+    registry, load, busy = router.registry, router.load, router.busy.mask
     for worker in registry:
-        if not worker.domains:
+        domains = worker.domains
+        if not domains:
             continue
-        slots = registry.slots(worker.worker_id)
-        mask = registry.mask_of((worker.worker_id,))
+        role, slots = worker.role.value, registry.slots(worker.worker_id)
+        ready = registry.unavailable_reason(worker.worker_id) is None
+        # The mask has all ranks of a worker, or none.
+        is_busy = bool(slots) and busy >> slots[0] & 1
+        blocks = (worker.runtime_config.total_kv_blocks or 0) * len(slots)
+        for domain, value in domains.items():
+            group = groups[domain, value, role]
+            group.workers += 1
+            group.ready += ready
+            group.busy += is_busy
+            group.blocks += blocks
+            group.slots += slots
+    tables: dict[str, dict[LabelValues, float]] = {f"dynctl_domain_{name}": {} for name in _GAUGES}
+    for key, group in groups.items():
         numbers = (
-            1,
-            registry.unavailable_reason(worker.worker_id) is None,
-            bool(router.busy.mask & mask),
-            sum(load.requests[slot] for slot in slots),
-            sum(load.prefill_tokens[slot] for slot in slots),
-            sum(load.decode_blocks[slot] for slot in slots),
-            (worker.runtime_config.total_kv_blocks or 0) * len(slots),
+            group.workers,
+            group.ready,
+            group.busy,
+            sum(map(load.requests.__getitem__, group.slots)),
+            sum(map(load.prefill_tokens.__getitem__, group.slots)),
+            sum(map(load.decode_blocks.__getitem__, group.slots)),
+            group.blocks,
         )
-        for domain, value in worker.domains.items():
-            key = (domain, value, worker.role.value)
-            for name, amount in zip(_GAUGES, numbers, strict=True):
-                tables[name][key] += amount
-    return {f"dynctl_domain_{name}": dict(rows) for name, rows in tables.items()}
+        for rows, number in zip(tables.values(), numbers, strict=True):
+            rows[key] = number
+    return tables

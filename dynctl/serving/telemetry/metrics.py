@@ -10,10 +10,11 @@ import asyncio
 import math
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from aiohttp import web
 
+from dynctl.base.tasks import SLICE
 from dynctl.documents.audit import AuditRow
 from dynctl.documents.decisions import Choice
 from dynctl.serving.service import RoutingService
@@ -264,7 +265,7 @@ class Metrics(ServiceObserver):
         return "".join(self.parts())
 
     def parts(self) -> Iterator[str]:
-        """One text for each family, in any order."""
+        """The text of each family, in any order; that of many samples in pieces."""
         self._service.advance()
         # A list: a family may get its first sample between two slices.
         written: list[Counter | Histogram] = [*self._counters.values()]
@@ -290,6 +291,16 @@ class Metrics(ServiceObserver):
         missed = {} if sharing is None else sharing.missed
         by_reason = [((reason,), count) for reason, count in missed.items()]
         yield self._text("dynctl_replica_missed_total", by_reason)
+
+    def _pieces(
+        self, name: str, labels: Sequence[LabelValues], values: Sequence[float]
+    ) -> Iterator[str]:
+        """The text of a family with a sample for each worker."""
+        yield self._text(name, ())
+        header = len(self.families[name].header())
+        for at in range(0, len(labels), SLICE):
+            rows = zip(labels[at : at + SLICE], values[at : at + SLICE], strict=True)
+            yield self._text(name, rows)[header:]
 
     def _text(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> str:
         return samples(self.families[name], rows)
@@ -350,40 +361,30 @@ class Metrics(ServiceObserver):
 
     def _worker_gauges(self) -> Iterator[str]:
         router = self._service.router
-        ranks: list[tuple[Worker, int, int]] = []
-        for worker in router.registry:
-            slots = router.registry.slots(worker.worker_id)
-            ranks += [(worker, r, s) for r, s in zip(worker.ranks, slots, strict=True)]
-        wire: list[LabelValues] = [
-            (str(worker.worker_id), str(rank), worker_type(worker.role))
-            for worker, rank, _ in ranks
+        registry, load, fresh = router.registry, router.load, router.freshness
+        # All that changes is read before the first piece: workers may be lost between two.
+        workers = list(registry)
+        ranks = [(worker, str(rank)) for worker in workers for rank in worker.ranks]
+        slots = [slot for worker in workers for slot in registry.slots(worker.worker_id)]
+        decode = [load.decode_blocks[slot] for slot in slots]
+        prefill = [load.prefill_tokens[slot] for slot in slots]
+        cached = [router.cached_blocks(slot) for slot in slots]
+        missing = [float(fresh[slot].index_state == "gapped") for slot in slots]
+        ready = [float(registry.unavailable_reason(one.worker_id) is None) for one in workers]
+        yield ""
+        labels: list[LabelValues] = [
+            (str(worker.worker_id), rank, worker_type(worker.role)) for worker, rank in ranks
         ]
-        own: list[LabelValues] = [
-            (worker.name, str(rank), worker.role.value) for worker, rank, _ in ranks
-        ]
-        load, fresh = router.load, router.freshness
-        columns: dict[str, list[float]] = {
-            "dynamo_frontend_worker_active_decode_blocks": [
-                load.decode_blocks[slot] for _, _, slot in ranks
-            ],
-            "dynamo_frontend_worker_active_prefill_tokens": [
-                load.prefill_tokens[slot] for _, _, slot in ranks
-            ],
-            "dynamo_component_router_worker_registered": [1.0] * len(ranks),
-        }
-        for name, values in columns.items():
-            yield self._text(name, zip(wire, values, strict=True))
-        cached = [router.cached_blocks(slot) for _, _, slot in ranks]
-        missing = [float(fresh[slot].index_state == "gapped") for _, _, slot in ranks]
-        yield self._text("dynctl_worker_cached_blocks", zip(own, cached, strict=True))
-        yield self._text("dynctl_worker_index_missing", zip(own, missing, strict=True))
-        answering: dict[LabelValues, float] = {
-            (worker.name, str(worker.worker_id), worker.role.value): float(
-                router.registry.unavailable_reason(worker.worker_id) is None
-            )
-            for worker in router.registry
-        }
-        yield self._text("dynctl_worker_ready", answering.items())
+        name = "dynamo_frontend_worker_active_{}"
+        yield from self._pieces(name.format("decode_blocks"), labels, decode)
+        yield from self._pieces(name.format("prefill_tokens"), labels, prefill)
+        name = "dynamo_component_router_worker_registered"
+        yield from self._pieces(name, labels, [1.0] * len(ranks))
+        labels = [(worker.name, rank, worker.role.value) for worker, rank in ranks]
+        yield from self._pieces("dynctl_worker_cached_blocks", labels, cached)
+        yield from self._pieces("dynctl_worker_index_missing", labels, missing)
+        labels = [(one.name, str(one.worker_id), one.role.value) for one in workers]
+        yield from self._pieces("dynctl_worker_ready", labels, ready)
         yield from self._predictions()
         times = self._service.prefill_times.rows
         for place, name in enumerate(

@@ -1,11 +1,13 @@
 """What a client that polls once a second reads: the load of the fleet, and new decisions."""
 
 import asyncio
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.tasks import SLICE, Result
 from dynctl.documents.codec import decode
 from dynctl.documents.fleet_load import FleetLoad, joined_rows
 from dynctl.documents.workers import decode_worker_rows
@@ -83,6 +85,46 @@ async def test_cards_travel_once_and_again_when_they_change():
         third = feed.read(first.cards)
         assert [row.domains for row in third.workers or ()] == [{}, {"zone": "zone-b"}]
         assert FleetFeed(service, DecisionMemory()).read(third.cards).workers is not None
+
+
+def steps_and_result(steps: Generator[None, None, Result], between: Callable[[], object]):
+    """How many steps there were, and the result, where ``between`` runs after the first."""
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return count, end.value
+        count += 1
+        if count == 1:
+            between()
+
+
+async def test_a_large_fleet_is_listed_in_steps_of_one_moment():
+    service = RoutingService(clock=lambda: 100.0, wall=lambda: 1000.0)
+    for number in range(1, 1001):
+        assert service.upsert_worker(worker(number)).ok
+    feed = FleetFeed(service, DecisionMemory())
+    whole = feed.read()
+    steps, listed = steps_and_result(feed.steps(), lambda: service.remove_worker(1000))
+    assert steps > 1000 // SLICE
+    assert listed == whole
+    steps, loads = steps_and_result(feed.steps(feed.read().cards), lambda: service.remove_worker(1))
+    assert (steps, len(loads.loads), loads.workers) == (1, 999, None)
+
+
+async def test_the_engines_of_a_fleet_are_listed_in_steps_of_one_moment(monkeypatch):
+    monkeypatch.setattr("dynctl.serving.fleet.SLICE", 1)
+    async with site(ENGINES, api_token="t0k") as fleet:
+        members, service = fleet.frontend.fleet, fleet.frontend.service
+
+        def lose() -> None:
+            assert service.set_available(next(iter(service.router.registry)).worker_id, "lost").ok
+
+        steps, listed = steps_and_result(members.row_steps(), lose)
+        assert steps == len(ENGINES) + 1
+        assert [row.status for row in listed] == ["ready"] * len(ENGINES)
+        assert any(row.reason == "lost" for row in members.rows())
 
 
 async def test_an_engine_that_never_answered_is_listed_with_the_reason():

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynctl.base.tasks import SLICE
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.domain_metrics import MAX_VALUES, OTHER, DomainCounters
@@ -423,6 +424,21 @@ async def test_over_http_in_slices(monkeypatch):
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert await answer.text() == metrics.render()
+
+
+def test_the_samples_of_many_workers_come_in_pieces_of_one_moment():
+    made = service(*(worker(number, name=f"w{number}") for number in range(1, 1001)))
+    metrics = Metrics(made, router_id=7)
+    whole, pieces, lost = metrics.render(), [], False
+    for piece in metrics.parts():
+        pieces.append(piece)
+        if "dynamo_frontend_worker_active_decode_blocks{" in piece and not lost:
+            lost = made.remove_worker(1000).ok
+    assert lost
+    assert "".join(pieces) == whole
+    most = max(piece.count("\n") for piece in pieces if "worker_" in piece)
+    assert most <= SLICE
+    assert len(pieces) > 6 * (1000 // SLICE)
 
 
 async def test_the_canary_counts():
