@@ -175,7 +175,14 @@ def test_levels_in_the_wrong_order_are_rendered_with_a_warning(dynctl):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["deployment"], "deployment: expected pod or cluster-topology"),
+        (["deployment"], "deployment: expected pod, cluster-topology or controller"),
+        (["controller"], "controller needs --image, an image with dynctl"),
+        (["cluster-topology", "--controller"], "--controller and cluster-topology: give one"),
+        (
+            ["controller", "--image", "i", "--stale", "no"],
+            "--stale no: expected report or starting",
+        ),
+        (["controller", "--image", "i", "--watch-namespace", "A"], "--watch-namespace A: expected"),
         (["-o", "jsonl"], "-o jsonl: expected yaml or json"),
         (["--domain", "rack"], "--domain rack: its label is unknown"),
         (["--domain", "Zone", "--label-key", "a"], "--domain 'Zone': expected up to 63 lower-case"),
