@@ -228,8 +228,6 @@ class BusyTracker:
         """Every signal of a rank with the limit of every threshold that is set."""
         worker = self._registry.worker(slot)
         thresholds, config = self.thresholds(worker.model), worker.runtime_config
-        if not thresholds.any:
-            return ()
         found = []
         fraction = thresholds.active_decode_blocks_threshold
         if fraction is not None:

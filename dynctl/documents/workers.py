@@ -211,7 +211,7 @@ def rank_rows(
     slots = router.registry.slots(worker.worker_id)
     ranks = []
     load, busy = router.load, router.busy
-    decays = bool(load.decaying)
+    decays, limited = bool(load.decaying), busy.thresholds(worker.model).any
     if decays:
         router.advance(now)
     for rank, slot in zip(worker.ranks, slots, strict=True):
@@ -230,7 +230,7 @@ def rank_rows(
                 ),
                 router.cached_blocks(slot),
                 bool(busy.busy_ranks >> slot & 1),
-                [reason.message for reason in busy.reasons(slot)],
+                [reason.message for reason in busy.reasons(slot)] if limited else [],
                 fresh.state,
                 _age(now, fresh.index_at),
                 _age(now, fresh.load_at),
