@@ -20,6 +20,7 @@ from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_server import NatsServer
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated, two_zones
 from tests.dynamo.ours import OurFrontend, our_frontend, wait, zones
+from tests.dynamo.processes import free_port
 from tests.waiting import until_now
 
 PROMPT = list(range(3, 103))
@@ -187,6 +188,37 @@ def test_prefill_and_decode_in_one_zone(enforcement: str, weight: float | None) 
             assert answer.status == 503
         else:
             assert zones(fleet, [answer.placement.decode]) == ["zone-b"]
+
+
+def test_a_bootstrap_pair_gets_both_halves_at_once() -> None:
+    """Workers like SGLang's meet at the address of the prefill worker's card."""
+    ports = [free_port(), free_port()]
+    kind = ("--engine-type", "sglang")
+    plans = [
+        *(
+            WorkerPlan(f"prefill-{n}", "prefill", args=(*kind, "--bootstrap-ports", str(port)))
+            for n, port in enumerate(ports)
+        ),
+        *(WorkerPlan(f"decode-{n}", "decode", args=kind) for n in range(2)),
+    ]
+    with DynamoFleet(plans, speedup=0) as fleet, our_frontend(fleet) as ours:
+
+        def ask(number: int) -> None:
+            body: dict[str, Any] = {"max_tokens": 5, "stream": number % 2 == 0}
+            answer = ours.complete([3 + number, *PROMPT], timeout=60, **body)
+            assert answer.ok, (answer, fleet.logs())
+            placed = answer.placement
+            roles = [fleet.worker_of(one).plan.role for one in (placed.prefill, placed.decode)]
+            assert roles == ["prefill", "decode"]
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(ask, range(24)))
+        whole = ours.chat(MESSAGES, max_tokens=4)
+        theirs = fleet.frontend.chat(MESSAGES, max_tokens=4)
+        assert whole.body["usage"]["completion_tokens"] == 4
+        assert whole.body["usage"]["prompt_tokens"] == theirs.body["usage"]["prompt_tokens"]
+        wait(ours, ours.idle, "bookings of both halves to end")
+        assert not ours.conditions()
 
 
 # -- other planes ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dynctl.wire.dynamo.engine_output import (
     EngineUsage,
     TopLogprob,
 )
-from dynctl.wire.dynamo.engine_request import EngineRequest, OutputOptions, SamplingOptions
+from dynctl.wire.dynamo.engine_request import OutputOptions, ReceivedRequest, SamplingOptions
 from router_core import Role
 
 EngineKind = Literal["vllm", "sglang"]
@@ -132,7 +132,7 @@ class _Stopped:
     )
 
 
-def engine_body(request: EngineRequest, target: EngineTarget) -> tuple[str, dict[str, Any]]:
+def engine_body(request: ReceivedRequest, target: EngineTarget) -> tuple[str, dict[str, Any]]:
     """URL and body of the engine's request. Raises NotSupported."""
     if not request.token_ids:
         raise NotSupported("the prompt has no tokens")
@@ -142,7 +142,7 @@ def engine_body(request: EngineRequest, target: EngineTarget) -> tuple[str, dict
     return f"{target.url}/v1/completions", _vllm_body(request, target)
 
 
-def _vllm_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]:
+def _vllm_body(request: ReceivedRequest, target: EngineTarget) -> dict[str, Any]:
     stops, sampling, output = (
         request.stop_conditions,
         request.sampling_options,
@@ -190,7 +190,7 @@ def _vllm_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _sglang_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]:
+def _sglang_body(request: ReceivedRequest, target: EngineTarget) -> dict[str, Any]:
     stops, sampling, output = (
         request.stop_conditions,
         request.sampling_options,
@@ -243,7 +243,7 @@ def _sglang_body(request: EngineRequest, target: EngineTarget) -> dict[str, Any]
     return fields
 
 
-def _refuse_other_input(request: EngineRequest) -> None:
+def _refuse_other_input(request: ReceivedRequest) -> None:
     """Refuse media and options that would change the answer and have no place over HTTP."""
     media = [name for name in _MEDIA if getattr(request, name)]
     if media:
@@ -256,7 +256,7 @@ def _refuse_other_input(request: EngineRequest) -> None:
         raise NotSupported(f"extra_args {', '.join(unknown)[:200]} are not supported")
 
 
-def _salt(request: EngineRequest) -> str | None:
+def _salt(request: ReceivedRequest) -> str | None:
     return request.routing.cache_salt if request.routing is not None else None
 
 
@@ -271,7 +271,7 @@ def _refuse(sampling: SamplingOptions, output: OutputOptions) -> None:
         raise NotSupported("prompt_logprobs are not supported")
 
 
-def _served(request: EngineRequest, target: EngineTarget) -> str:
+def _served(request: ReceivedRequest, target: EngineTarget) -> str:
     """The engine's name of the model, or of the adapter that the request names."""
     adapter = request.routing.lora_name if request.routing is not None else None
     if adapter is None:
@@ -281,7 +281,7 @@ def _served(request: EngineRequest, target: EngineTarget) -> str:
     return adapter
 
 
-def _max_tokens(request: EngineRequest, target: EngineTarget) -> int | None:
+def _max_tokens(request: ReceivedRequest, target: EngineTarget) -> int | None:
     if request.stop_conditions.max_tokens is not None:
         return request.stop_conditions.max_tokens
     if target.context_length is None:
@@ -289,7 +289,7 @@ def _max_tokens(request: EngineRequest, target: EngineTarget) -> int | None:
     return max(1, target.context_length - len(request.token_ids))
 
 
-def _stop_ids(request: EngineRequest) -> list[int] | None:
+def _stop_ids(request: ReceivedRequest) -> list[int] | None:
     """The ids that end the output; those that end a generation too unless it ignores them."""
     stops = request.stop_conditions
     hidden = [] if stops.ignore_eos else stops.stop_token_ids_hidden or []
@@ -433,7 +433,7 @@ class _SglangReader:
     ``output_ids`` are all ids so far, or the new ones where SGLang streams them incrementally.
     """
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: ReceivedRequest) -> None:
         self._seen = 0
         self._finish: str | None = None
         self._usage: EngineUsage | None = None

@@ -65,7 +65,7 @@ from dynctl.wire.dynamo.discovery import (
     encode_entry,
     parse_entry,
 )
-from dynctl.wire.dynamo.engine_request import EngineRequest
+from dynctl.wire.dynamo.engine_request import ReceivedRequest
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from dynctl.wire.dynamo.recovery import RecoveryQuery
 from router_core import LoadReported, Worker
@@ -175,7 +175,9 @@ class Sidecar:
         if config.api_key is not None:
             self.upstream.authorize(config.engine.url, config.api_key)
         endpoint = config.endpoint
-        self.server.serve(endpoint, self._generation.handle, body=EngineRequest, admit=self._admit)
+        self.server.serve(
+            endpoint, self._generation.handle, body=ReceivedRequest, admit=self._admit
+        )
         self.server.serve(self._lock, _identify)
         try:
             await self.server.start()

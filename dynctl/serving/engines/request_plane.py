@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
+from uuid import uuid4
 
 import msgspec
 
@@ -157,10 +158,12 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A request for one hop. ``prefill``: only its first token is computed."""
+    """A request for one hop. ``prefill``: only its first token is computed. ``request_id``: on the
+    plane; None for the decision's."""
 
     request: EngineRequest
     prefill: bool = False
+    request_id: str | None = None
 
 
 class PlaneDispatch:
@@ -228,11 +231,22 @@ class PlaneDispatch:
         self, call: Call, plan: RoutingPlan, address: tuple[str, int], room: int
     ) -> tuple[_Message, _Message]:
         info = BootstrapInfo(
-            bootstrap_host=address[0], bootstrap_port=address[1], bootstrap_room=room
+            bootstrap_host=address[0],
+            bootstrap_port=address[1],
+            bootstrap_room=room,
+            handoff_id=uuid4(),
         )
         prefill = msgspec.structs.replace(self.prefill(call).request, bootstrap_info=info)
-        decode = msgspec.structs.replace(_after_prefill(call, plan), bootstrap_info=info)
-        return _Message(prefill, prefill=True), _Message(decode)
+        decode = _after_prefill(call, plan)
+        assert plan.prefill is not None
+        assert decode.routing is not None
+        hints = msgspec.structs.replace(
+            decode.routing, prefill_dp_rank=plan.prefill.require().dp_rank
+        )
+        decode = msgspec.structs.replace(decode, routing=hints, bootstrap_info=info)
+        # Workers match the legs by the request's id too, and Dynamo's mock workers by UUIDs alone.
+        shared = str(info.handoff_id)
+        return _Message(prefill, True, shared), _Message(decode, request_id=shared)
 
     async def open(
         self,
@@ -271,7 +285,7 @@ class PlaneDispatch:
             if waiting is not None:
                 waiting.add(stream)
         try:
-            await link.send(stream, request, call.record.decision_id)
+            await link.send(stream, request, message.request_id or call.record.decision_id)
         except BaseException:
             link.abort()
             if stream is not call.resume:

@@ -7,6 +7,7 @@ JSON.
 """
 
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
@@ -111,11 +112,16 @@ class PrefillResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BootstrapInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a decode worker meets its prefill worker, for engines that transfer while it runs."""
+    """Where a decode worker meets its prefill worker, for engines that transfer while it runs.
+
+    ``handoff_id`` names the transfer, the same for both legs: 16 bytes in msgpack, text in JSON.
+    Dynamo's mock workers refuse a request without it.
+    """
 
     bootstrap_host: str
     bootstrap_port: Annotated[int, Meta(ge=0, le=65535)]
     bootstrap_room: Annotated[int, Meta(ge=0)]
+    handoff_id: UUID | None = None
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,9 +129,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``mdc_sum`` is the checksum of the model card that the frontend used. ``annotations`` are the
     client's. ``router_config_override`` has the settings of a router that count for this request.
-    ``extra_args`` is for engines alone. Media: ``multi_modal_data`` with its uuids, embeddings of a
-    prompt (``prompt_embeds``), and what an encoder made of them (``encoder_result``).
-    ``require_reasoning``: guided decoding begins after the reasoning.
+    ``extra_args`` is for engines alone.
     """
 
     model: str = msgspec.field(default_factory=str)
@@ -141,13 +145,23 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_result: PrefillResult | None = None
     bootstrap_info: BootstrapInfo | None = None
     extra_args: dict[str, Any] | None = None
+    mm_processor_kwargs: Any = None
+    request_timestamp_ms: float | None = None
+
+
+class ReceivedRequest(EngineRequest, frozen=True, kw_only=True, omit_defaults=True):
+    """A request with what dynctl's frontends never send.
+
+    Media: ``multi_modal_data`` with its uuids, embeddings of a prompt (``prompt_embeds``), and what
+    an encoder made of them (``encoder_result``). ``require_reasoning``: guided decoding begins
+    after the reasoning.
+    """
+
     multi_modal_data: Any = None
     multi_modal_uuids: Any = None
     prompt_embeds: Any = None
     encoder_result: Any = None
-    mm_processor_kwargs: Any = None
     require_reasoning: bool | None = None
-    request_timestamp_ms: float | None = None
 
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(EngineRequest)

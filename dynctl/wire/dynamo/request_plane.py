@@ -190,10 +190,13 @@ def encode_payload(
     return encode_frame(msgspec.json.encode(control), encode_body(body, codec))
 
 
+_msgpack: Final = msgspec.msgpack.Encoder(uuid_format="bytes")
+
+
 def encode_body(body: Any, codec: str) -> bytes:
     """A body or an item in an instance's codec."""
     if codec == "msgpack":
-        return msgspec.msgpack.encode(body)
+        return _msgpack.encode(body)
     if codec == "json":
         return msgspec.json.encode(body)
     raise WireError("codec", f"expected one of {', '.join(CODECS)}, got {printable(codec)!r}")

@@ -15,7 +15,7 @@ from dynctl.serving.attach.generation import (
 )
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.wire.dynamo.engine_output import EngineOutput
-from dynctl.wire.dynamo.engine_request import EngineRequest
+from dynctl.wire.dynamo.engine_request import ReceivedRequest
 from router_core import Role
 
 VLLM = EngineTarget("http://e:8000", "tiny", context_length=100, adapters=("fine",))
@@ -23,8 +23,8 @@ SGLANG = EngineTarget("http://e:8000", "tiny", "sglang", context_length=100)
 BOOTSTRAP = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 2}
 
 
-def request(**fields: Any) -> EngineRequest:
-    return msgspec.convert({"model": "shown", "token_ids": [1, 2, 3], **fields}, EngineRequest)
+def request(**fields: Any) -> ReceivedRequest:
+    return msgspec.convert({"model": "shown", "token_ids": [1, 2, 3], **fields}, ReceivedRequest)
 
 
 def events(*chunks: Any) -> list[bytes]:

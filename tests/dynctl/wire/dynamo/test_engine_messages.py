@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -28,6 +29,18 @@ OUTPUTS = [row["item"] for row in ROWS if row["what"] == "output"]
 def test_a_request_is_written_as_it_was_read(body: dict[str, Any], codec: str) -> None:
     read = decode_engine_request(encode_body(body, codec), codec)
     assert encode_body(read, codec) == encode_body(body, codec)
+
+
+def test_the_id_of_a_transfer_is_16_bytes_in_msgpack_and_text_in_json() -> None:
+    """As captured from a frontend whose prefill worker has a bootstrap endpoint."""
+    name = UUID("bcadd4ce-43c3-4676-9f33-eadcd67a256a")
+    info = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 2, "handoff_id": name}
+    for codec, written in (("msgpack", b"\xc4\x10" + name.bytes), ("json", b'"bcadd4ce-43c3-')):
+        body = encode_body({"token_ids": [1], "bootstrap_info": info}, codec)
+        assert written in body
+        read = decode_engine_request(body, codec)
+        assert read.bootstrap_info is not None
+        assert read.bootstrap_info.handoff_id == name
 
 
 def test_a_minimal_request_has_defaults_and_unknown_fields_are_dropped() -> None:
