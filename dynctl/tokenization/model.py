@@ -6,7 +6,7 @@ import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -58,6 +58,10 @@ def load_tokenizer(
     )
 
 
+#: Texts of single tokens that are kept: a stream needs that of each token twice.
+_KEPT_TEXTS: Final = 16_384
+
+
 class ModelTokenizer:
     """The tokenizer and the chat templates of a model. Thread-safe.
 
@@ -89,6 +93,7 @@ class ModelTokenizer:
         self._reference = ReferenceEncoder(self._tokenizer)
         self.encoder: Encoder = self._reference
         self._threads: ThreadPoolExecutor | None = None
+        self._text_of = lru_cache(_KEPT_TEXTS)(self._decode)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         eos = files.special_tokens.get("eos_token")
         eos_id = self._tokenizer.token_to_id(eos) if eos is not None else None
@@ -156,6 +161,11 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; unknown ids are skipped. Raises PromptError for no valid id."""
+        if len(ids) == 1:
+            return self._text_of(tuple(ids), skip_special_tokens)
+        return self._decode(ids, skip_special_tokens)
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         try:
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:

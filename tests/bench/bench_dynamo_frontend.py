@@ -7,6 +7,9 @@ chat of about 600 tokens. 32 clients stream over kept-alive connections; windows
 Dynamo's alternate. Measured are requests a second, the CPU time of the whole frontend process for
 each request, and the time to the first event. The worker, the clients and the frontend share the
 machine, so requests a second are those of all of them; the CPU time is the frontend's alone.
+
+Without a peer only the part that is done for each token is measured: from the bytes of a worker's
+answer to the events of the client.
 """
 
 import argparse
@@ -19,7 +22,19 @@ from statistics import median
 
 import uvloop
 
-from tests.bench.harness import Row, bench_parser, print_table, row
+from dynctl.serving.engines.answer import EngineAnswer
+from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
+from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
+from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
+from dynctl.wire.dynamo.request_plane import (
+    AnswerDecoder,
+    Completed,
+    RawItem,
+    encode_end,
+    encode_item,
+    encode_prologue,
+)
+from tests.bench.harness import Row, bench_parser, cpu, print_table, row
 from tests.bench.load_generator import Measured, Prompts, load
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan
 from tests.dynamo.ours import our_frontend
@@ -80,6 +95,35 @@ async def windows(sides: list[tuple[int, int]], turns: int, seconds: float) -> l
     return taken
 
 
+def answer_row(rounds: int) -> Row:
+    """CPU time of one answer of ``TOKENS`` tokens, without sockets."""
+    tokenizer = load_tokenizer(DEMO_MODEL_DIR)
+    options = read_engine_options(
+        {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    )
+    request = engine_request(options, list(range(100, 700)), eos_token_ids=[])
+    outputs = [EngineOutput(token_ids=[68 + n % 20]) for n in range(TOKENS)]
+    outputs.append(EngineOutput(token_ids=[], finish_reason="length"))
+    items = [encode_item(EngineItem(data=one), "msgpack") for one in outputs]
+    pieces = [encode_prologue(), *items, encode_end("msgpack")]
+
+    def answered() -> None:
+        answer = EngineAnswer(options, request, tokenizer, request_id="0", created=0)
+        decoder, events = AnswerDecoder("msgpack", 1 << 20), 0
+        for piece in pieces:
+            decoder.feed(piece)
+            while (step := decoder.next_step()) is not None:
+                if isinstance(step, RawItem):
+                    output = decode_engine_item(step).data
+                    assert output is not None
+                    events += len(answer.feed(output))
+                elif isinstance(step, Completed):
+                    answer.end()
+        assert events == EVENTS
+
+    return row(f"{TOKENS} pieces to events", "us", cpu(answered, rounds, inner=20) / 1e3)
+
+
 def rows_of(ours: list[Measured], theirs: list[Measured]) -> list[Row]:
     def both(read: Callable[[Measured], float]) -> tuple[float, float]:
         return median(map(read, ours)), median(map(read, theirs))
@@ -95,10 +139,11 @@ def rows_of(ours: list[Measured], theirs: list[Measured]) -> list[Row]:
 def main() -> None:
     parser: argparse.ArgumentParser = bench_parser(__doc__ or "")
     arguments = parser.parse_args()
+    print_table("an answer on Dynamo's plane", [answer_row(3 if arguments.smoke else 9)])
     try:
         version = version_of(arguments.peer_python or "")
     except (OSError, subprocess.SubprocessError):
-        print("bench_dynamo_frontend needs --peer-python with ai-dynamo (make test-dynamo has one)")
+        print("beside Dynamo's: needs --peer-python with ai-dynamo (make test-dynamo has one)")
         return
     print(f"Dynamo {version}", flush=True)
     plans = [WorkerPlan("scripted", kind="scripted")]

@@ -5,6 +5,7 @@ request had. A connection with another subject is dropped without a response.
 """
 
 import asyncio
+import os
 import socket
 import uuid
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, FrameDecoder, 
 
 #: Connections that the kernel holds until they are accepted: many workers may answer at once.
 _BACKLOG: Final = 1024
+#: Connections that one turn of the event loop accepts. uvloop accepts one for each listening
+#: descriptor, so under load the connections of workers would wait for many turns.
+_ACCEPTED: Final = 8
 
 
 class Receiver(Protocol):
@@ -54,9 +58,9 @@ class CallHome:
         self.handshake_s = handshake_s
         self._max_strangers = strangers
         self._port = port
-        self._servers: dict[str, asyncio.Server] = {}
+        self._servers: dict[str, list[asyncio.Server]] = {}
         self._opening = asyncio.Lock()
-        self._expected: dict[str, Receiver] = {}
+        self._expected: dict[str, tuple[Receiver, asyncio.Future[str | None] | None]] = {}
         self._strangers: dict[_Connection, None] = {}
         self._connections: set[_Connection] = set()
         self._closed = False
@@ -66,25 +70,35 @@ class CallHome:
         async with self._opening:
             if self._closed:
                 raise OSError("the request plane was closed")
-            server = self._servers.get(host)
-            if server is None:
+            servers = self._servers.get(host)
+            if servers is None:
                 # One address: with port 0 each of a name's addresses would get another port.
                 loop = asyncio.get_running_loop()
                 found = await loop.getaddrinfo(
                     host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
                 )
                 address = str(found[0][4][0])
-                server = await loop.create_server(
+                first = await loop.create_server(
                     lambda: _Connection(self), address, self._port, backlog=_BACKLOG
                 )
-                self._servers[host] = server
-        port: int = server.sockets[0].getsockname()[1]
+                servers = self._servers[host] = [first]
+                for _ in range(_ACCEPTED - 1):
+                    same = socket.socket(fileno=os.dup(first.sockets[0].fileno()))
+                    servers.append(
+                        await loop.create_server(
+                            lambda: _Connection(self), sock=same, backlog=_BACKLOG
+                        )
+                    )
+        port: int = servers[0].sockets[0].getsockname()[1]
         return port
 
-    def expect(self, receiver: Receiver) -> str:
-        """A new subject for a response to ``receiver``. The caller must call forget."""
+    def expect(self, receiver: Receiver, accepted: asyncio.Future[str | None] | None = None) -> str:
+        """A new subject for a response to ``receiver``. The caller must call forget.
+
+        ``accepted`` gets "" when the worker connects, as if it had acknowledged the request.
+        """
         subject = str(uuid.uuid4())
-        self._expected[subject] = receiver
+        self._expected[subject] = receiver, accepted
         return subject
 
     def forget(self, subject: str) -> None:
@@ -96,10 +110,10 @@ class CallHome:
         self._closed = True
         async with self._opening:
             servers, self._servers = list(self._servers.values()), {}
-        for server in servers:
+        for server in (one for listening in servers for one in listening):
             server.close()
         expected, self._expected = list(self._expected.values()), {}
-        for receiver in expected:
+        for receiver, _ in expected:
             receiver.lost(OSError("the request plane was closed"))
         for connection in list(self._connections):
             connection.abort()
@@ -119,10 +133,12 @@ class CallHome:
         """Who expects this subject; it is expected no more."""
         if self._closed:
             return None
-        receiver = self._expected.pop(subject, None)
+        receiver, accepted = self._expected.pop(subject, (None, None))
         if receiver is not None:
             self._strangers.pop(connection, None)
             self.counts.matched += 1
+        if accepted is not None and not accepted.done():
+            accepted.set_result("")
         return receiver
 
     def ended(self, connection: "_Connection", *, matched: bool) -> None:

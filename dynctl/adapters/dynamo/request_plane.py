@@ -46,6 +46,9 @@ _ANY: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 _BUFFER_BYTES: Final = 256 * 1024
 #: Seconds after which a connection to a worker without requests is closed.
 _IDLE_S: Final = 30.0
+#: Requests of a connection without an acknowledgement. A worker may respond without one, so only
+#: this bounds them.
+_UNACKNOWLEDGED: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,8 @@ class TcpRequestPlane:
         timeout: float,
         request_id: str | None = None,
     ) -> tuple[str, str]:
-        """Send a request whose response goes to ``receiver``; returns once the worker accepted it.
+        """Send a request whose response goes to ``receiver``; returns once the worker accepted it:
+        it has sent the acknowledgement or connected to us, and either may be first.
 
         A receiver may be called after a cancellation of this, so that it can stop the worker.
 
@@ -136,13 +140,18 @@ class TcpRequestPlane:
             what = "NATS, and no server is set" if nats else "a transport that is not supported"
             known = f"needs {what} ({printable(instance.transport)!r})"
             _fail(instance, f"{known}; its events can be followed, but not recovered")
-        subject = self._home.expect(receiver)
-        put = self._put if instance.transport == "tcp" else self._put_over_nats
+        loop = asyncio.get_running_loop()
+        accepted: asyncio.Future[str | None] = loop.create_future()
+        subject = self._home.expect(receiver, accepted)
+        request_id = request_id or str(uuid.uuid4())
         try:
-            home = await put(instance, body, subject, timeout, request_id or str(uuid.uuid4()))
+            if instance.transport == "tcp":
+                home = await self._put(instance, body, subject, timeout, request_id, accepted)
+            else:
+                home = await self._put_over_nats(instance, body, subject, timeout, request_id)
         except asyncio.CancelledError:
             # The worker may have the request already: its receiver can stop it when it connects.
-            asyncio.get_running_loop().call_later(timeout, self._home.forget, subject)
+            loop.call_later(timeout, self._home.forget, subject)
             raise
         except BaseException:
             self._home.forget(subject)
@@ -217,7 +226,13 @@ class TcpRequestPlane:
     # -- the request
 
     async def _put(
-        self, instance: Instance, body: Any, subject: str, timeout: float, request_id: str
+        self,
+        instance: Instance,
+        body: Any,
+        subject: str,
+        timeout: float,
+        request_id: str,
+        accepted: asyncio.Future[str | None],
     ) -> str:
         """Send the request; returns the address sent to the worker once it has accepted."""
         try:
@@ -240,7 +255,7 @@ class TcpRequestPlane:
             _fail(instance, f"cannot be requested: {error}")
         try:
             async with asyncio.timeout(timeout):
-                refusal = await connection.request(request)
+                refusal = await connection.request(request, accepted)
         except TimeoutError:
             connection.abort()
             _fail(instance, f"did not accept the request within {timeout:g} s", kind="timeout")
@@ -386,17 +401,19 @@ class _WorkerConnection(asyncio.Protocol):
         """Requests without an acknowledgement."""
         return len(self._acknowledged)
 
-    async def request(self, data: bytes) -> str | None:
-        """The acknowledgement: empty if the request is accepted, else the worker's reason; None if
-        the connection ended before it. Raises OSError or WireError."""
+    async def request(self, data: bytes, acknowledged: asyncio.Future[str | None]) -> str | None:
+        """The acknowledgement, which ``acknowledged`` gets: empty if the request is accepted, else
+        the worker's reason; None if the connection ended before it. Raises OSError or WireError."""
         if self._transport is None or self._transport.is_closing():
             return None
-        acknowledged = asyncio.get_running_loop().create_future()
+        if len(self._acknowledged) >= _UNACKNOWLEDGED:
+            self.abort()
+            return None
         self._acknowledged.append(acknowledged)
         self._transport.write(data)
         if self._writable is not None:
             await asyncio.shield(self._writable)
-        return cast(str | None, await acknowledged)
+        return await acknowledged
 
     def abort(self) -> None:
         """Cut it; its requests without an acknowledgement end."""

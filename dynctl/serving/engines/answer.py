@@ -167,6 +167,7 @@ class EngineAnswer:
         self._whole: dict[int, _Choice] = {}
         self._nvext: dict[str, Any] = {}
         self._before, self._after = self._frame()
+        self._plain = self._plain_frame()
         self._preamble = self._annotated(request.token_ids, request_id) if options.stream else ()
 
     @property
@@ -249,7 +250,7 @@ class EngineAnswer:
             raise AnswerError(f"sent choice {index}, and {len(self._choices)} were requested")
         if index in self._ended:
             return ()
-        if output.error is not None:
+        if output.finish_reason is not None and output.error is not None:
             raise AnswerError("reported an error")
         finish = None if output.finish_reason is None else _FINISH[str(output.finish_reason)]
         text: str | None
@@ -291,6 +292,9 @@ class EngineAnswer:
     ) -> tuple[bytes, ...]:
         self.token_ids += ids
         self._count(ids, output.completion_usage)
+        if self._plain is not None and finish is None and index in self._begun:
+            before, after = self._plain
+            return (before + msgspec.json.encode(text) + after,) if text else ()
         delta = _Delta(index, text, self._first(index), finish)
         if self._splitters:
             self._split(self._splitters[index], delta, len(ids))
@@ -417,6 +421,8 @@ class EngineAnswer:
 
     def _annotated(self, prompt: Sequence[int], request_id: str) -> tuple[bytes, ...]:
         """The events before the first output, which ``nvext.annotations`` ask for."""
+        if not self._options.nvext.annotations:
+            return ()
         ids = msgspec.json.encode(list(prompt)).decode()
         values = {"request_id": request_id, "token_ids": ids}
         return tuple(
@@ -432,6 +438,23 @@ class EngineAnswer:
         fingerprint = {} if self._options.chat else {"system_fingerprint": None}
         after = encode({**self._head(), **fingerprint, "object": kind})
         return b'data: {"id":' + encode(self._id) + b',"choices":[', b"]," + after[1:-1]
+
+    def _plain_frame(self) -> tuple[bytes, bytes] | None:
+        """The bytes around the text of an event that has nothing else, as most events of a chat;
+        None where the request asks for more than text."""
+        options = self._options
+        more = (
+            options.logprobs
+            or self._splitters
+            or self._wants_ids
+            or self._wants_reason
+            or (options.continuous_usage and options.include_usage)
+        )
+        if more or options.choices != 1 or not (options.chat and options.stream):
+            return None
+        before = self._before + b'{"index":0,"delta":{"content":'
+        after = b'},"finish_reason":null,"logprobs":null}' + self._after + b"}\n\n"
+        return before, after
 
     def _head(self) -> dict[str, Any]:
         return {"created": self._created, "model": self._options.model}

@@ -296,6 +296,7 @@ class PlaneDispatch:
         if stream is call.resume:
             stream.moved_to(link, worker.name)
             stream.on_output = call.on_output
+            link.catch_up()
         elif not message.prefill:
             stream.move, stream.moves_left = call.move, self._moves(call, registered)
             if _prepared(call).options.choices == 1:
@@ -596,7 +597,14 @@ class _Link:
         self._transport: asyncio.Transport | None = None
         self._answer: AnswerDecoder | None = None
         self._done = False
+        self._lost = False
         self._timer: asyncio.TimerHandle | None = None
+
+    def catch_up(self) -> None:
+        """Pass on what arrived before the stream took this link."""
+        self.received()
+        if self._lost:
+            self.lost(None)
 
     async def send(self, stream: PlaneStream, request: EngineRequest, request_id: str) -> None:
         """Send the request; its response goes to ``stream``. Raises UpstreamFailure."""
@@ -635,6 +643,7 @@ class _Link:
     def lost(self, error: Exception | None) -> None:
         self._stop_timer()
         self._transport = None
+        self._lost = True
         if not self._done and self.stream is not None:
             self.stream.lost(self)
 

@@ -132,7 +132,7 @@ class FrameDecoder:
             raise WireError("frame", f"{end:,} bytes, over the limit of {max_bytes:,}")
         if len(received) < end:
             return None
-        header = bytes(received[PREFIX_BYTES:start])
+        header = bytes(received[PREFIX_BYTES:start]) if header_bytes else b""
         if body_bytes > _COPIED:
             self._received = received[end:]
             return Frame(header, memoryview(received)[start:end].toreadonly())
@@ -428,8 +428,7 @@ def parse_handshake(frame: Frame) -> str:
     return read.subject
 
 
-@dataclass(frozen=True, slots=True)
-class RawItem:
+class RawItem(msgspec.Struct, frozen=True, gc=False):
     """One item of an answer, undecoded: a single document in ``codec``.
 
     A large item is not parsed before it is read, and then in slices if its format allows that, so
@@ -484,6 +483,8 @@ class _ItemDocument(msgspec.Struct):
     complete_final: bool = False
 
 
+_MSGPACK_ITEM: Final = msgspec.msgpack.Decoder(_ItemDocument)
+_JSON_ITEM: Final = msgspec.json.Decoder(_ItemDocument)
 # The bytes before and after the item in Dynamo's documents. A cut at these bytes is proved later:
 # if the item decodes completely, the cut was right, because documents are prefix free.
 _AROUND: Final = {
@@ -559,10 +560,7 @@ class AnswerDecoder:
         before, after = _AROUND[self._codec]
         if len(body) > _SMALL and body[: len(before)] == before and body[-len(after) :] == after:
             return RawItem(memoryview(body)[len(before) : -len(after)], self._codec)
-        if self._codec == "msgpack":
-            read = msgspec.msgpack.decode(body, type=_ItemDocument)
-        else:
-            read = msgspec.json.decode(body, type=_ItemDocument)
+        read = (_MSGPACK_ITEM if self._codec == "msgpack" else _JSON_ITEM).decode(body)
         if read.complete_final:
             return Completed()
         document = memoryview(read.data)

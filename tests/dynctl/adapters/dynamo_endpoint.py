@@ -25,6 +25,7 @@ class Fault(Enum):
 
     NONE = auto()
     NO_ACK = auto()
+    CALLS_WITHOUT_ACK = auto()
     CLOSES_BEFORE_ACK = auto()
     REFUSES = auto()
     LONG_REFUSAL = auto()
@@ -116,7 +117,8 @@ class FakeEndpoint:
             case Fault.LONG_REFUSAL:
                 writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                 return
-        writer.write(bytes(4))
+        if self.fault is not Fault.CALLS_WITHOUT_ACK:
+            writer.write(bytes(4))
         if self.fault is not Fault.NEVER_CALLS:
             task = asyncio.create_task(self._call_home(question))
             self._tasks.add(task)

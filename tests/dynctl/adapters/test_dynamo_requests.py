@@ -1,13 +1,16 @@
 """The request plane's client against an endpoint that behaves, and one that does not."""
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
+import uvloop
 
+from dynctl.adapters.dynamo.call_home import CallHome
 from dynctl.adapters.dynamo.request_plane import RequestLimits, TcpRequestPlane
 from dynctl.adapters.ports import RequestPlaneError
 from dynctl.wire.dynamo.discovery import Instance
@@ -69,6 +72,52 @@ async def test_items_come_decoded_and_in_order(plane: TcpRequestPlane, codec: st
 async def test_an_answer_of_no_items(plane: TcpRequestPlane) -> None:
     async with fake_endpoint(lambda _: []) as endpoint:
         assert await ask(plane, endpoint.instance()) == []
+
+
+async def test_a_worker_that_connects_back_has_accepted_the_request(
+    plane: TcpRequestPlane,
+) -> None:
+    async with fake_endpoint(lambda _: [1], fault=Fault.CALLS_WITHOUT_ACK) as endpoint:
+        for _ in range(3):
+            assert await ask(plane, endpoint.instance()) == [1]
+        assert plane.calls.matched == 3
+
+
+async def test_requests_without_an_acknowledgement_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dynctl.adapters.dynamo.request_plane._UNACKNOWLEDGED", 1)
+    plane = TcpRequestPlane(limits=RequestLimits(connections=1))
+    async with fake_endpoint(lambda _: [1], fault=Fault.CALLS_WITHOUT_ACK) as endpoint:
+        assert await ask(plane, endpoint.instance()) == [1]
+        with pytest.raises(RequestPlaneError, match="before it accepted"):
+            await ask(plane, endpoint.instance())
+        assert await ask(plane, endpoint.instance()) == [1]  # over another connection
+        await plane.close()
+
+
+def test_one_turn_of_the_event_loop_accepts_several_connections() -> None:
+    class Home(CallHome):
+        accepted = 0
+
+        def opened(self, connection: Any) -> None:
+            self.accepted += 1
+            super().opened(connection)
+
+    async def turns() -> int:
+        home = Home(strangers=64, handshake_s=LONG)
+        port = await home.port("127.0.0.1")
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(24)]
+        count = 0
+        while home.accepted < len(clients) and count < 1000:
+            await asyncio.sleep(0)
+            count += 1
+        for client in clients:
+            client.close()
+        await home.close()
+        return count
+
+    assert uvloop.run(turns()) < 12
 
 
 async def test_raw_items_are_left_undecoded(plane: TcpRequestPlane) -> None:
