@@ -260,8 +260,8 @@ function __dynctl_flags
                 '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
-                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
-                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)'
+                '--router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
+                '--no-router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers'
         case 'serve frontend'
             printf '%s\n' \
                 '--http-host'\t'Listen address' \
@@ -397,8 +397,8 @@ function __dynctl_flags
                 '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
-                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
-                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
+                '--no-router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -533,8 +533,8 @@ function __dynctl_flags
                 '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
-                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
-                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
+                '--no-router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -989,8 +989,8 @@ function __dynctl_flags
                 '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
                 '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
                 '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
-                '--router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
-                '--no-router-reset-states'\t'Drop the router state kept in JetStream at start (0.9)' \
+                '--router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
+                '--no-router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \

@@ -390,7 +390,7 @@ class RouterConfig:
         only=(Only("router_durable_kv_events"),),
         dry_run="it is what a running router does at its start",
     )
-    """Drop the router state kept in JetStream at start (0.9)."""
+    """Remove KV events and snapshot from JetStream at start, for all routers."""
 
     def __post_init__(self) -> None:
         for setting in SETTINGS.values() if _SETTINGS_READY else ():

@@ -11,7 +11,8 @@ from dynctl.screens.numbers import plural
 
 _NOTHING = {
     "reuse": "no engine reported reused prompt tokens: vLLM needs --enable-prompt-tokens-details, "
-    "SGLang --enable-cache-report, and streams stream_options.include_usage",
+    "SGLang --enable-cache-report, and streams stream_options.include_usage. Without traffic there "
+    "are no reports",
     "choice": "no request was compared; follow longer, while there is traffic: --duration SECONDS",
 }
 
@@ -29,7 +30,8 @@ def audit_screen(report: AuditReport, canvas: Canvas) -> str:
         lines += ["", table(_columns(report), report.workers, canvas).rstrip("\n")]
     lines.append("")
     if report.rate is None:
-        lines += canvas.paragraph(_NOTHING[report.compares], first="")
+        none = "no request was compared, for these reasons:" if report.skipped else None
+        lines += canvas.paragraph(none or _NOTHING[report.compares], first="")
     else:
         rate = f"{100 * report.rate:.1f} %"
         of = plural(report.requests, "request")

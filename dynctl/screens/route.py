@@ -154,7 +154,8 @@ def route_short(result: RouteResult, canvas: Canvas) -> str:
             for label, text in words.remedies(result)
             for line in canvas.paragraph(text, first=label.ljust(8))
         ]
-    lines += [f"        {text}" for text in others]
+    for text in others:
+        lines += canvas.paragraph(text, first=" " * 8)
     for verdict in words.bypass(result):
         lines += canvas.paragraph(verdict, first="hop     ")
     lines += _doubts(result, canvas, label=8)

@@ -346,7 +346,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_ROUTER_DURABLE_KV_EVENTS",
     ),
     "router_reset_states": _option(
-        "drop the router state kept in JetStream at start (0.9)",
+        "remove KV events and snapshot from JetStream at start, for all routers",
         "--router-reset-states",
         "DYN_ROUTER_RESET_STATES",
     ),

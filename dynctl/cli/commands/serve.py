@@ -129,7 +129,8 @@ ModelPath = Annotated[
     typer.Option(
         "--model-path",
         metavar="DIR",
-        help="Directory of tokenizer and chat template; without it the engines tokenize.",
+        help="Directory of tokenizer and chat template. Without it: the files of a Dynamo worker's "
+        "card, or POST /tokenize of the engines.",
         rich_help_panel=_WORKERS,
     ),
 ]
@@ -299,7 +300,7 @@ MigrationLimit = Annotated[
         min=0,
         max=1000,
         help="How often a response may go on with another Dynamo worker after its worker is lost. "
-        "[default: as the model's card says]",
+        "[default: from the model's card]",
         rich_help_panel=_DYNAMO,
     ),
 ]
@@ -428,7 +429,8 @@ def frontend(
 
     For example: dynctl serve frontend --worker http://127.0.0.1:8001,zone=zone-a --model-path DIR
 
-    With --discovery and without --worker its workers are those of a Dynamo deployment.
+    With --discovery, and without --worker, its workers are those of a Dynamo deployment: dynctl
+    serve frontend --discovery file --file-kv DIR
     """
     own = bool(worker or workers_file or router)
     dynamo = _dynamo(
@@ -505,7 +507,12 @@ def router(
     system_port: SystemPort = None,
     announce: Announce = False,
 ) -> int:
-    """Run the router alone, for other frontends: select, book and free over HTTP."""
+    """Run the router alone, for other frontends: select, book and free over HTTP.
+
+    For example: dynctl serve router --worker http://127.0.0.1:8101,name=a --model-path DIR
+
+    With --endpoint and --discovery it is a router component of a Dynamo deployment.
+    """
     dynamo = None
     if endpoint is not None:
         dynamo = _component(

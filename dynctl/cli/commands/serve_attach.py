@@ -202,7 +202,10 @@ def attach(
 ) -> int:
     """Register a vLLM or SGLang server as a worker of a Dynamo fleet, while this command runs.
 
-    Reads DYN_TOPOLOGY_* and DYN_KV_TRANSFER_* from the environment, as a worker does.
+    For example: dynctl serve attach --discovery file --file-kv DIR --engine http://127.0.0.1:8000
+    --model-path MODEL
+
+    The environment sets the topology (DYN_TOPOLOGY_*, DYN_KV_TRANSFER_*), as for Dynamo's workers.
     """
     import logging
     import os

@@ -32,7 +32,7 @@ def indexer(
         int,
         typer.Option(
             "--port", "--http-port", metavar="PORT", min=0, max=65535,
-            help="Listen port; 0: a free one.",
+            help="Listen port; 0: a free one.", rich_help_panel="Listening",
         ),
     ] = 8090,
     workers: Annotated[
@@ -103,7 +103,12 @@ def indexer(
     api_token: ApiToken = None,
     token_file: Annotated[
         Path | None,
-        typer.Option("--admin-token-file", metavar="FILE", help="File with the operators' token."),
+        typer.Option(
+            "--admin-token-file",
+            metavar="FILE",
+            help="File with the operators' token.",
+            rich_help_panel="Listening",
+        ),
     ] = None,
     index_memory: IndexMemory = "4GiB",
     log_format: LogFormat = "text",

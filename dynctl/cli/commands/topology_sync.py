@@ -23,7 +23,7 @@ def sync_topology(
         bool, typer.Option("--once", help="Look at every pod once, print the labels and end.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write nothing; say what would be written.")
+        bool, typer.Option("--dry-run", help="Write nothing; print what would be written.")
     ] = False,
     leader_elect: Annotated[
         bool,

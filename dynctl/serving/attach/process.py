@@ -57,8 +57,10 @@ async def _serve(config: AttachConfig, options: GlobalOptions, announced: bool) 
         try:
             await sidecar.start()
             _log.info(
-                "attaching %s to %s in %s; requests at %s:%d",
+                "attaching %s to %s in %s; requests at %s:%d, %s",
                 config.engine.url, config.endpoint, planes.title, config.host, sidecar.server.port,
+                "no system port" if config.system_port is None
+                else f"health and metrics at http://{config.host}:{sidecar.system.port}",
             )  # fmt: skip
             if announced:
                 announce({"request_port": sidecar.server.port, "system_port": sidecar.system.port})

@@ -303,7 +303,9 @@ class Sidecar:
             worker.role.value,
             worker.runtime_config.total_kv_blocks or 0,
             worker.block_size,
-            f"KV events of {len(sources)} ranks" if sources else "no KV events",
+            f"KV events of {len(sources)} rank{'s' * (len(sources) != 1)}"
+            if sources
+            else "no KV events",
         )
         return True
 

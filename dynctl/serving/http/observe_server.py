@@ -112,12 +112,11 @@ class ObserverProcess(Frontend):
     def log_start(self) -> None:
         router = self.service.router
         _log.info(
-            "observing %s on %s: %d workers of %s; nothing is written there and no request is "
-            "taken",
+            "observing %s on %s: %s, workers: %d; it writes nothing there and takes no requests",
             self.shadow.title,
             self.url,
-            len(router.registry),
             ", ".join(self.service.models()) or "no model",
+            len(router.registry),
         )
         _log.info(
             "choices are read from frontends with --router-mode kv --router-replica-sync, or from "

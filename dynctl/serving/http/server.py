@@ -549,6 +549,13 @@ class Frontend:
             fleet,
             len(self.fleet),
         )
+        given = (config.workers, config.workers_file, config.router_url, config.dynamo)
+        services = (config.select_service_port, config.slot_tracker_port)
+        if not any(given) and services == (None, None):
+            _log.warning(
+                "no workers are configured: every request is refused; set --worker URL or "
+                "--workers-file FILE, or use Dynamo's discovery"
+            )
         model = self.service.prefill_model
         for text in () if model is None else model.describe():
             _log.info("%s", text)

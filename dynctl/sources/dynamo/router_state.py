@@ -51,7 +51,7 @@ _DOUBTFUL: Final = (
 #: Where settings of a live router are read.
 _CARDS: Final = "the workers' cards"
 _METRICS: Final = "the frontends' /metrics"
-_BUSY_THRESHOLD: Final = "the frontends' /busy_threshold"
+_BUSY_THRESHOLD: Final = "frontend /busy_threshold"
 _DYNCTL_ONLY: Final = "Dynamo has no such setting"
 #: Settings of dynctl's own router -> their value for a router that does not have them.
 _NOT_IN_DYNAMO: Final[Mapping[str, Any]] = {

@@ -33,7 +33,11 @@ from dynctl.wire.nvext import SESSION_HEADERS, NvExt
 MAX_BYTES: Final = 512 * 1024 * 1024
 TOKEN_REQUIRED: Final = "a token is required"  # noqa: S105  not a token
 TOKEN_HINT: Final = "set DYNCTL_TOKEN, or give --token TOKEN"  # noqa: S105  not a token
-_VERSION_HINT: Final = "dynctl version --frontend URL shows what answers there"
+#: How the 404 of a Dynamo frontend and of engines for an unknown path begins.
+_NO_ROUTE: Final = ("route not found", "no route ")
+_VERSION_HINT: Final = (
+    "dynctl version --frontend URL shows what answers there; for a Dynamo add its --discovery"
+)
 
 
 class FrontendClient(HttpFrontend):
@@ -178,7 +182,7 @@ class FrontendClient(HttpFrontend):
             raise UsageProblem(f"{self.url} cannot save views (404): {message}")
         if path.startswith("/v1/decisions/") and status in (400, 404) and message:
             raise UsageProblem(f"{self.url}: {message}")
-        if status == 404 and not message:
+        if status == 404 and (not message or message.lower().startswith(_NO_ROUTE)):
             raise UsageProblem(f"{self.url}{path}: 404, not a dynctl frontend", _VERSION_HINT)
         if status == 501:
             raise UsageProblem(f"{self.url}: {message}")

@@ -143,7 +143,7 @@ async def test_settings_that_no_frontend_exports_are_unknown(
         assert (rows["overlap_score_credit"].value, rows["overlap_score_credit"].known) == (0, True)
         assert rows["router_mode"].value == "kv"
         assert rows["active_decode_blocks_threshold"].value == 0.5
-        assert rows["active_decode_blocks_threshold"].source == "the frontends' /busy_threshold"
+        assert rows["active_decode_blocks_threshold"].source == "frontend /busy_threshold"
         temperature = rows["router_temperature"]
         assert (temperature.value, temperature.known, temperature.source) == (
             None,
