@@ -5,9 +5,12 @@ Written and looked at through etcd's JSON gateway, with plain httpx and nothing 
 
 import base64
 import importlib.util
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,16 @@ class EtcdServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Its connections stay, and nothing answers on them."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         self.kill()

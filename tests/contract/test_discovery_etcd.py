@@ -106,6 +106,19 @@ async def test_a_killed_etcd_is_an_interruption_and_then_a_new_list(kind: Kind, 
     await discovery.close()
 
 
+async def test_a_frozen_etcd_is_an_interruption(server: EtcdServer):
+    """gRPC's pings find it in 15 s, where the connection itself stays."""
+    changes = Etcd3Discovery([server.url]).watch()
+    assert isinstance(await following(changes), Listed)
+    with server.frozen():
+        change = await asyncio.wait_for(anext(changes), patience(30))
+        assert isinstance(change, Interrupted), change
+    while isinstance(change, Interrupted):
+        change = await following(changes)
+    assert change == Listed((ENTRY,))
+    await changes.aclose()
+
+
 async def test_what_happened_meanwhile_is_in_the_new_list(kind: Kind, server: EtcdServer):
     discovery = kind([server.url])
     changes = discovery.watch()

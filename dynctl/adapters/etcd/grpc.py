@@ -36,6 +36,8 @@ _OPTIONS: Final = (
     # more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # Without it gRPC waits a minute for the response of a member that is frozen.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     # Sessions share no connection, so that a new one never inherits an old one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
