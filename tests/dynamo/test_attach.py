@@ -34,8 +34,14 @@ class Attached:
     """A simulated engine and its sidecar, as processes of ours."""
 
     def __init__(
-        self, group: ProcessGroup, fleet: DynamoFleet, name: str, plane: str = "zmq"
+        self,
+        group: ProcessGroup,
+        fleet: DynamoFleet,
+        name: str,
+        plane: str = "zmq",
+        role: str = "aggregated",
     ) -> None:
+        self._role = role
         self._group = group
         self._plane = plane
         self._fleet = fleet
@@ -51,11 +57,13 @@ class Attached:
         arguments += ["--model-path", str(TINY_MODEL), "--port", str(port), "--seed", "7"]
         arguments += ["--kv-events", f"tcp://127.0.0.1:{events}", "--speedup-ratio", "4"]
         arguments += ["--replay", f"tcp://127.0.0.1:{replay}", "--total-blocks", "512"]
+        arguments += ["--role", self._role]
         self.engine = self._start("engine", arguments)
         return self.engine
 
     def start_sidecar(self, *more: str) -> Process:
-        arguments = ["serve", "attach", "--engine", self.url, "--model-path", str(TINY_MODEL)]
+        engine = f"{self.url},role={self._role}"
+        arguments = ["serve", "attach", "--engine", engine, "--model-path", str(TINY_MODEL)]
         arguments += ["--system-port", str(self.ports[3]), "--event-plane", self._plane, *more]
         self.sidecar = self._start("sidecar", arguments)
         return self.sidecar
@@ -268,6 +276,29 @@ def test_our_frontend_serves_the_same(fleet: DynamoFleet, pair: tuple[Attached, 
             assert text_of(ours.complete(prompt(number), max_tokens=12)) == expected
     finally:
         group.close()
+
+
+def test_one_request_through_a_prefill_and_a_decode_engine():
+    with DynamoFleet([]) as fleet:
+        group = ProcessGroup(fleet.directory)
+        try:
+            prefill = Attached(group, fleet, "p", role="prefill")
+            decode = Attached(group, fleet, "d", role="decode")
+            workers(fleet, 2)
+            until_now(lambda: fleet.frontend.complete(prompt(80), max_tokens=1, timeout=60).ok, 30)
+            before = prefill.requests(), decode.requests()
+            for number, stream in ((81, False), (82, True)):
+                text = prompt(number)
+                answer = ask(fleet, text, 12, stream=stream)
+                placed = answer.placement
+                assert (placed.prefill, placed.decode) == (prefill.instance_id, decode.instance_id)
+                body = {"model": "tiny", "prompt": text, "max_tokens": 12}
+                own = httpx.post(f"{decode.url}/v1/completions", json=body, trust_env=False)
+                assert text_of(answer) == own.json()["choices"][0]["text"]
+            after = prefill.requests(), decode.requests()
+            assert after == (before[0] + 2, before[1] + 2)
+        finally:
+            group.close()
 
 
 def test_with_etcd_and_nats(tmp_path: Path):

@@ -361,6 +361,7 @@ class _VllmReader:
         self._usage: EngineUsage | None = None
         self._handoff: dict[str, Any] | None = None
         self._prefill = role is Role.PREFILL
+        self._tokens: list[int] = []
 
     def read(self, event: bytes) -> Iterator[EngineOutput]:
         try:
@@ -378,7 +379,9 @@ class _VllmReader:
                     "the engine does not return token ids (return_token_ids); "
                     "dynctl serve attach needs vLLM 0.10.2 or later"
                 )
-            if choice.token_ids:
+            if choice.token_ids and self._prefill:
+                self._tokens += choice.token_ids
+            elif choice.token_ids:
                 log_probs, top = _logprobs(choice)
                 yield EngineOutput(
                     token_ids=choice.token_ids,
@@ -400,9 +403,11 @@ class _VllmReader:
         if not self._ends:
             raise UpstreamFailure("reset", "the engine ended its response without a finish")
         handoff = None
+        *earlier, last = self._ends
         if self._prefill:
             handoff = {"kv_transfer_params": self._handoff}
-        *earlier, last = self._ends
+            # Dynamo's frontend looks for the hand-off in the first item and reads no further.
+            last = msgspec.structs.replace(last, token_ids=self._tokens)
         yield from earlier
         yield msgspec.structs.replace(
             last, completion_usage=self._usage, disaggregated_params=handoff

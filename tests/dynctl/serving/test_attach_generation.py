@@ -193,13 +193,14 @@ def test_prefill_and_decode_hand_over_what_the_engines_need():
     _, body = engine_body(request(stop_conditions={"max_tokens": 50}), prefill)
     assert (body["stream"], body["max_tokens"]) == (False, 1)
     assert body["kv_transfer_params"]["do_remote_decode"] is True
-    [_, end] = read(
+    [end] = read(
         _VllmReader(Role.PREFILL),
         {
             "choices": [{"index": 0, "token_ids": [9], "finish_reason": "length"}],
             "kv_transfer_params": {"remote_engine_id": "p"},
         },
     )
+    assert end.token_ids == [9]
     assert end.disaggregated_params == {"kv_transfer_params": {"remote_engine_id": "p"}}
     decode = EngineTarget("http://e:1", "tiny", role=Role.DECODE)
     result = {"disaggregated_params": end.disaggregated_params}
