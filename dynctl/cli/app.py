@@ -100,6 +100,14 @@ LOCAL = frozenset(
 )
 _MORE = "Global options (--frontend, --discovery, --demo, -n, -o, ..): dynctl options"
 _MORE_LOCAL = "Global options (-o, --no-color, --debug): dynctl options"
+#: Commands whose options for a source are others than those of _MORE.
+_MORE_OF = {
+    **dict.fromkeys(
+        ("serve frontend", "serve router", "serve attach", "serve observe"),
+        "Global options (--discovery, --file-kv, --etcd-endpoints, ..): dynctl options",
+    ),
+    "topology sync": "Global options (-n, -A, --kubeconfig, -o, ..): dynctl options",
+}
 
 #: The command that needs all other commands imported.
 WHOLE = "completion"
@@ -149,7 +157,7 @@ def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
         imported = given is None or set(path.split()) <= given
         function = with_globals(_load(place), path, local=path in LOCAL) if imported else _listed
         owner = groups[first] if second else app
-        more = _MORE_LOCAL if path in LOCAL else _MORE
+        more = _MORE_OF.get(path, _MORE_LOCAL if path in LOCAL else _MORE)
         owner.command(second or first, cls=PlainCommand, short_help=summary, epilog=more)(function)
     return app
 

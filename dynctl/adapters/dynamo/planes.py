@@ -155,8 +155,19 @@ def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
         registrar = FileRegistrar(_file_root(options))
         registrar.create()
         return registrar
+    raise _no_registration(named)
+
+
+def expect_registrar(options: GlobalOptions) -> None:
+    """Raise UsageProblem for a backend in which dynctl does not register, before it is opened."""
+    named = backend(options)
+    if named is not None and named[0] not in ("etcd", "file"):
+        raise _no_registration(named)
+
+
+def _no_registration(named: tuple[str, str] | None) -> UsageProblem:
     name, source = named or ("", "--discovery")
-    raise UsageProblem(
+    return UsageProblem(
         f"{source} {name}: dynctl does not register workers in this discovery backend",
         "Set --discovery etcd or --discovery file.",
     )

@@ -5,6 +5,7 @@ own ``/generate``. Text is the frontend's work: stop strings are not passed on, 
 text is ignored. What an engine cannot do as requested is refused by name.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ _REASONING_EXTRAS: Final = {"reasoning_ended", "reasoning_parser_kwargs"}
 _CONSTRAINTS: Final = {"json", "regex", "choice", "grammar", "whitespace_pattern", "structural_tag"}
 
 
+_log = logging.getLogger(__name__)
+
+
 class NotSupported(ErrorItem):
     """The request needs something that the engine cannot do over HTTP."""
 
@@ -90,7 +94,12 @@ class Generation:
     async def handle(self, request: PlaneRequest) -> AsyncIterator[EngineItem]:
         """The items of one answer."""
         target, body = self._target(), request.body
-        url, fields = engine_body(body, target)
+        try:
+            url, fields = engine_body(body, target)
+        except NotSupported as error:
+            # The frontend shows clients no text of workers, so the reason has to be here.
+            _log.warning("request %s is refused: %s", request.request_id, error)
+            raise
         headers = {}
         rank = body.routing.dp_rank if body.routing is not None else None
         if target.ranks > 1 and rank is not None:
@@ -119,6 +128,11 @@ class Generation:
 
     def _refusal(self, failure: UpstreamFailure) -> Exception:
         if failure.kind == "status" and failure.status in (400, 404, 413, 422):
+            # The engine's message may have parts of the prompt.
+            _log.warning(
+                "the engine refused a request with HTTP %s; its own log may have the reason",
+                failure.status,
+            )
             return ErrorItem(_message_of(failure), "InvalidArgument")
         self._failed(failure)
         # Without an end, so that the frontend may send the request to another worker.

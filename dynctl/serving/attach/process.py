@@ -7,7 +7,7 @@ from typing import Any
 
 import uvloop
 
-from dynctl.adapters.dynamo.planes import open_planes, open_registrar
+from dynctl.adapters.dynamo.planes import expect_registrar, open_planes, open_registrar
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import end_tasks
@@ -48,6 +48,7 @@ async def _serve(config: AttachConfig, options: GlobalOptions, announced: bool) 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    expect_registrar(options)
     planes = open_planes(options)
     try:
         registrar = open_registrar(options, planes.discovery)

@@ -11,10 +11,13 @@ import aiohttp
 import pytest
 
 from dynctl.adapters.dynamo.model_files import fetch_model_files
+from dynctl.adapters.dynamo.planes import expect_registrar
 from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
 from dynctl.adapters.memory import MemoryDiscovery, MemoryRegistrar
 from dynctl.adapters.ports import ChannelMessage, RequestPlaneError
 from dynctl.adapters.zmq.dynamo_events import ZmqEventPlane
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import end_tasks
 from dynctl.base.worker_environment import TopologyConfig
 from dynctl.serving.attach.card import CardOptions, read_model_files
@@ -356,3 +359,9 @@ async def test_taints_can_be_replaced_while_it_runs(lab: Lab, engine: RunningEng
             base = f"http://127.0.0.1:{sidecar.system.port}/v1/metadata/d/b/g/tiny/_base/"
             async with http.get(base + path) as answer:
                 assert answer.status == 404
+
+
+def test_a_backend_without_registration_is_refused_before_it_is_opened() -> None:
+    with pytest.raises(UsageProblem, match="does not register workers"):
+        expect_registrar(GlobalOptions(discovery="kubernetes"))
+    expect_registrar(GlobalOptions(discovery="file"))

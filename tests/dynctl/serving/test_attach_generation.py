@@ -1,19 +1,22 @@
 """What `serve attach` requests of engines, and what it makes of their answers."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from dynctl.adapters.dynamo.request_server import ErrorItem
+from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest
 from dynctl.serving.attach.generation import (
     EngineTarget,
+    Generation,
     NotSupported,
     _SglangReader,
     _VllmReader,
     engine_body,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.upstream import Upstream
 from dynctl.wire.dynamo.engine_output import EngineOutput
 from dynctl.wire.dynamo.engine_request import ReceivedRequest
 from router_core import Role
@@ -148,6 +151,17 @@ def test_what_an_engine_cannot_do_is_refused_by_name(
     with pytest.raises(NotSupported, match=named) as refused:
         engine_body(request(**fields), target)
     assert refused.value.kind == "InvalidArgument"
+
+
+async def test_a_refusal_is_logged_with_its_reason_and_without_the_prompt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = SimpleNamespace(body=request(bootstrap_info=BOOTSTRAP), request_id="r1")
+    generation = Generation(cast(Upstream, None), lambda: VLLM)
+    with pytest.raises(NotSupported):
+        await anext(generation.handle(cast(PlaneRequest, refused)))
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == "request r1 is refused: dynctl serve attach: bootstrap_info with vLLM"
 
 
 def test_what_does_not_change_the_answer_is_accepted():
