@@ -100,9 +100,9 @@ class Contestant:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
         try:
-            told = json.loads(line)
-            self.processes = told.get("processes", {}) if isinstance(told, dict) else {}
-            return int(told["port"] if isinstance(told, dict) else told)
+            answer = json.loads(line)
+            self.processes = answer.get("processes", {}) if isinstance(answer, dict) else {}
+            return int(answer["port"] if isinstance(answer, dict) else answer)
         except (ValueError, KeyError):
             raise RuntimeError(f"{self.name} did not start: {line}{self._tail()}") from None
 

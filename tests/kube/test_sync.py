@@ -211,15 +211,15 @@ def test_each_fault_is_named_and_nothing_is_invented(
             *("--kubeconfig", kubeconfig(sim, tmp_path)),
         )
         key = GROVE_LABEL if case.start.get("grove") else ZONE
-        has, told = label(sim, key=key), events(sim)
+        has, seen = label(sim, key=key), events(sim)
     row = rows(ran)[POD]
     assert (ran.code, row["state"], has) == (case.code, case.state, case.has), ran.err
     assert row["problem"] == case.problem
     # Its neighbours on the node may have the same problem; pods without one have no event.
-    assert {one for one in told if one[0] == POD} == (
+    assert {one for one in seen if one[0] == POD} == (
         {(POD, case.reason)} if case.reason else set()
     )
-    assert {reason for _, reason in told} <= {case.reason}
+    assert {reason for _, reason in seen} <= {case.reason}
     if case.state in ("missing", "repair") and not case.problem:
         assert row["message"] == "" or "replaced" in row["message"]
     else:

@@ -81,6 +81,7 @@ _MISSED: Final = 3
 _FIRST_EVENTS_S: Final = 5.0
 _GRACE_S: Final = 0.3
 """How long requests are accepted after deregistration: frontends hear of it a moment later."""
+_CLAIM_S: Final = 5.0
 _DIAL_S: Final = 1.0
 _STREAM_PROBLEMS: Final = frozenset({StreamCode.STREAM_DISCONNECTED, StreamCode.EVENTS_LOST})
 
@@ -161,6 +162,7 @@ class Sidecar:
         self._taints = config.options.taints
         self._suspect = asyncio.Event()
         self._served_at = ""
+        self._claimed = False
         self._lock = EndpointId(
             config.endpoint.namespace,
             config.endpoint.component,
@@ -281,8 +283,11 @@ class Sidecar:
         try:
             await self._check_others(worker)
             await self._follow(worker, facts, target, sources)
-            instance_id = await self.registration.start()
+            self._claimed = False
+            await self.registration.start()
             await self._check_others(None)
+            self._claimed = True
+            instance_id = await self.registration.start()
         except Unreachable as error:
             self._hold(codes.REGISTRATION_INTERRUPTED, error.message)
             return False
@@ -456,6 +461,9 @@ class Sidecar:
         if attached is None:
             return
         endpoint = config.endpoint
+        yield encode_entry(self.server.instance(self._lock, instance_id))
+        if not self._claimed:
+            return
         for rank in attached.ranks:
             rank.worker_id = instance_id
             target = self.server.instance(rank.recovery_endpoint(endpoint), instance_id)
@@ -473,7 +481,6 @@ class Sidecar:
                 )
             )
         yield encode_entry(attached.metrics.channel)
-        yield encode_entry(self.server.instance(self._lock, instance_id))
         yield encode_entry(self._card(attached.worker, instance_id))
         # Last: a frontend sends requests once it knows the instance.
         yield encode_entry(self.server.instance(endpoint, instance_id))
@@ -498,21 +505,41 @@ class Sidecar:
 
         Raises AttachedTwice, _FilesDiffer or Unreachable.
 
-        Two that start at the same time find each other after the registration: then the one with
-        the higher id leaves.
+        Each registers first that it wants the engine, and then looks at the others. Of two that
+        find each other the one with the higher id leaves; it stays only if it looked before the
+        other one was there. So the one with the lower id waits until the other has left or serves.
         """
-        own = self.registration.instance_id
+        deadline = time.monotonic() + _CLAIM_S
+        while await self._others_undecided(worker):
+            if time.monotonic() > deadline:
+                raise Unreachable("another dynctl serve attach of this engine does not decide")
+            await asyncio.sleep(_CLAIM_S / 50)
+
+    async def _others_undecided(self, worker: Worker | None) -> bool:
+        """Whether another process wants the engine and neither has it nor has left."""
+        own, undecided = self.registration.instance_id, False
         cards = []
         prefix = f"{INSTANCES}{'/'.join(self._lock)}/"
-        for listed in (await self._discovery.list()).entries:
-            entry = parse_entry(listed.key, listed.value)
+        parsed = [
+            (listed, parse_entry(listed.key, listed.value))
+            for listed in (await self._discovery.list()).entries
+        ]
+        serving = {
+            entry.instance_id
+            for _, entry in parsed
+            if isinstance(entry, Instance) and entry.endpoint == self.config.endpoint
+        }
+        for listed, entry in parsed:
             if isinstance(entry, ModelCard):
                 cards.append(entry)
             if not listed.key.startswith(prefix) or not isinstance(entry, Instance):
                 continue
-            if entry.instance_id == own or (own is not None and entry.instance_id > own):
+            if entry.instance_id == own or not await _alive(entry):
                 continue
-            if await _alive(entry):
+            higher = own is not None and entry.instance_id > own
+            if higher and entry.instance_id not in serving:
+                undecided = True
+            else:
                 where = entry.address.partition("/")[0]
                 raise AttachedTwice(
                     f"{codes.ENGINE_ALREADY_ATTACHED}: {self.config.engine.url} is attached by the "
@@ -522,6 +549,7 @@ class Sidecar:
         differs = None if worker is None else other_files(self._card(worker, 0), cards)
         if differs is not None:
             raise _FilesDiffer(differs)
+        return undecided
 
     def _set_taints(self, taints: tuple[str, ...]) -> None:
         self._taints = taints

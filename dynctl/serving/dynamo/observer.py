@@ -161,8 +161,8 @@ class Observer:
     ``on_pass`` gets the engines' forward-pass metrics, which are followed only with it. Use as an
     async context manager, or :meth:`start` and :meth:`close`, which also closes ``planes``.
 
-    A process that serves gives its ``runtime``, and is told by ``on_deployment`` what changed, and
-    by ``on_available`` which workers may get requests (None: the router is told). ``sequences``
+    A process that serves gives its ``runtime``; ``on_deployment`` gets what changed, and
+    ``on_available`` which workers may get requests (None: the router does). ``sequences``
     False: the load of other routers is not followed. ``only``: the workers of this endpoint alone,
     as one pool of workers for whole requests, whatever their role is.
     """

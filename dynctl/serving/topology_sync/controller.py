@@ -181,7 +181,7 @@ class Controller:
             try:
                 leads = election.attempt()
             except Exception:
-                # The thread must not end: without it nobody would renew.
+                # The thread must not end: without it the lease would not be renewed.
                 _log.exception("the election failed")
                 leads = election.leads
             if leads != led:

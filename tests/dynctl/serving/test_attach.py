@@ -95,9 +95,10 @@ def config(engine: str, files: Path = DEMO_MODEL_DIR, **fields: Any) -> AttachCo
 
 @asynccontextmanager
 async def attached(
-    lab: Lab, made: AttachConfig
+    lab: Lab, made: AttachConfig, registrar: MemoryRegistrar | None = None
 ) -> AsyncIterator[tuple[Sidecar, "asyncio.Task[None]"]]:
-    sidecar = Sidecar(made, lab.discovery, MemoryRegistrar(lab.discovery), TOKENIZER)
+    registrar = registrar or MemoryRegistrar(lab.discovery)
+    sidecar = Sidecar(made, lab.discovery, registrar, TOKENIZER)
     await sidecar.start()
     running = asyncio.create_task(sidecar.run())
     try:
@@ -284,6 +285,27 @@ async def test_a_second_sidecar_of_an_engine_is_refused_by_name(lab: Lab, engine
             assert second.registration.instance_id is None
         assert len(lab.entries(ModelCard)) == 1
         assert lab.instance is not None
+
+
+@pytest.mark.parametrize("_again", range(3))
+async def test_of_two_sidecars_that_start_together_one_registers(
+    lab: Lab, engine: RunningEngine, _again: int
+):
+    made = config(engine.url)
+    registrar = MemoryRegistrar(lab.discovery)
+    async with (
+        attached(lab, made, registrar) as (_, first),
+        attached(lab, made, registrar) as (_, second),
+    ):
+        done, left = await asyncio.wait(
+            [first, second], timeout=patience(20), return_when=asyncio.FIRST_COMPLETED
+        )
+        assert (len(done), len(left)) == (1, 1)
+        with pytest.raises(AttachedTwice):
+            await done.pop()
+        await until(registered(lab))
+        served = [one for one in lab.entries(Instance) if one.endpoint.name == "generate"]
+        assert len(served) == len(lab.entries(ModelCard)) == 1
 
 
 async def test_an_entry_of_a_killed_sidecar_does_not_block_the_next(

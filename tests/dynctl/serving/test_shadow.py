@@ -261,7 +261,7 @@ async def test_reads_answer_as_those_of_a_frontend(watched: Watched) -> None:
     assert view["chats"] == "dynamo"
     error = (await watched.send("POST", "/v1/route", 400, {"prompt": "x"}))["error"]
     assert "--model-path" in error["message"]
-    unknown = (await watched.get("/v1/workers/nobody", 404))["error"]["message"]
+    unknown = (await watched.get("/v1/workers/none", 404))["error"]["message"]
     assert "backend/" in unknown
 
 
