@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -129,7 +129,9 @@ class ObservedFleet(Fleet):
         worker = self._service.find_worker(text)
         return None if worker is None else self._observed(worker, self.states())
 
-    def rows(self) -> list[EngineRow | UnregisteredEngine]:
+    def row_steps(self) -> Generator[None, None, list[EngineRow | UnregisteredEngine]]:
+        # One step, so that no reading is torn; an observer keeps no client waiting.
+        yield
         states = self.states()
         return [self._observed(worker, states) for worker in self._service.router.registry]
 
