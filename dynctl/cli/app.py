@@ -104,7 +104,7 @@ _MORE_LOCAL = "Global options (-o, --no-color, --debug): dynctl options"
 _MORE_OF = {
     **dict.fromkeys(
         ("serve frontend", "serve router", "serve attach", "serve observe"),
-        "Global options (--discovery, --file-kv, --etcd-endpoints, ..): dynctl options",
+        "Global options (--discovery, --file-kv, ..): dynctl options",
     ),
     "topology sync": "Global options (-n, -A, --kubeconfig, -o, ..): dynctl options",
 }

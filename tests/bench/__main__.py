@@ -33,6 +33,7 @@ NAMES = (
     "frontend",
     "processes",
     "recovery",
+    "turns",
     "scale",
     "startup",
     "top",

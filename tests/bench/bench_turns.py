@@ -1,6 +1,6 @@
 """The CPU time of what a router does for all of its workers at once, by turn of the event loop.
 
-    python -m tests.bench.bench_turns [WORKERS]
+    python -m tests.bench.bench_turns [--workers N]
 
 A frontend that does not listen, with workers that do not exist; no requests, an empty index. Each
 row: the longest turn and the sum of all turns, in milliseconds, best of some calls.
@@ -9,7 +9,6 @@ row: the longest turn and the sum of all turns, in milliseconds, best of some ca
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -20,6 +19,7 @@ from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.fleet import Member
 from dynctl.serving.http.server import Frontend
 from router_core import LoadReported, ModelRuntimeConfig, Worker
+from tests.bench.harness import Row, bench_parser, print_table, row
 
 _CALLS: Final = 7
 
@@ -47,7 +47,7 @@ def worker(number: int) -> Worker:
     return Worker(number, f"w{number}", "m", runtime_config=card)
 
 
-async def measure(workers: int) -> None:
+async def measure(workers: int, calls: int) -> list[Row]:
     frontend = Frontend(FrontendConfig(port=0, log_level="error"), inference=False)
     service, fleet = frontend.service, frontend.fleet
     for number in range(1, workers + 1):
@@ -76,11 +76,22 @@ async def measure(workers: int) -> None:
         "GET /metrics": lambda: frontend.metrics.handle(first),
         "a worker leaves and joins": leave_and_join,
     }
+    rows: list[Row] = []
     for name, job in jobs.items():
-        found = min((turns(job()) for _ in range(_CALLS)), key=max)
-        sys.stdout.write(f"{name:30} {max(found):6.1f} ms  all {sum(found):6.1f} ms\n")
+        found = min((turns(job()) for _ in range(calls)), key=max)
+        rows.append(row(f"{name}: longest turn", "ms CPU", max(found), aim="< 10 ms"))
+        rows.append(row(f"{name}: all turns", "ms CPU", sum(found)))
     await frontend.close()
+    return rows
+
+
+def main() -> None:
+    parser = bench_parser(__doc__)
+    parser.add_argument("--workers", type=int, default=1000)
+    arguments = parser.parse_args()
+    workers, calls = (50, 1) if arguments.smoke else (arguments.workers, _CALLS)
+    print_table(f"turns of {workers:,} workers", asyncio.run(measure(workers, calls)))
 
 
 if __name__ == "__main__":
-    asyncio.run(measure(int(sys.argv[1]) if sys.argv[1:] else 1000))
+    main()
