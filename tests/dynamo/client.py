@@ -198,6 +198,15 @@ class FrontendClient:
                 counts[kind] = counts.get(kind, 0) + row["workers"]
         return counts
 
+    def accepts(self) -> bool:
+        """Whether the model is ready, which is later than its workers are counted; True before 1.3,
+        which does not say it."""
+        try:
+            status, _ = self.get(f"/v1/models/{self.model}/ready", timeout=3)
+        except OSError:
+            return False
+        return status in (200, 404)
+
     # -- how ---------------------------------------------------------------------------------------
 
     def _counts_before_1_3(self) -> dict[str, int]:

@@ -288,7 +288,10 @@ class DynamoFleet:
             self.wait_ready()
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:
-        """Wait until every frontend counts exactly the workers that run, and all ids are known."""
+        """Wait until every frontend counts exactly the workers that run, and all ids are known.
+
+        Where these can serve together, every frontend accepts requests then.
+        """
         expected: dict[str, int] = {}
         for worker in self.workers.values():
             expected[worker.plan.role] = expected.get(worker.plan.role, 0) + 1
@@ -297,8 +300,11 @@ class DynamoFleet:
             self._fail_if_ended()
             return all(worker.learn_instance_id() for worker in self.workers.values()) and all(
                 {kind: n for kind, n in frontend.worker_counts().items() if n} == expected
+                and (frontend.accepts() or not serves)
                 for frontend in self.frontends
             )
+
+        serves = "aggregated" in expected or {"prefill", "decode"} <= expected.keys()
 
         self._wait(ready, seconds, f"frontends to count {expected}")
 
