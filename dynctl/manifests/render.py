@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final, Literal
 
 from dynctl.base.errors import UsageProblem
@@ -25,6 +26,21 @@ KNOWN_LABELS: Final = {
 #: Labels that Kubernetes 1.35 copies from the node to the pod (1.33: with a feature gate).
 COPIED_BY_KUBERNETES: Final = (KNOWN_LABELS["zone"], KNOWN_LABELS["region"])
 _LONGEST: Final = 63
+
+
+class StalePolicy(StrEnum):
+    """Which labels that differ from the node's `topology sync` replaces.
+
+    A worker reads its topology once, when it starts, so a label that is replaced later does not
+    reach the router before the pod is created again.
+    """
+
+    REPORT = "report"
+    """none"""
+    STARTING = "starting"
+    """those of pods whose engine has not run yet"""
+    ALWAYS = "always"
+    """all"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +178,6 @@ def cluster_topology(kind: str, name: str, levels: Sequence[str]) -> dict[str, A
     }
 
 
-#: Which labels that differ from the node's `topology sync` replaces.
-STALE_POLICIES: Final = ("report", "starting", "always")
 #: API group, resources, verbs of `topology sync`. Nodes and topologies have no namespace.
 _CLUSTER_RULES: Final = (
     ("", ["nodes"], ["list", "watch"]),
@@ -191,8 +205,8 @@ def sync_controller(
     for option, one in (("--controller-namespace", namespace), ("--watch-namespace", watched)):
         if one is not None and (not is_domain(one) or len(one) > _LONGEST):
             raise UsageProblem(f"{option} {one}: expected lower-case letters, digits and -")
-    if stale not in STALE_POLICIES:
-        raise UsageProblem(f"--stale {stale}: expected {' or '.join(STALE_POLICIES)}")
+    if stale not in list(StalePolicy):
+        raise UsageProblem(f"--stale {stale}: expected {' or '.join(StalePolicy)}")
     if not image.strip() or image != image.strip():
         raise UsageProblem(f"--image {image!r}: expected the name of an image")
     name = "dynctl-topology-sync"

@@ -56,6 +56,7 @@ from router_core import (
     Freed,
     PrefillDone,
     Progressed,
+    Worker,
     WorkerLost,
     WorkerUpserted,
 )
@@ -123,6 +124,20 @@ class _Peer:
     freed: dict[_Key, tuple[int, float, bool]] = field(default_factory=dict)
     collected: list[SequenceAdded] | None = None
     parts: int = 0
+
+
+def foreign_booking(booking_id: str, worker: Worker, event: SequenceAdded) -> Booked:
+    """The booking of another router, as a change that is not sent on."""
+    return Booked(
+        booking_id,
+        worker.role.value,
+        event.worker_id,
+        event.dp_rank,
+        prefill_tokens=event.prefill_tokens,
+        sequence_hashes=event.token_sequence or (),
+        predicted_s=event.expected_prefill_s,
+        replica=True,
+    )
 
 
 class SharedBookings:
@@ -510,18 +525,7 @@ class ReplicaSync(SharedBookings):
         applied = False
         self._foreign.add(booking_id)
         if worker is not None:
-            applied = self._service.apply(
-                Booked(
-                    booking_id,
-                    worker.role.value,
-                    event.worker_id,
-                    event.dp_rank,
-                    prefill_tokens=event.prefill_tokens,
-                    sequence_hashes=event.token_sequence or (),
-                    predicted_s=event.expected_prefill_s,
-                    replica=True,
-                )
-            ).ok
+            applied = self._service.apply(foreign_booking(booking_id, worker, event)).ok
         if not applied:
             self.missed["unknown_worker"] += 1
         peer.bookings[key] = _Mirrored(booking_id, number, applied)

@@ -18,9 +18,9 @@ import pytest
 
 from dynctl.adapters.kubernetes.cluster import KubernetesWriter, open_cluster
 from dynctl.adapters.ports import Cluster, ClusterWriter
-from dynctl.manifests.render import sync_controller
+from dynctl.manifests.render import StalePolicy, sync_controller
 from dynctl.serving.topology_sync.controller import Controller
-from dynctl.serving.topology_sync.copies import CopyState, StalePolicy
+from dynctl.serving.topology_sync.copies import CopyState
 from dynctl.serving.topology_sync.election import DURATION_S, RENEW_S, LeaderElection
 from dynctl.serving.topology_sync.status import status_server
 from dynctl.serving.topology_sync.writing import PodSync

@@ -1,12 +1,17 @@
 """The cluster and the namespace that the options name."""
 
+from __future__ import annotations
+
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dynctl.adapters.ports import Cluster, ClusterWriter
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
+
+if TYPE_CHECKING:
+    from dynctl.adapters.kubernetes.cluster import KubernetesCluster
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -14,23 +19,24 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def open_cluster(options: GlobalOptions) -> Cluster:
     """The cluster, not connected yet. Raises UsageProblem, or Unreachable where a credential plugin
     fails."""
+    return _opened(options)
+
+
+def open_writing_cluster(options: GlobalOptions) -> tuple[Cluster, ClusterWriter]:
+    """As :func:`open_cluster`, and what writes to it."""
+    from dynctl.adapters.kubernetes.cluster import KubernetesWriter
+
+    cluster = _opened(options)
+    return cluster, KubernetesWriter(cluster)
+
+
+def _opened(options: GlobalOptions) -> KubernetesCluster:
     from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
 
     options = in_context(options)
     return kubernetes_cluster.open_cluster(
         kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
     )
-
-
-def open_writing_cluster(options: GlobalOptions) -> tuple[Cluster, ClusterWriter]:
-    """As :func:`open_cluster`, and what writes to it."""
-    from dynctl.adapters.kubernetes import cluster as kubernetes_cluster
-
-    options = in_context(options)
-    cluster = kubernetes_cluster.open_cluster(
-        kubeconfig=options.kubeconfig, context=options.kube_context, timeout=options.timeout
-    )
-    return cluster, kubernetes_cluster.KubernetesWriter(cluster)
 
 
 def namespaces_of(options: GlobalOptions, cluster: Cluster) -> str | None:

@@ -67,7 +67,8 @@ def sync_topology(
     """
     from dynctl.adapters.kubernetes.from_options import namespaces_of, open_writing_cluster
     from dynctl.base.errors import ExitCode, UsageProblem
-    from dynctl.serving.topology_sync.copies import FAILS, StalePolicy
+    from dynctl.manifests.render import StalePolicy
+    from dynctl.serving.topology_sync.copies import FAILS
     from dynctl.serving.topology_sync.writing import PodSync
 
     if stale not in list(StalePolicy):

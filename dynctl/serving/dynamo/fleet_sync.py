@@ -20,7 +20,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment
-from dynctl.serving.replicas import MOST_BOOKINGS, MOST_PEERS, SharedBookings
+from dynctl.serving.replicas import MOST_BOOKINGS, MOST_PEERS, SharedBookings, foreign_booking
 from dynctl.serving.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
@@ -33,7 +33,7 @@ from dynctl.wire.dynamo.active_sequences import (
     kind_of,
 )
 from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, ZmqTransport, encode_entry
-from router_core import Booked, Change, Expired, Freed, PrefillDone, WorkerLost
+from router_core import Change, Expired, Freed, PrefillDone, WorkerLost
 
 _log = logging.getLogger(__name__)
 
@@ -269,18 +269,7 @@ class FleetSync(SharedBookings):
             return
         booking_id = f"{event.router_id:016x}/{event.worker_id:x}.{event.dp_rank}/{key[0]}"
         self._foreign.add(booking_id)
-        applied = self._service.apply(
-            Booked(
-                booking_id,
-                worker.role.value,
-                event.worker_id,
-                event.dp_rank,
-                prefill_tokens=event.prefill_tokens,
-                sequence_hashes=event.token_sequence or (),
-                predicted_s=event.expected_prefill_s,
-                replica=True,
-            )
-        )
+        applied = self._service.apply(foreign_booking(booking_id, worker, event))
         if applied.ok:
             router.bookings[key] = booking_id
         else:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from dynctl.manifests.graphs import ClusterTopology
+from dynctl.manifests.render import StalePolicy
 from dynctl.manifests.transfer_policy import is_label_key
 from dynctl.wire.kubernetes.names import (
     CLUSTER_TOPOLOGY_ANNOTATION,
@@ -22,21 +23,6 @@ from dynctl.wire.kubernetes.names import (
 from dynctl.wire.kubernetes.objects import Node, Pod
 
 _MOST_LEVELS: Final = 16
-
-
-class StalePolicy(StrEnum):
-    """Which labels that differ from the node's are replaced.
-
-    A worker reads its topology once, when it starts, so a label that is replaced later does not
-    reach the router before the pod is created again.
-    """
-
-    REPORT = "report"
-    """none"""
-    STARTING = "starting"
-    """those of pods whose engine has not run yet"""
-    ALWAYS = "always"
-    """all"""
 
 
 class CopyState(StrEnum):

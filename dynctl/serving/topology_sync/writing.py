@@ -15,12 +15,12 @@ from dynctl.base.errors import DynctlError
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import TOPOLOGY_KINDS, ClusterTopology, topologies_of
+from dynctl.manifests.render import StalePolicy
 from dynctl.serving.telemetry.exposition import Counter, Family
 from dynctl.serving.topology_sync.copies import (
     WRITES,
     CopyState,
     LabelCopy,
-    StalePolicy,
     copies_of,
 )
 from dynctl.wire.kubernetes.forbidden import lacking
