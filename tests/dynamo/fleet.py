@@ -119,6 +119,7 @@ class DynamoFleet:
     ``nats_server`` (empty: a server of the fleet). ``blocks`` is
     each worker's number of KV blocks; ``speedup`` divides a mocker's times (0: no delays).
     ``directory`` holds logs and, for file discovery, ``kv`` (what DYN_FILE_KV names).
+    ``serves`` False: the frontends refuse every request of these workers.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class DynamoFleet:
         block_size: int = 16,
         blocks: int = 512,
         speedup: float = 10,
+        serves: bool = True,
         python: str = DYNAMO_PYTHON,
     ) -> None:
         if not python:
@@ -162,6 +164,7 @@ class DynamoFleet:
         self._worker_args = tuple(worker_args)
         self._blocks = blocks
         self._speedup = speedup
+        self._serves = serves
         self._router_mode = router_mode
         self._python = python
         self._group: ProcessGroup | None = None
@@ -290,7 +293,8 @@ class DynamoFleet:
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:
         """Wait until every frontend counts exactly the workers that run, and all ids are known.
 
-        Where these can serve together, every frontend accepts requests then.
+        Where these have every role that a request needs, and the fleet serves, every frontend
+        accepts requests then.
         """
         expected: dict[str, int] = {}
         for worker in self.workers.values():
@@ -304,8 +308,8 @@ class DynamoFleet:
                 for frontend in self.frontends
             )
 
-        serves = "aggregated" in expected or {"prefill", "decode"} <= expected.keys()
-
+        complete = "aggregated" in expected or {"prefill", "decode"} <= expected.keys()
+        serves = self._serves and complete
         self._wait(ready, seconds, f"frontends to count {expected}")
 
     def wait_until(

@@ -457,7 +457,7 @@ def test_two_components_of_one_role(finding: Callable[[str], None]) -> None:
         WorkerPlan("decode-0", "decode", kind="held"),
         WorkerPlan("decode-1", "decode", kind="held", args=("--component", "more")),
     ]
-    with DynamoFleet(plans) as fleet:
+    with DynamoFleet(plans, serves=False) as fleet:
         row = run_row(fleet, "two components of one role", [{"prompt": prompts(1, 65)[0]}])
         result = predicted(fleet, {"prompt": prompts(1, 66)[0]})
     finding(str(row))
