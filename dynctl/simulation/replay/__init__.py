@@ -1,0 +1,1 @@
+"""Replays of traces through a simulated fleet, in virtual time."""

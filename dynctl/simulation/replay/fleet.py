@@ -1,0 +1,79 @@
+"""What is simulated: the fleet, the policy of its routers, and what happens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dynctl.simulation.engine.config import EngineConfig
+from router_core import Role, RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedWorker:
+    """One engine. ``domains``: its topology (domain -> value). ``ranks``: data-parallel ranks."""
+
+    worker_id: int
+    role: Role = Role.AGGREGATED
+    domains: Mapping[str, str] = field(default_factory=dict)
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Workers that are lost at ``at`` (seconds of the trace), and return empty at ``until``.
+
+    Either one worker, or all workers with ``value`` of ``domain``. ``until`` None: never.
+    """
+
+    at: float
+    worker_id: int | None = None
+    domain: str = ""
+    value: str = ""
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    """Engines of one model and what connects them.
+
+    ``engine``: timing and cache of every engine; `total_blocks` counts blocks of `block_size`
+    tokens. ``engine.kv_transfer_domain``, ``kv_transfer_enforcement`` and
+    ``kv_transfer_preferred_weight`` are the topology policy; ``kv_transfer_cross_domain_factor``
+    is the slow link. ``events_delay_s``: time from a cache event to the router;
+    ``events_loss``: share of event batches that no router receives (0 to 1).
+    ``block_bytes``: bytes of a KV block, 0: unknown. ``losses``: workers that fail.
+    """
+
+    workers: tuple[SimulatedWorker, ...]
+    engine: EngineConfig
+    model: str = "model"
+    events_delay_s: float = 0.0
+    events_loss: float = 0.0
+    block_bytes: int = 0
+    losses: tuple[Loss, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A named setting of the routers."""
+
+    name: str
+    config: RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSync:
+    """Whether routers share their bookings: ``delay_s`` later, or not at all."""
+
+    mode: Literal["none", "delayed"] = "none"
+    delay_s: float = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Limits of a good request, in seconds; None: no limit."""
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
