@@ -1,16 +1,57 @@
-"""A recording: what a router saw and did, as records in order of time.
+"""A recording: what a router saw and did, as records in order of time, and their file.
 
 ``at`` is wall-clock seconds everywhere; a router is replayed with ``now=at``. Records have hashes
 of prompt blocks and digests, never text, token ids, salts or credentials.
+
+The file is a header, then chunks that can each be read alone. The header is :data:`MAGIC` and the
+schema (u16). A chunk is ``CHNK``, flags (u8; 1: a router can start here), the number of records
+(u32), the times of its first and last record (f64 each), the length of the payload and of what it
+decompresses to (u32 each), the payload's CRC-32 (u32), and the payload. All numbers are
+little-endian. A payload is zlib over a MessagePack array of records, each an array: its tag, then
+its fields in their order; fields that are missing at the end have their defaults. A column of
+hashes is extension 1, u64 each, or extension 2, the number of a column of the same chunk.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+import struct
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
-from router_core import Change
+from dynctl.base.decode_errors import WireError
+from router_core import (
+    BlocksRemoved,
+    BlocksStored,
+    Booked,
+    Change,
+    Cleared,
+    ConfigSet,
+    Dequeued,
+    Enqueued,
+    Expired,
+    Freed,
+    IndexConnected,
+    IndexMarked,
+    KvEvent,
+    LoadReported,
+    OutputBlock,
+    PrefillDone,
+    Progressed,
+    ThresholdsSet,
+    TransferTable,
+    TransferTableSet,
+    WindowStored,
+    Worker,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+)
 
 RecordingSource = Literal["frontend", "observe", "dynamo", "simulation"]
 
@@ -65,6 +106,9 @@ class Arrived(msgspec.Struct, frozen=True):
     ``hashes``: the sequence hashes of its full prompt blocks (each chained to its parent, salted)
     as the router uses them. ``tenant``: a digest of its cache salt, empty without one.
     ``output_limit``: the most tokens that it may generate, None without a limit.
+    ``asked``: what else decides where it may go, as far as it was given: ``required`` (taints),
+    ``preferred`` (taint -> weight), ``pin_prefill`` and ``pin_decode`` ([worker id, rank]),
+    ``allowed`` (worker ids), ``policy_class``, ``strict_priority``, ``not_modelled``.
     """
 
     at: float
@@ -79,6 +123,7 @@ class Arrived(msgspec.Struct, frozen=True):
     session: str = ""
     priority: int = 0
     output_limit: int | None = None
+    asked: dict[str, Any] = {}
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -142,3 +187,503 @@ class Noted(msgspec.Struct, frozen=True):
 
 
 Record = Start | State | Changed | Arrived | Decided | Finished | Noted
+
+
+def moved_snapshot(snapshot: dict[str, Any], by: float) -> dict[str, Any]:
+    """A router's snapshot whose times are ``by`` seconds later: those of another clock.
+
+    A service counts in seconds of its monotonic clock, a recording in wall-clock seconds.
+    """
+
+    def later(at: float | None) -> float | None:
+        return None if at is None else at + by
+
+    def learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {
+                **row,
+                **(
+                    {"blocks": [[block, at + by] for block, at in row["blocks"]]}
+                    if "blocks" in row
+                    else {}
+                ),
+                **({"at": row["at"] + by} if "at" in row else {}),
+            }
+            for row in rows
+        ]
+
+    plain = dict(snapshot)
+    plain["freshness"] = {
+        slot: [row[0], later(row[1]), later(row[2]), *row[3:]]
+        for slot, row in snapshot["freshness"].items()
+    }
+    times = ("booked_at", "seen_at", "anchor_since")
+    plain["load"] = [
+        {**row, **{name: row[name] + by for name in times if name in row}}
+        for row in snapshot["load"]
+    ]
+    busy = snapshot["busy"]
+    plain["busy"] = {
+        **busy,
+        "reported": {
+            slot: {**row, "at": later(row["at"])} for slot, row in busy["reported"].items()
+        },
+    }
+    for name in ("learned", "recent", "predicted"):
+        plain[name] = learned(snapshot.get(name, ()))
+    sessions = snapshot.get("sessions")
+    if sessions:
+        plain["sessions"] = {
+            **sessions,
+            "bound": [[*row[:-1], row[-1] + by] for row in sessions["bound"]],
+        }
+    if "queue" in snapshot:
+        # Scores keep the order of these requests among each other, and before later ones.
+        queue = snapshot["queue"]
+        entries = [[*row[:5], row[5] + by, *row[6:]] for row in queue["entries"]]
+        plain["queue"] = {**queue, "entries": entries}
+    return plain
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+SCHEMA: Final = 1
+MAGIC: Final = b"dynctl recording"
+HEADER: Final = MAGIC + struct.pack("<H", SCHEMA)
+_CHUNK: Final = struct.Struct("<4sBIddIII")
+_MARK: Final = b"CHNK"
+#: A chunk of another program, or of a damaged file, may declare any length.
+MAX_CHUNK: Final = 1 << 30
+_STARTS: Final = 1
+#: Level 1 costs a third of level 6 and saves nearly as much: hashes do not compress.
+_LEVEL: Final = 1
+_COLUMN: Final = 1
+_AGAIN: Final = 2
+_WIDE: Final = 3
+_SCANNED: Final = 1 << 20
+
+# Tags are positions: new ones come at the end, and fields of a value are added at its end.
+_RECORDS: Final[tuple[type[Any], ...]] = (Start, State, Arrived, Decided, Finished, Noted)
+_FIRST_CHANGE: Final = 16
+_CHANGES: Final[tuple[type[Any], ...]] = (
+    WorkerUpserted,
+    WorkerLost,
+    WorkerAvailability,
+    KvEvent,
+    IndexMarked,
+    IndexConnected,
+    Booked,
+    PrefillDone,
+    Progressed,
+    OutputBlock,
+    Enqueued,
+    Dequeued,
+    Freed,
+    LoadReported,
+    ThresholdsSet,
+    ConfigSet,
+    TransferTableSet,
+    Expired,
+)
+_EVENTS: Final[tuple[type[Any], ...]] = (BlocksStored, WindowStored, BlocksRemoved, Cleared)
+_COLUMNS: Final = frozenset(
+    {"hashes", "sequence_hashes", "prompt_hashes", "block_hashes", "local_hashes"}
+)
+
+
+def _names(form: type[Any]) -> tuple[str, ...]:
+    if issubclass(form, msgspec.Struct):
+        return form.__struct_fields__
+    return tuple(form.__dataclass_fields__)
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if not names:
+        return lambda value: ()
+    if len(names) == 1:
+        only = attrgetter(names[0])
+        return lambda value: (only(value),)
+    return attrgetter(*names)
+
+
+class _Form(NamedTuple):
+    """How a type is written: its tag, its fields, and which of them are columns of hashes."""
+
+    tag: int
+    form: type[Any]
+    names: tuple[str, ...]
+    get: Callable[[Any], tuple[Any, ...]]
+    columns: tuple[int, ...]
+
+
+def _form(tag: int, form: type[Any]) -> _Form:
+    names = _names(form)
+    columns = tuple(i for i, name in enumerate(names) if name in _COLUMNS)
+    return _Form(tag, form, names, _getter(names), columns)
+
+
+_OF_RECORD: Final = {form: _form(tag, form) for tag, form in enumerate(_RECORDS)}
+_OF_CHANGE: Final = {form: _form(_FIRST_CHANGE + i, form) for i, form in enumerate(_CHANGES)}
+_OF_EVENT: Final = {form: _form(tag, form) for tag, form in enumerate(_EVENTS)}
+_BY_TAG: Final = {one.tag: one for one in (*_OF_RECORD.values(), *_OF_CHANGE.values())}
+_EVENT_BY_TAG: Final = {one.tag: one for one in _OF_EVENT.values()}
+
+
+class ChunkHeader(NamedTuple):
+    """A chunk at ``offset`` of the file. ``starts``: a router can start at one of its records."""
+
+    offset: int
+    starts: bool
+    records: int
+    first: float
+    last: float
+    length: int
+    plain_length: int
+    crc: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + _CHUNK.size + self.length
+
+
+class ChunkWriter:
+    """Encodes records into the bytes of one chunk; then it begins the next one.
+
+    :meth:`add` is cheap enough for an event loop; :meth:`take` gives what :func:`packed` compresses
+    in another thread.
+    """
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parts: list[bytes] = []
+        self._columns: dict[int, tuple[int, Sequence[int]]] = {}
+        self._first = self._last = 0.0
+        self._starts = False
+        #: Bytes of the chunk so far.
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Changed):
+            self.add_change(record.at, record.change)
+            return
+        form = _OF_RECORD[type(record)]
+        values = [form.tag, *form.get(record)]
+        for i in form.columns:
+            values[i + 1] = self._column(values[i + 1])
+        if isinstance(record, Start):
+            values[-1] = sorted(record.complete)
+        self._starts = self._starts or isinstance(record, State)
+        self._append(record.at, values)
+
+    def add_change(self, at: float, change: Change) -> None:
+        """As :meth:`add` of a :class:`Changed`."""
+        form = _OF_CHANGE[type(change)]
+        values = [form.tag, at, *form.get(change)]
+        for i in form.columns:
+            values[i + 2] = self._column(values[i + 2])
+        if isinstance(change, KvEvent):
+            values[-1] = self._event(change.event)
+        elif isinstance(change, WorkerUpserted):
+            values[-1] = change.worker.to_dict()
+        elif isinstance(change, TransferTableSet) and change.table is not None:
+            values[-1] = change.table.to_dict()
+        self._append(at, values)
+
+    def take(self) -> PlainChunk:
+        """What was added since the last call."""
+        count = len(self._parts)
+        body = b"".join((b"\xdd", count.to_bytes(4, "big"), *self._parts))
+        chunk = PlainChunk(self._starts, count, self._first, self._last, body)
+        self._begin()
+        return chunk
+
+    def _append(self, at: float, values: list[Any]) -> None:
+        if not self._parts:
+            self._first = at
+        self._last = at
+        part = self._encoder.encode(values)
+        self._parts.append(part)
+        self.size += len(part)
+
+    def _event(self, event: Any) -> list[Any]:
+        form = _OF_EVENT[type(event)]
+        values = [form.tag, *form.get(event)]
+        for i in form.columns:
+            values[i + 1] = self._column(values[i + 1])
+        return values
+
+    def _column(self, hashes: Sequence[int]) -> Any:
+        if not hashes:
+            return None
+        known = self._columns.get(id(hashes))
+        if known is not None:
+            return msgspec.msgpack.Ext(_AGAIN, known[0].to_bytes(4, "little"))
+        # The reference keeps the id from being used again in this chunk.
+        self._columns[id(hashes)] = (len(self._columns), hashes)
+        try:
+            column = array("Q", hashes)
+        except (OverflowError, TypeError):
+            text = ",".join(map(str, hashes))
+            return msgspec.msgpack.Ext(_WIDE, text.encode())
+        if _BIG_ENDIAN:
+            column.byteswap()
+        return msgspec.msgpack.Ext(_COLUMN, column.tobytes())
+
+
+_BIG_ENDIAN: Final = struct.pack("=H", 1) != struct.pack("<H", 1)
+
+
+class PlainChunk(NamedTuple):
+    """A chunk before compression."""
+
+    starts: bool
+    records: int
+    first: float
+    last: float
+    body: bytes
+
+
+def packed(chunk: PlainChunk) -> bytes:
+    """The bytes of a chunk in the file. Most of its time the interpreter lock is free."""
+    payload = zlib.compress(chunk.body, _LEVEL)
+    head = _CHUNK.pack(
+        _MARK,
+        _STARTS if chunk.starts else 0,
+        chunk.records,
+        chunk.first,
+        chunk.last,
+        len(payload),
+        len(chunk.body),
+        zlib.crc32(payload),
+    )
+    return head + payload
+
+
+def encode_records(records: Sequence[Record], per_chunk: int = 4096) -> bytes:
+    """A whole file."""
+    parts, writer = [HEADER], ChunkWriter()
+    for at in range(0, len(records), per_chunk):
+        for record in records[at : at + per_chunk]:
+            writer.add(record)
+        parts.append(packed(writer.take()))
+    return b"".join(parts)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+class RecordingFile:
+    """A recording that is read from its file, in parts.
+
+    Opening raises WireError for what is not a recording and for a newer schema; reading raises it
+    for a damaged chunk, unless ``skip_bad``. A file that ends within a chunk is read up to there.
+    """
+
+    def __init__(self, path: Path, *, skip_bad: bool = False) -> None:
+        self.path = path
+        self.skip_bad = skip_bad
+        #: Chunks that were left out, and why; the offset at which the file is cut, None: whole.
+        self.skipped: list[str] = []
+        self.cut: int | None = None
+        with path.open("rb") as file:
+            self._check_header(file.read(len(HEADER)))
+
+    def headers(self) -> Iterator[ChunkHeader]:
+        """The headers of all whole chunks; no payload is read."""
+        self.cut = None
+        self.skipped.clear()
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            at = len(HEADER)
+            while at < size:
+                file.seek(at)
+                header = _header(file.read(_CHUNK.size), at)
+                if header is None and size - at >= _CHUNK.size:
+                    self._bad(at, "no chunk begins here")
+                    found = _next_mark(file, at + 1)
+                    if found is None:
+                        return
+                    at = found
+                    continue
+                if header is None or header.end > size:
+                    self.cut = at
+                    return
+                yield header
+                at = header.end
+
+    def records(self, header: ChunkHeader) -> list[Record]:
+        """The records of one chunk; none of a bad one with ``skip_bad``."""
+        with self.path.open("rb") as file:
+            file.seek(header.offset + _CHUNK.size)
+            payload = file.read(header.length)
+        try:
+            return decode_chunk(header, payload)
+        except WireError as error:
+            self._bad(header.offset, error.problem)
+            return []
+
+    def __iter__(self) -> Iterator[Record]:
+        """All records. What is missing is a Noted at its place."""
+        last, told = 0.0, 0
+        for header in self.headers():
+            last = header.last
+            yield from self.records(header)
+            for text in self.skipped[told:]:
+                yield Noted(header.first, "skipped", str(self.path.name), "", text)
+            told = len(self.skipped)
+        for text in self.skipped[told:]:
+            yield Noted(last, "skipped", str(self.path.name), "", text)
+        if self.cut is not None:
+            text = f"the file is cut at byte {self.cut:,}; what follows is missing"
+            yield Noted(last, "cut", str(self.path.name), "", text)
+
+    def _check_header(self, head: bytes) -> None:
+        if not head.startswith(MAGIC) or len(head) < len(HEADER):
+            raise WireError(str(self.path), "is not a recording; make one: dynctl record -o FILE")
+        schema = struct.unpack("<H", head[len(MAGIC) :])[0]
+        if schema > SCHEMA:
+            raise WireError(
+                str(self.path),
+                f"a recording of schema {schema}; this dynctl reads up to {SCHEMA}: "
+                "use the dynctl that made it, or a newer one",
+            )
+
+    def _bad(self, offset: int, why: str) -> None:
+        text = f"bytes from {offset:,}: {why}"
+        if not self.skip_bad:
+            raise WireError(str(self.path), f"{text}; --skip-bad leaves damaged chunks out")
+        self.skipped.append(text)
+
+
+def read_recording(path: Path, *, skip_bad: bool = False) -> Iterator[Record]:
+    """The records of a file in their order, one chunk in memory at a time.
+
+    A cut end and, with ``skip_bad``, damaged chunks become Noted records (``cut``, ``skipped``).
+    Raises WireError naming the file, the offset and what is wrong; OSError.
+    """
+    yield from RecordingFile(path, skip_bad=skip_bad)
+
+
+def chunk_header(data: bytes, offset: int = 0) -> ChunkHeader | None:
+    """The header at the beginning of ``data``; None while it is not complete. Raises WireError."""
+    if len(data) < _CHUNK.size:
+        return None
+    header = _header(data[: _CHUNK.size], offset)
+    if header is None:
+        raise WireError("recording", f"no chunk begins at byte {offset:,}")
+    return header
+
+
+def _header(data: bytes, offset: int) -> ChunkHeader | None:
+    if len(data) < _CHUNK.size:
+        return None
+    mark, flags, records, first, last, length, plain, crc = _CHUNK.unpack(data)
+    if mark != _MARK or length > MAX_CHUNK or plain > MAX_CHUNK:
+        return None
+    return ChunkHeader(offset, bool(flags & _STARTS), records, first, last, length, plain, crc)
+
+
+def _next_mark(file: BinaryIO, at: int) -> int | None:
+    """The offset of the next mark of a chunk from ``at`` on."""
+    kept = b""
+    while True:
+        file.seek(at)
+        block = file.read(_SCANNED)
+        if not block:
+            return None
+        found = (kept + block).find(_MARK)
+        if found >= 0:
+            return at - len(kept) + found
+        kept, at = block[-3:], at + len(block)
+
+
+def decode_chunk(header: ChunkHeader, payload: bytes) -> list[Record]:
+    """The records of a payload; raises WireError."""
+    if zlib.crc32(payload) != header.crc:
+        raise WireError("recording", "the chunk's checksum does not match: it is damaged")
+    try:
+        unpacker = zlib.decompressobj()
+        body = unpacker.decompress(payload, header.plain_length + 1)
+        if len(body) != header.plain_length or not unpacker.eof:
+            raise WireError("recording", f"expected {header.plain_length:,} bytes in the chunk")
+        columns: list[tuple[int, ...]] = []
+        rows = msgspec.msgpack.decode(body, ext_hook=lambda code, data: _ext(columns, code, data))
+        if not isinstance(rows, list) or len(rows) != header.records:
+            raise WireError("recording", f"expected {header.records:,} records in the chunk")
+        return [_record(row) for row in rows]
+    except (
+        zlib.error, msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError,
+    ) as error:  # fmt: skip
+        raise WireError("recording", f"invalid chunk: {str(error)[:200]}") from None
+
+
+def _ext(columns: list[tuple[int, ...]], code: int, data: memoryview) -> tuple[int, ...]:
+    if code == _AGAIN:
+        return columns[int.from_bytes(data, "little")]
+    if code == _COLUMN:
+        column = array("Q")
+        column.frombytes(data)
+        if _BIG_ENDIAN:
+            column.byteswap()
+        hashes = tuple(column)
+    elif code == _WIDE:
+        hashes = tuple(map(int, bytes(data).decode().split(",")))
+    else:
+        raise ValueError(f"extension {code} is not known")
+    columns.append(hashes)
+    return hashes
+
+
+def _record(row: list[Any]) -> Record:
+    form = _BY_TAG.get(row[0])
+    if form is None:
+        raise ValueError(f"record of kind {row[0]} is not known")
+    if form.tag < _FIRST_CHANGE:
+        values = dict(zip(form.names, row[1:], strict=False))
+        for i in form.columns:
+            values[form.names[i]] = values[form.names[i]] or ()
+        return msgspec.convert(values, form.form)  # type: ignore[no-any-return]
+    values = dict(zip(form.names, row[2:], strict=False))
+    change: Any = form.form(**_converted(form, values))
+    at = row[1]
+    if not isinstance(at, float):
+        raise ValueError(f"expected a time, got {at!r}")
+    return Changed(at, change)
+
+
+def _converted(form: _Form, values: dict[str, Any]) -> dict[str, Any]:
+    for i in form.columns:
+        name = form.names[i]
+        values[name] = values.get(name) or ()
+    if form.form is KvEvent:
+        tag, *fields = values["event"]
+        event = _EVENT_BY_TAG[tag]
+        values["event"] = event.form(
+            **_converted(event, dict(zip(event.names, fields, strict=False)))
+        )
+    elif form.form is WorkerUpserted:
+        values["worker"] = Worker.from_dict(values["worker"])
+    elif form.form is TransferTableSet and values.get("table") is not None:
+        values["table"] = TransferTable.from_dict(values["table"])
+    elif form.form is Enqueued and values.get("lane") is not None:
+        values["lane"] = tuple(values["lane"])
+    elif form.form is Dequeued:
+        values["credits"] = tuple((name, credit) for name, credit in values.get("credits", ()))
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """What MessagePack has no form for: mappings and sequences of other types."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (frozenset, set)):
+        return sorted(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be recorded")

@@ -1,0 +1,314 @@
+"""The file of a recording: every record survives it, and a damaged file gives what is whole."""
+
+import math
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynctl.base.decode_errors import WireError
+from dynctl.documents import recording as r
+from dynctl.documents.recording import (
+    HEADER,
+    MAGIC,
+    Arrived,
+    Changed,
+    Decided,
+    Finished,
+    Noted,
+    Record,
+    RecordingFile,
+    Start,
+    State,
+    encode_records,
+    moved_snapshot,
+    read_recording,
+)
+from router_core import (
+    Booked,
+    Change,
+    Enqueued,
+    KvEvent,
+    Router,
+    RouterConfig,
+    RoutingRequest,
+    TransferTable,
+    Worker,
+    WorkerUpserted,
+)
+from router_core.changes import LoadReported
+from router_core.events import BlocksRemoved, BlocksStored, CacheEvent
+from router_core.transfer import Link
+from router_core.workers import ModelRuntimeConfig, Role
+
+U64 = st.integers(0, 2**64 - 1)
+HASHES = st.lists(U64, max_size=6).map(tuple)
+TEXT = st.text(max_size=12)
+TIMES = st.floats(0, 4e9)
+WORKERS = st.builds(
+    Worker,
+    worker_id=U64,
+    name=st.text("abc-", min_size=1, max_size=8),
+    model=st.text("abc-", min_size=1, max_size=8),
+    role=st.sampled_from(Role),
+    block_size=st.integers(1, 256),
+    runtime_config=st.builds(
+        ModelRuntimeConfig,
+        total_kv_blocks=st.none() | st.integers(1, 10**6),
+        data_parallel_size=st.integers(1, 4),
+        topology_domains=st.dictionaries(
+            st.sampled_from(["zone", "rack"]), st.sampled_from(["a", "b"]), max_size=2
+        ),
+    ),
+    kv_events=st.booleans(),
+    endpoint=st.none() | st.just("http://127.0.0.1:1"),
+    aliases=st.lists(st.text("xyz", min_size=1, max_size=3), max_size=2).map(tuple),
+)
+TABLES = st.builds(
+    TransferTable,
+    levels=st.just((("rack", Link(0.001, 1e9)), ("zone", Link(0.01, 1e8)))),
+    beyond=st.just(Link(0.1, 1e7)),
+    bytes_per_token=st.none() | st.floats(1, 1e6),
+    by_model=st.dictionaries(st.sampled_from(["m"]), st.floats(1, 1e6), max_size=1),
+)
+PLAIN = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(0, 1) | TEXT
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "block_hashes": HASHES,
+    "local_hashes": HASHES,
+    "sequence_hashes": HASHES,
+    "prompt_hashes": HASHES,
+    "worker": WORKERS,
+    "table": st.none() | TABLES,
+    "values": st.dictionaries(TEXT, PLAIN, max_size=3),
+    "lane": st.none() | st.tuples(U64, st.none() | st.integers(0, 7)),
+    "credits": st.lists(st.tuples(TEXT, st.integers(0, 99)), max_size=2).map(tuple),
+}
+
+
+def strategy(form: type[Any]) -> st.SearchStrategy[Any]:
+    """All values of one type of change or event."""
+    return st.builds(form, **{n: FIELDS[n] for n in form.__dataclass_fields__ if n in FIELDS})
+
+
+FIELDS["event"] = st.one_of([strategy(one) for one in get_args(CacheEvent)])
+CHANGES = st.one_of([strategy(one) for one in get_args(Change)])
+
+
+def written(records: list[Record], tmp: Path) -> Path:
+    path = tmp / "r.dynrec"
+    path.write_bytes(encode_records(records, per_chunk=3))
+    return path
+
+
+def test_every_type_of_change_and_event_has_a_tag() -> None:
+    assert set(r._OF_CHANGE) == set(get_args(Change))
+    assert set(r._OF_EVENT) == set(get_args(CacheEvent))
+    assert {*r._OF_RECORD, Changed} == set(get_args(Record))
+
+
+@given(st.lists(st.builds(Changed, TIMES, CHANGES), max_size=8))
+def test_changes_round_trip(tmp_path_factory: pytest.TempPathFactory, made: list[Record]) -> None:
+    path = written(made, tmp_path_factory.mktemp("r"))
+    assert list(read_recording(path)) == made
+
+
+@given(
+    st.lists(
+        st.builds(
+            Arrived,
+            at=TIMES,
+            isl_tokens=st.integers(0, 10**6),
+            block_size=st.integers(1, 256),
+            hashes=HASHES,
+            asked=st.dictionaries(TEXT, PLAIN, max_size=2),
+        )
+        | st.builds(Decided, at=TIMES, cost=st.none() | st.floats(0, 1e6), document=st.binary())
+        | st.builds(Finished, at=TIMES, ttft_s=st.none() | st.floats(0, 100))
+        | st.builds(Noted, at=TIMES)
+        | st.builds(
+            Start,
+            at=TIMES,
+            settings=st.dictionaries(TEXT, PLAIN, max_size=3),
+            complete=st.frozensets(st.sampled_from(r.KINDS)),
+        ),
+        max_size=8,
+    )
+)
+def test_other_records_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, made: list[Record]
+) -> None:
+    path = written(made, tmp_path_factory.mktemp("r"))
+    assert list(read_recording(path)) == made
+
+
+def test_hashes_that_are_not_u64_round_trip(tmp_path: Path) -> None:
+    made: list[Record] = [Changed(1.0, KvEvent(1, 0, BlocksRemoved((-1, 2**70))))]
+    assert list(read_recording(written(made, tmp_path))) == made
+
+
+GOLDEN: list[Record] = [
+    Start(
+        1000.0, "frontend", "r1", "0.1.0", {"router_mode": "kv"}, {"m": 16},
+        complete=frozenset({"arrivals"}),
+    ),
+    State(1000.5, {"schema": 1}),
+    Arrived(1001.0, "a", "m", 32, 16, (1, 2)),
+    Changed(1001.0, Booked("a", "aggregated", 7, 0, 32, (1, 2))),
+    Decided(1001.0, "a", "m", None, (7, 0), 0.0, 0.0, 2.0, None, why="load"),
+    Changed(1001.5, KvEvent(7, 0, BlocksStored(None, (9, 8), (3, 4)))),
+    Finished(1002.0, "a", 200, "success", 32, 16, 5, 0.1),
+    Noted(1003.0, "stopped", "recording", text="the end"),
+]  # fmt: skip
+
+
+def test_the_bytes_of_a_file_stay_readable(tmp_path: Path) -> None:
+    """Files of this version are read by all later ones: the bytes are part of the test."""
+    golden = Path(__file__).parent / "golden.dynrec"
+    assert golden.read_bytes()[: len(HEADER)] == HEADER
+    assert list(read_recording(golden)) == GOLDEN
+    # zlib may compress otherwise; what it decompresses to is fixed.
+    mine, theirs = written(GOLDEN, tmp_path), RecordingFile(golden)
+    for one, other in zip(RecordingFile(mine).headers(), theirs.headers(), strict=True):
+        assert one.records == other.records
+        assert one.first == other.first
+        assert plain(mine, one) == plain(golden, other)
+
+
+def plain(path: Path, header: r.ChunkHeader) -> bytes:
+    return zlib.decompress(path.read_bytes()[header.end - header.length : header.end])
+
+
+def test_a_file_cut_anywhere_gives_every_whole_chunk(tmp_path: Path) -> None:
+    whole = encode_records(GOLDEN, per_chunk=3)
+    path = tmp_path / "whole"
+    path.write_bytes(whole)
+    ends = {header.end: header for header in RecordingFile(path).headers()}
+    assert list(ends)[-1] == len(whole)
+    cut = tmp_path / "cut"
+    for length in range(len(HEADER), len(whole)):
+        cut.write_bytes(whole[:length])
+        file = RecordingFile(cut)
+        kept = sum(h.records for end, h in ends.items() if end <= length)
+        found = list(file)
+        assert found[:kept] == GOLDEN[:kept]
+        begins = max([len(HEADER), *(end for end in ends if end <= length)])
+        if begins == length:
+            assert file.cut is None
+            assert len(found) == kept
+        else:
+            assert file.cut == begins
+            (noted,) = found[kept:]
+            assert isinstance(noted, Noted)
+            assert noted.kind == "cut"
+            assert f"byte {begins:,}" in noted.text
+
+
+def test_a_damaged_chunk_is_named_or_skipped(tmp_path: Path) -> None:
+    whole = encode_records(GOLDEN, per_chunk=3)
+    path = tmp_path / "damaged"
+    path.write_bytes(whole)
+    second = list(RecordingFile(path).headers())[1]
+    for offset in (second.offset, second.offset + 30, second.end - 1):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 0xFF
+        path.write_bytes(damaged)
+        with pytest.raises(WireError, match=f"{path}: bytes from {second.offset:,}: .*--skip-bad"):
+            list(read_recording(path))
+        found = list(read_recording(path, skip_bad=True))
+        kept = [one for one in found if not isinstance(one, Noted) or one.kind != "skipped"]
+        assert kept == GOLDEN[:3] + GOLDEN[6:]
+        assert len(kept) < len(found)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_any_damage_is_an_error_with_a_name(
+    tmp_path_factory: pytest.TempPathFactory, place: int, byte: int
+) -> None:
+    data = bytearray(encode_records(GOLDEN, per_chunk=3))
+    data[place % len(data)] = byte
+    path = tmp_path_factory.mktemp("r") / "damaged"
+    path.write_bytes(data)
+    with suppress(WireError):
+        list(read_recording(path))
+    list_of = list(read_recording(path, skip_bad=True)) if data[:18] == HEADER else []
+    assert all(isinstance(one, get_args(Record)) for one in list_of)
+
+
+def test_what_is_not_a_recording_and_what_is_newer_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"{}")
+    with pytest.raises(WireError, match=r"is not a recording; make one: dynctl record -o FILE"):
+        list(read_recording(path))
+    path.write_bytes(MAGIC + struct.pack("<H", 9))
+    with pytest.raises(WireError, match=r"a recording of schema 9; this dynctl reads up to 1"):
+        list(read_recording(path))
+
+
+def test_a_chunk_says_its_time_and_where_a_router_can_start(tmp_path: Path) -> None:
+    path = written(GOLDEN, tmp_path)
+    headers = list(RecordingFile(path).headers())
+    assert [(h.first, h.last, h.starts, h.records) for h in headers] == [
+        (1000.0, 1001.0, True, 3),
+        (1001.0, 1001.5, False, 3),
+        (1002.0, 1003.0, False, 2),
+    ]
+
+
+def busy_router(at: float) -> Router:
+    """A router with every kind of state that has a time, made at ``at``."""
+    config = RouterConfig().with_values(
+        {
+            "router_session_affinity_ttl_secs": 60.0,
+            "router_queue_threshold": 1.0,
+            "router_prefill_load_model": "measured",
+        }
+    )
+    router = Router(config, exact_reuse=True, learns=True)
+    for worker_id, events in ((1, True), (2, False)):
+        runtime = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=64)
+        router.apply(
+            WorkerUpserted(
+                Worker(worker_id, f"w{worker_id}", "m", runtime_config=runtime, kv_events=events)
+            ),
+            at,
+        )
+    stored = BlocksStored(None, (11, 12), (21, 22))
+    router.apply(KvEvent(1, 0, stored), at + 1)
+    router.apply(LoadReported(1, 0, kv_used_blocks=3), at + 2)
+    for worker_id in (1, 2):
+        router.apply(
+            Booked(
+                f"r{worker_id}", "aggregated", worker_id, 0, 64, (1, 2, 3, 4), 0, (1, 2, 3, 4),
+                predicted_s=2.0, session=f"s{worker_id}",
+            ),
+            at + 3,
+        )  # fmt: skip
+    router.apply(Enqueued("q", "m", "default", 32, 0, at + 3.5), at + 3.5)
+    return router
+
+
+def test_a_snapshot_moves_to_another_clock(tmp_path: Path) -> None:
+    here, there = busy_router(100.0), busy_router(1_700_000_100.0)
+    moved = moved_snapshot(here.snapshot(), 1_700_000_000.0)
+    wanted = there.snapshot()
+    for plain in (moved, wanted):  # scores are relative to the clock
+        for row in plain.get("queue", {}).get("entries", ()):
+            row[7] = 0.0
+    assert moved == wanted
+    path = written([State(1.0, moved)], tmp_path)
+    (state,) = read_recording(path)
+    assert isinstance(state, State)
+    restored, now = Router.restore(state.snapshot), 1_700_000_104.0
+    for router in (restored, there):
+        router.advance(now)
+    request = RoutingRequest("x", "m", 64, 16, (1, 2, 3, 4))
+    assert restored.plan(request).final.costs == there.plan(request).final.costs
+    assert math.isclose(restored.load.prefill_tokens[0], there.load.prefill_tokens[0])
