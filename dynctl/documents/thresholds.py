@@ -160,11 +160,43 @@ class Waited(msgspec.Struct, frozen=True):
     untold: list[str] = []
 
 
+CanaryState = Literal["held", "breached", "unproven", "lost", "changed", "interrupted"]
+"""How the watching of a canary ended. ``held``: every condition was measured and never breached;
+``unproven``: there were too few requests to know; ``lost``: a replica stopped answering;
+``changed``: a replica restarted, or another operator set its thresholds."""
+
+
+class CanaryCondition(msgspec.Struct, frozen=True):
+    """One condition of a canary. ``state``: held, breached or unknown.
+
+    ``value`` and ``limit``: a share (0..1) or seconds; ``value`` None: unknown. ``requests``: those
+    that it was measured on.
+    """
+
+    condition: str
+    state: Literal["held", "breached", "unknown"]
+    value: float | None
+    limit: float
+    requests: int
+
+
+class CanaryVerdict(msgspec.Struct, frozen=True):
+    """How a canary of the thresholds ``values`` ended after ``seconds``; they stayed only where
+    ``kept``."""
+
+    state: CanaryState
+    seconds: float
+    why: str
+    conditions: list[CanaryCondition]
+    values: dict[str, float | int | None]
+    kept: bool
+
+
 class ThresholdChange(msgspec.Struct, frozen=True):
     """The values before and after a change, on the first replica.
 
     ``applied`` is False for a dry run, and where no value stayed set. ``agree``: all replicas have
-    the same values afterwards. ``waited`` is None without --wait.
+    the same values afterwards. ``waited`` is None without --wait, ``canary`` without --canary.
     """
 
     source: str
@@ -175,6 +207,7 @@ class ThresholdChange(msgspec.Struct, frozen=True):
     replicas: list[ReplicaChange] = []
     agree: bool = True
     waited: Waited | None = None
+    canary: CanaryVerdict | None = None
     notes: list[str] = []
     kind: str = "ThresholdChange"
     schema: int = SCHEMA

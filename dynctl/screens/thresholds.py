@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from dynctl.documents.thresholds import (
+    CanaryVerdict,
     RankEffect,
     ReplicaChange,
     ReplicaThresholds,
@@ -122,7 +124,16 @@ _SIGNALS: list[Column[SignalRow]] = [
 def threshold_change(result: ThresholdChange, canvas: Canvas) -> str:
     """Before -> after, then the ranks whose state changes."""
     tried = all(one.state == "tried" for one in result.replicas)
-    verb = "set" if result.applied else "dry run, nothing was set" if tried else "not set"
+    reverted = result.canary is not None and not result.canary.kept
+    verb = (
+        "set"
+        if result.applied
+        else "set back"
+        if reverted
+        else "dry run, nothing was set"
+        if tried
+        else "not set"
+    )
     lines = [f"{result.after.model}: {verb}"]
     for name, heading, unit in THRESHOLDS:
         before, after = getattr(result.before, name), getattr(result.after, name)
@@ -139,6 +150,9 @@ def threshold_change(result: ThresholdChange, canvas: Canvas) -> str:
     if result.waited is not None:
         lines.append("")
         lines += _waited(result.waited, canvas)
+    if result.canary is not None:
+        lines.append("")
+        lines += _canary(result.canary, canvas)
     for note in result.notes:
         lines += canvas.paragraph(note, first="note: ")
     return "\n".join(lines) + "\n"
@@ -199,6 +213,35 @@ def _waited(waited: Waited, canvas: Canvas) -> Iterator[str]:
             yield from canvas.paragraph(text, first="  ", rest="    ")
     for text in waited.untold:
         yield from canvas.paragraph(text, first="unknown: ")
+
+
+_CANARY_ENDS: Final = {
+    "held": "kept: every condition held",
+    "breached": "set back: a condition was breached",
+    "unproven": "set back: a condition could not be measured",
+    "lost": "set back: a replica was lost",
+    "changed": "set back: the thresholds of a replica changed",
+    "interrupted": "set back: the canary was interrupted",
+}
+
+
+def _canary(verdict: CanaryVerdict, canvas: Canvas) -> Iterator[str]:
+    headings = {name: heading for name, heading, _ in THRESHOLDS}
+    tried = ", ".join(f"{headings[name]} {_limit(one)}" for name, one in verdict.values.items())
+    text = f"canary with {tried} for {age(verdict.seconds)}; {_CANARY_ENDS[verdict.state]}"
+    yield from canvas.paragraph(text, first="", rest="  ")
+    if verdict.why:
+        yield from canvas.paragraph(verdict.why, first="  ", rest="    ")
+    for one in verdict.conditions:
+        value = "unknown" if one.value is None else _measured(one.condition, one.value)
+        text = f"{one.state:<9} {one.condition}: {value} on {plural(one.requests, 'request')}"
+        yield from canvas.paragraph(text, first="  ", rest="    ")
+
+
+def _measured(condition: str, value: float) -> str:
+    if condition.startswith(("ttft", "itl")):
+        return f"{value * 1e3:,.0f} ms" if value < 1 else f"{value:,.2f} s"
+    return f"{value:.2%}"
 
 
 def _limit(value: float | None) -> str:

@@ -105,6 +105,10 @@ class HttpFrontend:
         """The response to a request that succeeded. Raises DynctlError."""
         raise NotImplementedError
 
+    def metrics_body(self) -> bytes:
+        """The body of ``GET /metrics``."""
+        return self.send("GET", "/metrics").content
+
     def models(self) -> list[str]:
         return [row.id for row in self.model_rows()]
 

@@ -1,6 +1,9 @@
 """`dynctl thresholds get`, `set` and `watch`."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -109,12 +112,42 @@ def set_thresholds(
             "30s.",
         ),
     ] = None,
+    canary: Annotated[
+        float | None,
+        typer.Option(
+            "--canary",
+            parser=seconds,
+            metavar="DURATION",
+            help="Watch for this long, and set the old values back unless every --revert-if was "
+            "measured and held: 10m.",
+        ),
+    ] = None,
+    revert_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--revert-if",
+            metavar="CONDITION",
+            help="What ends a --canary: refused, errors, hits, ttft_pNN or itl_pNN, then > or < "
+            "and a limit: 'refused>1%', 'ttft_p99>2s'. Can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    min_requests: Annotated[
+        int,
+        typer.Option(
+            "--min-requests",
+            metavar="N",
+            min=1,
+            max=1_000_000,
+            help="Requests that a condition of a --canary needs before it is believed.",
+        ),
+    ] = 50,
 ) -> int:
     """Set busy thresholds on every replica. `none` disables one; the others keep their values.
 
     Shows the values before and after, and which ranks become busy or calm. Each replica is read
     back; if one fails, the others get their old values back. Exit code 1: replicas have different
-    thresholds, 4: --wait timed out.
+    thresholds, or a canary set the old values back, 4: --wait timed out.
     """
     from dynctl.base.errors import ExitCode, TimedOut, UsageProblem, exit_code_of
     from dynctl.cli.threshold_list import models_of
@@ -122,11 +155,13 @@ def set_thresholds(
     from dynctl.screens.render import emit, talk
     from dynctl.sources import connect
     from dynctl.sources.query import choose_model
+    from dynctl.sources.thresholds.canary import Canary, read_conditions
     from dynctl.sources.thresholds.replicas import (
         differing,
         failure,
         read_all,
         serving,
+        set_back,
         set_everywhere,
     )
     from dynctl.sources.thresholds.verdicts import wait_until_acting
@@ -138,8 +173,20 @@ def set_thresholds(
             "active_prefill_tokens_threshold_frac": ("--active-prefill-tokens-frac", prefill_frac),
         }
     )
+    conditions = []
+    if canary is not None:
+        if partial or dry_run:
+            flag = "--partial" if partial else "--dry-run"
+            raise UsageProblem(f"--canary with {flag}: expected one of them")
+        conditions = read_conditions(revert_if or [])
+    elif revert_if:
+        raise UsageProblem(
+            f"--revert-if {revert_if[0]!r} without --canary",
+            "say how long to watch: --canary 10m",
+        )
     source = connect(options)
-    with source.replicas() as replicas:
+    with contextlib.ExitStack() as stack:
+        replicas = stack.enter_context(source.replicas())
         unreached = source.doubts
         readings = read_all(replicas)
         chosen = choose_model(model, models_of(readings))
@@ -170,12 +217,26 @@ def set_thresholds(
             )
             emit(change, options)
             return ExitCode.YES
+        watcher = None
+        if canary is not None:
+            ended = stack.enter_context(_ending_is_noted())
+            watcher = Canary(
+                replicas, chosen, values, conditions, canary, least=min_requests, ended=ended
+            )
+            watcher.begin()
         result = set_everywhere(replicas, chosen, values, partial=partial)
         done = [one.replica for one in result.outcomes if one.state == "set"]
         waited = None
         if wait is not None and done:
             acting, took = wait_until_acting(done, chosen, values, wait)
             waited = Waited(round(took, 3), acting.acts, list(acting.pending), list(acting.unknown))
+        verdict = None
+        if watcher is not None and result.ok and (waited is None or waited.acts):
+            verdict = watcher.watch(talk)
+            if not verdict.kept:
+                result = set_back(result, chosen)
+        elif watcher is not None:
+            result = set_back(result, chosen) if result.ok else result
         after = read_all(replicas)
     agree = result.agree and not differing(after, chosen)
     held = next((one.after for one in result.outcomes if one.state == "set" and one.after), None)
@@ -184,8 +245,8 @@ def set_thresholds(
             source=source.title,
             before=ModelThresholds(chosen, **_typed(before)),
             after=ModelThresholds(chosen, **_typed(held or before)),
-            applied=bool(done),
-            ranks=ranks if done else [],
+            applied=bool(done) and (verdict is None or verdict.kept),
+            ranks=ranks if done and (verdict is None or verdict.kept) else [],
             replicas=[
                 ReplicaChange(
                     one.replica.name,
@@ -198,11 +259,17 @@ def set_thresholds(
             ],
             agree=agree,
             waited=waited,
+            canary=verdict,
             notes=notes,
         ),
         options,
     )
-    if not result.ok:
+    if verdict is not None and not verdict.kept:
+        left = [one for one in result.outcomes if one.state != "set back"]
+        for one in left:
+            talk(f"{one.replica.name} is not set back: dynctl thresholds get shows its values")
+        return ExitCode.INTERRUPTED if verdict.state == "interrupted" else ExitCode.NO
+    if not result.ok and result.error is not None:
         error = failure(result, partial=partial)
         talk("\n  ".join([f"error: {error.message}", *error.hint.splitlines()]))
         return ExitCode.NO if not agree else exit_code_of(error) or ExitCode.NO
@@ -216,6 +283,21 @@ def set_thresholds(
             "\n".join(waited.pending),
         )
     return ExitCode.YES
+
+
+@contextlib.contextmanager
+def _ending_is_noted() -> "Iterator[threading.Event]":
+    """An event that Ctrl-C and SIGTERM set, in place of what they do: a canary that is ended sets
+    back what it set, and setting is never ended halfway."""
+    ended = threading.Event()
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    for one in before:
+        signal.signal(one, lambda *_: ended.set())
+    try:
+        yield ended
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | int | None]:

@@ -75,7 +75,7 @@ def dynamo_replica(
             return with_gauges(reports.rows(), metrics)
         return rows_of_metrics(metrics, list(frontend.thresholds()))
 
-    return Replica(name, frontend, rows, DryRuns(frontend, reports), group)
+    return Replica(name, frontend, rows, DryRuns(frontend, reports), group, frontend.metrics_body)
 
 
 def replica_at(source: FrontendClient) -> Replica:
@@ -88,7 +88,7 @@ def replica_at(source: FrontendClient) -> Replica:
         kind = "other"
     if kind == "dynamo":
         return dynamo_replica(source.url, frontend)
-    return Replica(source.url, source, source.workers)
+    return Replica(source.url, source, source.workers, metrics=source.metrics_body)
 
 
 def with_gauges(rows: Sequence[WorkerRow], metrics: FrontendMetrics) -> list[WorkerRow]:

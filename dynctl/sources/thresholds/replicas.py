@@ -74,13 +74,15 @@ class NamedHolder(HoldsThresholds, Protocol):
 class Replica:
     """One holder. ``name`` is shown; ``workers`` returns the workers with the load that the replica
     counts (raises DynctlError). ``probe`` None: the rows have the busy state. ``group``: the
-    deployment of the replica, where several deployments are read together."""
+    deployment of the replica, where several deployments are read together. ``metrics`` returns the
+    body of its ``GET /metrics`` (raises DynctlError); None: it has none."""
 
     name: str
     holder: HoldsThresholds
     workers: Callable[[], list[WorkerRow]] = list
     probe: BusyProbe | None = None
     group: str = ""
+    metrics: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,13 @@ def set_everywhere(
     if not partial and any(one.state == "failed" for one in outcomes):
         outcomes = [_set_back(one, model, values) for one in outcomes]
     return SetResult(tuple(outcomes), dict(values))
+
+
+def set_back(result: SetResult, model: str) -> SetResult:
+    """Give each replica the values from before :func:`set_everywhere`; its other values, and those
+    that another operator set meanwhile, stay. Raises nothing."""
+    outcomes = at_once(lambda one: _set_back(one, model, result.values), result.outcomes)
+    return SetResult(tuple(outcomes), result.values)
 
 
 def failure(result: SetResult, *, partial: bool) -> DynctlError:

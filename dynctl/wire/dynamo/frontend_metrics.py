@@ -173,6 +173,43 @@ def read_lengths(bodies: Iterable[bytes]) -> dict[str, Lengths]:
     return found
 
 
+@dataclass(slots=True)
+class RequestTotals:
+    """What one frontend counted since its start for the requests of one model.
+
+    ``ended``: by ``error_type``, empty for a success. ``latencies``: ``ttft`` and ``itl`` ->
+    upper edge of a bucket in seconds -> observations at most that long. ``tokens``: ``cached`` and
+    ``input`` -> the sum over the requests that were routed.
+    """
+
+    ended: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    latencies: dict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(dict))
+    tokens: dict[str, float] = field(default_factory=dict)
+
+
+def read_request_totals(body: bytes, model: str) -> RequestTotals:
+    """Read what is counted of one model. Raises WireError."""
+    found = RequestTotals()
+    for name, labels, text in read_samples(body, _TOTALS, max_bytes=MAX_BYTES):
+        if labels.get("model") != model:
+            continue
+        value = float(text)
+        if not (math.isfinite(value) and value >= 0):
+            continue
+        if name == _REQUESTS:
+            found.ended[labels.get("error_type", "")] += value
+        elif name in _TOKEN_SUMS:
+            found.tokens[_TOKEN_SUMS[name]] = found.tokens.get(_TOKEN_SUMS[name], 0.0) + value
+        else:
+            try:
+                edge = float(labels.get("le", ""))
+            except ValueError:
+                continue
+            row = found.latencies[_BUCKETS[name]]
+            row[edge] = row.get(edge, 0.0) + value
+    return found
+
+
 # -- the rows that are read -----------------------------------------------------------------------
 
 _LENGTHS: Final = {
@@ -180,6 +217,16 @@ _LENGTHS: Final = {
     for kind in ("input", "output")
     for part in ("sum", "count")
 }
+_REQUESTS: Final = "dynamo_frontend_requests_total"
+_TOKEN_SUMS: Final = {
+    "dynamo_frontend_cached_tokens_sum": "cached",
+    "dynamo_frontend_input_sequence_tokens_sum": "input",
+}
+_BUCKETS: Final = {
+    "dynamo_frontend_time_to_first_token_seconds_bucket": "ttft",
+    "dynamo_frontend_inter_token_latency_seconds_bucket": "itl",
+}
+_TOTALS: Final = frozenset({_REQUESTS, *_TOKEN_SUMS, *_BUCKETS})
 _LOADS: Final = {
     f"dynamo_frontend_worker_{name}": name
     for name in ("active_decode_blocks", "active_prefill_tokens")

@@ -9,18 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
 
+from router_core import ThresholdsSet
 from tests.dynctl.cli.threshold_fleets import A, B, DynamoStandIn, Replica, Replicas
 from tests.kube import crds, deployment
 from tests.kube.api_server import ApiServer
 from tests.kube.objects.discovery import MODEL
-from tests.waiting import patience
+from tests.waiting import patience, until_now
 
 DECODE = "active_decode_blocks_threshold"
 TOKENS = "active_prefill_tokens_threshold"
@@ -50,8 +52,6 @@ def named(*replicas: Replica | DynamoStandIn | str) -> list[str]:
 
 
 def set_directly(replica: Replica, **values: float | None) -> None:
-    from router_core import ThresholdsSet
-
     replica.apply(ThresholdsSet("tiny", values))
 
 
@@ -451,9 +451,12 @@ def test_another_graphs_frontends_are_no_replicas_of_this_one(dynctl, cluster):
 # -- watch -----------------------------------------------------------------------------------------
 
 
+WATCH = ("thresholds", "watch", "--rate", "0.1")
+
+
 def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dynctl", "thresholds", "watch", "--rate", "0.1", *arguments],
+        [sys.executable, "-m", "dynctl", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -477,7 +480,7 @@ def next_event(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def test_watch_prints_each_change_as_a_line_of_json(two):
-    with started(*named(*two), "-o", "jsonl") as process:
+    with started(*WATCH, *named(*two), "-o", "jsonl") as process:
         assert watching(process) == "watching 2 replicas: 3 ranks, 0 busy\n"
         before = time.time()
         set_directly(two[0], **{DECODE: 0.5})
@@ -514,7 +517,7 @@ def test_watch_prints_each_change_as_a_line_of_json(two):
 def test_watch_ends_after_its_duration_or_limit(dynctl, two):
     ran = dynctl("thresholds", "watch", *named(*two), "--duration", "0.2")
     assert (ran.code, ran.out) == (0, "")
-    with started(*named(two[0]), "--limit", "1") as process:
+    with started(*WATCH, *named(two[0]), "--limit", "1") as process:
         watching(process)
         set_directly(two[0], **{TOKENS: 9})
         out, _ = process.communicate(timeout=patience(20))
@@ -546,3 +549,163 @@ def test_what_cannot_be_used_is_a_usage_problem(dynctl, two, line, expected):
     ran = dynctl("thresholds", *line, *named(*two))
     assert (ran.code, ran.out) == (2, "")
     assert expected in ran.err
+
+
+# -- a canary --------------------------------------------------------------------------------------
+
+
+def counted(replica: Replica, ok: int, refused: int = 0, slow: int = 0) -> None:
+    """Counters of requests: ``slow`` of those that succeeded had their first token after 4 s."""
+    first = "dynamo_frontend_time_to_first_token_seconds_bucket"
+    replica.metrics = (
+        f'dynamo_frontend_requests_total{{model="tiny",error_type=""}} {ok}\n'
+        f'dynamo_frontend_requests_total{{model="tiny",error_type="overload"}} {refused}\n'
+        f'dynamo_frontend_requests_total{{model="tiny",error_type="validation"}} 900\n'
+        f'dynamo_frontend_requests_total{{model="other",error_type="overload"}} 900\n'
+        f'{first}{{model="tiny",le="1"}} {ok - slow}\n'
+        f'{first}{{model="tiny",le="5"}} {ok}\n'
+        f'{first}{{model="tiny",le="+Inf"}} {ok}\n'
+    )
+
+
+def once_set(replica: Replica, act: Callable[[], None]) -> None:
+    """``act`` when the replica's thresholds are set for the first time."""
+
+    def answer(number: int) -> None:
+        if number == 1:
+            act()
+
+    replica.on_post = answer
+
+
+CANARY = ("thresholds", "set", "--active-decode-blocks", "0.5", "--canary", "2s")
+
+
+def test_a_canary_that_held_keeps_the_thresholds(dynctl, two):
+    for one in two:
+        counted(one, 100)
+        once_set(one, partial(counted, one, 200, refused=1))
+    result = dynctl(*CANARY, "--revert-if", "refused>1%", *named(*two), "-o", "json")
+    assert result.code == 0, result.err
+    canary = json.loads(result.out)["canary"]
+    assert (canary["state"], canary["kept"]) == ("held", True)
+    row = canary["conditions"][0]
+    assert (row["state"], row["requests"]) == ("held", 202)
+    assert row["value"] == pytest.approx(2 / 202)
+    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("condition", "after", "value"),
+    [
+        ("refused>1%", {"ok": 160, "refused": 40}, "40.00 %"),
+        ("ttft_p99>2s", {"ok": 200, "slow": 50}, "4.92 s"),
+    ],
+)
+def test_a_breach_sets_every_replica_back_with_the_proof(dynctl, two, condition, after, value):
+    first, second = two
+    set_directly(first, active_decode_blocks_threshold=0.9)
+    set_directly(second, active_decode_blocks_threshold=0.9)
+    for one in two:
+        counted(one, 100)
+    # The counters change while the canary watches, on one replica of two.
+    once_set(second, lambda: counted(second, **after))
+    line = (*CANARY[:-1], "1h", "--revert-if", condition)
+    result = dynctl(*line, *named(*two))
+    assert result.code == 1
+    assert "set back: a condition was breached" in result.out
+    assert value in result.out
+    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [0.9, 0.9]
+
+
+def test_a_canary_without_enough_requests_proves_nothing(dynctl, two):
+    for one in two:
+        counted(one, 100)
+    once_set(two[0], lambda: counted(two[0], 104))
+    result = dynctl(*CANARY, "--revert-if", "refused>1%", *named(*two))
+    assert result.code == 1
+    assert "measured on 4 requests; expected at least 50" in result.out.replace("\n    ", " ")
+    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, None]
+
+
+def test_few_requests_are_enough_where_the_operator_says_so(dynctl, two):
+    for one in two:
+        counted(one, 100)
+    once_set(two[0], lambda: counted(two[0], 104))
+    result = dynctl(*CANARY, "--revert-if", "refused>1%", "--min-requests", "4", *named(*two))
+    assert result.code == 0, result.out
+
+
+def test_another_operators_value_ends_a_canary_and_stays(dynctl, two):
+    for one in two:
+        counted(one, 100)
+    _, second = two
+    values = {"active_decode_blocks_threshold": 0.7}
+
+    def set_by_another(number: int) -> None:
+        # The first reading is before the canary, the second its first one.
+        if number == 2:
+            assert second.service.apply(ThresholdsSet("tiny", values)).ok
+
+    second.on_read = set_by_another
+    result = dynctl(*CANARY[:-1], "1h", "--revert-if", "refused>1%", *named(*two))
+    assert result.code == 1
+    assert "active_decode_blocks_threshold is 0.7" in result.out.replace("\n    ", " ")
+    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, 0.7]
+
+
+def test_a_replica_that_restarts_ends_a_canary(dynctl, two):
+    for one in two:
+        counted(one, 100)
+    once_set(two[1], lambda: counted(two[1], 3))
+    result = dynctl(*CANARY[:-1], "1h", "--revert-if", "refused>1%", *named(*two))
+    assert result.code == 1
+    assert "its counters fell, so it restarted" in result.out.replace("\n    ", " ")
+
+
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_canary_sets_back(two, ends):
+    for one in two:
+        counted(one, 100)
+    line = [*CANARY[:-1], "1h", "--revert-if", "refused>1%", *named(*two), "-o", "json"]
+    with started(*line) as process:
+        until_now(lambda: all(len(one.posts) == 1 for one in two))
+        assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [0.5, 0.5]
+        process.send_signal(ends)
+        out, _ = process.communicate(timeout=patience(20))
+    assert process.returncode == 130
+    assert json.loads(out)["canary"]["state"] == "interrupted"
+    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, None]
+
+
+def test_a_frontend_without_readable_metrics_gets_no_canary(dynctl, two):
+    two[1].metrics = None
+    result = dynctl(*CANARY, "--revert-if", "refused>1%", *named(*two))
+    assert result.code == 2
+    assert two[1].url in result.err
+    assert not two[0].posts
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ([], "expected 1 to 16"),
+        (["--revert-if", "speed>1"], "expected refused, errors, hits"),
+        (["--revert-if", "refused>2s"], "is a share"),
+        (["--revert-if", "ttft_p99>1%"], "is a time"),
+        (["--revert-if", "refused>101%"], "at most 100 %"),
+        (["--revert-if", "ttft_p0>1s"], "expected p1 to p99.9"),
+        (["--revert-if", "refused>1%", "--dry-run"], "--canary with --dry-run"),
+    ],
+)
+def test_a_canary_that_cannot_be_understood(dynctl, two, line, expected):
+    result = dynctl(*CANARY, *line, *named(*two))
+    assert result.code == 2
+    assert expected in result.err.replace("\n", " ")
+    assert not two[0].posts
+
+
+def test_a_condition_without_a_canary(dynctl, two):
+    result = dynctl(*CANARY[:-2], "--revert-if", "refused>1%", *named(*two))
+    assert result.code == 2
+    assert "without --canary" in result.err

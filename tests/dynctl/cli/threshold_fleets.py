@@ -35,6 +35,11 @@ class Replica:
         self.token = token
         self.url = ""
         self.posts: list[str] = []
+        #: The body of GET /metrics; None: 404.
+        self.metrics: str | None = ""
+        #: Called before the metrics are answered, with the number of the reading from 1.
+        self.on_read: Callable[[int], None] = lambda number: None
+        self.reads = 0
         self.on_post: Callable[[int], web.StreamResponse | None] = lambda number: None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.runner: web.AppRunner | None = None
@@ -44,6 +49,7 @@ class Replica:
         app = web.Application(middlewares=[error_middleware, self._fails])
         app.add_routes(Admin(self.service, DecisionMemory(1 << 20), token=self.token).routes())
         app.router.add_get("/v1/workers", self._workers)
+        app.router.add_get("/metrics", self._metrics)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", 0)
@@ -83,6 +89,13 @@ class Replica:
         rows = worker_rows(self.service.router, self.service.clock())
         body = msgspec.json.encode({"workers": rows})
         return web.Response(body=body, content_type="application/json")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self.reads += 1
+        self.on_read(self.reads)
+        if self.metrics is None:
+            raise web.HTTPNotFound
+        return web.Response(text=self.metrics)
 
     @web.middleware
     async def _fails(self, request: web.Request, handler: Handler) -> web.StreamResponse:

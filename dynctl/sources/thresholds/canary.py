@@ -1,0 +1,369 @@
+"""A canary of busy thresholds: they are set, watched by conditions, and set back on a breach.
+
+The thresholds stay only where every condition was measured and held. What cannot be measured
+proves nothing, so the old values return then as well.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.documents.thresholds import CanaryCondition, CanaryState, CanaryVerdict
+from dynctl.sources.thresholds import Values
+from dynctl.sources.thresholds.replicas import Replica, at_once
+from dynctl.wire.dynamo.frontend_metrics import RequestTotals, read_request_totals
+
+#: A condition is measured over the last readings of this long.
+WINDOW_S: Final = 60.0
+#: Seconds between two readings.
+EVERY_S: Final = 1.0
+#: A replica that does not answer for so long, or for a quarter of the canary, ends it.
+SILENT_S: Final = 15.0
+MAX_CONDITIONS: Final = 16
+
+_FORM: Final = re.compile(
+    r"(refused|errors|hits|(ttft|itl)_p(\d{1,2}(?:\.\d)?))\s*(>=?|<=?)\s*"
+    r"(\d{1,9}(?:\.\d{1,6})?)\s*(%|ms|s|)"
+)
+_EXAMPLES: Final = "for example: --revert-if 'refused>1%' --revert-if 'ttft_p99>2s'"
+#: Requests that a client ended or got wrong are not the router's.
+_CLIENTS: Final = frozenset({"cancelled", "validation", "not_found"})
+_REFUSED: Final = ("overload", "unavailable")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``signal`` compared with ``limit``: a share (0..1), or seconds. ``quantile``: of a latency,
+    0..1."""
+
+    text: str
+    signal: str
+    quantile: float
+    above: bool
+    strict: bool
+    limit: float
+
+    def breached(self, value: float) -> bool:
+        """Whether ``value`` is on the wrong side of the limit."""
+        if value == self.limit:
+            return not self.strict
+        return value > self.limit if self.above else value < self.limit
+
+
+def read_condition(text: str) -> Condition:
+    """``refused>1%``, ``errors>=0.5%``, ``hits<30%``, ``ttft_p99>2s`` or ``itl_p50>40ms``.
+
+    Raises UsageProblem.
+    """
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise UsageProblem(
+            f"--revert-if {text!r}: expected refused, errors, hits, ttft_pNN or itl_pNN, then > "
+            "or <, then a share in % or a time in ms or s",
+            _EXAMPLES,
+        )
+    name, kind, quantile, relation, number, unit = match.groups()
+    share = kind is None
+    if share and unit not in ("%", ""):
+        raise UsageProblem(f"--revert-if {text!r}: {name} is a share; expected %", _EXAMPLES)
+    if not share and unit not in ("ms", "s"):
+        raise UsageProblem(f"--revert-if {text!r}: {name} is a time; expected ms or s", _EXAMPLES)
+    limit = float(number) * {"%": 0.01, "ms": 0.001}.get(unit, 1.0)
+    if share and limit > 1:
+        raise UsageProblem(
+            f"--revert-if {text!r}: a share is at most 100 %, this is {limit:.0%}", _EXAMPLES
+        )
+    at = float(quantile or 0) / 100
+    if not share and not 0 < at < 1:
+        raise UsageProblem(f"--revert-if {text!r}: expected p1 to p99.9", _EXAMPLES)
+    signal = kind or name
+    return Condition(text.strip(), signal, at, relation[0] == ">", len(relation) == 1, limit)
+
+
+def read_conditions(texts: Sequence[str]) -> list[Condition]:
+    """At least one, at most :data:`MAX_CONDITIONS`. Raises UsageProblem."""
+    if not 1 <= len(texts) <= MAX_CONDITIONS:
+        raise UsageProblem(
+            f"--canary with {len(texts)} --revert-if; expected 1 to {MAX_CONDITIONS}", _EXAMPLES
+        )
+    return [read_condition(text) for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A condition over some requests. ``value`` None: unknown."""
+
+    value: float | None
+    requests: int
+
+
+def measure(condition: Condition, before: RequestTotals, after: RequestTotals) -> Measured:
+    """The value over the requests that were counted between two readings.
+
+    Shares are of the requests that ended, without those that the client cancelled or got wrong.
+    A quantile is interpolated in its bucket as PromQL's ``histogram_quantile`` does.
+    """
+    if condition.signal in ("ttft", "itl"):
+        return _quantile(
+            condition.quantile,
+            before.latencies.get(condition.signal, {}),
+            after.latencies.get(condition.signal, {}),
+        )
+    ended = {
+        kind: number - before.ended.get(kind, 0.0)
+        for kind, number in after.ended.items()
+        if kind not in _CLIENTS
+    }
+    total = sum(ended.values())
+    if condition.signal == "hits":
+        routed = after.tokens.get("input", 0.0) - before.tokens.get("input", 0.0)
+        cached = after.tokens.get("cached", 0.0) - before.tokens.get("cached", 0.0)
+        return Measured(cached / routed if routed > 0 else None, int(ended.get("", 0)))
+    refused = sum(ended.get(kind, 0.0) for kind in _REFUSED)
+    if condition.signal == "errors":
+        refused = total - ended.get("", 0.0) - refused
+    return Measured(refused / total if total > 0 else None, int(total))
+
+
+def _quantile(at: float, before: Mapping[float, float], after: Mapping[float, float]) -> Measured:
+    edges = sorted(after)
+    below = [after[edge] - before.get(edge, 0.0) for edge in edges]
+    total = below[-1] if below else 0.0
+    if total <= 0 or not math.isinf(edges[-1]):
+        return Measured(None, 0)
+    rank = at * total
+    found = next(index for index, number in enumerate(below) if number >= rank)
+    low = edges[found - 1] if found else 0.0
+    if math.isinf(edges[found]):
+        return Measured(low, int(total))
+    start = below[found - 1] if found else 0.0
+    inside = below[found] - start
+    share = (rank - start) / inside if inside > 0 else 1.0
+    return Measured(low + (edges[found] - low) * share, int(total))
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One replica: its readings of the last window, the first of all, and the last answer."""
+
+    replica: Replica
+    readings: deque[tuple[float, RequestTotals]] = field(default_factory=deque)
+    first: RequestTotals | None = None
+    answered: float = 0.0
+    problem: str = ""
+    changed: str = ""
+
+
+class Canary:
+    """Watches replicas whose thresholds were just set to ``values``.
+
+    ``least``: requests that a condition needs before it is believed. Once ``ended`` is set, the
+    operator wants no more of it.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        model: str,
+        values: Values,
+        conditions: Sequence[Condition],
+        seconds: float,
+        *,
+        least: int,
+        ended: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._values = values
+        self._conditions = conditions
+        self._seconds = seconds
+        self._least = least
+        self._clock = clock
+        self._ended = ended
+        self._began = clock()
+        self._silent = min(SILENT_S, max(seconds / 4, 2 * EVERY_S))
+        self._watched = [_Watched(one, answered=self._began) for one in replicas]
+
+    def begin(self) -> None:
+        """Read the counters before the thresholds change. Raises UsageProblem where a replica
+        has none."""
+        for one in self._watched:
+            if one.replica.metrics is None:
+                raise UsageProblem(
+                    f"{one.replica.name} has no metrics, so a canary cannot be watched there",
+                    "name the frontends: --frontend URL",
+                )
+        self._read()
+        silent = next((one for one in self._watched if one.problem), None)
+        if silent is not None:
+            raise UsageProblem(
+                f"{silent.replica.name}: its metrics cannot be read, so a canary cannot be watched "
+                f"there: {silent.problem}",
+                "check what answers there: dynctl version --frontend URL",
+            )
+
+    def watch(self, say: Callable[[str], None]) -> CanaryVerdict:
+        """Watch until the time is over, a condition is breached, or a replica is lost.
+
+        ``say`` gets a line about the present values now and then.
+        """
+        self._began = self._clock()
+        for one in self._watched:
+            one.answered = self._began
+        next_line = self._began + min(10.0, self._seconds / 4)
+        while True:
+            passed = self._clock() - self._began
+            if self._ended.wait(max(0.0, min(EVERY_S, self._seconds - passed))):
+                return self._verdict("interrupted", passed, "ended by the operator")
+            self._read()
+            now = self._clock()
+            passed = now - self._began
+            window = self._window()
+            for one in self._watched:
+                if one.changed:
+                    return self._verdict("changed", passed, f"{one.replica.name}: {one.changed}")
+                if now - one.answered > self._silent:
+                    why = f"{one.replica.name} did not answer for {now - one.answered:.0f} s"
+                    return self._verdict("lost", passed, f"{why}: {one.problem}")
+            for condition, found in zip(self._conditions, window, strict=True):
+                if found.value is None or found.requests < self._least:
+                    continue
+                if condition.breached(found.value):
+                    return self._breached(passed, condition, found)
+            if passed >= self._seconds:
+                return self._at_end(passed)
+            if now >= next_line:
+                next_line += max(10.0, self._seconds / 10)
+                say(self._line(passed, window))
+
+    def _at_end(self, passed: float) -> CanaryVerdict:
+        whole = list(zip(self._conditions, self._whole(), strict=True))
+        few = []
+        for condition, found in whole:
+            if found.value is None or found.requests < self._least:
+                few.append((condition, found))
+            elif condition.breached(found.value):
+                return self._breached(passed, condition, found)
+        if not few:
+            return self._verdict("held", passed, "")
+        condition, found = few[0]
+        return self._verdict(
+            "unproven",
+            passed,
+            f"{condition.text}: measured on {found.requests:,} requests; expected at least "
+            f"{self._least:,}",
+        )
+
+    def _line(self, passed: float, window: Sequence[Measured]) -> str:
+        values = ", ".join(
+            f"{condition.text}: "
+            + ("unknown" if found.value is None else shown(condition, found.value))
+            for condition, found in zip(self._conditions, window, strict=True)
+        )
+        return f"{passed:.0f} of {self._seconds:.0f} s: {values}"
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        at_once(self._read_one, self._watched)
+
+    def _read_one(self, one: _Watched) -> None:
+        try:
+            assert one.replica.metrics is not None
+            totals = read_request_totals(one.replica.metrics(), self._model)
+            held = one.replica.holder.thresholds().get(self._model) if one.first else None
+        except (DynctlError, WireError) as error:
+            one.problem = error.message if isinstance(error, DynctlError) else str(error)
+            return
+        now = self._clock()
+        one.answered, one.problem = now, ""
+        if one.first is None:
+            one.first = totals
+        elif _fell(one.readings[-1][1], totals):
+            one.changed = "its counters fell, so it restarted and has the thresholds of its start"
+        elif held is None:
+            one.changed = f"it does not serve {self._model} any more"
+        else:
+            other = [name for name, value in self._values.items() if held.get(name) != value]
+            if other:
+                one.changed = f"{other[0]} is {held.get(other[0])}, which this command did not set"
+        one.readings.append((now, totals))
+        while len(one.readings) > 1 and one.readings[1][0] <= now - WINDOW_S:
+            one.readings.popleft()
+
+    def _window(self) -> list[Measured]:
+        return self._measured([one.readings[0][1] for one in self._watched])
+
+    def _whole(self) -> list[Measured]:
+        return self._measured([one.first or RequestTotals() for one in self._watched])
+
+    def _measured(self, starts: Sequence[RequestTotals]) -> list[Measured]:
+        before = _sum(starts)
+        after = _sum([one.readings[-1][1] for one in self._watched])
+        return [measure(one, before, after) for one in self._conditions]
+
+    def _breached(self, passed: float, condition: Condition, found: Measured) -> CanaryVerdict:
+        assert found.value is not None
+        of = f"{found.requests:,} requests"
+        why = f"{condition.text}: {shown(condition, found.value)}, measured on {of}"
+        return self._verdict("breached", passed, why, condition, found)
+
+    def _verdict(
+        self,
+        state: CanaryState,
+        passed: float,
+        why: str,
+        breached: Condition | None = None,
+        found: Measured | None = None,
+    ) -> CanaryVerdict:
+        rows = []
+        for condition, whole in zip(self._conditions, self._whole(), strict=True):
+            seen = found if found is not None and condition is breached else whole
+            known = seen.value is not None and seen.requests >= self._least
+            rows.append(
+                CanaryCondition(
+                    condition.text,
+                    "breached" if condition is breached else "held" if known else "unknown",
+                    seen.value,
+                    condition.limit,
+                    seen.requests,
+                )
+            )
+        values = dict(self._values)
+        return CanaryVerdict(state, round(passed, 3), why, rows, values, kept=state == "held")
+
+
+def shown(condition: Condition, value: float) -> str:
+    """A share in per cent, or a time."""
+    if condition.signal in ("ttft", "itl"):
+        return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
+    return f"{value * 100:.2f} %"
+
+
+def _sum(parts: Sequence[RequestTotals]) -> RequestTotals:
+    """Latencies whose buckets differ between parts cannot be added: they are left out."""
+    whole = RequestTotals()
+    for part in parts:
+        for kind, number in part.ended.items():
+            whole.ended[kind] += number
+    for name in {name for part in parts for name in part.latencies}:
+        rows = [part.latencies[name] for part in parts if part.latencies.get(name)]
+        if len({frozenset(row) for row in rows}) == 1:
+            whole.latencies[name] = {edge: sum(row[edge] for row in rows) for edge in rows[0]}
+    for part in parts:
+        for name, number in part.tokens.items():
+            whole.tokens[name] = whole.tokens.get(name, 0.0) + number
+    return whole
+
+
+def _fell(before: RequestTotals, after: RequestTotals) -> bool:
+    return any(after.ended.get(kind, 0.0) < number for kind, number in before.ended.items())
