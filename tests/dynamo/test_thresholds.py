@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,30 @@ def test_replicas_of_a_live_dynamo_are_compared_set_and_waited_for() -> None:
         worker.held.report_load(61, 61)
         freed = thresholds(fleet, "set", "--active-decode-blocks", "0.95", "--wait", "10s")
         assert (freed.code, freed.json["waited"]["pending"]) == (0, []), freed.err
+
+        # A canary under which both workers are over their limit, so that requests are refused.
+        ended = threading.Event()
+
+        def load() -> None:
+            blocks = 62
+            while not ended.wait(0.02):
+                # Dynamo decides again only where a report differs from the last one.
+                blocks = 125 - blocks
+                for one in fleet.workers.values():
+                    one.held.report_load(blocks, blocks)
+                first.complete([1] * 40)
+
+        requests = threading.Thread(target=load)
+        requests.start()
+        try:
+            line = ("--active-decode-blocks", "0.5", "--canary", "1h", "--revert-if", "refused>5%")
+            canary = thresholds(fleet, "set", *line, "--min-requests", "10")
+        finally:
+            ended.set()
+            requests.join()
+        assert (canary.code, canary.json["canary"]["state"]) == (1, "breached"), canary.err
+        assert canary.json["canary"]["conditions"][0]["value"] > 0.05
+        assert [one.thresholds()[DECODE] for one in (first, second)] == [0.95, 0.95]
 
 
 def test_advice_is_about_the_requests_of_a_live_dynamo() -> None:
