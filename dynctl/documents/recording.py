@@ -109,6 +109,7 @@ class Arrived(msgspec.Struct, frozen=True):
     ``asked``: what else decides where it may go, as far as it was given: ``required`` (taints),
     ``preferred`` (taint -> weight), ``pin_prefill`` and ``pin_decode`` ([worker id, rank]),
     ``allowed`` (worker ids), ``policy_class``, ``strict_priority``, ``not_modelled``.
+    ``router``: which of several routers took it, where one recording has the requests of several.
     """
 
     at: float
@@ -124,6 +125,7 @@ class Arrived(msgspec.Struct, frozen=True):
     priority: int = 0
     output_limit: int | None = None
     asked: dict[str, Any] = {}
+    router: int = 0
 
 
 class Decided(msgspec.Struct, frozen=True):
