@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from dynctl.simulation.engine.engine import Engine, EngineRestarted, Rank
 from dynctl.simulation.engine.handoff import HeldKv
+from dynctl.simulation.engine.model import RankBusy
 from dynctl.simulation.engine.openai_request import (
     ApiError,
     Embed,
@@ -27,7 +28,7 @@ from dynctl.simulation.engine.openai_request import (
     parse_embed,
     parse_generate,
 )
-from dynctl.simulation.engine.scheduler import EngineRequest, KvLost, RankBusy
+from dynctl.simulation.engine.scheduler import EngineRequest, KvLost
 
 _MAX_REQUEST_ID = 128
 #: Numbers of embeddings that are computed without a thread.

@@ -197,6 +197,11 @@ class PrefixCache:
         self._events.append(Cleared())
         return True
 
+    @property
+    def changed(self) -> bool:
+        """Whether there are events to take."""
+        return bool(self._events)
+
     def take_events(self) -> list[CacheEvent]:
         """The changes since the last call, oldest first."""
         events, self._events = self._events, []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dynctl.simulation.engine.config import EngineConfig
-from router_core import Role, RouterConfig
+from router_core import NO_CLASSES, PolicyClasses, Role, RouterConfig, TransferTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,13 @@ class SimulatedFleet:
 
     ``engine``: timing and cache of every engine; `total_blocks` counts blocks of `block_size`
     tokens. ``engine.kv_transfer_domain``, ``kv_transfer_enforcement`` and
-    ``kv_transfer_preferred_weight`` are the topology policy; ``kv_transfer_cross_domain_factor``
-    is the slow link. ``events_delay_s``: time from a cache event to the router;
-    ``events_loss``: share of event batches that no router receives (0 to 1).
-    ``block_bytes``: bytes of a KV block, 0: unknown. ``losses``: workers that fail.
+    ``kv_transfer_preferred_weight`` are the topology policy that the workers publish.
+    ``link_domain``: a transfer between two of its values takes longer by
+    ``engine.kv_transfer_cross_domain_factor``; empty: the policy's domain. Without
+    ``engine.max_model_len`` the KV blocks bound a request.
+    ``events_delay_s``: time from a cache event to the router; ``events_loss``: share of event
+    batches that no router receives (0 to 1). ``block_bytes``: bytes of a KV block, 0: unknown.
+    ``losses``: workers that fail.
     """
 
     workers: tuple[SimulatedWorker, ...]
@@ -51,16 +54,20 @@ class SimulatedFleet:
     model: str = "model"
     events_delay_s: float = 0.0
     events_loss: float = 0.0
+    link_domain: str = ""
     block_bytes: int = 0
     losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A named setting of the routers."""
+    """A named setting of the routers. ``classes``: of the router queue; ``transfer``: the links
+    between topology domains, where distances cost."""
 
     name: str
     config: RouterConfig
+    classes: PolicyClasses = NO_CLASSES
+    transfer: TransferTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
