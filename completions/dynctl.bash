@@ -12,7 +12,7 @@ __dynctl_command() {
     flags='--frontend --view --demo --token --token-env --ca-cert --context --discovery --dyn-namespace --file-kv --etcd-endpoints --etcd-client --nats-server --namespace -n --all-namespaces -A --kube-context --kubeconfig --reach --no-color --debug --help -h'
     case $1 in
         '')
-            subs='demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help'
+            subs='demo serve route workers topology top decisions events thresholds config context check explain why audit bundle completion version options help'
             flags+=' --version -V --output -o --timeout --token-file --wait'
             ;;
         'demo')
@@ -49,7 +49,7 @@ __dynctl_command() {
             flags+=' --output -o --timeout --token-file --wait'
             ;;
         'workers list')
-            flags+=' --model --role --selector -l --sort-by --no-headers --output -o --timeout --token-file --wait'
+            flags+=' --model --role --selector -l --sort-by --no-headers --watch -w --output -o --timeout --token-file --wait'
             ;;
         'workers show')
             flags+=' --output -o --timeout --token-file --wait'
@@ -60,7 +60,7 @@ __dynctl_command() {
             flags+=' --output -o --timeout --token-file --wait'
             ;;
         'topology show')
-            flags+=' --domain --model --selector -l --sort-by --no-headers --output -o --timeout --token-file --wait'
+            flags+=' --domain --model --selector -l --sort-by --no-headers --watch -w --output -o --timeout --token-file --wait'
             ;;
         'topology verify')
             flags+=' --dgd --exec --logs --probe --path --domain --file -f --fail-on --suppress --wait --list-checks --output -o --timeout --token-file'
@@ -86,6 +86,16 @@ __dynctl_command() {
         'top')
             flags+=' --once --rate --domain --readonly --frontend-log --output -o --timeout --token-file --wait'
             ;;
+        'decisions')
+            subs='list tail'
+            flags+=' --output -o --timeout --token-file --wait'
+            ;;
+        'decisions list')
+            flags+=' --refused --moved --model --zone --worker --limit --no-headers --frontend-log --output -o --timeout --token-file --wait'
+            ;;
+        'decisions tail')
+            flags+=' --refused --moved --model --zone --worker --last --limit --duration --no-headers --frontend-log --output -o --timeout --token-file --wait'
+            ;;
         'events')
             subs='tail'
             flags+=' --output -o --timeout --token-file --wait'
@@ -98,7 +108,7 @@ __dynctl_command() {
             flags+=' --output -o --timeout --token-file --wait'
             ;;
         'thresholds get')
-            flags+=' --ranks --ask --output -o --timeout --token-file --wait'
+            flags+=' --ranks --ask --watch -w --output -o --timeout --token-file --wait'
             arguments=('live:model')
             ;;
         'thresholds set')
@@ -168,8 +178,8 @@ __dynctl_command() {
             ;;
         'help')
             flags+=' --output -o --timeout --token-file --wait'
-            arguments=('words:demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help')
-            more='words:demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help'
+            arguments=('words:demo serve route workers topology top decisions events thresholds config context check explain why audit bundle completion version options help')
+            more='words:demo serve route workers topology top decisions events thresholds config context check explain why audit bundle completion version options help'
             ;;
     esac
 }
@@ -269,7 +279,7 @@ __dynctl_meaning() {
             meaning='words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE' ;;
         *:--tokenizer)
             meaning='words:auto fast exact' ;;
-        *:--active-decode-blocks-threshold | *:--active-prefill-tokens-threshold | *:--active-prefill-tokens-threshold-frac | *:--admin-token | *:--advertise-host | *:--ais-backend-version | *:--ais-model-path | *:--ais-system | *:--ais-tp-size | *:--api-key | *:--api-token | *:--block-size | *:--cache-salt | *:--canary | *:--capacity | *:--container | *:--controller-namespace | *:--data-parallel-size | *:--decision-memory | *:--decode-itl-ms | *:--default-output-tokens | *:--dgd | *:--drain-timeout | *:--drain-timeout-s | *:--duration | *:--dyn-namespace | *:--eject-after | *:--eject-max-pause | *:--eject-pause | *:--encoder-cuda-to-cpu-ratio | *:--endpoint | *:--engine | *:--engine-api-key | *:--etcd-endpoints | *:--fault-die-mid-stream-after | *:--fault-drop-events | *:--fault-refuse | *:--fault-slow-factor | *:--first-byte-timeout | *:--follow | *:--frontend | *:--header-timeout | *:--host | *:--http-host | *:--http-overload-status-code | *:--http-port | *:--idle-timeout | *:--image | *:--index-memory | *:--index-peer | *:--init-timeout | *:--keep-alive-timeout | *:--key-concurrency | *:--key-requests-per-minute | *:--kv-cache-block-size | *:--kv-events | *:--kv-events-buffer-steps | *:--kv-events-topic | *:--kv-hold-timeout-s | *:--kv-transfer-cross-domain-factor | *:--kv-transfer-ms-per-block | *:--kv-transfer-preferred-weight | *:--label-key | *:--lease-namespace | *:--level | *:--limit | *:--lora | *:--max-body-bytes | *:--max-model-len | *:--max-num-batched-tokens | *:--max-num-seqs | *:--max-waiting | *:--migration-limit | *:--migration-max-seq-len | *:--min-rate | *:--min-requests | *:--model-name | *:--name | *:--namespace | *:--namespace-prefix | *:--nats-server | *:--panic-threshold | *:--peer-connections | *:--peers | *:--port | *:--prefer-taint | *:--prefill-tokens-per-s | *:--probe | *:--process-timeout | *:--processes | *:--rate | *:--ratio | *:--reasoning-parser | *:--replay | *:--replays | *:--request-plane | *:--request-port | *:--response-port | *:--revert-if | *:--router | *:--router-active-request-expiry-secs | *:--router-bypass-decode-busy-threshold | *:--router-bypass-eff-isl-ratio-threshold | *:--router-bypass-eff-isl-threshold | *:--router-bypass-prefill-busy-threshold | *:--router-conditional-disagg-config | *:--router-decode-active-request-weight | *:--router-disk-cache-hit-weight | *:--router-host-cache-hit-weight | *:--router-kv-overlap-score-credit | *:--router-kv-overlap-score-credit-decay | *:--router-kv-transfer-qos | *:--router-kv-transfer-topology-level | *:--router-kv-transfer-weight | *:--router-max-tree-size | *:--router-own-domains | *:--router-policy-config | *:--router-predicted-ttl-secs | *:--router-prefill-load-scale | *:--router-prune-target-ratio | *:--router-queue-max-requests | *:--router-queue-max-wait-secs | *:--router-queue-threshold | *:--router-replica-bind | *:--router-replica-group | *:--router-replica-nats | *:--router-replica-peer | *:--router-session-affinity-ttl-secs | *:--router-session-affinity-yield-blocks | *:--router-temperature | *:--router-token | *:--router-ttl-secs | *:--routing-group | *:--rpc-host | *:--seed | *:--select-service-port | *:--session-id | *:--set | *:--slot-tracker-port | *:--snapshot-interval | *:--sort-by | *:--speedup-ratio | *:--system-host | *:--system-port | *:--target | *:--timeout | *:--token | *:--token-env | *:--tool-call-parser | *:--total-blocks | *:--unix-socket | *:--wait | *:--watch-namespace | *:--weight | *:--worker | *:--workers | *:-n)
+        *:--active-decode-blocks-threshold | *:--active-prefill-tokens-threshold | *:--active-prefill-tokens-threshold-frac | *:--admin-token | *:--advertise-host | *:--ais-backend-version | *:--ais-model-path | *:--ais-system | *:--ais-tp-size | *:--api-key | *:--api-token | *:--block-size | *:--cache-salt | *:--canary | *:--capacity | *:--container | *:--controller-namespace | *:--data-parallel-size | *:--decision-memory | *:--decode-itl-ms | *:--default-output-tokens | *:--dgd | *:--drain-timeout | *:--drain-timeout-s | *:--duration | *:--dyn-namespace | *:--eject-after | *:--eject-max-pause | *:--eject-pause | *:--encoder-cuda-to-cpu-ratio | *:--endpoint | *:--engine | *:--engine-api-key | *:--etcd-endpoints | *:--fault-die-mid-stream-after | *:--fault-drop-events | *:--fault-refuse | *:--fault-slow-factor | *:--first-byte-timeout | *:--follow | *:--frontend | *:--header-timeout | *:--host | *:--http-host | *:--http-overload-status-code | *:--http-port | *:--idle-timeout | *:--image | *:--index-memory | *:--index-peer | *:--init-timeout | *:--keep-alive-timeout | *:--key-concurrency | *:--key-requests-per-minute | *:--kv-cache-block-size | *:--kv-events | *:--kv-events-buffer-steps | *:--kv-events-topic | *:--kv-hold-timeout-s | *:--kv-transfer-cross-domain-factor | *:--kv-transfer-ms-per-block | *:--kv-transfer-preferred-weight | *:--label-key | *:--last | *:--lease-namespace | *:--level | *:--limit | *:--lora | *:--max-body-bytes | *:--max-model-len | *:--max-num-batched-tokens | *:--max-num-seqs | *:--max-waiting | *:--migration-limit | *:--migration-max-seq-len | *:--min-rate | *:--min-requests | *:--model-name | *:--name | *:--namespace | *:--namespace-prefix | *:--nats-server | *:--panic-threshold | *:--peer-connections | *:--peers | *:--port | *:--prefer-taint | *:--prefill-tokens-per-s | *:--probe | *:--process-timeout | *:--processes | *:--rate | *:--ratio | *:--reasoning-parser | *:--replay | *:--replays | *:--request-plane | *:--request-port | *:--response-port | *:--revert-if | *:--router | *:--router-active-request-expiry-secs | *:--router-bypass-decode-busy-threshold | *:--router-bypass-eff-isl-ratio-threshold | *:--router-bypass-eff-isl-threshold | *:--router-bypass-prefill-busy-threshold | *:--router-conditional-disagg-config | *:--router-decode-active-request-weight | *:--router-disk-cache-hit-weight | *:--router-host-cache-hit-weight | *:--router-kv-overlap-score-credit | *:--router-kv-overlap-score-credit-decay | *:--router-kv-transfer-qos | *:--router-kv-transfer-topology-level | *:--router-kv-transfer-weight | *:--router-max-tree-size | *:--router-own-domains | *:--router-policy-config | *:--router-predicted-ttl-secs | *:--router-prefill-load-scale | *:--router-prune-target-ratio | *:--router-queue-max-requests | *:--router-queue-max-wait-secs | *:--router-queue-threshold | *:--router-replica-bind | *:--router-replica-group | *:--router-replica-nats | *:--router-replica-peer | *:--router-session-affinity-ttl-secs | *:--router-session-affinity-yield-blocks | *:--router-temperature | *:--router-token | *:--router-ttl-secs | *:--routing-group | *:--rpc-host | *:--seed | *:--select-service-port | *:--session-id | *:--set | *:--slot-tracker-port | *:--snapshot-interval | *:--sort-by | *:--speedup-ratio | *:--system-host | *:--system-port | *:--target | *:--timeout | *:--token | *:--token-env | *:--tool-call-parser | *:--total-blocks | *:--unix-socket | *:--wait | *:--watch-namespace | *:--weight | *:--worker | *:--workers | *:--zone | *:-n)
             meaning='free' ;;
         *) meaning='' ;;
     esac

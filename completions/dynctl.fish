@@ -17,6 +17,7 @@ function __dynctl_commands
                 'workers'\t'Workers of a router: list, one worker' \
                 'topology'\t'Topology domains: capacity, policy, verify, plan, lint, sync' \
                 'top'\t'Watch domains, workers, decisions and alerts' \
+                'decisions'\t'Past decisions of a router: list, tail' \
                 'events'\t'KV events of the workers, live' \
                 'thresholds'\t'Busy thresholds, live on the frontends' \
                 'config'\t'Router settings and their sources' \
@@ -51,6 +52,10 @@ function __dynctl_commands
                 'render'\t'Print topology patches for pods' \
                 'sync'\t'Copy topology labels from nodes to pods' \
                 'wait'\t'Wait for a domain\'s topology file'
+        case 'decisions'
+            printf '%s\n' \
+                'list'\t'List past decisions: where, cached, why' \
+                'tail'\t'Show decisions as they are made'
         case 'events'
             printf '%s\n' \
                 'tail'\t'Show KV events live, with gaps marked'
@@ -702,6 +707,8 @@ function __dynctl_flags
                 '-l'\t'Only workers that match: domain, name, role, model or status' \
                 '--sort-by'\t'Sort by a column, for example cached_blocks' \
                 '--no-headers'\t'Print the rows without a heading' \
+                '--watch'\t'Show the list again every 2 s, until Ctrl-C' \
+                '-w'\t'Show the list again every 2 s, until Ctrl-C' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -729,6 +736,8 @@ function __dynctl_flags
                 '-l'\t'Only workers that match: domain, name, role, model or status' \
                 '--sort-by'\t'Sort by a column, for example ratio' \
                 '--no-headers'\t'Print the rows without a heading' \
+                '--watch'\t'Show the list again every 2 s, until Ctrl-C' \
+                '-w'\t'Show the list again every 2 s, until Ctrl-C' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -841,6 +850,45 @@ function __dynctl_flags
                 '--timeout'\t'Timeout of a request' \
                 '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
+        case 'decisions'
+            printf '%s\n' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'decisions list'
+            printf '%s\n' \
+                '--refused'\t'Only refusals' \
+                '--moved'\t'Only decisions that missing decode workers moved' \
+                '--model'\t'Only this model' \
+                '--zone'\t'Only decisions for workers of this zone (or rack, ..): zone-a, or ..' \
+                '--worker'\t'Only this worker: name or id, or its unique end' \
+                '--limit'\t'The last N decisions' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'decisions tail'
+            printf '%s\n' \
+                '--refused'\t'Only refusals' \
+                '--moved'\t'Only decisions that missing decode workers moved' \
+                '--model'\t'Only this model' \
+                '--zone'\t'Only decisions for workers of this zone (or rack, ..): zone-a, or ..' \
+                '--worker'\t'Only this worker: name or id, or its unique end' \
+                '--last'\t'Begin with the last N' \
+                '--limit'\t'Stop after N lines' \
+                '--duration'\t'Stop after this time' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'events'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
@@ -874,6 +922,8 @@ function __dynctl_flags
             printf '%s\n' \
                 '--ranks'\t'Also show each rank: signal, limit, latch, age, effect (also -o wide)' \
                 '--ask'\t'Find out with one dry run per worker which workers a Dynamo frontend ..' \
+                '--watch'\t'Show the list again every 2 s, until Ctrl-C' \
+                '-w'\t'Show the list again every 2 s, until Ctrl-C' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -1168,7 +1218,7 @@ function __dynctl_arguments
                 'words:bash zsh fish'
         case 'help'
             printf '%s\n' \
-                'words:demo serve route workers topology top events thresholds config context check explain why audit bundle completion version options help' \
+                'words:demo serve route workers topology top decisions events thresholds config context check explain why audit bundle completion version options help' \
                 +
     end
 end
@@ -1268,7 +1318,7 @@ function __dynctl_meaning
             echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case '*:--tokenizer'
             echo 'words:auto fast exact'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--lease-namespace' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routing-group' '*:--rpc-host' '*:--seed' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speedup-ratio' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:-n'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--last' '*:--lease-namespace' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routing-group' '*:--rpc-host' '*:--seed' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speedup-ratio' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--zone' '*:-n'
             echo 'free'
     end
 end

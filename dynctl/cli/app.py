@@ -20,14 +20,14 @@ dynctl: KV-cache-aware, topology-aware routing for LLM fleets
 
 Look    top         live dashboard            workers    list, show one worker
         check       is the fleet healthy?     topology   domains, verify, plan
-        events      KV events, live           config     settings, sources
+        decisions   what was routed where     events     KV events, live
 Ask     route       where would a prompt go?  why        explain past decisions
         explain     explain a finding's code  audit      were answers right?
 Change  thresholds  busy thresholds, live     context    saved endpoints
 Run     serve       frontend, router, attach  demo       a fleet on this host
 Other   bundle      file for a bug report     version    client and frontends
         completion  shell completion script   help       help page of a command
-        options     the global options
+        options     the global options        config     settings, sources
 
 Try     dynctl demo --keep           then, in a second terminal: dynctl top
         dynctl route --demo --explain "a prompt"
@@ -58,6 +58,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("topology sync", "topology_sync:sync_topology", "Copy topology labels from nodes to pods."),
     ("topology wait", "topology_wait:wait_for_topology", "Wait for a domain's topology file."),
     ("top", "top:top", "Watch domains, workers, decisions and alerts."),
+    ("decisions list", "decisions:list_decisions", "List past decisions: where, cached, why."),
+    ("decisions tail", "decisions:tail_decisions", "Show decisions as they are made."),
     ("events tail", "events:tail_events", "Show KV events live, with gaps marked."),
     ("thresholds get", "thresholds:get_thresholds", "Show the current busy thresholds."),
     ("thresholds set", "thresholds:set_thresholds", "Set busy thresholds; --dry-run tries them."),
@@ -83,6 +85,7 @@ GROUPS = {
     "serve": "Run a frontend, a router, an indexer, a shadow router, an engine or its sidecar.",
     "workers": "Workers of a router: list, one worker.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
+    "decisions": "Past decisions of a router: list, tail. `dynctl decisions` lists them.",
     "events": "KV events of the workers, live.",
     "thresholds": "Busy thresholds, live on the frontends.",
     "config": "Router settings and their sources.",
@@ -199,10 +202,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _with_default(arguments: Sequence[str]) -> list[str]:
-    """``serve --worker ..`` means ``serve frontend --worker ..``; `serve` alone shows help."""
+    """``serve --worker ..`` means ``serve frontend --worker ..``; `serve` alone shows help.
+    ``decisions [--refused ..]`` means ``decisions list``."""
     given = list(arguments)
     commands = {path.partition(" ")[0] for path, _, _ in COMMANDS}
     place = next((i for i, word in enumerate(given) if word in commands), None)
+    if place is not None and given[place] == "decisions":
+        if not {"list", "tail", "--help", "-h"} & set(given[place + 1 :]):
+            given.insert(place + 1, "list")
+        return given
     if place is None or given[place] != "serve" or not given[place + 1 :]:
         return given
     following = given[place + 1]

@@ -32,6 +32,9 @@ Selector: TypeAlias = Annotated[
 NoHeaders: TypeAlias = Annotated[
     bool, typer.Option("--no-headers", help="Print the rows without a heading.")
 ]
+Watch: TypeAlias = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show the list again every 2 s, until Ctrl-C.")
+]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N lines.")
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,11 +21,13 @@ from dynctl.documents.route_result import (
     pair_choice,
     preference_row,
 )
-from router_core import Decision, Outcome, Role, RoutingPlan, Worker
+from router_core import Decision, Outcome, Role, RoutingPlan, Worker, topology_of
 
 SCHEMA = 1
 #: Preferred taints of one list whose preference is computed.
 MAX_PREFERENCES = 16
+#: The filter of prefill workers that have no decode worker within reach.
+GUARD: Final = "decode_capacity"
 
 
 class ChosenRank(NamedTuple):
@@ -92,6 +94,10 @@ class DecisionRow(msgspec.Struct, frozen=True):
     #: Conditional disaggregation: why the prefill hop was left out or kept.
     bypass: str | UnsetType = UNSET
     observed: ObservedChoice | UnsetType = UNSET
+    #: What decided, in a few words (:func:`short_reason`), and how topology moved the request
+    #: (:func:`moved_by`), empty where it did not. A refusal has its message instead.
+    why: str = ""
+    moved: str = ""
 
 
 class DecisionList(msgspec.Struct, frozen=True):
@@ -157,7 +163,74 @@ def decision_row(
         whole=whole,
         message=None if plan.ok else final.summary(),
         bypass=UNSET if plan.bypass is None else plan.bypass.reason,
+        why=short_reason(first) if plan.ok else "",
+        moved=moved_by(plan),
     )
+
+
+def short_reason(decision: Decision) -> str:
+    """What made the winner of a hop win over the runner-up, in one or two words.
+
+    ``cache``, ``load``, ``preference`` or ``decode hop``: the part of the cost by which the winner
+    gained most. ``session``, ``only one``, ``tie`` and ``temperature`` need no comparison; other
+    modes than kv are named. Empty for a refusal.
+    """
+    first, second = decision.winner, decision.runner_up
+    if first is None:
+        return ""
+    if decision.session_kept:
+        return "session"
+    if second is None:
+        return "only one"
+    if decision.mode != "kv" or decision.inputs is None:
+        return decision.mode
+    if decision.tied:
+        return "tie"
+    margin = decision.costs[second] - decision.costs[first]
+    if margin <= 0:
+        return "tie" if margin == 0 else "temperature"
+    gains = _gains(decision, first, second)
+    return max(gains, key=lambda name: gains[name])
+
+
+def _gains(decision: Decision, first: int, second: int) -> dict[str, float]:
+    """Blocks by which ``first`` is cheaper than ``second``, by their origin."""
+    inputs, own = decision.inputs, decision.own_costs
+    assert inputs is not None
+    bases = [
+        sum(term.weight * term.values[place] for term in decision.terms)
+        for place in (first, second)
+    ]
+    cache = 0.0
+    if decision.credits_overlap:
+        weight = next((t.weight for t in decision.terms if t.name == "prefill_blocks"), 1.0)
+        tokens = [inputs.cached_tokens(one, decision.parameters) for one in (first, second)]
+        cache = weight * (tokens[0] - tokens[1]) / decision.block_size
+    alone = own[second] - own[first]
+    return {
+        "cache": cache,
+        "load": bases[1] - bases[0] - cache,
+        "preference": alone - (bases[1] - bases[0]),
+        "decode hop": decision.costs[second] - decision.costs[first] - alone,
+    }
+
+
+def was_moved(relaxed: bool, steps: Iterable[tuple[str, int, int]]) -> bool:
+    """Whether topology changed which workers a plan could use. ``relaxed``: a fallback policy
+    crossed its domain. ``steps``: (filter, entered, left) of the prefill hop; ranks that the
+    decode-capacity guard rejected had no decode worker within reach."""
+    return relaxed or any(name == GUARD and left < entered for name, entered, left in steps)
+
+
+def moved_by(plan: RoutingPlan) -> str:
+    """How topology moved a request, in a few words; empty where it did not."""
+    if plan.relaxed:
+        wanted = [one for one in (topology_of(item.taint) for item in plan.implied) if one]
+        return "crossed: no decode in " + (", ".join(value for _, value in wanted) or "its domain")
+    if not plan.ok or plan.prefill is None:
+        return ""
+    left_out = sum(s.entered - s.left for s in plan.prefill.funnel if s.filter == GUARD)
+    return f"{left_out} left out: no decode there" if left_out else ""
 
 
 def _choice_row(plan: RoutingPlan, choice: Choice, at: float, whole: bool) -> DecisionRow:
@@ -189,7 +262,15 @@ def _choice_row(plan: RoutingPlan, choice: Choice, at: float, whole: bool) -> De
         whole=whole,
         message=None if choice.refused is None else choice.refused[1],
         observed=observed,
+        why=_observed_reason(predicted, observed) if choice.refused is None else "",
     )
+
+
+def _observed_reason(predicted: Decision | None, observed: ObservedChoice) -> str:
+    """What decided a choice of another router: known where it is the predicted one."""
+    if predicted is None or observed.as_predicted is None:
+        return ""
+    return short_reason(predicted) if observed.as_predicted else "not as predicted"
 
 
 def _chosen_at(predicted: Decision | None, choice: Choice) -> int | None:

@@ -74,6 +74,9 @@ class DecisionLine(msgspec.Struct, frozen=True):
     message: str | None = None
     #: Conditional disaggregation: why the prefill hop was left out or kept.
     bypass: str | UnsetType = UNSET
+    #: What decided and how topology moved the request, in a few words; empty where unknown.
+    why: str = ""
+    moved: str = ""
 
     @property
     def hop_verdict(self) -> str:
@@ -85,6 +88,21 @@ class DecisionLine(msgspec.Struct, frozen=True):
     @property
     def refused(self) -> bool:
         return self.outcome != "selected"
+
+
+class DecisionReport(msgspec.Struct, frozen=True):
+    """What `decisions list` prints: past plans, newest first.
+
+    ``kept``: those that the source has in memory, ``evicted``: those that it removed from there;
+    None where the source does not report them.
+    """
+
+    source: str
+    decisions: list[DecisionLine] = []
+    kept: int | None = None
+    evicted: int | None = None
+    kind: str = "DecisionReport"
+    schema: int = SCHEMA
 
 
 class Meter(msgspec.Struct, frozen=True):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from dynctl.base.errors import ReaderLeft, UsageProblem
+from dynctl.base.errors import DynctlError, ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.base.terminal import printable, printable_json, printable_value, say
 from dynctl.documents.audit import AuditReport
@@ -23,6 +24,7 @@ from dynctl.documents.config import ConfigReport
 from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.demo import DemoEnd, DemoStep
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.snapshot import DecisionReport
 from dynctl.documents.thresholds import ThresholdChange, ThresholdList
 from dynctl.documents.topology import (
     NO_DOMAIN,
@@ -40,6 +42,7 @@ from dynctl.screens import (
     checks,
     config,
     contexts,
+    decisions,
     demo,
     plan,
     route,
@@ -60,6 +63,18 @@ def emit(
     result: Any, options: GlobalOptions, *, screen: Callable[[Any, Canvas], str] | None = None
 ) -> None:
     """Write ``result`` in the format of the options; ``screen`` replaces its usual table."""
+    text = rendered(result, options, screen=screen)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderLeft from None
+
+
+def rendered(
+    result: Any, options: GlobalOptions, *, screen: Callable[[Any, Canvas], str] | None = None
+) -> str:
+    """What :func:`emit` writes."""
     output = options.output
     if output is OutputFormat.JSON:
         text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
@@ -77,11 +92,64 @@ def emit(
     else:
         draw_table = screen or draw
         text = _shown(draw_table(_plain(result), Canvas.of(options)))
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise ReaderLeft from None
+    return text
+
+
+#: Seconds between two readings of a list that is watched.
+WATCH_S: Final = 2.0
+#: Cursor to the top left, and the rest of the screen cleared.
+_HOME: Final = "\x1b[H\x1b[J"
+
+
+Listed: TypeAlias = tuple[Any, Callable[[Any, Canvas], str] | None]
+"""A list, and the screen that replaces its usual one."""
+
+
+def show_list(
+    options: GlobalOptions,
+    read: Callable[[], Listed],
+    *,
+    watch: bool,
+    sleep: Callable[[float], None] = time.sleep,
+    limit: int | None = None,
+) -> None:
+    """Show what ``read`` returns; with ``watch`` again and again until Ctrl-C: in place on a
+    terminal, else each time it changes.
+
+    While it is watched, a reading that fails is shown in place of the list; the first one raises.
+    ``limit``: readings. Raises UsageProblem for a source that never changes, and ReaderLeft when
+    the reader of stdout leaves.
+    """
+    if not watch:
+        result, screen = read()
+        emit(result, options, screen=screen)
+        return
+    if options.demo or options.view is not None:
+        flag = "--demo" if options.demo else "--view"
+        raise UsageProblem(f"--watch {flag}: it never changes; specify --frontend or --discovery")
+    in_table = options.output in (OutputFormat.TABLE, OutputFormat.WIDE)
+    in_place = sys.stdout.isatty() and in_table
+    shown, turn = "", 0
+    while limit is None or turn < limit:
+        if turn:
+            sleep(WATCH_S)
+        try:
+            result, screen = read()
+            text = rendered(result, options, screen=screen)
+        except DynctlError as error:
+            if not turn:
+                raise
+            text = f"{printable(error.message)}\n" if in_table else shown
+        turn += 1
+        if text == shown:
+            continue
+        gap = "\n" if shown and in_table else ""
+        try:
+            sys.stdout.write((_HOME if in_place else gap) + text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderLeft from None
+        shown = text
 
 
 def _shown(text: str) -> str:
@@ -156,6 +224,7 @@ _SCREENS: dict[type, Any] = {
     CodePage: checks.code_page,
     CodeList: checks.code_list,
     AuditReport: audit.audit_screen,
+    DecisionReport: decisions.decision_report,
     DemoStep: demo.demo_step,
     DemoEnd: demo.demo_end,
 }
@@ -170,6 +239,8 @@ def items(result: Any) -> Iterable[Any]:
     """The lines of jsonl: the items of a list, else the whole result."""
     if isinstance(result, WorkerList):
         return result.workers
+    if isinstance(result, DecisionReport):
+        return result.decisions
     if isinstance(result, TopologyShow | TopologyPlan | TopologySync):
         return result.rows
     if isinstance(result, ThresholdList):
@@ -200,6 +271,8 @@ def names(result: Any) -> list[str]:
         return [worker.name for worker in result.workers]
     if isinstance(result, WorkerDetail):
         return [result.worker.name]
+    if isinstance(result, DecisionReport):
+        return [line.id for line in result.decisions]
     if isinstance(result, TopologyShow | TopologyPlan):
         return [NO_DOMAIN if row.value is None else row.value for row in result.rows]
     if isinstance(result, TopologySync):

@@ -8,6 +8,7 @@ from typing import Any
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.snapshot import DecisionLine
 from dynctl.documents.workers import WorkerRow
 from dynctl.wire.openai import (
     ChatRequest,
@@ -74,6 +75,49 @@ class RouteQuery:
             return parse_any_request(body)
         except RequestError as error:
             raise UsageProblem(f"invalid request: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionQuery:
+    """Which past decisions a command wants, at most ``limit`` of them.
+
+    ``domain`` is a value (``zone-a``) or ``domain=value`` of a chosen worker; ``worker`` a worker's
+    name. ``moved``: those that topology moved.
+    """
+
+    limit: int = 50
+    refused: bool = False
+    moved: bool = False
+    model: str | None = None
+    domain: str | None = None
+    worker: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, str | int]:
+        """The query of ``GET /v1/decisions``, without the limit."""
+        named = {"model": self.model, "domain": self.domain, "worker": self.worker}
+        found: dict[str, str | int] = {k: v for k, v in named.items() if v is not None}
+        found |= {"outcome": "refused"} if self.refused else {}
+        return found | ({"moved": 1} if self.moved else {})
+
+    def keeps(self, line: DecisionLine) -> bool:
+        """Whether a decision matches, as far as its source reports it."""
+        refs = [one.worker for one in (line.prefill, line.decode) if one is not None]
+        return (
+            (not self.refused or line.refused)
+            and (not self.moved or bool(line.moved))
+            and self.model in (None, line.model)
+            and (self.worker is None or self.worker in refs)
+            and (self.domain is None or _in_domain(line, self.domain))
+        )
+
+
+def _in_domain(line: DecisionLine, text: str) -> bool:
+    name, separator, value = text.partition("=")
+    return any(
+        domains.get(name) == value if separator else name in domains.values()
+        for domains in (line.domains, line.prefill_domains)
+    )
 
 
 def choose_model(wanted: str | None, models: Sequence[str], served: Sequence[str] = ()) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.snapshot import DecisionReport
 from dynctl.sources.thresholds import Thresholds, Values
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from contextlib import AbstractContextManager
 
     from dynctl.documents.config import ConfigDocument
@@ -21,9 +24,12 @@ if TYPE_CHECKING:
     from dynctl.documents.route_result import RouteResult
     from dynctl.documents.snapshot import DecisionLine, Snapshot
     from dynctl.documents.workers import WorkerRow
-    from dynctl.sources.query import RouteQuery
+    from dynctl.sources.query import DecisionQuery, RouteQuery
     from dynctl.sources.thresholds.replicas import Replica
     from dynctl.wire.dynamo.frontend_metrics import Lengths
+
+#: Seconds between two readings of a source that does not report decisions as they are made.
+FOLLOW_S: Final = 0.5
 
 
 class Source(Protocol):
@@ -120,6 +126,21 @@ class LiveSource:
     async def decision(self, line: DecisionLine) -> RouteResult:
         """A complete decision, explained."""
         return await asyncio.to_thread(self.source.decision, line.id)
+
+    async def follow_decisions(self, query: DecisionQuery) -> AsyncGenerator[DecisionReport]:
+        """First the kept decisions that match, newest first, then those that are made: a report
+        for each reading, without end. Raises DynctlError where the source has no decisions."""
+        seen: set[tuple[str, float]] = set()
+        while True:
+            shown = await self.snapshot()
+            unknown = shown.unknown("decisions")
+            if unknown is not None and not shown.decisions:
+                raise UsageProblem(f"decisions are unknown: {unknown.unknown}", unknown.provide)
+            fresh = [one for one in shown.decisions if (one.id, one.at) not in seen]
+            found = [one for one in fresh if query.keeps(one)]
+            yield DecisionReport(self.title, found if seen else found[: query.limit])
+            seen = {(one.id, one.at) for one in shown.decisions} | {("", 0.0)}
+            await asyncio.sleep(FOLLOW_S)
 
     async def judged(self, model: str, values: Values) -> list[WorkerRow]:
         """The workers as they would be under other thresholds; nothing is set."""

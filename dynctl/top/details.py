@@ -24,6 +24,7 @@ from dynctl.findings.pages import page as page_of
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
+from dynctl.screens.decisions import clock, places
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.render import yaml_text
 from dynctl.screens.route import ExplainScreen
@@ -31,7 +32,7 @@ from dynctl.screens.topology import policy_text, topology_notes
 from dynctl.screens.workers import rank_loads, worker_detail, worker_status
 from dynctl.sources.source import LiveSource
 from dynctl.top.custody import ReadChain
-from dynctl.top.panels.columns import clock, places, worker_table
+from dynctl.top.panels.columns import worker_table
 
 _LABEL: Final = 14
 _CLUSTER: Final = "dynctl top .. --kube-context NAME -n NAMESPACE shows the links before the card"

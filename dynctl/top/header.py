@@ -12,10 +12,10 @@ from rich.style import Style
 
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
+from dynctl.screens.decisions import clock
 from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
 from dynctl.top.marks import BAD, BOLD, GOOD, PLAIN, WARN, Line, Marks, plain
-from dynctl.top.panels.columns import clock
 
 #: A snapshot is out of date after this many intervals without a new one.
 _TURNS = 3

@@ -12,6 +12,7 @@ from dynctl.documents.snapshot import Alert, DecisionLine, DomainView, Part, Sna
 from dynctl.documents.topology import TopologyShow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, Fitted, fit, visible
+from dynctl.screens.decisions import refusal
 from dynctl.screens.render import emit
 from dynctl.screens.topology import topology_notes
 from dynctl.screens.workers import ordered
@@ -24,7 +25,6 @@ from dynctl.top.panels.columns import (
     alert_table,
     decision_table,
     domain_table,
-    refusal,
     worker_table,
 )
 from dynctl.top.run import silent_logs

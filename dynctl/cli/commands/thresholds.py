@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
-from dynctl.cli.shared_options import Duration, Limit, seconds
+from dynctl.cli.shared_options import Duration, Limit, Watch, seconds
 
 if TYPE_CHECKING:
     from dynctl.documents.thresholds import RankEffect, ReplicaChange
@@ -38,6 +38,7 @@ def get_thresholds(
         ),
     ] = False,
     workers: Annotated[bool, typer.Option("--workers", hidden=True)] = False,
+    watch: Watch = False,
 ) -> int:
     """Show the current busy thresholds, one row per replica and model.
 
@@ -45,17 +46,24 @@ def get_thresholds(
     """
     from dynctl.base.errors import ExitCode
     from dynctl.cli.threshold_list import threshold_list
-    from dynctl.screens.render import doubted, emit
+    from dynctl.screens.render import Listed, doubted, show_list
     from dynctl.sources import connect
 
     source = connect(options)
+    agree, silent = True, False
+    doubts: tuple[str, ...] = ()
+    wanted = ranks or workers or ask or options.output is OutputFormat.WIDE
     with source.replicas() as replicas:
-        wanted = ranks or workers or ask or options.output is OutputFormat.WIDE
-        result, silent = threshold_list(source.title, replicas, model, signals=wanted, ask=ask)
-        doubts = source.doubts
-    emit(result, options)
+
+        def read() -> Listed:
+            nonlocal agree, silent, doubts
+            result, silent = threshold_list(source.title, replicas, model, signals=wanted, ask=ask)
+            agree, doubts = result.agree, source.doubts
+            return result, None
+
+        show_list(options, read, watch=watch)
     doubted(doubts)
-    if not result.agree:
+    if not agree:
         return ExitCode.NO
     return ExitCode.UNREACHABLE if silent else ExitCode.YES
 

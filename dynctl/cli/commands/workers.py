@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import Model, NoHeaders, Selector
+from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch
 
 
 def list_workers(
@@ -20,6 +20,7 @@ def list_workers(
         typer.Option(metavar="COLUMN", help="Sort by a column, for example cached_blocks."),
     ] = None,
     no_headers: NoHeaders = False,
+    watch: Watch = False,
 ) -> int:
     """List the workers: role, topology, state, load, cached blocks, age of the data."""
     from msgspec import UNSET
@@ -27,7 +28,7 @@ def list_workers(
     from dynctl.base.errors import UsageProblem
     from dynctl.documents.workers import WorkerList
     from dynctl.screens.columns import sort_rows
-    from dynctl.screens.render import doubted, emit
+    from dynctl.screens.render import Listed, doubted, show_list
     from dynctl.screens.workers import no_match, ordered, worker_columns, worker_rows_only
     from dynctl.sources import connect
     from dynctl.sources.query import Selector
@@ -38,20 +39,24 @@ def list_workers(
         raise UsageProblem(f"--role {role}: expected one of {', '.join(roles)}")
     wanted = Selector.parse(selector or "")
     source = connect(options)
-    every = source.workers()
-    rows = [
-        row
-        for row in every
-        if model in (None, row.model) and role in (None, row.role) and wanted.matches(row)
-    ]
-    rows = ordered(rows)
-    if sort_by is not None:
-        rows = sort_rows(worker_columns(rows), rows, sort_by)
-    screen: Any = worker_rows_only if no_headers else None
-    if every and not rows and not no_headers:
-        screen = no_match(len(every), model=model, role=role, selector=selector)
-    others = UNSET if source.other_routers is None else source.other_routers
-    emit(WorkerList(source.title, rows, others), options, screen=screen)
+
+    def read() -> Listed:
+        every = source.workers()
+        rows = [
+            row
+            for row in every
+            if model in (None, row.model) and role in (None, row.role) and wanted.matches(row)
+        ]
+        rows = ordered(rows)
+        if sort_by is not None:
+            rows = sort_rows(worker_columns(rows), rows, sort_by)
+        screen: Any = worker_rows_only if no_headers else None
+        if every and not rows and not no_headers:
+            screen = no_match(len(every), model=model, role=role, selector=selector)
+        others = UNSET if source.other_routers is None else source.other_routers
+        return WorkerList(source.title, rows, others), screen
+
+    show_list(options, read, watch=watch)
     doubted(source.doubts)
     return 0
 

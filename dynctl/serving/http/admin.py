@@ -33,7 +33,7 @@ MAX_MATCHES = 10
 MAX_WAIT_S = 30
 OUTCOMES = (*get_args(Outcome), "refused")
 _FILTERS = ("outcome", "worker", "domain", "model")
-_PARAMETERS = ("limit", *_FILTERS, "since", "wait", "preferences")
+_PARAMETERS = ("limit", *_FILTERS, "moved", "since", "wait", "preferences")
 
 
 class Admin:
@@ -220,7 +220,7 @@ class _DecisionQuery:
     """A query for past decisions; ``wait`` is in seconds."""
 
     limit: int
-    filters: dict[str, str]
+    filters: dict[str, Any]
     since: int
     wait: float
     preferences: bool
@@ -241,7 +241,8 @@ def _parse_query(query: Mapping[str, str]) -> _DecisionQuery:
         )
     return _DecisionQuery(
         _whole_number(query, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
-        {name: query[name] for name in _FILTERS if name in query},
+        {name: query[name] for name in _FILTERS if name in query}
+        | ({"moved": True} if _whole_number(query, "moved", 0, 0, 1) else {}),
         _whole_number(query, "since", 0, 0, 2**53),
         _whole_number(query, "wait", 0, 0, MAX_WAIT_S),
         bool(_whole_number(query, "preferences", 0, 0, 1)),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from dynctl.documents.decisions import Choice
+from dynctl.documents.decisions import Choice, was_moved
 from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.telemetry.decision_storage import (
     CONSTRAINT_BYTES,
@@ -97,6 +97,18 @@ class Remembered(NamedTuple):
                 yield hop.first[0]
             elif hop is not None and hop.worker is not None:
                 yield hop.worker
+
+    @property
+    def moved(self) -> bool:
+        """Whether topology changed which workers the plan could use; a refusal never moved."""
+        hop = self.prefill
+        if self.outcome != "selected" or hop is None:
+            return False
+        if isinstance(hop, BriefHop):
+            steps = list(zip(hop.filters, hop.counts[::2], hop.counts[1::2], strict=True))
+        else:
+            steps = [(step.filter, step.entered, step.left) for step in hop.funnel]
+        return was_moved(self.relaxed, steps)
 
     def _chosen(self) -> Iterator[Worker]:
         if self.choice is not None:
@@ -229,6 +241,7 @@ class DecisionMemory(ServiceObserver):
         worker: str | None = None,
         domain: str | None = None,
         model: str | None = None,
+        moved: bool = False,
         since: int = 0,
     ) -> list[Remembered]:
         """The last ``n`` plans, newest first, that match every filter given.
@@ -236,7 +249,8 @@ class DecisionMemory(ServiceObserver):
         ``since``: only plans recorded after that many; a higher number than were recorded is
         from another process, so all are new.
         ``outcome`` is an Outcome or ``refused`` (any without a winner); ``worker`` a name or a
-        decimal id; ``domain`` as in :meth:`Remembered.in_domain`.
+        decimal id; ``domain`` as in :meth:`Remembered.in_domain`; ``moved``: only those that
+        topology moved.
         """
         since = 0 if since > self.recorded else since
         newer = takewhile(lambda turn: turn >= since, reversed(self._plans))
@@ -247,6 +261,7 @@ class DecisionMemory(ServiceObserver):
             and (outcome is None or _has_outcome(kept, outcome))
             and (worker is None or any(_is(one, worker) for one in kept.winners()))
             and (domain is None or kept.in_domain(domain))
+            and (not moved or kept.moved)
         )
         return list(islice(matching, n))
 

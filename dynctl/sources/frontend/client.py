@@ -205,8 +205,14 @@ class AsyncFrontendClient:
         query = {} if cards is None else {"cards": cards}
         return decode(await self._get("/v1/fleet", query), FleetLoad)
 
-    async def decisions(self, since: int, limit: int, wait: int) -> DecisionList:
-        query = {"since": since, "limit": limit, "wait": wait, "preferences": 1}
+    async def decisions(
+        self,
+        since: int,
+        limit: int,
+        wait: int,
+        filters: Mapping[str, str | int] = {"preferences": 1},
+    ) -> DecisionList:
+        query = {"since": since, "limit": limit, "wait": wait, **filters}
         return decode(await self._get("/v1/decisions", query, wait), DecisionList)
 
     async def config(self) -> ConfigDocument:

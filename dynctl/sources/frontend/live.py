@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
-from dynctl.base.tasks import Supervisor
-from dynctl.documents.snapshot import Snapshot
+from dynctl.base.tasks import Supervisor, end_tasks
+from dynctl.documents.decisions import DecisionList
+from dynctl.documents.snapshot import DecisionLine, DecisionReport, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.sources.frontend.client import (
     TOKEN_HINT,
     TOKEN_REQUIRED,
     AsyncFrontendClient,
 )
-from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
+from dynctl.sources.frontend.snapshot import (
+    KEEP_DECISIONS,
+    FrontendReadings,
+    decision_line,
+    frontend_snapshot,
+    newest,
+)
 from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.http import async_client
+from dynctl.sources.query import DecisionQuery
 from dynctl.sources.source import LiveSource
 from dynctl.sources.thresholds import Thresholds, Values
 
 #: A reading takes at most this long, whatever --timeout is: the screen must go on.
 READ_S: Final = 5.0
+#: Decisions that a frontend returns at a time at most.
+MOST_AT_ONCE: Final = 1_000
 #: Seconds that a request for decisions waits at the frontend for the next one.
 WAIT_S: Final = 20
 #: Pause between two requests for decisions, and after a failure.
@@ -49,10 +59,10 @@ class LiveFrontends(LiveSource):
         self._wall = wall
         self._client = async_client(token)
         limit = min(timeout, READ_S)
-        self._readings = [
-            FrontendReadings(AsyncFrontendClient(self._client, client.url, limit), wall)
-            for client in source.clients
+        self._feeds = [
+            AsyncFrontendClient(self._client, client.url, limit) for client in source.clients
         ]
+        self._readings = [FrontendReadings(feed, wall) for feed in self._feeds]
         self._tasks = Supervisor()
 
     async def __aenter__(self) -> Self:
@@ -93,6 +103,66 @@ class LiveFrontends(LiveSource):
         failed = all(one.problem for one in self._readings)
         problem = self._problems() if failed else ""
         return frontend_snapshot(self._readings, self.title, self._wall(), problem)
+
+    async def follow_decisions(self, query: DecisionQuery) -> AsyncGenerator[DecisionReport]:
+        """Those of all frontends; each one filters its own."""
+        cursors: dict[str, int] = {}
+        first = await asyncio.gather(*(self._page(one, query, cursors) for one in self._feeds))
+        pages = [page for page in first if page is not None]
+        known = [one for _, one in pages]
+        if not known:
+            raise UsageProblem("no frontend reports its decisions: " + self._problems())
+        if all(one.limit_bytes == 0 for one in known):
+            raise UsageProblem(f"{self.title} keeps no decisions", KEEP_DECISIONS)
+        lines = newest(line for found, _ in pages for line in found)
+        yield DecisionReport(
+            self.title,
+            lines[: query.limit],
+            sum(one.kept for one in known),
+            sum(one.evicted for one in known),
+        )
+        queue: asyncio.Queue[list[DecisionLine] | Exception] = asyncio.Queue(len(self._feeds))
+
+        async def follow(feed: AsyncFrontendClient) -> None:
+            try:
+                while True:
+                    page = await self._page(feed, query, cursors, WAIT_S)
+                    if page is None:
+                        await asyncio.sleep(RETRY_S)
+                    elif page[0]:
+                        await queue.put(page[0])
+            except Exception as error:
+                await queue.put(error)
+
+        # The reader may close this generator from another task than the one that reads.
+        tasks = [asyncio.create_task(follow(feed)) for feed in self._feeds]
+        try:
+            while True:
+                found = await queue.get()
+                if isinstance(found, Exception):
+                    raise found
+                yield DecisionReport(self.title, found)
+        finally:
+            await end_tasks(tasks)
+
+    async def _page(
+        self,
+        feed: AsyncFrontendClient,
+        query: DecisionQuery,
+        cursors: dict[str, int],
+        wait: int = 0,
+    ) -> tuple[list[DecisionLine], DecisionList] | None:
+        """The next decisions of one frontend; None where it does not answer. Moves its cursor."""
+        limit = MOST_AT_ONCE if wait else min(query.limit, MOST_AT_ONCE)
+        since = cursors.get(feed.name, 0)
+        try:
+            page = await feed.decisions(since, limit, wait, query.parameters)
+        except UsageProblem:
+            raise
+        except (DynctlError, WireError):
+            return None
+        cursors[feed.name] = page.cursor
+        return [decision_line(row, feed.name) for row in page.decisions], page
 
     async def set_thresholds(self, model: str, values: Values) -> Thresholds:
         after = await super().set_thresholds(model, values)

@@ -28,7 +28,7 @@ from dynctl.sources.alerts import condition_alert
 
 _NO_QUEUE: Final = "this router has no queue (--router-queue-threshold is not set)"
 _NO_DECISIONS: Final = "the frontend keeps no decisions"
-_KEEP: Final = "start it with --decision-memory 64MiB"
+KEEP_DECISIONS: Final = "start it with --decision-memory 64MiB"
 _NO_WAITING: Final = "no engine exports its queue (vLLM and SGLang do, in /metrics)"
 
 
@@ -94,7 +94,7 @@ def _parts(
     if refused:
         parts["decisions"] = Part(names, unknown=refused, provide="give --token, or DYNCTL_TOKEN")
     elif all(one.kept_bytes == 0 for one in known):
-        parts["decisions"] = Part(names, unknown=_NO_DECISIONS, provide=_KEEP)
+        parts["decisions"] = Part(names, unknown=_NO_DECISIONS, provide=KEEP_DECISIONS)
     ranks = [rank for row in workers for rank in row.ranks]
     if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
         parts["waiting"] = Part(names, unknown=_NO_WAITING)
@@ -231,7 +231,7 @@ class FrontendReadings:
             self.missed += page.skipped
         self._cursor = page.cursor
         self.kept_bytes = page.limit_bytes
-        fresh = [_line(row, self.reader.name) for row in page.decisions]
+        fresh = [decision_line(row, self.reader.name) for row in page.decisions]
         self.lines.extendleft(reversed(fresh))
         for line, row in zip(reversed(fresh), reversed(page.decisions), strict=True):
             meter = None if row.preference is None else meter_of(line, row.preference)
@@ -251,12 +251,16 @@ class FrontendReadings:
 
 def newest_first(frontends: Iterable[FrontendReadings], most: int = KEPT) -> list[DecisionLine]:
     """The decisions of all frontends."""
-    lines = [line for one in frontends for line in one.lines]
-    lines.sort(key=lambda line: line.at, reverse=True)
-    return list(islice(lines, most))
+    return list(islice(newest(line for one in frontends for line in one.lines), most))
 
 
-def _line(row: DecisionRow, source: str) -> DecisionLine:
+def newest(lines: Iterable[DecisionLine]) -> list[DecisionLine]:
+    """The decisions of several sources in one list, newest first."""
+    return sorted(lines, key=lambda line: line.at, reverse=True)
+
+
+def decision_line(row: DecisionRow, source: str) -> DecisionLine:
+    """A row of a frontend's list, beside the decisions of other sources."""
     # What a prefill worker had cached is not predicted: its choice comes without the prompt.
     unknown = row.observed is not UNSET and row.prefill is not None
     return DecisionLine(
@@ -277,5 +281,7 @@ def _line(row: DecisionRow, source: str) -> DecisionLine:
         relaxed=row.relaxed,
         message=row.message,
         bypass=row.bypass,
+        why=row.why,
+        moved=row.moved,
         complete=row.observed is UNSET or row.observed.as_predicted is not None,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from dynctl.documents.snapshot import (
@@ -22,7 +21,18 @@ from dynctl.documents.snapshot import (
 from dynctl.documents.topology import RoleCapacity
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.columns import Column
-from dynctl.screens.numbers import age, amount, count
+from dynctl.screens.decisions import (
+    NOTHING,
+    UNKNOWN,
+    cached_text,
+    clock,
+    margin_text,
+    number_text,
+    places,
+    unique_end,
+    worker_text,
+)
+from dynctl.screens.numbers import age, count
 from dynctl.screens.topology import domain_columns
 from dynctl.screens.workers import worker_columns
 from dynctl.top.history import BUCKET_S, History
@@ -32,14 +42,9 @@ Row = TypeVar("Row")
 Inner = TypeVar("Inner")
 
 BAR: Final = 10
-#: Unknown, which is different from none and from zero.
-UNKNOWN: Final = "?"
-NOTHING: Final = "-"
 #: Columns that leave on narrow screens, the highest first; state and workers always stay.
 _DOMAIN_RANKS: Final = {"ratio": 3, "prefill_tokens": 5, "kv_used": 8, "policy": 6}
 _ROOMY: Final = 120
-_SHORT_ID: Final = 8
-_LONG_ID: Final = 12
 #: Columns that a router counts or that workers report.
 _LOADS: Final = ("prefill_tokens", "decode_blocks")
 
@@ -235,7 +240,7 @@ def _waits() -> Column[WorkerRow]:
 def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Column[DecisionLine]]:
     """``domain``: the domain to show, None for none. Ids are shown by an end that is unique among
     ``lines``, which `dynctl why` accepts."""
-    end = _unique_end([line.id for line in lines])
+    end = unique_end(lines)
     columns: list[Column[DecisionLine]] = [
         Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
         Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=5),
@@ -248,77 +253,24 @@ def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Co
             )
         )  # fmt: skip
     columns += [
-        Column("prefill", "PREFILL", lambda d: _worker(d.prefill), lambda d: _worker(d.prefill),
-               name=True),
-        Column("decode", "DECODE", lambda d: _worker(d.decode), lambda d: _worker(d.decode),
-               name=True),
-        Column("cached", "CACHED", _cached, lambda d: d.cached_blocks, right=True, rank=2),
-        Column("margin", "MARGIN", _margin, lambda d: d.margin, right=True, rank=3),
-        Column("cost", "COST", lambda d: _number(d, d.cost), lambda d: d.cost, right=True, rank=6),
+        Column("prefill", "PREFILL", _prefill, _prefill, name=True),
+        Column("decode", "DECODE", _decode, _decode, name=True),
+        Column("cached", "CACHED", cached_text, lambda d: d.cached_blocks, right=True, rank=2),
+        Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=3),
+        Column("cost", "COST", lambda d: number_text(d, d.cost), lambda d: d.cost, right=True,
+               rank=6),
         Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model,
                rank=7, wide=True, name=True),
     ]  # fmt: skip
     return columns
 
 
-def _unique_end(ids: Sequence[str]) -> int:
-    """The number of characters at the end by which the ids differ, 8 to 12.
-
-    Frontends count their decisions, so that the ids of two frontends often have the same end.
-    """
-    different = set(ids)
-    for length in range(_SHORT_ID, _LONG_ID):
-        if len({one[-length:] for one in different}) == len(different):
-            return length
-    return _LONG_ID
+def _prefill(line: DecisionLine) -> str:
+    return worker_text(line.prefill)
 
 
-def places(line: DecisionLine, domain: str) -> str:
-    """``zone-a``, or ``zone-a>zone-b`` if the KV cache crossed."""
-    last = line.domains.get(domain)
-    first = line.prefill_domains.get(domain)
-    if first is None or line.prefill is None or first == last:
-        return last or NOTHING
-    return f"{first}>{last}" if last is not None else first
-
-
-def refusal(line: DecisionLine) -> str:
-    """The text of a refusal, in place of workers and numbers."""
-    return f"REFUSED {line.outcome}: {line.message or 'no worker'}"
-
-
-def clock(at: float, *, tenths: bool = True) -> str:
-    """The local time of day."""
-    local = datetime.fromtimestamp(at).astimezone()
-    return local.strftime("%H:%M:%S") + (f".{local.microsecond // 100_000}" if tenths else "")
-
-
-def _worker(ref: Any) -> str:
-    if ref is None:
-        return NOTHING
-    return str(ref.worker) + (f" r{ref.dp_rank}" if ref.dp_rank else "")
-
-
-def _number(line: DecisionLine, value: float | None) -> str:
-    if value is None:
-        return NOTHING if line.complete else UNKNOWN
-    return amount(round(value, 2))
-
-
-def _cached(line: DecisionLine) -> str:
-    if line.cached_blocks is None:
-        return UNKNOWN if not line.complete else NOTHING
-    if line.blocks is None:
-        return f"{line.cached_blocks:,}/{UNKNOWN}"
-    return f"{line.cached_blocks:,}/{line.blocks:,}"
-
-
-def _margin(line: DecisionLine) -> str:
-    if line.margin is None:
-        return "only one" if line.complete and not line.refused else _number(line, None)
-    if line.margin < 0:
-        return "drawn"
-    return "tie" if line.margin == 0 else f"+{amount(round(line.margin, 2))}"
+def _decode(line: DecisionLine) -> str:
+    return worker_text(line.decode)
 
 
 # -- alerts ----------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from rich.style import Style
 
 from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.screens.columns import GAP, Fitted
+from dynctl.screens.decisions import refusal
 from dynctl.top.header import meter_line
 from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain
-from dynctl.top.panels.columns import decision_table, refusal
+from dynctl.top.panels.columns import decision_table
 from dynctl.top.panels.panel import Panel, Picture
 
 _METERS: Final = 3

@@ -241,3 +241,56 @@ def test_advice_is_about_the_requests_of_the_frontend(frontend: str, asks: Any) 
     shown = asks("config", "show", "--advise", "--frontend", frontend).out
     assert "ADVISED" in shown
     assert "mixed; prompts have" in shown
+
+
+def test_decisions_are_listed_filtered_and_explained_by_the_end_of_an_id(asks, frontend):
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
+    answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=60)
+    decision = answer.headers["x-dynctl-decision"]
+    heading, first, *rest = asks("decisions").out.splitlines()
+    assert heading.split() == [
+        *("TIME", "ID", "MODEL", "PREFILL", "DECODE", "CACHED", "COST", "WHY"),
+    ]
+    cells = first.split()
+    assert decision.endswith(cells[1])
+    assert cells[3:7] == ["prefill-a0", "(zone-a)", "decode-a0", "(zone-a)"]
+    assert rest[-1] == f"explain one: dynctl why {cells[1]}"
+    assert asks("why", cells[1], "-o", "json").json["id"] == decision
+    for keeps in (["--zone", "zone-a"], ["--worker", "l-a0"], ["--model", "demo"]):
+        assert asks("decisions", *keeps, "--limit", "1", "-o", "name").out.strip() == decision
+    for drops in (["--zone", "zone-b"], ["--moved"], ["--model", "other"]):
+        ran = asks("decisions", *drops)
+        assert (ran.code, "no decisions match" in ran.out) == (0, True), drops
+    refused = asks("decisions", "--refused", "-o", "json").json["decisions"]
+    assert {row["outcome"] for row in refused} & {"selected"} == set()
+    unknown = asks("decisions", "--worker", "decode-zz")
+    assert (unknown.code, "unknown worker 'decode-zz'" in unknown.err) == (2, True)
+
+
+def test_decisions_tail_shows_those_that_are_made_while_it_runs(frontend: str, tmp_path: Path):
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
+    environment = {**os.environ, "DYNCTL_FRONTEND": frontend, "DYNCTL_TOKEN": TOKEN}
+    tail = subprocess.Popen(
+        [sys.executable, "-m", "dynctl", "decisions", "tail", "--last", "0", "--limit", "2",
+         "-o", "jsonl"],
+        stdout=subprocess.PIPE, env=environment, text=True,
+    )  # fmt: skip
+    made: set[str] = set()
+    assert tail.stdout is not None
+    try:
+        shown: list[str] = []
+
+        def both() -> bool:
+            answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=60)
+            made.add(answer.headers["x-dynctl-decision"])
+            return tail.poll() is not None
+
+        until_now(both, 30)
+        shown = [json.loads(line)["id"] for line in tail.stdout.read().splitlines()]
+        assert len(shown) == 2
+        assert set(shown) <= made
+        assert tail.wait(patience(10)) == 0
+    finally:
+        tail.kill()
+        tail.wait()
+        tail.stdout.close()

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from msgspec import UNSET
 
+from dynctl.documents.decisions import decision_row
 from dynctl.documents.route_result import PrefillPrediction, decision_result
 from dynctl.serving.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.decision_storage import BriefHop, brief, pack
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import Booked, PredictedPrefill, WorkerUpserted, constraints, flip
+from router_core import Booked, PredictedPrefill, WorkerLost, WorkerUpserted, constraints, flip
 from router_core.config import ROUTER_MODES
 from tests.dynctl.serving.routed import request, router, store, worker
 
@@ -168,6 +169,56 @@ def test_filters():
     assert ids(domain="zone=b") == ids(domain="b") == ["p3", "p2", "p1", "p0"]
     assert ids(domain="zone=c") == ids(domain="c") == ["lost"]
     assert ids(domain="rack=b") == []
+
+
+def test_reasons_are_those_of_the_largest_part_of_the_cost():
+    made = router(worker(1), worker(2), worker(3))
+    reasons = {}
+
+    def reason(name, **fields):
+        plan = made.plan(request(request_id=name, **fields))
+        reasons[name] = decision_row(plan, at=1.0, whole=True).why
+
+    reason("even")
+    store(made, 2, range(32))
+    reason("cached")
+    assert made.apply(Booked("busy", "aggregated", 2, 0, prefill_tokens=4000), 0.0).ok
+    assert made.apply(Booked("busier", "aggregated", 3, 0, prefill_tokens=4000), 0.0).ok
+    reason("loaded")
+    reason("refused", model="nope")
+    for gone in (1, 2):
+        assert made.apply(WorkerLost(gone), 0.0).ok
+    reason("alone")
+    assert reasons == {
+        "even": "tie",
+        "cached": "cache",
+        "loaded": "load",
+        "refused": "",
+        "alone": "only one",
+    }
+
+
+def test_what_topology_moved_is_found_in_both_forms():
+    made = router(
+        worker(1, "prefill", zone="a", policy=ZONES),
+        worker(2, "prefill", zone="b", policy=ZONES),
+        worker(3, "decode", zone="a"),
+    )
+    store(made, 2, range(32))
+    for small_fleet in (0, 100):
+        memory = DecisionMemory(small_fleet=small_fleet, sample_every=10)
+        memory.record(made.plan(request(request_id="first")), 1.0)
+        memory.record(made.plan(request(request_id="second")), 2.0)
+        bound = constraints(["dynamo.topology/zone=b"])
+        memory.record(made.plan(request(request_id="lost", constraints=bound)), 3.0)
+        found = memory.recent(moved=True)
+        assert [kept.id for kept in found] == ["second", "first"]
+        rows = [decision_row(kept.plan, at=kept.at, whole=kept.whole) for kept in found]
+        assert {row.moved for row in rows} == {"1 left out: no decode there"}
+    assert not DecisionMemory().recent(moved=True)
+    calm, memory = zoned(), DecisionMemory()
+    memory.record(calm.plan(request(request_id="calm")), 1.0)
+    assert memory.recent(moved=True) == []
 
 
 def test_attempts_of_one_request_are_told_apart():

@@ -302,7 +302,7 @@ async def test_enter_on_a_plain_engine_shows_status_and_load_first(shown: Shown)
 
 async def test_decision_ids_are_shown_by_their_end_and_whole_in_the_details(shown: Shown):
     async with shown(size=(80, 24)) as pilot:
-        assert " 00091f0a " in screen_text(pilot.app)
+        assert " 091f0a " in screen_text(pilot.app)
         for key in ("enter", "d"):
             await pilot.press(key)
             await settled(pilot)

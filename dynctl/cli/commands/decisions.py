@@ -1,0 +1,142 @@
+"""`dynctl decisions list` and `tail`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import Duration, Limit, NoHeaders
+
+if TYPE_CHECKING:
+    from dynctl.sources.query import DecisionQuery
+    from dynctl.sources.source import LiveSource
+
+Refused = Annotated[bool, typer.Option("--refused", help="Only refusals.")]
+Moved = Annotated[
+    bool, typer.Option("--moved", help="Only decisions that missing decode workers moved.")
+]
+Model = Annotated[str | None, typer.Option(metavar="NAME", help="Only this model.")]
+Zone = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VALUE",
+        help="Only decisions for workers of this zone (or rack, ..): zone-a, or rack=r1.",
+    ),
+]
+Worker = Annotated[
+    str | None, typer.Option(metavar="ID", help="Only this worker: name or id, or its unique end.")
+]
+FrontendLog = Annotated[
+    str | None,
+    typer.Option(
+        "--frontend-log",
+        metavar="FILE|-",
+        help="Read a live Dynamo's decisions from its frontend's log; - is standard input.",
+    ),
+]
+
+
+def list_decisions(
+    options: GlobalOptions,
+    refused: Refused = False,
+    moved: Moved = False,
+    model: Model = None,
+    zone: Zone = None,
+    worker: Worker = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="The last N decisions.")
+    ] = 20,
+    no_headers: NoHeaders = False,
+    frontend_log: FrontendLog = None,
+) -> int:
+    """List the last decisions, newest first: workers, cached blocks, cost, reason.
+
+    `dynctl why ID` explains one; the end of an id is enough.
+    """
+    import asyncio
+    from contextlib import aclosing
+    from dataclasses import replace
+
+    from dynctl.documents.snapshot import DecisionReport
+    from dynctl.screens.decisions import decision_report
+    from dynctl.screens.render import emit
+    from dynctl.sources import connect_live
+    from dynctl.sources.query import DecisionQuery
+    from dynctl.top.run import silent_logs
+
+    query = DecisionQuery(limit, refused, moved, model, zone)
+    source = connect_live(options, frontend_log)
+
+    async def read() -> DecisionReport:
+        async with source:
+            await source.settle()
+            chosen = await _with_worker(source, query, worker)
+            async with aclosing(source.follow_decisions(chosen)) as pages:
+                return await anext(pages)
+
+    with silent_logs():
+        found = asyncio.run(read())
+    emit(
+        found,
+        options,
+        screen=lambda report, canvas: decision_report(
+            report, replace(canvas, headings=not no_headers)
+        ),
+    )
+    return 0
+
+
+def tail_decisions(
+    options: GlobalOptions,
+    refused: Refused = False,
+    moved: Moved = False,
+    model: Model = None,
+    zone: Zone = None,
+    worker: Worker = None,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=0, max=1000, help="Begin with the last N.")
+    ] = 10,
+    limit: Limit = None,
+    duration: Duration = None,
+    no_headers: NoHeaders = False,
+    frontend_log: FrontendLog = None,
+) -> int:
+    """Show decisions as they are made, until Ctrl-C; with -o jsonl for programs."""
+    import asyncio
+    from contextlib import aclosing
+
+    from dynctl.screens.decisions import DecisionStream
+    from dynctl.sources import connect_live
+    from dynctl.sources.query import DecisionQuery
+    from dynctl.top.run import silent_logs
+
+    query = DecisionQuery(max(1, last), refused, moved, model, zone)
+    stream = DecisionStream(options, limit=limit, headings=not no_headers)
+    source = connect_live(options, frontend_log)
+
+    async def tail() -> None:
+        async with source:
+            await source.settle()
+            workers = (await source.snapshot()).workers
+            chosen = await _with_worker(source, query, worker)
+            async with aclosing(source.follow_decisions(chosen)) as pages:
+                await stream.show(pages, workers, last, duration)
+
+    with silent_logs():
+        asyncio.run(tail())
+    return 0
+
+
+async def _with_worker(
+    source: "LiveSource", query: "DecisionQuery", worker: str | None
+) -> "DecisionQuery":
+    """The query for the worker that ``worker`` names. Raises UsageProblem."""
+    from dataclasses import replace
+
+    from dynctl.base.naming import resolve_worker
+
+    if worker is None:
+        return query
+    rows = (await source.snapshot()).workers
+    found = resolve_worker(worker, [(row.worker_id, row.name) for row in rows])
+    return replace(query, worker=next(row.name for row in rows if row.worker_id == found))
