@@ -470,11 +470,13 @@ def frontend(
     if processes > 1:
         _refuse_with_processes(config)
         from dynctl.serving.http.processes import run_processes
+        from dynctl.web.child import MODULE
 
-        return int(run_processes(config, processes, process_timeout))
+        return int(run_processes(config, processes, process_timeout, MODULE))
     from dynctl.serving.http.server import run_frontend
+    from dynctl.web.routes import page_routes
 
-    return int(run_frontend(config))
+    return int(run_frontend(config, extra_routes=(page_routes,)))
 
 
 @with_router_flags
@@ -544,8 +546,9 @@ def router(
         announce=announce,
     )
     from dynctl.serving.http.router_server import run_router
+    from dynctl.web.routes import page_routes
 
-    return int(run_router(config))
+    return int(run_router(config, extra_routes=(page_routes,)))
 
 
 @with_operator_options
@@ -586,6 +589,7 @@ def observe(
     from dynctl.serving.http.observe_server import run_observer
     from dynctl.sources import frontends
     from dynctl.sources.dynamo.beside import BesideDynamo
+    from dynctl.web.routes import page_routes
 
     one_choice("--log-format", log_format, ("text", "json"))
     if options.demo or options.view is not None:
@@ -615,6 +619,7 @@ def observe(
             open_planes=lambda: open_planes(options),
             namespace=namespace(options),
             beside=beside,
+            extra_routes=(page_routes,),
         )
     )
 

@@ -12,9 +12,10 @@ from aiohttp import web
 from msgspec import UNSET
 
 from dynctl import version
-from dynctl.documents.config import config_document
+from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
 from dynctl.documents.doubts import distinct
+from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import encode_view
 from dynctl.serving.http import busy_threshold
 from dynctl.serving.http.auth import guarded
@@ -80,17 +81,19 @@ class Admin:
 
     async def config(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/config``: every router setting with its value and origin."""
+        return json_response(self.settings())
+
+    def settings(self) -> ConfigDocument:
+        """Every router setting with its value and origin."""
         router, model = self._service.router, self._service.prefill_model
-        return json_response(
-            config_document(
-                router.config,
-                version=version(),
-                preset=self._preset,
-                sources=self._sources,
-                started=self._started,
-                thresholds={m: t.to_dict() for m, t in router.busy.overrides().items()},
-                prefill_load=UNSET if model is None else model.describe(),
-            )
+        return config_document(
+            router.config,
+            version=version(),
+            preset=self._preset,
+            sources=self._sources,
+            started=self._started,
+            thresholds={m: t.to_dict() for m, t in router.busy.overrides().items()},
+            prefill_load=UNSET if model is None else model.describe(),
         )
 
     async def decisions(self, request: web.Request) -> web.StreamResponse:
@@ -99,7 +102,11 @@ class Admin:
         ``since=CURSOR`` skips decisions up to that cursor of an earlier response; with
         ``wait=SECONDS`` a response without decisions waits for one that long.
         """
-        wanted = _parse_query(request.query)
+        return json_response(await self.decision_list(request.query))
+
+    async def decision_list(self, query: Mapping[str, str]) -> DecisionList:
+        """As :meth:`decisions`; raises HttpError naming the parameter."""
+        wanted = _parse_query(query)
         memory = self._memory
         found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
         if not found and wanted.wait:
@@ -117,16 +124,14 @@ class Admin:
         since = 0 if wanted.since > memory.recorded else wanted.since
         counted = wanted.filters or not memory.max_bytes
         skipped = 0 if counted else memory.recorded - since - len(rows)
-        return json_response(
-            DecisionList(
-                rows,
-                len(memory),
-                memory.evicted,
-                memory.size,
-                memory.max_bytes,
-                memory.recorded,
-                skipped,
-            )
+        return DecisionList(
+            rows,
+            len(memory),
+            memory.evicted,
+            memory.size,
+            memory.max_bytes,
+            memory.recorded,
+            skipped,
         )
 
     async def decision(self, request: web.Request) -> web.StreamResponse:
@@ -134,7 +139,10 @@ class Admin:
 
         The id's last characters are enough if no other kept id ends with them.
         """
-        wanted = request.match_info["id"]
+        return json_response(self.past(request.match_info["id"]))
+
+    def past(self, wanted: str) -> RouteResult:
+        """As :meth:`decision`; raises HttpError (400, 404)."""
         attempts = self._memory.attempts(wanted)
         if not attempts:
             ids = self._memory.ids_ending_with(wanted, MAX_MATCHES + 1)
@@ -148,15 +156,13 @@ class Admin:
             decision_row(kept.plan, at=kept.at, whole=kept.whole, choice=kept.choice)
             for kept in earlier
         ]
-        return json_response(
-            past_decision(
-                last.plan,
-                at=last.at,
-                whole=last.whole,
-                preset=self._preset,
-                earlier=rows,
-                choice=last.choice,
-            )
+        return past_decision(
+            last.plan,
+            at=last.at,
+            whole=last.whole,
+            preset=self._preset,
+            earlier=rows,
+            choice=last.choice,
         )
 
     async def view(self, request: web.Request) -> web.StreamResponse:

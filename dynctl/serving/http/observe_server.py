@@ -7,7 +7,7 @@ refused with the place where it belongs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from aiohttp import web
@@ -15,7 +15,7 @@ from aiohttp import web
 from dynctl import version
 from dynctl.adapters.dynamo.planes import Planes
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable
-from dynctl.documents.config import config_document
+from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.doubts import distinct
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.dynamo.observer import PRESET, live_router
@@ -25,7 +25,7 @@ from dynctl.serving.http.auth import Handler
 from dynctl.serving.http.fleet_endpoints import ControlApi, FleetFeed
 from dynctl.serving.http.inference import DECISION_HEADER
 from dynctl.serving.http.json_responses import bad_request, json_response, read_json_object
-from dynctl.serving.http.server import Frontend, run
+from dynctl.serving.http.server import Frontend, Routes, run
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.telemetry.metrics import Metrics
 from router_core import SETTINGS
@@ -33,7 +33,8 @@ from router_core import SETTINGS
 _log = logging.getLogger(__name__)
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_ROUTE: Final = "/v1/route"
+#: Requests that change nothing although they are not GET: a dry run, and signing in to the page.
+_NO_CHANGES: Final = frozenset({"/v1/route", "/ui/session"})
 
 
 class ObserverProcess(Frontend):
@@ -49,8 +50,15 @@ class ObserverProcess(Frontend):
         open_planes: Callable[[], Planes],
         namespace: str | None,
         beside: Beside,
+        extra_routes: Iterable[Routes] = (),
     ) -> None:
-        super().__init__(config, inference=False, router=live_router(), fleet=ObservedFleet)
+        super().__init__(
+            config,
+            inference=False,
+            router=live_router(),
+            fleet=ObservedFleet,
+            extra_routes=extra_routes,
+        )
         assert isinstance(self.fleet, ObservedFleet)
         service = self.service
         # A pool of one role is a part of a deployment whose other hops are elsewhere.
@@ -98,7 +106,7 @@ class ObserverProcess(Frontend):
     @web.middleware
     async def _read_only(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse what is not a read, with the place where it belongs."""
-        if request.method in _READS or request.path == _ROUTE:
+        if request.method in _READS or request.path in _NO_CHANGES:
             return await handler(request)
         frontends = ", ".join(self.shadow.frontends) or "the frontends of that Dynamo"
         raise HttpError(
@@ -150,17 +158,15 @@ class _ObservedAdmin(Admin):
         super().__init__(process.service, process.memory, **more)
         self._process = process
 
-    async def config(self, request: web.Request) -> web.StreamResponse:
+    def settings(self) -> ConfigDocument:
         router, origins = self._service.router, self._process.shadow.reading.origins or {}
-        return json_response(
-            config_document(
-                router.config,
-                version=version(),
-                preset=None,
-                sources=origins,
-                unknown=SETTINGS.keys() - origins.keys(),
-                thresholds={m: t.to_dict() for m, t in router.busy.overrides().items()},
-            )
+        return config_document(
+            router.config,
+            version=version(),
+            preset=None,
+            sources=origins,
+            unknown=SETTINGS.keys() - origins.keys(),
+            thresholds={m: t.to_dict() for m, t in router.busy.overrides().items()},
         )
 
     def view_facts(self) -> dict[str, Any]:
@@ -184,12 +190,17 @@ def run_observer(
     open_planes: Callable[[], Planes],
     namespace: str | None,
     beside: Beside,
+    extra_routes: Iterable[Routes] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`, and
     Unreachable where the deployment's discovery is not reachable."""
     return run(
         lambda: ObserverProcess(
-            config, open_planes=open_planes, namespace=namespace, beside=beside
+            config,
+            open_planes=open_planes,
+            namespace=namespace,
+            beside=beside,
+            extra_routes=extra_routes,
         ),
         config,
     )

@@ -33,7 +33,14 @@ from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.connections import FEW, Connections
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.http.router_server import ProcessState, run_router
-from dynctl.serving.http.server import StartError, announce, error_middleware, listen, run_frontend
+from dynctl.serving.http.server import (
+    Routes,
+    StartError,
+    announce,
+    error_middleware,
+    listen,
+    run_frontend,
+)
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, Family, samples
 from dynctl.serving.telemetry.log_format import configure_logging
@@ -73,9 +80,14 @@ class _Child:
     """
 
     def __init__(
-        self, config: FrontendConfig, session: aiohttp.ClientSession, silent_s: float
+        self,
+        config: FrontendConfig,
+        session: aiohttp.ClientSession,
+        silent_s: float,
+        module: str,
     ) -> None:
         self.config = config
+        self._module = module
         self.name = config.process or ROUTER
         self._session = session
         self._silent_s = silent_s
@@ -193,7 +205,7 @@ class _Child:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", _MODULE, self.name,
+            sys.executable, "-m", self._module, self.name,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # Ctrl-C reaches this process only, which ends the frontends first.
@@ -231,11 +243,18 @@ class Processes:
     """The frontends and their router. ``config``: as of one frontend that has them all.
 
     ``silent_s``: seconds without an answer after which a process is killed and started again; 0:
-    it is not.
+    it is not. ``module``: what a child runs, which calls :func:`run_child`.
     """
 
-    def __init__(self, config: FrontendConfig, count: int, silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self,
+        config: FrontendConfig,
+        count: int,
+        silent_s: float = SILENT_S,
+        module: str = _MODULE,
+    ) -> None:
         self.config = config
+        self._module = module
         self.count = count
         self._silent_s = silent_s
         self.children: list[_Child] = []
@@ -295,7 +314,7 @@ class Processes:
 
     def _add(self, config: FrontendConfig) -> None:
         assert self._session is not None
-        self.children.append(_Child(config, self._session, self._silent_s))
+        self.children.append(_Child(config, self._session, self._silent_s, self._module))
 
     # -- health and metrics ----------------------------------------------------------------
 
@@ -411,24 +430,27 @@ def _labelled(line: str, label: str) -> str:
     return f"{name}{{{label}}} {value}"
 
 
-def run_processes(config: FrontendConfig, count: int, silent_s: float = SILENT_S) -> int:
+def run_processes(
+    config: FrontendConfig, count: int, silent_s: float = SILENT_S, module: str = _MODULE
+) -> int:
     """Serve with ``count`` frontends until SIGTERM or SIGINT; the exit code. Blocks.
 
-    ``silent_s`` as of :class:`Processes`. Raises StartError if one of the processes cannot start.
+    ``silent_s`` and ``module`` as of :class:`Processes`. Raises StartError if one of the
+    processes cannot start.
     """
     try:
         configure_logging(config.log_format, config.log_level)
     except ValueError as error:
         raise StartError(str(error)) from None
-    return uvloop.run(_supervise(config, count, silent_s))
+    return uvloop.run(_supervise(config, count, silent_s, module))
 
 
-async def _supervise(config: FrontendConfig, count: int, silent_s: float) -> int:
+async def _supervise(config: FrontendConfig, count: int, silent_s: float, module: str) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    processes = Processes(config, count, silent_s)
+    processes = Processes(config, count, silent_s, module)
     stopped = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(processes.start())
     try:
@@ -506,7 +528,7 @@ async def _live(_http: web.Request) -> web.StreamResponse:
 # -- the child ---------------------------------------------------------------------------------
 
 
-def _main() -> int:
+def run_child(extra_routes: Iterable[Routes] = ()) -> int:
     """A child: read the configuration, then serve until the parent is gone or sends SIGTERM."""
     pipe = sys.stdin.buffer
     head = pipe.read(_LENGTH.size)
@@ -519,7 +541,8 @@ def _main() -> int:
     config: FrontendConfig = pickle.loads(raw)  # noqa: S301  the parent wrote it
     Thread(target=_end_with_the_parent, args=(pipe.fileno(),), daemon=True).start()
     try:
-        return run_router(config) if config.process == ROUTER else run_frontend(config)
+        serve = run_router if config.process == ROUTER else run_frontend
+        return serve(config, extra_routes)
     except Exception as error:
         configure_logging(config.log_format, config.log_level, process=config.process)
         _log.error("cannot start: %s", error)
@@ -535,4 +558,4 @@ def _end_with_the_parent(pipe: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(run_child())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 import msgspec
 from aiohttp import web
@@ -21,7 +22,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.select_api import SelectApi, SlotTrackerApi
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import Frontend, listen, run
+from dynctl.serving.http.server import Frontend, Routes, listen, run
 from dynctl.serving.select_service import SelectService
 from dynctl.serving.slot_tracker import SlotTracker
 
@@ -45,8 +46,10 @@ class ProcessState(msgspec.Struct, frozen=True):
 class RouterProcess(Frontend):
     """A frontend process with selections and bookings instead of inference."""
 
-    def __init__(self, config: FrontendConfig) -> None:
-        super().__init__(config, inference=False, extra_routes=[lambda _: self._routes()])
+    def __init__(self, config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> None:
+        super().__init__(
+            config, inference=False, extra_routes=[lambda _: self._routes(), *extra_routes]
+        )
         self.service.serves_pools = True
         self.select_service: SelectService | None = None
         self.slot_tracker: SlotTracker | None = None
@@ -161,6 +164,6 @@ class RouterProcess(Frontend):
                 self.slot_tracker.expire()
 
 
-def run_router(config: FrontendConfig) -> int:
+def run_router(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
-    return run(lambda: RouterProcess(config), config)
+    return run(lambda: RouterProcess(config, extra_routes), config)

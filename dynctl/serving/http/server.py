@@ -669,9 +669,9 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         )
 
 
-def run_frontend(config: FrontendConfig) -> int:
+def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
-    return run(lambda: Frontend(config), config)
+    return run(lambda: Frontend(config, extra_routes=extra_routes), config)
 
 
 def run(build: Callable[[], Frontend], config: FrontendConfig) -> int:

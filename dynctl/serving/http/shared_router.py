@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterable
 from functools import partial
 from typing import Final
+from urllib.parse import quote
 
 from aiohttp import web
 from msgspec.structs import replace
@@ -87,21 +88,26 @@ async def _read(link: RouterLink, local: Handler, http: web.Request) -> web.Stre
 
 
 async def _fleet(link: RouterLink, feed: FleetFeed, http: web.Request) -> web.StreamResponse:
-    """The router's fleet, with the conditions, the requests and the audit of this process too."""
-    cards = http.query.get("cards")
+    return json_response(await shared_fleet(link, feed, http.query.get("cards")))
+
+
+async def shared_fleet(link: RouterLink, feed: FleetFeed, cards: str | None) -> FleetLoad:
+    """The router's fleet, with the conditions, the requests and the audit of this process too.
+
+    ``cards`` as in :meth:`FleetFeed.read`.
+    """
     own = await in_turns(feed.steps(cards))
+    path = FLEET_PATH if cards is None else f"{FLEET_PATH}?cards={quote(cards)}"
     with contextlib.suppress(RouterLost, WireError):
-        status, body = await link.read(http.path_qs, _READ_S)
+        status, body = await link.read(path, _READ_S)
         if status == 200:
             found = decode(body, FleetLoad)
             named = {(one.code, one.subject) for one in found.conditions}
             more = [one for one in own.conditions if (one.code, one.subject) not in named]
-            return json_response(
-                replace(
-                    found,
-                    conditions=[*found.conditions, *more],
-                    in_flight=own.in_flight,
-                    audit=own.audit,
-                )
+            return replace(
+                found,
+                conditions=[*found.conditions, *more],
+                in_flight=own.in_flight,
+                audit=own.audit,
             )
-    return json_response(own)
+    return own

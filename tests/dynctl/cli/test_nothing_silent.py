@@ -83,7 +83,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Configurations that would have been run."""
     found: list[Any] = []
 
-    def takes(config: Any) -> int:
+    def takes(config: Any, extra_routes: Any = ()) -> int:
         found.append(config)
         return 0
 

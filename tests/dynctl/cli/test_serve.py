@@ -18,7 +18,7 @@ def started(monkeypatch) -> list[Any]:
     """Configurations that would have been run."""
     found: list[Any] = []
 
-    def takes(config: Any) -> int:
+    def takes(config: Any, extra_routes: Any = ()) -> int:
         found.append(config)
         return 0
 
@@ -385,7 +385,7 @@ def test_several_processes(dynctl, started, monkeypatch):
     counts: list[int] = []
     timeouts: list[float] = []
 
-    def takes(_config: Any, count: int, silent_s: float) -> int:
+    def takes(_config: Any, count: int, silent_s: float, module: str) -> int:
         counts.append(count)
         timeouts.append(silent_s)
         return 0

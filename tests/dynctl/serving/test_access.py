@@ -10,6 +10,7 @@ from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
+from dynctl.web.routes import page_routes
 from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, events_of, site, zone
 
 #: Endpoint -> who may use it: every client, clients with a key, operators, holders of a token.
@@ -55,6 +56,13 @@ TABLE = {
     ("POST", "/v1/frontends/{name}/explain"): "operator",
     ("POST", "/v1/frontends/{name}/reports"): "operator",
     ("POST", "/v1/frontends/{name}/leave"): "operator",
+    ("GET", "/ui"): "operator",
+    ("GET", "/ui/decisions/{id}"): "operator",
+    ("GET", "/ui/codes/{code}"): "operator",
+    # A wrong or missing token has the status of an endpoint of operators.
+    ("POST", "/ui/session"): "operator",
+    ("POST", "/ui/leave"): "every client",
+    ("GET", "/ui/files/{name}"): "every client",
 }
 #: Headers that show that a request on loopback is not from a program of this machine.
 FOREIGN = [
@@ -80,7 +88,19 @@ def endpoints(process: Frontend) -> set[tuple[str, str]]:
 
 def processes() -> list[Frontend]:
     config = FrontendConfig(port=0, model_path=DEMO_MODEL_DIR)
-    return [Frontend(config), RouterProcess(config)]
+    page = (page_routes,)
+    return [Frontend(config, extra_routes=page), RouterProcess(config, page)]
+
+
+@pytest.fixture(autouse=True)
+def with_page(monkeypatch):
+    """Frontends of these tests have the web page, as those of the command line."""
+
+    class WithPage(Frontend):
+        def __init__(self, config: FrontendConfig) -> None:
+            super().__init__(config, extra_routes=(page_routes,))
+
+    monkeypatch.setattr("tests.dynctl.serving.fleets.Frontend", WithPage)
 
 
 async def test_the_table_has_every_endpoint():
@@ -95,7 +115,9 @@ async def statuses(url: str, headers: dict[str, str]) -> dict[tuple[str, str], t
         for method, path in TABLE:
             filled = path.replace("{worker}", "a0").replace("{model}", "demo").replace("{id}", "x")
             body = BODY if method == "POST" else None
-            async with client.request(method, url + filled, json=body, headers=headers) as answer:
+            async with client.request(
+                method, url + filled, json=body, headers=headers, allow_redirects=False
+            ) as answer:
                 found[method, path] = answer.status, await answer.text(errors="replace")
     return found
 
@@ -175,7 +197,8 @@ async def _other(fleet, **values):
     process = RouterProcess(
         FrontendConfig(
             port=0, workers=(worker,), model_path=DEMO_MODEL_DIR, health=SLOW_HEALTH, **values
-        )
+        ),
+        (page_routes,),
     )
     await process.start()
     return process

@@ -228,7 +228,7 @@ async def test_sigkill_of_the_parent_ends_its_children_and_secrets_are_in_no_pro
         assert len(fleet.children) == 3
         for pid in fleet.children:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()  # noqa: ASYNC240 - /proc
-            assert b"dynctl.serving.http.processes" in command
+            assert b"dynctl.web.child" in command
             assert b"k3y" not in command
             assert b"adm1n" not in command
         # The operators' token reaches the router through any frontend.

@@ -1,0 +1,1 @@
+"""The web page of a frontend, a router or an observer: ``GET /ui``."""
