@@ -29,6 +29,7 @@ from dynctl.findings.report import CodePage
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import Column
+from dynctl.screens.decisions import clock, decision_columns, places, reason_text, refusal
 from dynctl.screens.numbers import age, plural
 from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import topology_notes
@@ -37,12 +38,9 @@ from dynctl.top.header import currency, facts, meter_line, numbers
 from dynctl.top.marks import BLOCKS
 from dynctl.top.panels.columns import (
     alert_table,
-    clock,
-    decision_table,
     domain_table,
     generating,
     kv_share,
-    refusal,
     why,
     worker_table,
 )
@@ -134,7 +132,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One decision. ``why``: of a refusal or a remark."""
+    """One decision. ``refused``: the reason of a refusal, instead of ``cells``."""
 
     id: str
     short: str
@@ -143,7 +141,6 @@ class Line:
     cells: Sequence[tuple[str, str]]
     place: int | None
     refused: str
-    remark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +358,7 @@ def _decisions(
         wanted = view.text.lower()
         lines = [line for line in lines if wanted in _decision_words(line)]
     shown = lines[:DECISIONS]
-    columns = {column.key: column for column in decision_table(domain, shown)}
+    columns = {column.key: column for column in decision_columns(shown, None)}
     return [_line(line, columns, domain, colors) for line in shown], len(lines)
 
 
@@ -372,7 +369,7 @@ def _decision_words(line: DecisionLine) -> str:
     return " ".join(words).lower()
 
 
-_CELLS: Final = ("domain", "prefill", "decode", "cached", "margin", "cost")
+_CELLS: Final = ("prefill", "decode", "cached", "cost")
 
 
 def _line(
@@ -381,8 +378,10 @@ def _line(
     domain: str | None,
     colors: dict[str, int],
 ) -> Line:
-    cells = [(key, columns[key].text(line)[:CELL]) for key in _CELLS if key in columns]
-    remark = "crossed the domain (fallback policy)" if line.relaxed else line.hop_verdict
+    cells = [(key, columns[key].text(line)[:CELL]) for key in _CELLS]
+    if domain is not None:
+        cells.insert(0, ("domain", places(line, domain)[:CELL]))
+    cells.append(("why", reason_text(line)[:CELL]))
     return Line(
         line.id,
         columns["id"].text(line),
@@ -391,7 +390,6 @@ def _line(
         cells,
         None if domain is None else colors.get(line.domains.get(domain, "")),
         refusal(line)[:CELL] if line.refused else "",
-        remark[:CELL],
     )
 
 

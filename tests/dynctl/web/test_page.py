@@ -89,8 +89,8 @@ async def test_the_page_has_what_top_has():
     read = Elements(page(found, View()))
     for row in found.snapshot.workers:
         assert row.name in read.text
-    for row in found.domains.rows:
-        assert str(row.value) in read.text
+    for domain in found.domains.rows:
+        assert str(domain.value) in read.text
     for line in found.snapshot.decisions[:10]:
         assert f"/ui/decisions/{line.id}" in read.addresses
     for one in found.alerts:
