@@ -18,7 +18,7 @@ from dynctl.cli.help import PlainCommand, PlainGroup
 FIRST_SCREEN = """\
 dynctl: KV-cache-aware, topology-aware routing for LLM fleets
 
-Look    top         live dashboard            workers    list, show one worker
+Look    top         live dashboard            workers    list, cordon, drain
         check       is the fleet healthy?     topology   domains, verify, plan
         decisions   what was routed where     events     KV events, live
 Ask     route       where would a prompt go?  why        explain past decisions
@@ -50,6 +50,9 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("route", "route:route", "Show which workers would serve a prompt, and why."),
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, caches."),
     ("workers show", "workers:show_worker", "Show one worker: card, policy, taints, load."),
+    ("workers cordon", "workers:cordon_worker", "Give a worker no new requests."),
+    ("workers uncordon", "workers:uncordon_worker", "Give a cordoned worker requests again."),
+    ("workers drain", "workers:drain_worker", "Cordon a worker; wait until its requests ended."),
     ("topology show", "topology:show_topology", "Show domains: capacity, load, policy, stranded."),
     ("topology verify", "topology_verify:verify_topology", "Verify topology from node to router."),
     ("topology plan", "topology_plan:plan_topology", "Plan domains: ratio, losses, what to add."),
@@ -83,7 +86,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 
 GROUPS = {
     "serve": "Run a frontend, a router, an indexer, a shadow router, an engine or its sidecar.",
-    "workers": "Workers of a router: list, one worker.",
+    "workers": "Workers of a router: list, one worker, cordon, drain.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
     "decisions": "Past decisions of a router: list, tail. `dynctl decisions` lists them.",
     "events": "KV events of the workers, live.",

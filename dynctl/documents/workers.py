@@ -13,6 +13,8 @@ from dynctl.documents.replicas import ReplicaRow
 from router_core import Router, Worker
 
 SCHEMA = 1
+#: How the reason of a worker that the operator took out of routing begins.
+CORDONED: Final = "cordoned by the operator"
 NONE_WAITING: Final[Mapping[int, int]] = {}
 
 
@@ -104,6 +106,11 @@ class WorkerRow(msgspec.Struct, frozen=True):
     device: str | UnsetType = UNSET
 
     @property
+    def cordoned(self) -> bool:
+        """Whether the operator took it out of routing."""
+        return (self.reason or "").startswith(CORDONED)
+
+    @property
     def taints(self) -> list[str]:
         return list(self.runtime_config.get("taints", ()))
 
@@ -155,6 +162,31 @@ class WorkerDetail(msgspec.Struct, frozen=True):
     source: str
     worker: WorkerRow
     kind: str = "Worker"
+    schema: int = SCHEMA
+
+
+class CordonChange(msgspec.Struct, frozen=True):
+    """What `workers cordon`, `uncordon` and `drain` did, or would do (``applied`` False).
+
+    ``before``: whether the worker was cordoned. ``running``: requests on it that the frontends
+    count now. ``same``: ready workers of its role, model and domains without it. ``drained``: of
+    `drain`, whether its requests ended within ``waited_s`` seconds; absent otherwise.
+    """
+
+    source: str
+    worker: str
+    worker_id: int
+    role: str
+    cordoned: bool
+    before: bool
+    applied: bool
+    running: int = 0
+    same: int = 0
+    domains: dict[str, str] = {}
+    frontends: list[str] = []
+    drained: bool | UnsetType = UNSET
+    waited_s: float | UnsetType = UNSET
+    kind: str = "CordonChange"
     schema: int = SCHEMA
 
 

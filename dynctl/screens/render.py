@@ -34,7 +34,7 @@ from dynctl.documents.topology import (
     TopologyValue,
 )
 from dynctl.documents.verify import VerifyReport, report_lines
-from dynctl.documents.workers import WorkerDetail, WorkerList
+from dynctl.documents.workers import CordonChange, WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, State
 from dynctl.screens import (
     audit,
@@ -207,6 +207,7 @@ _SCREENS: dict[type, Any] = {
     RouteResult: route.route_short,
     WorkerList: workers.worker_list,
     WorkerDetail: workers.worker_detail,
+    CordonChange: workers.cordon_change,
     TopologyShow: topology.topology_show,
     TopologySync: topology.topology_sync,
     TopologyPlan: plan.topology_plan,
@@ -271,6 +272,8 @@ def names(result: Any) -> list[str]:
         return [worker.name for worker in result.workers]
     if isinstance(result, WorkerDetail):
         return [result.worker.name]
+    if isinstance(result, CordonChange):
+        return [result.worker]
     if isinstance(result, DecisionReport):
         return [line.id for line in result.decisions]
     if isinstance(result, TopologyShow | TopologyPlan):

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from dynctl.documents.replicas import ReplicaRow
-from dynctl.documents.workers import RankRow, WorkerDetail, WorkerList, WorkerRow
+from dynctl.documents.workers import CordonChange, RankRow, WorkerDetail, WorkerList, WorkerRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import age, amount, count, plural
@@ -178,8 +178,37 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
 
 
 def worker_status(worker: WorkerRow) -> str:
-    """``ready``, ``busy``, or ``unavailable`` with the reason."""
+    """``ready``, ``busy``, ``cordoned``, or ``unavailable`` with the reason."""
+    if worker.cordoned:
+        return worker.reason or ""
     return _status(worker) + (f": {worker.reason}" if worker.reason else "")
+
+
+def cordon_change(result: CordonChange, canvas: Canvas) -> str:
+    """What changed for the worker, what still runs there, and what is left for new requests."""
+    running = plural(result.running, "running request")
+    place = "".join(f" with {name}={value}" for name, value in list(result.domains.items())[:1])
+    if not result.cordoned:
+        done = "was not cordoned" if not result.before else "may be chosen again"
+        done = done if result.applied or not result.before else "would be chosen again"
+        lines = [f"{result.worker} {done}"]
+    else:
+        done = "is cordoned" if result.applied else "would be cordoned"
+        done = "is cordoned already" if result.before else done
+        text = f"{result.worker} {done}: no new requests"
+        if isinstance(result.drained, UnsetType):
+            text += f", {running}" if result.running else ", none is running"
+        elif result.drained:
+            text += f"; drained after {age(result.waited_s or 0.0)}"
+        else:
+            text += f"; {running} after {age(result.waited_s or 0.0)}"
+        lines = canvas.paragraph(text, first="")
+        others = plural(result.same, f"other {result.role} worker")
+        text = f"{others}{place} {'takes' if result.same == 1 else 'take'} new requests"
+        lines += canvas.paragraph(text, first="")
+        if result.applied:
+            lines.append(f"undo: dynctl workers uncordon {result.worker}")
+    return "".join(line + "\n" for line in lines)
 
 
 def rank_loads(worker: WorkerRow, canvas: Canvas) -> str:
@@ -236,7 +265,8 @@ def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]
     """Why workers are unavailable, busy, or without a cache that is known."""
     for worker in workers:
         if worker.reason:
-            yield from canvas.paragraph(f"{worker.name} is unavailable: {worker.reason}", first="")
+            state = "" if worker.cordoned else "unavailable: "
+            yield from canvas.paragraph(f"{worker.name} is {state}{worker.reason}", first="")
         for rank in worker.ranks if worker.busy else ():
             where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""
             for why in rank.busy_reasons[:1]:
@@ -254,6 +284,8 @@ def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]
 
 
 def _status(worker: WorkerRow) -> str:
+    if worker.cordoned:
+        return "cordoned"
     if worker.status != "ready":
         return worker.status
     busy = sum(rank.busy for rank in worker.ranks)

@@ -21,7 +21,7 @@ from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult, route_result
-from dynctl.documents.workers import WorkerRow, worker_rows
+from dynctl.documents.workers import CORDONED, WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
 from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluation
@@ -80,6 +80,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that an evaluation may be shown again while nothing changes.
 HEALTH_AGE_S: Final = 0.5
+#: Workers that the operator may take out of routing at a time.
+MAX_CORDONED: Final = 4_096
 #: In a larger fleet, at most so many workers are evaluated per second.
 _MANY_WORKERS: Final = 256
 _WORKERS_A_SECOND: Final = 1000
@@ -212,6 +214,10 @@ class RoutingService:
         self.mismatched: set[str] = set()
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
         self._count = 0
+        #: Names of workers that the operator took out of routing, in that order.
+        self.cordoned: dict[str, None] = {}
+        #: Worker id -> why it is not routable, apart from a cordon.
+        self._problems: dict[int, str] = {}
         #: Makes the keys of sessions say nothing about their names.
         self.session_secret = secrets.token_bytes(32)
 
@@ -656,7 +662,10 @@ class RoutingService:
     # -- workers ---------------------------------------------------------------------------
 
     def upsert_worker(self, worker: Worker) -> Applied:
-        return self.apply(WorkerUpserted(worker))
+        applied = self.apply(WorkerUpserted(worker))
+        if applied.ok and worker.name in self.cordoned:
+            self._show_cordon(worker)
+        return applied
 
     def set_adapters(self, worker_id: int, names: tuple[str, ...]) -> None:
         """The LoRA adapters that a registered worker has now."""
@@ -672,6 +681,7 @@ class RoutingService:
     def remove_worker(self, worker_id: int) -> Applied:
         worker = self.router.registry.get(worker_id)
         applied = self.apply(WorkerLost(worker_id))
+        self._problems.pop(worker_id, None)
         if self._adapters_of.pop(worker_id, ()):
             self._gather_names()
         if worker is not None:
@@ -682,8 +692,39 @@ class RoutingService:
         return applied
 
     def set_available(self, worker_id: int, reason: str | None) -> Applied:
-        """``reason``: why the worker is not routable; None: it is routable again."""
+        """``reason``: why the worker is not routable; None: it is routable again, unless it is
+        cordoned."""
+        if reason is None:
+            self._problems.pop(worker_id, None)
+        else:
+            self._problems[worker_id] = reason
+        worker = self.router.registry.get(worker_id)
+        if worker is not None and worker.name in self.cordoned:
+            reason = CORDONED if reason is None else f"{CORDONED}; {reason}"
         return self.apply(WorkerAvailability(worker_id, reason))
+
+    def cordon(self, name: str, *, cordoned: bool) -> None:
+        """Take the worker of this name out of routing, or put it back.
+
+        Its requests go on. The cordon holds for the name while this process runs, also when the
+        worker leaves and returns. Raises ValueError for more than :data:`MAX_CORDONED` names.
+        """
+        if not cordoned:
+            self.cordoned.pop(name, None)
+            self.clear_condition(codes.WORKER_CORDONED, name)
+        elif len(self.cordoned) >= MAX_CORDONED:
+            raise ValueError(f"{MAX_CORDONED:,} workers are cordoned, no more are")
+        else:
+            self.cordoned[name] = None
+        worker = self.router.registry.by_name(name)
+        if worker is not None:
+            self._show_cordon(worker)
+        self._health_changes += 1
+
+    def _show_cordon(self, worker: Worker) -> None:
+        self.set_available(worker.worker_id, self._problems.get(worker.worker_id))
+        if worker.name in self.cordoned:
+            self.set_condition(codes.WORKER_CORDONED, worker.name, CORDONED)
 
     def find_worker(self, text: str) -> Worker | None:
         """A worker by name, decimal id or hex id (``0x..``)."""

@@ -17,6 +17,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
 if TYPE_CHECKING:
+    from dynctl.sources.frontend.source import FrontendSource
     from dynctl.sources.source import LiveSource, Source
 
 DEFAULT_FRONTEND = "http://127.0.0.1:8000"
@@ -53,6 +54,25 @@ def connect(options: GlobalOptions) -> Source:
         return DynamoSource(options, frontends(options))
     from dynctl.sources.frontend.source import FrontendSource
 
+    return FrontendSource(_dynctl_frontends(options), token(options), options.timeout)
+
+
+def connect_frontends(options: GlobalOptions, command: str) -> FrontendSource:
+    """The dynctl frontends that the options name, for a command that writes there.
+
+    Raises UsageProblem for any other source, which is only read.
+    """
+    from dynctl.sources.frontend.source import FrontendSource
+
+    origin = _origin(options)
+    if origin == "--discovery":
+        raise UsageProblem(
+            f"{command}: dynctl only reads a live Dynamo, whose routers have no cordon",
+            "scale the worker down, or route with dynctl: serve frontend --discovery ..",
+        )
+    if origin != "--frontend":
+        raise UsageProblem(f"{command} {origin}: nothing is running there", "name --frontend URL")
+    options = in_context(options)
     return FrontendSource(_dynctl_frontends(options), token(options), options.timeout)
 
 

@@ -1,11 +1,21 @@
-"""`dynctl workers list` and `workers show ID`."""
+"""`dynctl workers list`, `show`, `cordon`, `uncordon` and `drain`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch
+from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch, seconds
+
+Named: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="Name, decimal or hex id, or the unique end of a name or hex id."
+    ),
+]
+DryRun: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would change; set nothing.")
+]
 
 
 def list_workers(
@@ -63,12 +73,7 @@ def list_workers(
 
 def show_worker(
     options: GlobalOptions,
-    worker: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="Name, decimal or hex id, or the unique end of a name or hex id."
-        ),
-    ],
+    worker: Named,
 ) -> int:
     """Show one worker: card, KV-transfer policy, taints, load and data age of each rank."""
     from dynctl.base.naming import resolve_worker
@@ -82,4 +87,74 @@ def show_worker(
     row = next(row for row in rows if row.worker_id == found)
     emit(WorkerDetail(source.title, row), options)
     doubted(source.doubts)
+    return 0
+
+
+def cordon_worker(options: GlobalOptions, worker: Named, dry_run: DryRun = False) -> int:
+    """Give a worker no new requests, on every --frontend; its running requests go on.
+
+    Needs the frontend's admin token where it has one. The cordon holds until `workers uncordon`,
+    or until the frontend restarts.
+    """
+    return _set_cordon(options, worker, cordoned=True, dry_run=dry_run)
+
+
+def uncordon_worker(options: GlobalOptions, worker: Named, dry_run: DryRun = False) -> int:
+    """Give a cordoned worker requests again."""
+    return _set_cordon(options, worker, cordoned=False, dry_run=dry_run)
+
+
+def drain_worker(
+    options: GlobalOptions,
+    worker: Named,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", parser=seconds, metavar="DURATION", help="Wait at most this long: 10m."
+        ),
+    ] = 300.0,
+    dry_run: DryRun = False,
+) -> int:
+    """Cordon a worker, and wait until the requests that it runs have ended.
+
+    The worker stays cordoned. Exit code 4: requests are still running after --wait.
+    """
+    import time
+
+    from msgspec.structs import replace
+
+    from dynctl.base.errors import ExitCode, TimedOut
+    from dynctl.screens.numbers import plural
+    from dynctl.screens.render import emit, talk
+    from dynctl.sources import connect_frontends
+
+    source = connect_frontends(options, "workers drain")
+    change = source.cordon(worker, cordoned=True, dry_run=dry_run)
+    if dry_run:
+        emit(change, options)
+        return ExitCode.YES
+    began = time.monotonic()
+    running = change.running
+    if running:
+        talk(f"{change.worker} is cordoned; waiting for {plural(running, 'request')}")
+    while running and time.monotonic() - began < wait:
+        time.sleep(min(0.5, wait))
+        running = source.running(change.worker)
+    waited = round(time.monotonic() - began, 3)
+    emit(replace(change, running=running, drained=not running, waited_s=waited), options)
+    if running:
+        raise TimedOut(
+            f"{change.worker} still runs {plural(running, 'request')} after {waited:.0f} s",
+            f"wait longer: dynctl workers drain {change.worker} --wait 30m",
+        )
+    return ExitCode.YES
+
+
+def _set_cordon(options: GlobalOptions, worker: str, *, cordoned: bool, dry_run: bool) -> int:
+    from dynctl.screens.render import emit
+    from dynctl.sources import connect_frontends
+
+    verb = "cordon" if cordoned else "uncordon"
+    source = connect_frontends(options, f"workers {verb}")
+    emit(source.cordon(worker, cordoned=cordoned, dry_run=dry_run), options)
     return 0

@@ -71,6 +71,8 @@ class ControlApi:
             web.post("/v1/workers", guarded(self.add_worker, token, local=False)),
             web.get("/v1/workers/{worker:.+}", guarded(self.worker, token)),
             web.delete("/v1/workers/{worker:.+}", guarded(self.remove_worker, token)),
+            web.post("/v1/workers/{worker:.+}/cordon", guarded(self.cordon_worker, token)),
+            web.post("/v1/workers/{worker:.+}/uncordon", guarded(self.uncordon_worker, token)),
             web.post("/v1/route", guarded(self.route, token)),
         ]
 
@@ -197,6 +199,23 @@ class ControlApi:
         name = self._member(http).spec.name
         await self._fleet.remove(name)
         return json_response({"removed": name})
+
+    async def cordon_worker(self, http: web.Request) -> web.Response:
+        """``POST /v1/workers/W/cordon``: no new requests for it; those that it has go on."""
+        return self._cordon(http, cordoned=True)
+
+    async def uncordon_worker(self, http: web.Request) -> web.Response:
+        """``POST /v1/workers/W/uncordon``: the router may choose it again."""
+        return self._cordon(http, cordoned=False)
+
+    def _cordon(self, http: web.Request, *, cordoned: bool) -> web.Response:
+        self._writable()
+        member = self._member(http)
+        try:
+            self._service.cordon(member.spec.name, cordoned=cordoned)
+        except ValueError as error:
+            raise HttpError(507, str(error), "insufficient_storage", "too_many_cordons") from None
+        return json_response(self._fleet.row(member))
 
     def _member(self, http: web.Request) -> Member:
         """The engine of the path, by name or id; raises HttpError 404."""

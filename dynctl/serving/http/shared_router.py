@@ -41,6 +41,8 @@ _THERE: Final = frozenset(
         ("POST", "/busy_threshold"),
         ("POST", "/v1/workers"),
         ("DELETE", "/v1/workers/{worker:.+}"),
+        ("POST", "/v1/workers/{worker:.+}/cordon"),
+        ("POST", "/v1/workers/{worker:.+}/uncordon"),
         ("GET", "/v1/view"),
         ("GET", "/v1/index"),
     }

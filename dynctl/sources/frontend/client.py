@@ -102,6 +102,12 @@ class FrontendClient(HttpFrontend):
         except WireError as error:
             self.unexpected(str(error))
 
+    def cordon(self, worker: str, *, cordoned: bool) -> WorkerRow:
+        """Take a worker out of routing, or put it back; its row afterwards."""
+        verb = "cordon" if cordoned else "uncordon"
+        path = f"/v1/workers/{quote(worker, safe='')}/{verb}"
+        return self.document(self.send("POST", path, {}), WorkerRow)
+
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
         body: dict[str, Any] = {"model": model}
         body |= {name: value for name, value in values.items() if value is not None}

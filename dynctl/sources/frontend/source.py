@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import UnsetType
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.base.naming import resolve_worker
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
-from dynctl.documents.workers import WorkerRow
+from dynctl.documents.workers import CordonChange, WorkerRow
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.thresholds import Thresholds, Values
@@ -87,6 +88,54 @@ class FrontendSource:
             raise problem
         return read_lengths(bodies)
 
+    def cordon(self, worker: str, *, cordoned: bool, dry_run: bool = False) -> CordonChange:
+        """Take a worker out of routing on every frontend, or put it back; ``worker``: a name or
+        id, or its unique end. Where one frontend fails, the others are set back."""
+        known = {row.worker_id: row for one in reversed(self.clients) for row in one.workers()}
+        wanted = resolve_worker(worker, [(row.worker_id, row.name) for row in known.values()])
+        row = known[wanted]
+        if not dry_run:
+            self._cordon_all(row.name, cordoned)
+        same = [
+            one
+            for one in known.values()
+            if (one.role, one.model, one.domains) == (row.role, row.model, row.domains)
+            and one.worker_id != wanted
+            and one.status == "ready"
+        ]
+        return CordonChange(
+            self.title,
+            row.name,
+            row.worker_id,
+            row.role,
+            cordoned,
+            row.cordoned,
+            not dry_run,
+            self.running(row.name),
+            len(same),
+            row.domains,
+            [client.url for client in self.clients],
+        )
+
+    def running(self, worker: str) -> int:
+        """Requests on a worker that the frontends count now."""
+        answers = [client.workers_and_replicas() for client in self.clients]
+        shared = any(not isinstance(one.replicas, UnsetType) for one in answers)
+        return _running([one.workers for one in answers], worker, shared=shared)
+
+    def _cordon_all(self, name: str, cordoned: bool) -> None:
+        done: list[tuple[FrontendClient, bool]] = []
+        for client in self.clients:
+            try:
+                before = next((r.cordoned for r in client.workers() if r.name == name), False)
+                client.cordon(name, cordoned=cordoned)
+            except DynctlError:
+                for other, was in done:
+                    with suppress(DynctlError):
+                        other.cordon(name, cordoned=was)
+                raise
+            done.append((client, before))
+
     def config(self) -> ConfigDocument:
         return self._first(lambda client: client.config())
 
@@ -141,6 +190,15 @@ class FrontendSource:
             except Unreachable as error:
                 last = error
         raise last if last is not None else Unreachable("no frontend is set")
+
+
+def _running(answers: Sequence[Sequence[WorkerRow]], name: str, *, shared: bool) -> int:
+    """``shared``: each frontend counts the requests of all of them."""
+    counts = [
+        sum(rank.active_requests for row in rows if row.name == name for rank in row.ranks)
+        for rows in answers
+    ]
+    return max(counts, default=0) if shared else sum(counts)
 
 
 def _what_if(client: FrontendClient, query: RouteQuery) -> RouteResult:

@@ -46,6 +46,8 @@ class WorkerPanel(Panel[WorkerRow]):
 
     def hint(self, row: WorkerRow) -> str:
         reason = why(row, self.every_s)
+        if row.cordoned:
+            return f"{row.name} is {row.reason}: dynctl workers uncordon {row.name}"
         if row.status != "ready":
             return f"{row.name} is {row.status}: {reason or 'no reason reported'}"
         if row.busy:

@@ -294,3 +294,23 @@ def test_decisions_tail_shows_those_that_are_made_while_it_runs(frontend: str, t
         tail.kill()
         tail.wait()
         tail.stdout.close()
+
+
+def test_workers_are_cordoned_drained_and_returned(asks, frontend):
+    ran = asks("workers", "cordon", "l-a0", "--dry-run")
+    assert (ran.code, "prefill-a0 would be cordoned: no new requests" in ran.out) == (0, True)
+    ran = asks("workers", "drain", "prefill-a0", "--wait", "30s", "-o", "json")
+    assert (ran.code, ran.json["drained"], ran.json["running"]) == (0, True, 0)
+    assert asks("workers", "list", "-l", "name=prefill-a0").out.split()[12] == "cordoned"
+    assert "cordoned by the operator" in asks("workers", "show", "prefill-a0").out
+    assert "cordoned by the operator" in asks("top", "--once").out
+    assert "WORKER_CORDONED" in asks("check").out
+    ran = asks("workers", "uncordon", "prefill-a0")
+    assert (ran.code, ran.out) == (0, "prefill-a0 may be chosen again\n")
+    assert asks("workers", "uncordon", "prefill-a0").out == "prefill-a0 was not cordoned\n"
+
+
+def test_only_frontends_of_ours_have_cordons(dynctl):
+    for source in (["--demo"], ["--discovery", "file", "--file-kv", "/nowhere"]):
+        ran = dynctl("workers", "cordon", "a", *source)
+        assert (ran.code, "workers cordon" in ran.err) == (2, True), ran.err

@@ -37,6 +37,8 @@ TABLE = {
     ("GET", "/v1/workers/{worker}"): "operator",
     ("DELETE", "/v1/workers/{worker}"): "operator",
     ("POST", "/v1/workers"): "token",
+    ("POST", "/v1/workers/{worker}/cordon"): "operator",
+    ("POST", "/v1/workers/{worker}/uncordon"): "operator",
     ("POST", "/v1/route"): "operator",
     ("POST", "/v1/select"): "operator",
     ("POST", "/v1/select_and_book"): "operator",
