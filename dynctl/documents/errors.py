@@ -67,16 +67,24 @@ class ErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorRow(msgspec.Struct, frozen=True):
-    """OpenAI's error object. ``param``: the field of the request that is wrong."""
+    """OpenAI's error object. ``param``: the field of the request that is wrong. ``served``: the
+    endpoints that exist, where the requested one does not."""
 
     message: str
     type: str
     code: str | int
     param: str | UnsetType = UNSET
     dynctl: ErrorDetails | UnsetType = UNSET
+    served: list[str] | UnsetType = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
     """The body of every answer that is an error."""
+
+    error: ErrorRow
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The body of an error of the Messages API; ``type`` is ``error``."""
 
     error: ErrorRow

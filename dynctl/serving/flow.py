@@ -15,7 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.serving.config import Limits
-from dynctl.serving.engines.dispatch import EMBEDDINGS_PATH, Call, Dispatch
+from dynctl.serving.engines.apis import BLANK_LINE, BY_PATH, Api, event_data, event_name
+from dynctl.serving.engines.dispatch import Call, Dispatch
 from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -30,7 +31,6 @@ from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Work
 #: The beginning of an engine's event when it failed before its first token.
 _ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
 _FIRST_EVENT_BYTES: Final = 64 * 1024
-_BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 #: The beginning of an event stream: a field, a comment, or empty lines before them.
 _EVENT_STREAM: Final = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|[\r\n]+\Z)")
 _FIRST_BYTES: Final = 8
@@ -399,10 +399,12 @@ class RequestFlow:
             _check_type(response, "text/event-stream" if call.stream else "application/json")
             if not call.stream:
                 head = await response.read(self._limits.unary_answer_bytes)
-                _check_answer(response, head, call.path)
+                _check_answer(response, head, BY_PATH[call.path])
             else:
                 timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
                 head = await self._first_output(response, timeout_s)
+                if BY_PATH[call.path].preamble:
+                    head = await self._after_preamble(response, head, BY_PATH[call.path], timeout_s)
         except BaseException as error:
             self._ended(worker, response)
             if isinstance(error, UpstreamFailure):
@@ -457,7 +459,7 @@ class RequestFlow:
         event = head[found.start(1) :]
         # Judged whole: an engine that fails before its first token sends an error as its event.
         while (
-            not _BLANK_LINE.search(event)
+            not BLANK_LINE.search(event)
             and len(event) < _FIRST_EVENT_BYTES
             and (more := await response.readany())
         ):
@@ -470,6 +472,36 @@ class RequestFlow:
             body = event.split(b"\n\n", 1)[0].partition(b":")[2].strip()
             raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=body)
         return head
+
+    async def _after_preamble(
+        self, response: EngineStream, head: bytes, api: Api, timeout_s: float
+    ) -> bytes:
+        """The stream up to its first output or its end: until then another engine may answer."""
+        most = self._limits.unary_answer_bytes
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(head) <= most:
+                    *events, _ = BLANK_LINE.split(head)
+                    later = (one for one in events if event_name(one) not in api.preamble)
+                    first = next((one for one in later if event_data(one)), None)
+                    if first is not None:
+                        if event_name(first) in api.failed:
+                            raise UpstreamFailure(
+                                "status", f"{response.origin} failed", status=500,
+                                body=event_data(first),
+                            )  # fmt: skip
+                        return head
+                    more = await response.readany()
+                    if not more:
+                        raise UpstreamFailure(
+                            "reset", f"{response.origin} ended its response without any output"
+                        )
+                    head += more
+        except TimeoutError:
+            raise UpstreamFailure(
+                "timeout", f"{response.origin} sent no output within {timeout_s:g} s"
+            ) from None
+        raise UpstreamFailure("protocol", f"{response.origin} sent more than {most} bytes at first")
 
     async def _first_field(
         self, response: EngineStream, head: bytes
@@ -568,33 +600,26 @@ def _check_type(response: EngineStream, expected: str) -> None:
         )
 
 
-class _Completion(msgspec.Struct):
-    """What every answer of chat and text completions has."""
-
-    choices: list[msgspec.Raw]
-
-
-class _Embeddings(msgspec.Struct):
-    """What every answer of embeddings has."""
-
-    data: list[msgspec.Raw]
+#: What every whole answer of an endpoint has, by its field.
+_ANSWERS: Final = {
+    api.answers: msgspec.defstruct("_Answer", [(api.answers, list[msgspec.Raw])])
+    for api in BY_PATH.values()
+}
 
 
-def _check_answer(response: EngineStream, body: bytes, path: str) -> None:
+def _check_answer(response: EngineStream, body: bytes, api: Api) -> None:
     """Raise UpstreamFailure for a body that is not an answer of the endpoint."""
-    embeddings = path == EMBEDDINGS_PATH
     try:
-        msgspec.json.decode(body, type=_Embeddings if embeddings else _Completion)
+        msgspec.json.decode(body, type=_ANSWERS[api.answers])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        expected = "data" if embeddings else "choices"
         raise UpstreamFailure(
-            "protocol", f"{response.origin} answered without a JSON object with {expected}"
+            "protocol", f"{response.origin} answered without a JSON object with {api.answers}"
         ) from None
 
 
 def _has_json(stream: bytes) -> bool:
     """Whether the data of the first event is JSON, as far as it is here; no data is fine."""
-    event, *others = _BLANK_LINE.split(stream, 1)
+    event, *others = BLANK_LINE.split(stream, 1)
     data = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
     if not data:
         return True

@@ -141,7 +141,7 @@ def prompts_of(
             Prompt(text=one, **common) if isinstance(one, str) else Prompt(token_ids=one, **common)
             for one in parsed.prompts
         ], None
-    reason = None
+    reason = parsed.not_modelled
     if not parsed.text_only:
         reason = "cache overlap not modelled: the prompt has more than text"
     prompt = Prompt(

@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from dynctl.documents.codec import encode
 from dynctl.documents.errors import (
+    AnthropicErrorBody,
     ErrorBody,
     ErrorDetails,
     ErrorRow,
@@ -34,6 +35,18 @@ from router_core import (
 MAX_REJECTIONS = 16
 #: The error code when a request may not wait in the router queue, as Dynamo names it.
 QUEUE_FULL_CODE = "RouterQueueLimitExceeded"
+#: The paths whose errors have Anthropic's shape begin with it.
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 QUEUE_OUTCOMES = ("queue_full", "queue_timeout")
 
 
@@ -42,7 +55,8 @@ class HttpError(Exception):
     """An error response. ``details`` is what dynctl adds to OpenAI's fields.
 
     ``public`` replaces ``message`` where that names workers, addresses or domains: for callers who
-    may not see routing details. Empty: the message names none.
+    may not see routing details. Empty: the message names none. ``served``: the endpoints that
+    exist, for one that does not.
     """
 
     status: int
@@ -53,6 +67,7 @@ class HttpError(Exception):
     details: ErrorDetails | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     public: str = ""
+    served: Sequence[str] = ()
 
     def for_client(self) -> "HttpError":
         """The error without routing details; the decision's id leads operators to them."""
@@ -64,15 +79,23 @@ class HttpError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def body(self) -> bytes:
+    def body(self, path: str = "") -> bytes:
+        """The JSON body, in the shape of the API that ``path`` belongs to."""
+        messages = path.startswith(ANTHROPIC_PATH)
         error = ErrorRow(
             self.message,
-            self.type,
+            anthropic_type(self.status) if messages else self.type,
             self.code,
             UNSET if self.param is None else self.param,
             UNSET if self.details is None else self.details,
+            list(self.served) or UNSET,
         )
-        return encode(ErrorBody(error))
+        return encode(AnthropicErrorBody(error) if messages else ErrorBody(error))
+
+
+def anthropic_type(status: int) -> str:
+    """The type of an error of the Messages API, by its HTTP status."""
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 def refusal(

@@ -28,11 +28,17 @@ TokenId = Annotated[int, Meta(ge=0, le=U32_MAX, title="a token id (an integer)")
 #: Fields with prompts or token ids. Errors never show their values.
 _PRIVATE: Final = frozenset(
     {
+        "arguments",
         "cache_salt",
+        "content",
         "documents",
+        "input",
+        "instructions",
         "messages",
+        "output",
         "prompt",
         "stop",
+        "system",
         "token_data",
         "tokens",
         "tools",

@@ -34,8 +34,8 @@ class _StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class _CommonFields(Struct, kw_only=True):
-    """The fields that both bodies share."""
+class CommonFields(Struct, kw_only=True):
+    """The fields that all bodies share."""
 
     model: Annotated[_Name, Meta(min_length=1)] | None = None
     stream: bool = False
@@ -50,12 +50,12 @@ class _CommonFields(Struct, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
 
 
-class _Part(Struct, gc=False):
+class ContentPart(Struct, gc=False):
     type: str
     text: Any = None
 
 
-_Content = Annotated[str | list[_Part] | None, Meta(title="a string or an array of parts")]
+_Content = Annotated[str | list[ContentPart] | None, Meta(title="a string or an array of parts")]
 
 
 class _Message(Struct):
@@ -63,7 +63,7 @@ class _Message(Struct):
     content: _Content = None
 
 
-class _ChatFields(_CommonFields, kw_only=True):
+class _ChatFields(CommonFields, kw_only=True):
     """``chat_template_args`` are Dynamo's, ``chat_template_kwargs`` vLLM's; both are accepted."""
 
     messages: Annotated[list[_Message], Meta(min_length=1, max_length=65_536)]
@@ -77,11 +77,11 @@ class _ChatFields(_CommonFields, kw_only=True):
     reasoning_effort: str | None = None
 
 
-class _CompletionFields(_CommonFields, kw_only=True):
+class _CompletionFields(CommonFields, kw_only=True):
     prompt: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
 
 
-class _EmbeddingFields(_CommonFields, kw_only=True):
+class _EmbeddingFields(CommonFields, kw_only=True):
     input: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=65_536)] | None = None
@@ -153,7 +153,8 @@ class ChatRequest(_Common):
     ``messages`` and ``tools`` are as vLLM reads them.
 
     ``text_only`` is False when a message holds images, audio or other parts whose tokens only the
-    engine knows. ``chat_template`` is a template that the request brings along.
+    engine knows. ``chat_template`` is a template that the request brings along. ``not_modelled``:
+    why only the engine can render the request as a chat, None where it can be rendered here.
     """
 
     prompt_field: ClassVar = "messages"
@@ -165,6 +166,7 @@ class ChatRequest(_Common):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     text_only: bool = True
+    not_modelled: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +213,9 @@ def parse_chat_request(
             "cannot be true together with add_generation_prompt",
         )
     return ChatRequest(
-        **_common(found, fields),
-        messages=tuple(map(_message, found["messages"])),
-        tools=None if fields.tools is None else tuple(map(_tool, fields.tools)),
+        **common_values(found, fields),
+        messages=tuple(map(read_message, found["messages"])),
+        tools=None if fields.tools is None else tuple(map(function_tool, fields.tools)),
         documents=fields.documents,
         template_args=_template_args(fields),
         chat_template=fields.chat_template,
@@ -229,7 +231,7 @@ def parse_completion_request(
     """A completion request; as `parse_chat_request`."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
     fields = convert(given(found), _CompletionFields)
-    return CompletionRequest(**_common(found, fields), prompts=_prompts(fields.prompt))
+    return CompletionRequest(**common_values(found, fields), prompts=_prompts(fields.prompt))
 
 
 def parse_embedding_request(
@@ -239,7 +241,7 @@ def parse_embedding_request(
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
     fields = convert(given(found), _EmbeddingFields)
     return EmbeddingRequest(
-        **{**_common(found, fields), "stream": False, "max_tokens": None},
+        **{**common_values(found, fields), "stream": False, "max_tokens": None},
         prompts=_prompts(fields.input, "input"),
         encoding_format=fields.encoding_format,
         dimensions=fields.dimensions,
@@ -248,7 +250,8 @@ def parse_embedding_request(
 
 def parse_any_request(body: Mapping[str, Any]) -> ChatRequest | CompletionRequest:
     """The request of a body whose endpoint is not known: a chat has ``messages``, a request for
-    embeddings ``input``, a completion ``prompt``. Raises RequestError."""
+    embeddings ``input``, a completion ``prompt``. A body of another API, with the same fields, is
+    read as one of these. Raises RequestError."""
     if "messages" in body:
         return parse_chat_request(body)
     if "input" in body and "prompt" not in body:
@@ -265,7 +268,8 @@ def apply_headers(request: R, headers: Mapping[str, str]) -> R:
     )
 
 
-def _common(found: dict[str, Any], fields: _CommonFields) -> dict[str, Any]:
+def common_values(found: dict[str, Any], fields: CommonFields) -> dict[str, Any]:
+    """The values of a request that come from the shared fields of its body."""
     most = fields.max_completion_tokens
     nvext = parse_nvext(found.get("nvext"))
     return {
@@ -312,15 +316,18 @@ def _template_args(fields: _ChatFields) -> Mapping[str, Any]:
                 f"chat_template_kwargs.{key[:40]}",
                 "has another value in chat_template_args",
             )
-    effort = fields.reasoning_effort
-    if effort is not None and effort != "auto":
-        # As in vLLM: the field replaces an argument of that name and decides on thinking.
-        both["reasoning_effort"] = effort
-        both.setdefault("enable_thinking", effort != "none")
-    return both
+    return with_effort(both, fields.reasoning_effort)
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def with_effort(arguments: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
+    """Template arguments with the effort of reasoning, as in vLLM: the field replaces an argument
+    of that name and decides on thinking."""
+    if effort is None or effort == "auto":
+        return arguments
+    return {"enable_thinking": effort != "none", **arguments, "reasoning_effort": effort}
+
+
+def read_message(message: dict[str, Any]) -> dict[str, Any]:
     """A message without content has null, and one with an empty list of tool calls has none."""
     if "content" in message and message.get("tool_calls") != []:
         return message
@@ -330,7 +337,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool with the fields and the order in which vLLM writes it for the template; other fields
     are dropped, and two are null where missing. Anything else than a function is unchanged."""
     function = tool.get("function")
@@ -361,9 +368,12 @@ def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | tuple[
 
 
 _USAGE: Final = b'"usage"'
-_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})(?!\d)')
+_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,9})(?!\d)')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})(?!\d)')
-_OUTPUT_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,9})(?!\d)')
+_OUTPUT_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,9})(?!\d)')
+#: Anthropic's input tokens are without these.
+_READ_TOKENS: Final = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,9})(?!\d)')
+_CREATED_TOKENS: Final = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})(?!\d)')
 
 
 def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
@@ -376,9 +386,11 @@ def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
     begin = end.rfind(_USAGE)
     if begin < 0:
         return None, None, None
-    forms = (_PROMPT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS)
-    prompt, cached, output = (
+    forms = (_PROMPT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS, _READ_TOKENS, _CREATED_TOKENS)
+    prompt, cached, output, read, created = (
         None if found is None else int(found[1])
         for found in (form.search(end, begin) for form in forms)
     )
+    if read is not None and prompt is not None and cached is None:
+        return prompt + read + (created or 0), read, output
     return prompt, cached, output

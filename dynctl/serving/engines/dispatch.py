@@ -18,7 +18,6 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 
-EMBEDDINGS_PATH: Final = "/v1/embeddings"
 RANK_HEADER: Final = "x-data-parallel-rank"
 
 
@@ -130,7 +129,7 @@ class HttpDispatch:
         return call.raw
 
     def prefill(self, call: Call) -> bytes:
-        return prefill_body(call.body)
+        return prefill_body(call.body, call.path)
 
     def handed_over(self, answer: bytes) -> Mapping[str, Any] | None:
         return kv_transfer_params(answer)

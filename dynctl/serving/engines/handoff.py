@@ -17,12 +17,17 @@ _PULL: Final = {
 _DROPPED: Final = ("stream_options", "min_tokens", "best_of", "n")
 
 
-def prefill_body(body: Mapping[str, Any]) -> bytes:
-    """vLLM's prefill request: one token, no stream, blocks kept for the decode engine."""
+#: The endpoints whose output tokens have another bound.
+_BOUNDS: Final = {"/v1/responses": ("max_output_tokens",), "/v1/messages": ("max_tokens",)}
+
+
+def prefill_body(body: Mapping[str, Any], path: str = "") -> bytes:
+    """vLLM's prefill request: one token, no stream, blocks kept for the decode engine. ``path``:
+    that of the endpoint."""
     plain = {key: value for key, value in body.items() if key not in _DROPPED}
     plain["stream"] = False
-    plain["max_tokens"] = 1
-    plain["max_completion_tokens"] = 1
+    for name in _BOUNDS.get(path, ("max_tokens", "max_completion_tokens")):
+        plain[name] = 1
     plain["kv_transfer_params"] = _PULL
     return msgspec.json.encode(plain)
 

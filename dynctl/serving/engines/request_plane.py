@@ -35,6 +35,7 @@ from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.refusal import HttpError
 from dynctl.tokenization import ModelTokenizer
+from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.dynamo.discovery import Instance, ModelCard
 from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
 from dynctl.wire.dynamo.engine_request import (
@@ -60,6 +61,7 @@ from dynctl.wire.dynamo.request_plane import (
     printable,
 )
 from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from dynctl.wire.responses import ResponsesRequest
 from router_core import Decision, RoutingPlan
 
 #: Seconds for a worker's acknowledgement, and then for its connection to us.
@@ -181,6 +183,9 @@ class PlaneDispatch:
     def read(self, parsed: ChatRequest | CompletionRequest) -> EngineOptions:
         if isinstance(parsed, EmbeddingRequest):
             raise _unsupported("is not supported for the workers of a Dynamo deployment", "input")
+        if isinstance(parsed, MessagesRequest | ResponsesRequest):
+            problem = "is not supported for the workers of a Dynamo deployment; use "
+            raise _unsupported(problem + "/v1/chat/completions", parsed.prompt_field)
         return read_engine_options(parsed.body)
 
     def prepare(self, call: Call) -> None:

@@ -114,6 +114,12 @@ class Upstream:
         """A control request with a JSON body; raises UpstreamFailure."""
         return await self._control("POST", url, msgspec.json.encode(body), timeout_s)
 
+    async def pass_on(
+        self, method: str, url: str, body: bytes | None, timeout_s: float
+    ) -> tuple[int, bytes]:
+        """A client's control request: status and body as they are; raises UpstreamFailure."""
+        return await self._control(method, url, body, timeout_s)
+
     def _with_key(self, url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
         """The headers with the engine's key, unless they have the client's."""
         if not self._credentials or "authorization" in headers:

@@ -67,7 +67,7 @@ def has_token(http: web.Request, token: str) -> bool:
 def client_of(http: web.Request, token: str | None) -> bytes:
     """The credentials, which separate the caller from other clients; empty without any, and for
     operators."""
-    return b"" if token is not None and has_token(http, token) else _credentials(http)[1]
+    return b"" if token is not None and has_token(http, token) else _client_key(http)[1]
 
 
 def _credentials(http: web.Request) -> tuple[str, bytes]:
@@ -75,6 +75,14 @@ def _credentials(http: web.Request) -> tuple[str, bytes]:
     scheme, _, given = http.headers.get("Authorization", "").partition(" ")
     # Header bytes that are not UTF-8 arrive as surrogates; they are a wrong token.
     return scheme.lower(), given.strip().encode("utf-8", "surrogateescape")
+
+
+def _client_key(http: web.Request) -> tuple[str, bytes]:
+    """As :func:`_credentials`, or the ``x-api-key`` that clients of the Messages API send."""
+    given = http.headers.get("x-api-key")
+    if given is None or "Authorization" in http.headers:
+        return _credentials(http)
+    return "bearer", given.strip().encode("utf-8", "surrogateescape")
 
 
 def require_local(http: web.Request) -> None:
@@ -179,7 +187,7 @@ def keyed(handler: Handler, keys: ApiKeys, token: str | None) -> Handler:
     async def behind(http: web.Request) -> web.StreamResponse:
         if over_unix_socket(http) or (token is not None and has_token(http, token)):
             return await handler(http)
-        scheme, offered = _credentials(http)
+        scheme, offered = _client_key(http)
         key = keys.find(offered) if scheme == "bearer" else None
         if key is None:
             raise _no_key(offered)

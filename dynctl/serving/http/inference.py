@@ -1,5 +1,4 @@
-"""``/v1/chat/completions``, ``/v1/completions`` and ``/v1/embeddings``: from the client's bytes to
-its response."""
+"""The inference endpoints: from the client's bytes to its response."""
 
 import asyncio
 import logging
@@ -14,17 +13,19 @@ from aiohttp import web
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.apis import APIS, BY_PATH, Endpoint
 from dynctl.serving.engines.dispatch import Call
 from dynctl.serving.flow import Answer, GaveUp, HandoffRefused, Refused, RequestFlow
 from dynctl.serving.http.auth import client_of, is_operator
 from dynctl.serving.http.bodies import Body, bodies_of
-from dynctl.serving.http.inference_requests import PATHS, Endpoint, parse_request
+from dynctl.serving.http.inference_requests import parse_request
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
     client_error,
     dry_run_body,
     engine_failure_error,
     outcome_of,
+    pass_events,
     pass_stream,
     queue_headers,
     unary_body,
@@ -36,6 +37,7 @@ from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.tokenization import PromptError, TemplateError
+from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.nvext import (
     REQUEST_ID_HEADER,
     policy_class_of,
@@ -48,6 +50,7 @@ from dynctl.wire.openai import (
     EmbeddingRequest,
     parse_any_request,
 )
+from dynctl.wire.responses import ResponsesRequest
 from router_core import HashingError, Session
 
 DECISION_HEADER: Final = "x-dynctl-decision"
@@ -63,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class Inference:
-    """The OpenAI endpoints over one service."""
+    """The inference endpoints over one service."""
 
     def __init__(
         self, service: RoutingService, flow: RequestFlow, config: FrontendConfig, keys: ApiKeys
@@ -85,6 +88,12 @@ class Inference:
 
     async def embeddings(self, http: web.Request) -> web.StreamResponse:
         return await self._serve(http, "embeddings")
+
+    async def responses(self, http: web.Request) -> web.StreamResponse:
+        return await self._serve(http, "responses")
+
+    async def messages(self, http: web.Request) -> web.StreamResponse:
+        return await self._serve(http, "anthropic_messages")
 
     # -- the common way --------------------------------------------------------------------
 
@@ -133,9 +142,9 @@ class Inference:
     async def _answer(
         self, http: web.Request, body: Body, record: RequestRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
-        self._refuse_while_draining()
+        self.refuse_while_draining()
         raw = await body.read(http, self._config.limits.body_bytes)
-        with self._place():
+        with self.place():
             return await self._work(http, raw, record, endpoint)
 
     async def _work(
@@ -146,6 +155,14 @@ class Inference:
         for observer in self._service.observers:
             observer.on_received(record)
         nvext = parsed.nvext
+        if parsed.stream and APIS[endpoint].named_events and nvext.extra_fields:
+            raise HttpError(
+                400,
+                f"nvext.extra_fields: not supported in streams of {APIS[endpoint].path}",
+                "invalid_request_error",
+                "not_supported",
+                param="nvext.extra_fields",
+            )
         try:
             options = self._flow.read(parsed)
         except RequestError as error:
@@ -200,17 +217,28 @@ class Inference:
         blocks = None
         if service.router.config.router_track_output_blocks:
             blocks = OutputBlocks(service, call.request, parsed.nvext.agent_hints.osl)
-        response, failure = await pass_stream(
-            http,
-            answer,
-            service,
-            record,
-            headers,
-            nvext=parsed.nvext,
-            blocks=blocks,
-            limit=self._config.limits.stream_answer_bytes,
-            detailed=lambda: is_operator(http, self._config.api_token),
-        )
+        api, limit = BY_PATH[call.path], self._config.limits.stream_answer_bytes
+
+        def detailed() -> bool:
+            return is_operator(http, self._config.api_token)
+
+        if api.named_events:
+            response, failure = await pass_events(
+                http, answer, record, headers, api=api, blocks=blocks, limit=limit,
+                detailed=detailed,
+            )  # fmt: skip
+        else:
+            response, failure = await pass_stream(
+                http,
+                answer,
+                service,
+                record,
+                headers,
+                nvext=parsed.nvext,
+                blocks=blocks,
+                limit=limit,
+                detailed=detailed,
+            )
         record.outcome = "success" if failure is None else "upstream_error"
         if failure is not None:
             record.error_type = failure.kind
@@ -241,7 +269,7 @@ class Inference:
 
     # -- reading ---------------------------------------------------------------------------
 
-    def _refuse_while_draining(self) -> None:
+    def refuse_while_draining(self) -> None:
         if self.draining:
             raise HttpError(
                 503, "the frontend is shutting down", "service_unavailable", 503,
@@ -249,7 +277,7 @@ class Inference:
             )  # fmt: skip
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def place(self) -> Iterator[None]:
         """One of the places for requests in flight; raises HttpError if all are taken."""
         most = self._config.limits.in_flight
         if self._working >= most:
@@ -300,7 +328,7 @@ class Inference:
         nvext = parsed.nvext
         base = self._service.base_model(parsed.model)
         if base is None:
-            raise self._unknown_model(parsed.model)
+            raise self.unknown_model(parsed.model)
         prompts, not_modelled = prompts_of(parsed, self._service.context_length(base))
         try:
             if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
@@ -409,7 +437,7 @@ class Inference:
             headers["authorization"] = authorization
         call = Call(
             prepared.request,
-            PATHS[endpoint],
+            APIS[endpoint].path,
             body,
             raw,
             parsed.stream,
@@ -449,7 +477,7 @@ class Inference:
         body = msgspec.json.encode(dry_run_body(plan, ids, parsed))
         record.status, record.outcome = 200, "success"
         headers = self._headers(record)
-        if not parsed.stream:
+        if not parsed.stream or isinstance(parsed, MessagesRequest | ResponsesRequest):
             return web.Response(body=body, headers={"content-type": "application/json", **headers})
         return web.Response(
             body=b"data: " + body + b"\n\ndata: [DONE]\n\n",
@@ -468,11 +496,13 @@ class Inference:
 
     def _named(self, parsed: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
         """The request with its model: the only one that is served, where the client named none."""
-        if parsed.model:
-            return parsed
+        return parsed if parsed.model else replace(parsed, model=self.only_model())
+
+    def only_model(self) -> str:
+        """The model of a request that names none; raises HttpError unless exactly one is served."""
         served = self._service.models()
         if len(served) == 1:
-            return replace(parsed, model=served[0])
+            return served[0]
         known = ", ".join(sorted(served)) or "none yet"
         raise HttpError(
             400,
@@ -482,7 +512,7 @@ class Inference:
             param="model",
         )
 
-    def _unknown_model(self, model: str) -> HttpError:
+    def unknown_model(self, model: str) -> HttpError:
         known = ", ".join(sorted(self._service.models())) or "none yet"
         return HttpError(
             404,
@@ -504,7 +534,7 @@ class Inference:
             error = error.for_client()
         return web.Response(
             status=error.status,
-            body=error.body(),
+            body=error.body(http.path),
             headers={
                 "content-type": "application/json",
                 **self._headers(record),

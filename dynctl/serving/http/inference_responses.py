@@ -10,17 +10,19 @@ from aiohttp import HttpVersion11, web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.errors import ErrorDetails
+from dynctl.serving.engines.apis import BLANK_LINE, Api, event_data, event_name
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.flow import Answer, GaveUp
 from dynctl.serving.refusal import HttpError, attempts_of
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.nvext import NvExt
 from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from dynctl.wire.responses import ResponsesRequest
 from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 
-_BETWEEN_EVENTS = re.compile(rb"\r?\n\r?\n")
 _EVENT_BYTES = 16 * 1024 * 1024
 _DONE = b"data: [DONE]"
 #: The end of a chunk and the size of the next one.
@@ -152,6 +154,117 @@ async def pass_stream(
     return response, None
 
 
+async def pass_events(
+    http: web.Request,
+    answer: Answer,
+    record: RequestRecord,
+    headers: Mapping[str, str],
+    *,
+    api: Api,
+    blocks: OutputBlocks | None,
+    limit: int,
+    detailed: Callable[[], bool],
+) -> tuple[web.StreamResponse, UpstreamFailure | None]:
+    """As :func:`pass_stream`, for streams of events with names; the bytes stay as they are."""
+    upstream = answer.response
+    response = _Stream(
+        headers={
+            "content-type": upstream.headers.get("content-type", _SSE),
+            "cache-control": "no-cache",
+            **headers,
+        }
+    )
+    await response.prepare(http)
+    watch = _Events(api, record, blocks)
+    piece = answer.head
+    try:
+        while piece:
+            record.output_bytes += len(piece)
+            if record.output_bytes > limit:
+                raise _too_long(upstream, limit)
+            watch.feed(piece)
+            if watch.waiting > _EVENT_BYTES:
+                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without an end")
+            await response.write(piece)
+            piece = await upstream.readany()
+        if watch.error is not None:
+            problem = f"{upstream.origin} reported an error in its stream"
+            raise UpstreamFailure("status", problem, status=500, shown=True)
+        if not watch.ended:
+            raise UpstreamFailure(
+                "protocol", f"{upstream.origin} ended its stream without its last event"
+            )
+    except UpstreamFailure as failure:
+        if failure.shown:
+            await response.write_eof()
+            return response, failure
+        text = _failed_text(failure, detailed=detailed())
+        error: dict[str, Any] = {"type": "api_error", "message": text}
+        body: dict[str, Any] = {"type": "error", "error": error}
+        if api.endpoint == "responses":
+            body = {
+                "type": "error",
+                "code": "upstream_error",
+                "message": text,
+                "param": None,
+                "sequence_number": watch.count,
+            }
+        gap = b"\n\n" if watch.waiting else b""
+        await response.write(gap + b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n")
+        await response.write_eof()
+        return response, failure
+    await response.write_eof()
+    return response, None
+
+
+class _Events:
+    """What a stream of named events shows: its output, its usage, and how it ended."""
+
+    def __init__(self, api: Api, record: RequestRecord, blocks: OutputBlocks | None) -> None:
+        self._api = api
+        self._record = record
+        self._blocks = blocks
+        self._pending = b""
+        #: Whole events so far.
+        self.count = 0
+        self.ended = False
+        self.error: bytes | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of an event that is not complete."""
+        return len(self._pending)
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes of the stream."""
+        start = max(0, len(self._pending) - 3)
+        self._pending += piece
+        begin = 0
+        while (found := BLANK_LINE.search(self._pending, start)) is not None:
+            event = self._pending[begin : found.start()]
+            begin = start = found.end()
+            if event.strip():
+                self._take(event)
+        self._pending = self._pending[begin:]
+
+    def _take(self, event: bytes) -> None:
+        data = event_data(event)
+        if not data:
+            return  # a comment
+        name = event_name(event)
+        self.count += 1
+        if name.endswith("delta") and name != "message_delta":
+            self._record.output_events += 1
+            if self._blocks is not None:
+                self._blocks.add(1)
+        elif name in self._api.failed:
+            self.error = data
+        if name in self._api.last:
+            self.ended = True
+        if (name in self._api.last or name == "message_delta") and b'"usage"' in data:
+            self._record.take_usage(data)
+
+
 async def _pass_annotated(
     response: web.StreamResponse,
     answer: Answer,
@@ -169,7 +282,7 @@ async def _pass_annotated(
     last = b""
     try:
         while True:
-            *events, pending = _BETWEEN_EVENTS.split(pending)
+            *events, pending = BLANK_LINE.split(pending)
             if len(pending) > _EVENT_BYTES:
                 raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without an end")
             for event in events:
@@ -235,20 +348,16 @@ async def _end_with_error(
     if failure.shown:
         await response.write_eof()
         return
-    body = msgspec.json.encode(
-        {
-            "error": {
-                "message": "the engine failed during its response"
-                + (f": {failure}" if detailed else ""),
-                "type": "upstream_error",
-                "code": 502,
-            }
-        }
-    )
+    text = _failed_text(failure, detailed=detailed)
+    body = msgspec.json.encode({"error": {"message": text, "type": "upstream_error", "code": 502}})
     whole = last.endswith((b"\n\n", b"\n\n\r\n")) or not last
     gap = b"" if whole else b"\n\n"
     await response.write(gap + b"data: " + body + b"\n\n")
     await response.write_eof()
+
+
+def _failed_text(failure: UpstreamFailure, *, detailed: bool) -> str:
+    return "the engine failed during its response" + (f": {failure}" if detailed else "")
 
 
 def unary_body(
@@ -330,6 +439,28 @@ def dry_run_body(
     routing = {"worker_id": worker_ids(plan), "token_ids": token_ids}
     if isinstance(parsed, EmbeddingRequest):
         return {"object": "list", "model": parsed.model, "data": [], "nvext": routing}
+    if isinstance(parsed, MessagesRequest):
+        return {
+            "id": f"msg_{plan.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": parsed.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+            "nvext": routing,
+        }
+    if isinstance(parsed, ResponsesRequest):
+        return {
+            "id": f"resp_{plan.id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": parsed.model,
+            "status": "completed",
+            "output": [],
+            "nvext": routing,
+        }
     chat, stream = isinstance(parsed, ChatRequest), parsed.stream
     choice: dict[str, Any] = {"index": 0, "finish_reason": None}
     if not chat:

@@ -22,10 +22,11 @@ def json_response(value: Any, status: int = 200) -> web.Response:
     )
 
 
-def error_response(error: HttpError) -> web.Response:
+def error_response(error: HttpError, path: str = "") -> web.Response:
+    """``error`` as a response, in the shape of the API that ``path`` belongs to."""
     return web.Response(
         status=error.status,
-        body=error.body(),
+        body=error.body(path),
         headers={"content-type": "application/json", **error.headers},
     )
 

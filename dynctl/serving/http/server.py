@@ -58,6 +58,7 @@ from dynctl.serving.http.connections import (
     descriptors,
     unix_listener,
 )
+from dynctl.serving.http.engine_calls import EngineCalls
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
@@ -163,6 +164,7 @@ class Frontend:
         self.flow = RequestFlow(service, self.fleet, dispatch, config.limits)
         self.keys = _keys(config, service)
         self.inference = Inference(service, self.flow, config, self.keys)
+        self.engine_calls = EngineCalls(service, self.inference, self.upstream, config)
         self.control = ControlApi(service, self.fleet, self.inference, config)
         self.memory = DecisionMemory(config.decision_memory_bytes)
         self.audit = ReuseAudit(service.router)
@@ -346,6 +348,11 @@ class Frontend:
                     web.post("/v1/chat/completions", self._keyed(self.inference.chat_completions)),
                     web.post("/v1/completions", self._keyed(self.inference.completions)),
                     web.post("/v1/embeddings", self._keyed(self.inference.embeddings)),
+                    web.post("/v1/responses", self._keyed(self.inference.responses)),
+                    web.post("/v1/messages", self._keyed(self.inference.messages)),
+                    *self.engine_calls.routes(self._keyed),
+                    web.get("/ping", self.control.ready),
+                    web.post("/ping", self.control.ready),
                 ]
             )
         app.router.add_get("/metrics", self._metrics)
@@ -648,25 +655,40 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except HttpError as error:
-        return error_response(error)
+        return error_response(error, request.path)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         message = f"{request.method} {request.path[:200]}: {error.reason.lower()}"
-        kind = "not_found_error" if error.status == 404 else "invalid_request_error"
-        answer = error_response(HttpError(error.status, message, kind, error.status))
+        kind, served = "invalid_request_error", []
+        if error.status == 404:
+            kind, served = "not_found_error", served_endpoints(request.app)
+            message += "; the endpoints that exist are in error.served"
+        found = HttpError(error.status, message, kind, error.status, served=served)
+        answer = error_response(found, request.path)
         if "allow" in error.headers:
             answer.headers["allow"] = error.headers["allow"]
         return answer
     except (asyncio.CancelledError, ConnectionError):
         raise
     except RecursionError:
-        return error_response(nested_too_deeply())
+        return error_response(nested_too_deeply(), request.path)
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
         return error_response(
-            HttpError(500, "internal error; the log has the details", "internal_error", 500)
+            HttpError(500, "internal error; the log has the details", "internal_error", 500),
+            request.path,
         )
+
+
+def served_endpoints(app: web.Application) -> list[str]:
+    """The endpoints of an application, as ``POST /v1/responses``."""
+    rows = {
+        (route.resource.canonical.replace(":.+", ""), route.method)
+        for route in app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    return [f"{method} {path}" for path, method in sorted(rows)]
 
 
 def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
+from dynctl import version
 from dynctl.base.json_fields import describe
 from dynctl.simulation.engine import metrics
 from dynctl.simulation.engine.config import EngineConfigError
@@ -25,6 +26,7 @@ from dynctl.simulation.engine.openai_request import (
     wrong_field,
 )
 from dynctl.tokenization import PromptError
+from dynctl.wire.anthropic import parse_messages_request
 from dynctl.wire.json_body import U32, TokenId, given
 from dynctl.wire.nvext import strip_for_engine
 from dynctl.wire.openai import Room, parse_chat_request
@@ -46,7 +48,13 @@ def build_app(engine: Engine) -> web.Application:
             web.post("/v1/chat/completions", api.chat_completions),
             web.post("/v1/completions", api.completions),
             web.post("/v1/embeddings", api.embeddings),
+            web.post("/v1/responses", api.responses),
+            web.post("/v1/messages", api.messages),
+            web.post("/v1/messages/count_tokens", api.count_tokens),
             web.get("/v1/models", api.models),
+            web.get("/version", api.version),
+            web.get("/ping", api.health),
+            web.post("/ping", api.health),
             web.post("/tokenize", api.tokenize),
             web.post("/detokenize", api.detokenize),
             web.get("/health", api.health),
@@ -97,7 +105,7 @@ class EngineApi:
         try:
             return await handler(request)
         except ApiError as error:
-            return _error(error)
+            return _error(error, request.path)
         except EngineWentAway:
             # As with a killed process, the connection closes. The returned response is never sent;
             # an exception would log a traceback for an intended failure.
@@ -107,7 +115,8 @@ class EngineApi:
         except web.HTTPRequestEntityTooLarge:
             limit = self._engine.config.max_body_bytes
             return _error(
-                ApiError(413, f"the body is larger than {limit} bytes, the limit of this engine")
+                ApiError(413, f"the body is larger than {limit} bytes, the limit of this engine"),
+                request.path,
             )
         except web.HTTPNotFound:
             return _error(
@@ -121,11 +130,19 @@ class EngineApi:
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_unavailable()
-        return await generate(self._engine, request, chat=True)
+        return await generate(self._engine, request, api="chat")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_unavailable()
-        return await generate(self._engine, request, chat=False)
+        return await generate(self._engine, request, api="completions")
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        self._refuse_if_unavailable()
+        return await generate(self._engine, request, api="responses")
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        self._refuse_if_unavailable()
+        return await generate(self._engine, request, api="messages")
 
     async def embeddings(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_unavailable()
@@ -164,6 +181,19 @@ class EngineApi:
         prompt = read_fields(body, _TokenizeBody)
         check_model(prompt.model, self._engine.config)
         return prompt_tokens(prompt.prompt, tokenizer)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        tokens = await off_loop_if_long(await request.read(), self._messages_tokens)
+        return _json({"input_tokens": len(tokens)})
+
+    def _messages_tokens(self, raw: bytes) -> list[int]:
+        with request_errors():
+            chat = parse_messages_request(given(strip_for_engine(decode_body(raw))))
+        check_model(chat.model, self._engine.config)
+        return chat_tokens(chat, self._engine.tokenizer)
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return _json({"version": f"dynctl-{version()}"})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         given_body = decode_body(await request.read())
@@ -311,8 +341,13 @@ def _json(value: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def _error(error: ApiError) -> web.Response:
-    response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+def _error(error: ApiError, path: str = "") -> web.Response:
+    body = error.body()
+    if path.startswith("/v1/messages"):
+        kind = error.type if error.status < 500 else "api_error"
+        message = {"type": kind, "message": str(error)}
+        body = msgspec.json.encode({"type": "error", "error": message})
+    response = web.Response(status=error.status, body=body, content_type="application/json")
     if error.status in (429, 503):
         response.headers["Retry-After"] = "1"
     return response

@@ -19,7 +19,9 @@ from xxhash import xxh3_64_intdigest
 from dynctl.simulation.engine.engine import Engine, EngineRestarted, Rank
 from dynctl.simulation.engine.handoff import HeldKv
 from dynctl.simulation.engine.model import RankBusy
+from dynctl.simulation.engine.named_events import MessagesWriter, ResponsesWriter
 from dynctl.simulation.engine.openai_request import (
+    Api,
     ApiError,
     Embed,
     Generate,
@@ -41,15 +43,22 @@ class EngineWentAway(Exception):
     """A simulated crash: the connection must close without an answer."""
 
 
-async def generate(engine: Engine, http: web.Request, *, chat: bool) -> web.StreamResponse:
-    """Serve one chat or text completion."""
+_PREFIX: dict[Api, str] = {
+    "chat": "chatcmpl-",
+    "completions": "cmpl-",
+    "messages": "msg_",
+    "responses": "resp_",
+}
+
+
+async def generate(engine: Engine, http: web.Request, *, api: Api) -> web.StreamResponse:
+    """Serve one generation."""
     raw = await http.read()
-    parsed = await off_loop_if_long(raw, partial(_parse, engine, http.headers, chat))
-    prefix = "chatcmpl" if chat else "cmpl"
+    parsed = await off_loop_if_long(raw, partial(_parse, engine, http.headers, api))
     given_id = http.headers.get("X-Request-Id", "")[:_MAX_REQUEST_ID]
     if not given_id.isascii() or not given_id.isprintable():
         given_id = ""
-    answer_id = f"{prefix}-{given_id or secrets.token_hex(16)}"
+    answer_id = f"{_PREFIX[api]}{given_id or secrets.token_hex(16)}"
     rank = engine.choose_rank(parsed.dp_rank)
     if parsed.room is not None and not engine.held.reserve(parsed.room):
         raise ApiError(409, f"bootstrap_room {parsed.room} is in use", param="bootstrap_room")
@@ -61,6 +70,9 @@ async def generate(engine: Engine, http: web.Request, *, chat: bool) -> web.Stre
         raise ApiError(503, str(error)) from None
     run = _Run(engine, rank, parsed, request)
     try:
+        writer = _writer(run)
+        if writer is not None:
+            return await _named_events(run, writer, http)
         if parsed.stream:
             return await _stream(run, http)
         return await _collect(run)
@@ -135,8 +147,8 @@ def _parse_embed(engine: Engine, headers: Mapping[str, str], raw: bytes) -> Embe
     return parse_embed(decode_body(raw), headers, engine.config, engine.tokenizer)
 
 
-def _parse(engine: Engine, headers: Mapping[str, str], chat: bool, raw: bytes) -> Generate:
-    return parse_generate(decode_body(raw), headers, engine.config, engine.tokenizer, chat=chat)
+def _parse(engine: Engine, headers: Mapping[str, str], api: Api, raw: bytes) -> Generate:
+    return parse_generate(decode_body(raw), headers, engine.config, engine.tokenizer, api=api)
 
 
 @dataclass
@@ -194,6 +206,11 @@ class _Run:
         ids = [self.request.plan.token(i) for i in range(self.sent_ids, self.shown)]
         self.sent_ids = self.shown
         return ids
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the output."""
+        return self._stops.found
 
     def usage(self) -> dict[str, Any]:
         request = self.request
@@ -256,6 +273,54 @@ async def _until_pulled(held: HeldKv, engine: Engine, room: int) -> None:
             param="bootstrap_room",
             type="KvLostError",
         )
+
+
+def _writer(run: _Run) -> MessagesWriter | ResponsesWriter | None:
+    """What writes the answer of an API whose events have names; None for the others."""
+    parsed = run.parsed
+    if parsed.api == "messages":
+        return MessagesWriter(parsed.model, run.request.id)
+    if parsed.api == "responses":
+        return ResponsesWriter(parsed.model, run.request.id, run.created, parsed.request_body)
+    return None
+
+
+async def _named_events(
+    run: _Run, writer: MessagesWriter | ResponsesWriter, http: web.Request
+) -> web.StreamResponse:
+    """As :func:`_stream` and :func:`_collect`, for the APIs whose events have names."""
+    response = web.StreamResponse(
+        headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+    )
+    parts: list[str] = []
+    try:
+        async for texts in run.pieces():
+            parts += texts
+            if not run.parsed.stream:
+                continue
+            events = b"".join(map(writer.text, texts))
+            if not response.prepared:
+                await response.prepare(http)
+                events = writer.first(run.usage()) + events
+            await response.write(events)
+    except ApiError as error:
+        if not response.prepared:
+            raise
+        await response.write(writer.error(str(error)))
+        await response.write_eof()
+        return response
+    ending = ("".join(parts), run.finish_reason, run.stopped_by, run.usage())
+    if not run.parsed.stream:
+        body = writer.whole(*ending)
+        if run.kv_transfer_params is not None:
+            body["kv_transfer_params"] = run.kv_transfer_params
+        return web.Response(body=_encode(body), content_type="application/json")
+    if not response.prepared:  # a stop string at the start: no text
+        await response.prepare(http)
+        await response.write(writer.first(run.usage()))
+    await response.write(writer.last(*ending))
+    await response.write_eof()
+    return response
 
 
 async def _collect(run: _Run) -> web.Response:
@@ -426,16 +491,18 @@ class StopScanner:
         # The text may end with the start of a stop string: that many characters are held back.
         self._keep = max((len(stop) for stop in stops), default=1) - 1
         self.stopped = False
+        self.found: str | None = None
 
     def feed(self, piece: str) -> str:
         """The text that can be sent now; sets `stopped` once a stop string is complete."""
         if not self._stops:
             return piece
         self._held += piece
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            at, self.found = min(found)
+            shown, self._held = self._held[:at], ""
             return shown
         cut = max(0, len(self._held) - self._keep)
         shown, self._held = self._held[:cut], self._held[cut:]

@@ -7,17 +7,19 @@ and what was expected; prompt text never appears in it.
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.handoff import RemoteKv
+from dynctl.simulation.engine.named_events import not_simulated
 from dynctl.simulation.engine.scheduler import FinishReason
 from dynctl.tokenization import ModelTokenizer, PromptError, TemplateError
-from dynctl.wire.json_body import convert, decode_object, given
+from dynctl.wire.anthropic import parse_messages_request
+from dynctl.wire.json_body import U32, convert, decode_object, given
 from dynctl.wire.nvext import strip_for_engine
 from dynctl.wire.openai import (
     ChatRequest,
@@ -28,6 +30,10 @@ from dynctl.wire.openai import (
     parse_completion_request,
     parse_embedding_request,
 )
+from dynctl.wire.responses import parse_responses_request
+
+Api = Literal["chat", "completions", "messages", "responses"]
+"""The endpoint of a generation."""
 
 #: Numbers of an embedding: without ``dimensions``, and at most.
 DIMENSIONS = 16
@@ -67,10 +73,11 @@ class Generate:
     """A checked generation request.
 
     `room` (SGLang) and `hold_for_pull` (vLLM) are the prefill sides of the two hand-offs,
-    `remote_kv` is the decode side of both.
+    `remote_kv` is the decode side of both. `request_body`: for answers that repeat
+    its fields.
     """
 
-    chat: bool
+    api: Api
     model: str
     lora: str | None
     prompt: list[int]
@@ -85,6 +92,22 @@ class Generate:
     hold_for_pull: bool
     room: int | None
     return_token_ids: bool = False
+    request_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def chat(self) -> bool:
+        """Whether the prompt is a chat in the model's template."""
+        return self.api != "completions"
+
+
+class _More(msgspec.Struct):
+    """Fields of a generation that engines alone read."""
+
+    min_tokens: U32 = 0
+    stop_sequences: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...],
+        msgspec.Meta(max_length=16),
+    ] = ()
 
 
 async def off_loop_if_long(raw: bytes, parse: Callable[[bytes], _Parsed]) -> _Parsed:
@@ -125,14 +148,22 @@ def parse_generate(
     config: EngineConfig,
     tokenizer: ModelTokenizer,
     *,
-    chat: bool,
+    api: Api,
 ) -> Generate:
-    """Check a /v1/chat/completions (`chat`) or /v1/completions body. Raises ApiError."""
+    """Check the body of a generation. Raises ApiError."""
     request: ChatRequest | CompletionRequest
     plain = strip_for_engine(body)
     with request_errors():
-        request = parse_chat_request(plain) if chat else parse_completion_request(plain)
-    extra = read_fields(body, EngineFields)
+        request = _PARSE[api](plain)
+    extra, more = read_fields(body, EngineFields), read_fields(body, _More)
+    refused = not_simulated(body, api)
+    if refused is not None:
+        raise wrong_field(refused, "is not simulated by this engine; leave it out")
+    if isinstance(request, ChatRequest) and request.not_modelled is not None:
+        what = request.not_modelled.rpartition("renders ")[2]
+        raise wrong_field(request.prompt_field, f"this engine does not simulate {what}")
+    if api == "messages" and request.max_tokens is None:
+        raise wrong_field("max_tokens", "is required")
     lora = check_model(request.model, config)
     for name, count in (("n", request.n), ("best_of", extra.best_of)):
         if count != 1:
@@ -146,7 +177,7 @@ def parse_generate(
     if room is not None:
         dp_rank = room % config.data_parallel_size
 
-    prompt_field = "messages" if chat else "prompt"
+    prompt_field = request.prompt_field
     if isinstance(request, ChatRequest):
         prompt = chat_tokens(request, tokenizer)
     else:
@@ -173,9 +204,11 @@ def parse_generate(
     elif extra.ignore_eos:
         max_tokens = room_left
     else:
-        max_tokens, finish_as = min(config.default_output_tokens, room_left), "stop"
+        wanted = max(config.default_output_tokens, more.min_tokens)
+        max_tokens, finish_as = min(wanted, room_left), "stop"
+    stop = (extra.stop,) if isinstance(extra.stop, str) else extra.stop
     return Generate(
-        chat=chat,
+        api=api,
         model=lora or config.model,
         lora=lora,
         prompt=prompt,
@@ -183,14 +216,23 @@ def parse_generate(
         finish_as=finish_as,
         stream=request.stream,
         include_usage=request.include_usage,
-        stop=(extra.stop,) if isinstance(extra.stop, str) else extra.stop,
+        stop=more.stop_sequences if api == "messages" else stop,
         cache_salt=extra.cache_salt,
         dp_rank=dp_rank,
         remote_kv=remote_kv,
         hold_for_pull=hold_for_pull,
         room=room,
         return_token_ids=extra.return_token_ids,
+        request_body=body if api == "responses" else {},
     )
+
+
+_PARSE: dict[Api, Callable[[Mapping[str, Any]], ChatRequest | CompletionRequest]] = {
+    "chat": parse_chat_request,
+    "completions": parse_completion_request,
+    "messages": parse_messages_request,
+    "responses": parse_responses_request,
+}
 
 
 @dataclass(frozen=True)
@@ -239,7 +281,7 @@ def parse_embed(
             )
         runs.append(
             Generate(
-                chat=False,
+                api="completions",
                 model=lora or config.model,
                 lora=lora,
                 prompt=prompt,

@@ -36,8 +36,8 @@ class HostileEngine:
 
         app = web.Application()
         app.router.add_get("/health", health)
-        app.router.add_post("/v1/chat/completions", chat)
-        app.router.add_post("/v1/embeddings", chat)
+        for path in ("chat/completions", "embeddings", "responses", "messages"):
+            app.router.add_post(f"/v1/{path}", chat)
         return app
 
 

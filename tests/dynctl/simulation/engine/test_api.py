@@ -419,3 +419,89 @@ async def test_many_wide_embeddings_are_computed_beside_the_streams(
     body = {"model": "demo", "input": [[n] for n in range(1, 21)], "dimensions": 4_096}
     status, found = await post(http, engine, "/v1/embeddings", body)
     assert (status, len(found["data"]), len(found["data"][19]["embedding"])) == (200, 20, 4_096)
+
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+TEXT = {"model": "demo", "prompt": "hi", "max_tokens": 4}
+ITEMS = {"model": "demo", "input": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", CHAT | {"logprobs": True}, "logprobs"),
+        ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "top_logprobs"),
+        ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, "tool_choice"),
+        (
+            "/v1/chat/completions",
+            CHAT | {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+        ),
+        (
+            "/v1/chat/completions",
+            CHAT | {"response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ("/v1/chat/completions", CHAT | {"guided_json": {"type": "object"}}, "guided_json"),
+        ("/v1/completions", TEXT | {"logprobs": 0}, "logprobs"),
+        ("/v1/completions", TEXT | {"echo": True}, "echo"),
+        ("/v1/completions", TEXT | {"suffix": "x"}, "suffix"),
+        ("/v1/responses", ITEMS | {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ("/v1/responses", ITEMS | {"tool_choice": "required"}, "tool_choice"),
+        ("/v1/responses", ITEMS | {"tools": [{"type": "web_search"}]}, "input"),
+        ("/v1/messages", CHAT | {"tool_choice": {"type": "any"}}, "tool_choice"),
+        ("/v1/messages", CHAT | {"thinking": {"type": "enabled"}}, "thinking"),
+        ("/v1/messages", CHAT | {"max_tokens": None}, "max_tokens"),
+    ],
+)
+async def test_what_is_not_simulated_is_refused_by_name(
+    start: StartEngine, http, path: str, body, field: str
+) -> None:
+    status, answer = await post(http, await start(), path, body)
+    assert status == 400
+    assert answer["error"]["message"].startswith(f"{field}: ")
+    assert (answer.get("type") == "error") == (path == "/v1/messages")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            CHAT
+            | {
+                "logprobs": False,
+                "tool_choice": "auto",
+                "response_format": {"type": "text"},
+                "logit_bias": None,
+            },
+        ),
+        ("/v1/completions", TEXT | {"logprobs": None, "echo": False, "suffix": ""}),
+        ("/v1/responses", ITEMS | {"text": {"format": {"type": "text"}}, "tool_choice": "none"}),
+        ("/v1/messages", CHAT | {"tool_choice": {"type": "auto"}}),
+    ],
+)
+async def test_fields_that_ask_for_nothing_are_accepted(
+    start: StartEngine, http, path: str, body
+) -> None:
+    status, answer = await post(http, await start(), path, body)
+    assert status == 200, answer
+
+
+async def test_stop_strings_and_lengths_of_messages(start: StartEngine, http) -> None:
+    engine = await start()
+    _, whole = await post(http, engine, "/v1/messages", CHAT | {"max_tokens": 30})
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("max_tokens", None)
+    text = whole["content"][0]["text"]
+    word = text.split()[2]
+    body = CHAT | {"max_tokens": 30, "stop_sequences": [word]}
+    _, cut = await post(http, engine, "/v1/messages", body)
+    assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", word)
+    assert cut["content"][0]["text"] == text[: text.index(word)]
+
+
+async def test_min_tokens_make_the_answer_longer(start: StartEngine, http) -> None:
+    engine = await start(default_output_tokens=3)
+    body = {"model": "demo", "messages": CHAT["messages"], "min_tokens": 9}
+    _, answer = await post(http, engine, "/v1/chat/completions", body)
+    assert answer["usage"]["completion_tokens"] == 9

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.engine.openai_request import ApiError, decode_body, parse_generate
+from dynctl.simulation.engine.openai_request import Api, ApiError, decode_body, parse_generate
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 
 TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
@@ -40,21 +40,24 @@ NAMES = [
     *("model", "prompt", "messages", "tools", "chat_template_kwargs", "max_tokens"),
     *("max_completion_tokens", "stream", "stream_options", "stop", "n", "ignore_eos"),
     *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt"),
-    *("data_parallel_rank", "add_generation_prompt", "best_of"),
+    *("data_parallel_rank", "add_generation_prompt", "best_of", "input", "system", "instructions"),
+    *("tool_choice", "response_format", "text", "include", "thinking", "stop_sequences"),
 ]
 
 
 @given(
     st.dictionaries(st.sampled_from(NAMES), anything, max_size=8),
-    st.booleans(),
+    st.sampled_from(["chat", "completions", "messages", "responses"]),
     st.sampled_from(["aggregated", "prefill", "decode"]),
     st.booleans(),
 )
-def test_any_body_is_a_request_or_a_named_refusal(fields, chat: bool, role, valid: bool) -> None:
-    body = {"model": "demo", "prompt": [1, 2], "messages": [{"role": "user", "content": "hi"}]}
+def test_any_body_is_a_request_or_a_named_refusal(fields, api: Api, role, valid: bool) -> None:
+    body: dict[str, Any] = {"model": "demo", "prompt": [1, 2]}
+    body |= {"messages": [{"role": "user", "content": "hi"}]}
+    body |= {"input": "hi", "max_tokens": 4}
     body = {**body, **fields} if valid else fields
     config = EngineConfig(role=role)
-    parsed, error = tried(partial(parse_generate, body, {}, config, TOKENIZER, chat=chat))
+    parsed, error = tried(partial(parse_generate, body, {}, config, TOKENIZER, api=api))
     if parsed is not None:
         assert parsed.prompt
         assert 1 <= parsed.max_tokens <= config.context_length - len(parsed.prompt)

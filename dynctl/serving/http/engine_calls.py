@@ -1,0 +1,135 @@
+"""Small requests that any engine of a model can answer: they are passed on as they are.
+
+``/tokenize``, ``/detokenize``, ``/v1/messages/count_tokens`` and ``/version`` have no prompt to
+route by, so the engines take turns.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.upstream import Upstream
+from dynctl.serving.http.auth import Handler, is_operator
+from dynctl.serving.http.bodies import bodies_of
+from dynctl.serving.http.inference import Inference
+from dynctl.serving.http.json_responses import bad_request, decode_json
+from dynctl.serving.refusal import HttpError
+from dynctl.serving.service import RoutingService
+from router_core import Worker
+
+#: Seconds that an engine has to answer.
+TIMEOUT_S: Final = 30.0
+#: Engines that are tried.
+_MOST_TRIES: Final = 3
+#: The answers of an engine that does not have the endpoint.
+_MISSING: Final = (404, 405, 501)
+_POSTS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+
+
+class EngineCalls:
+    """Passes small requests on to engines."""
+
+    def __init__(
+        self,
+        service: RoutingService,
+        inference: Inference,
+        upstream: Upstream,
+        config: FrontendConfig,
+    ) -> None:
+        self._service = service
+        self._inference = inference
+        self._upstream = upstream
+        self._config = config
+        self._turn = 0
+
+    def routes(self, keyed: Callable[[Handler], Handler]) -> list[web.RouteDef]:
+        """The endpoints, for clients with a key."""
+        posts = [web.post(path, keyed(self._post)) for path in _POSTS]
+        return [*posts, web.get("/version", keyed(self._version))]
+
+    async def _post(self, http: web.Request) -> web.Response:
+        self._inference.refuse_while_draining()
+        with bodies_of(http).of(http) as body:
+            raw = await body.read(http, self._config.limits.body_bytes)
+            found = decode_json(raw)
+            if not isinstance(found, dict):
+                raise bad_request("the body is not a JSON object", code="wrong_type")
+            model = found.get("model")
+            if model is not None and not isinstance(model, str):
+                raise bad_request("model: expected a string", param="model", code="wrong_type")
+            with self._inference.place():
+                return await self._pass_on(http, raw, self._workers(model or ""))
+
+    async def _version(self, http: web.Request) -> web.Response:
+        """The version of an engine; with ``?model=`` of one that serves the model."""
+        self._inference.refuse_while_draining()
+        with self._inference.place():
+            workers = self._workers(http.query.get("model", ""), any_model=True)
+            return await self._pass_on(http, None, workers)
+
+    async def _pass_on(
+        self, http: web.Request, raw: bytes | None, workers: list[Worker]
+    ) -> web.Response:
+        path = http.path
+        problem = "no engine of the model is reachable"
+        missing = False
+        for worker in workers[:_MOST_TRIES]:
+            url = f"{worker.endpoint}{path}"
+            try:
+                status, body = await self._upstream.pass_on(http.method, url, raw, TIMEOUT_S)
+            except UpstreamFailure as failure:
+                problem = str(failure)
+                continue
+            if status in _MISSING and not _names_model(body):
+                missing = True
+                continue
+            if status >= 500:
+                problem = f"{worker.name} returned status {status}"
+                continue
+            return web.Response(
+                status=status, body=body, headers={"content-type": "application/json"}
+            )
+        if missing:
+            raise HttpError(
+                501, f"{path}: the engines do not serve it", "not_supported", "not_supported"
+            )
+        error = HttpError(
+            503, f"{path}: {problem}", "service_unavailable", 503,
+            headers={"retry-after": "1"}, public=f"{path}: no engine responded",
+        )  # fmt: skip
+        raise error if is_operator(http, self._config.api_token) else error.for_client()
+
+    def _workers(self, model: str, *, any_model: bool = False) -> list[Worker]:
+        """The workers that can answer: reachable ones first, another one first each time."""
+        service = self._service
+        name = model or ("" if any_model else self._inference.only_model())
+        base = service.base_model(name) if name else None
+        if name and base is None:
+            raise self._inference.unknown_model(name)
+        having = service.adapters[name][1] if name in service.adapters else None
+        found = [
+            worker
+            for worker in service.router.registry
+            if (base is None or worker.model == base)
+            and (having is None or worker.worker_id in having)
+        ]
+        web_ones = [one for one in found if (one.endpoint or "").startswith("http")]
+        if found and not web_ones:
+            raise HttpError(
+                501, "the workers of a Dynamo deployment have no HTTP endpoints of their own",
+                "not_supported", "not_supported",
+            )  # fmt: skip
+        self._turn += 1
+        start = self._turn % max(1, len(web_ones))
+        return sorted(web_ones[start:] + web_ones[:start], key=self._is_away)
+
+    def _is_away(self, worker: Worker) -> bool:
+        return self._service.router.registry.unavailable_reason(worker.worker_id) is not None
+
+
+def _names_model(body: bytes) -> bool:
+    """Whether a 404 is about the model, not the path."""
+    return b"model" in body

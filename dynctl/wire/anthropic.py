@@ -1,0 +1,194 @@
+"""Bodies of the Anthropic Messages API: ``POST /v1/messages`` and ``/v1/messages/count_tokens``.
+
+A request is read as the chat that vLLM 0.32 makes of it, so that it has the same tokens. What only
+the engine can decide (images, inline system messages that some templates refuse) is named in
+``not_modelled``.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Meta, Struct, field
+
+from dynctl.base.decode_errors import RequestError
+from dynctl.wire.json_body import convert, decode_object, given
+from dynctl.wire.openai import (
+    MAX_BODY_BYTES,
+    ChatRequest,
+    CommonFields,
+    common_values,
+    function_tool,
+    read_message,
+    with_effort,
+)
+
+_Objects = Annotated[list[dict[str, Any]], Meta(max_length=65_536)]
+#: A text that a client adds to each request with a different hash; vLLM leaves it out.
+_BILLING: Final = "x-anthropic-billing-header"
+_REASON: Final = "cache overlap not modelled: the engine renders "
+
+
+class _Block(Struct, kw_only=True):
+    """One block of a content; other kinds of blocks have more fields."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Annotated[str | _Objects | None, Meta(title="a string or an array of blocks")] = None
+
+
+_Content = Annotated[str | list[_Block], Meta(title="a string or an array of blocks")]
+
+
+class _Message(Struct):
+    role: str
+    content: _Content
+
+
+class _Tool(Struct):
+    name: str
+    input_schema: dict[str, Any] = {}
+    description: str | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class _Thinking(Struct):
+    type: str
+
+
+class _Output(Struct, frozen=True):
+    effort: str | None = None
+
+
+class _MessagesFields(CommonFields, kw_only=True):
+    messages: Annotated[list[_Message], Meta(min_length=1, max_length=65_536)]
+    system: _Content | None = None
+    tools: Annotated[list[_Tool], Meta(max_length=4096)] | None = None
+    thinking: _Thinking | None = None
+    output_config: _Output = _Output()
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRequest(ChatRequest):
+    """``POST /v1/messages`` as a chat. ``body`` stays the client's own."""
+
+    prompt_field: ClassVar = "messages"
+
+
+def parse_messages_request(
+    body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
+) -> MessagesRequest:
+    """A request of the Messages API; as `parse_chat_request`."""
+    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
+    fields = convert(given(found), _MessagesFields)
+    chat = _Chat()
+    if fields.system is not None and (text := _system_text(fields.system)):
+        chat.add("system", text)
+    for message in fields.messages:
+        chat.take(message)
+    if fields.thinking is not None and fields.thinking.type == "disabled":
+        chat.doubt("thinking that is disabled in a way that depends on its template")
+    return MessagesRequest(
+        **common_values(found, fields),
+        messages=tuple(map(read_message, chat.messages)),
+        tools=None if fields.tools is None else tuple(map(_tool, fields.tools)),
+        template_args=with_effort(fields.chat_template_kwargs, fields.output_config.effort),
+        not_modelled=chat.reason,
+    )
+
+
+class _Chat:
+    """The messages of a chat, and why they are not those of the engine, if so."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.reason: str | None = None
+
+    def add(self, role: str, content: Any, **more: Any) -> None:
+        self.messages.append({"role": role, "content": content, **more})
+
+    def doubt(self, what: str) -> None:
+        self.reason = self.reason or _REASON + what
+
+    def take(self, message: _Message) -> None:
+        """Add a message, after the results of tools in it."""
+        if message.role not in ("user", "assistant", "system"):
+            raise RequestError(
+                400, "out_of_range", "messages.role", "expected user, assistant or system"
+            )
+        if message.role == "system":
+            self.doubt("system messages between others as its template allows")
+            return
+        if isinstance(message.content, str):
+            self.add(message.role, message.content)
+            return
+        parts: list[dict[str, Any]] = []
+        calls: list[dict[str, Any]] = []
+        for block in message.content:
+            self._block(block, message.role, parts, calls)
+        more = {"tool_calls": calls} if calls else {}
+        if parts or message.role == "assistant":
+            content = None if not parts else parts[0]["text"] if len(parts) == 1 else parts
+            self.add(message.role, content, **more)
+
+    def _block(
+        self, block: _Block, role: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]]
+    ) -> None:
+        if block.type == "text":
+            if block.text:
+                parts.append({"type": "text", "text": block.text})
+        elif block.type == "tool_use":
+            if block.id is None:
+                self.doubt("a tool_use block without id")
+            calls.append(
+                {
+                    "id": block.id or "",
+                    "type": "function",
+                    "function": {
+                        "name": block.name or "",
+                        "arguments": json.dumps(block.input or {}),
+                    },
+                }
+            )
+        elif block.type == "tool_result" and role == "user":
+            self.add("tool", self._result(block), tool_call_id=block.tool_use_id or "")
+        elif block.type not in ("redacted_thinking", "tool_reference"):
+            self.doubt(f"a block of type {block.type[:40]}")
+
+    def _result(self, block: _Block) -> str:
+        if not isinstance(block.content, list):
+            return block.content or ""
+        texts = []
+        for item in block.content:
+            if item.get("type") == "text" and isinstance(item.get("text"), str):
+                texts.append(item["text"])
+            else:
+                self.doubt("the result of a tool that has more than text")
+        return "\n".join(texts)
+
+
+def _system_text(content: str | list[_Block]) -> str:
+    if isinstance(content, str):
+        return content
+    texts = [block.text for block in content if block.type == "text" and block.text]
+    return "".join(text for text in texts if not text.startswith(_BILLING))
+
+
+def _tool(tool: _Tool) -> dict[str, Any]:
+    schema = tool.input_schema if "type" in tool.input_schema else None
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": {**tool.input_schema, "type": "object"} if schema is None else schema,
+        "strict": tool.strict,
+        "defer_loading": tool.defer_loading,
+    }
+    return function_tool({"type": "function", "function": function})
