@@ -130,6 +130,13 @@ class PrefixIndex(BlockOwnership):
         """The engine's name of the last of leading blocks of a prompt, which ``slot`` holds."""
         return self._names.name(slot, self._blocks(sequence_hashes)[-1])
 
+    def sequence_of(self, slot: int, name: int) -> int | None:
+        """The sequence hash of the block that ``slot`` holds under the engine's ``name``."""
+        block = self._names.block(slot, name)
+        if block is None or not self._holds(block, 1 << slot):
+            return None
+        return self._runs.sequence(block)
+
     # ---- losing a worker
 
     def begin_drop(self, slot: int) -> None:

@@ -438,3 +438,13 @@ def test_a_prompt_that_is_cached_entirely_reuses_one_block_less() -> None:
         router = Router.restore(json.loads(json.dumps(router.snapshot())))
         decisions = [router.plan(one).decode for one in (request, longer, batch)]
         assert [one.overlap_blocks(0) for one in decisions if one] == blocks
+
+
+def test_the_name_of_a_held_block_leads_to_its_sequence_hash() -> None:
+    index = PrefixIndex()
+    index.store(3, None, [501, 502], [1, 2])
+    expected = sequence_hashes([1, 2])
+    assert [index.sequence_of(3, name) for name in (501, 502)] == expected
+    assert index.sequence_of(4, 501) is None
+    index.remove(3, [502])
+    assert [index.sequence_of(3, name) for name in (501, 502)] == [expected[0], None]

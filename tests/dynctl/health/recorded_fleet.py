@@ -1,0 +1,301 @@
+"""A small fleet with caches whose faults are chosen, and the records that its routers would write.
+
+The routers are real ones; engines are LRU caches whose prefill takes ``prefill_s``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import Any
+
+from dynctl.documents.recording import (
+    KINDS,
+    Arrived,
+    Changed,
+    Decided,
+    Finished,
+    Noted,
+    Record,
+    Start,
+    State,
+)
+from router_core import (
+    NO_CONSTRAINTS,
+    BlocksRemoved,
+    BlocksStored,
+    Change,
+    Freed,
+    IndexMarked,
+    KvEvent,
+    ModelRuntimeConfig,
+    PrefillDone,
+    Router,
+    RouterConfig,
+    RoutingConstraints,
+    RoutingRequest,
+    TaintConstraint,
+    Worker,
+    WorkerLost,
+    WorkerUpserted,
+    sequence_hashes,
+)
+
+SIZE = 16
+MODEL = "tiny"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request: the contents of its blocks, and what else it has."""
+
+    at: float
+    blocks: tuple[int, ...]
+    tail: int = 5
+    tenant: str = ""
+    required: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.blocks) * SIZE + self.tail
+
+
+@dataclass
+class Engine:
+    """The cache of one worker: names of blocks are their sequence hashes."""
+
+    number: int
+    blocks: int
+    cached: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True)
+class RecordedFleet:
+    """Its records are those of a recording of ``routers`` routers; see the fields for the faults.
+
+    ``silent``: workers whose events are lost from that time on; with ``gaps`` the router notices.
+    ``restarts``: times at which a worker loses its cache. ``reuses``: tokens that an engine reports
+    of those that it has. ``state``: whether the recording begins with the router's state.
+    """
+
+    workers: int = 4
+    blocks: int = 4_000
+    config: Mapping[str, Any] = field(default_factory=dict)
+    routers: int = 1
+    kv_events: bool = True
+    delay_s: float = 0.001
+    prefill_s: float = 0.05
+    silent: Mapping[int, float] = field(default_factory=dict)
+    gaps: bool = True
+    other_block_size: frozenset[int] = frozenset()
+    restarts: Mapping[int, float] = field(default_factory=dict)
+    zones: Sequence[str] = ()
+    reuses: Callable[[int], int] = lambda tokens: tokens
+    seed: int = 1
+    state: bool = False
+    exact: bool = True
+
+    def worker(self, number: int) -> Worker:
+        zone = {"zone": self.zones[number % len(self.zones)]} if self.zones else {}
+        return Worker(
+            number + 1,
+            f"worker-{number}",
+            MODEL,
+            block_size=SIZE,
+            kv_events=self.kv_events,
+            runtime_config=ModelRuntimeConfig(
+                total_kv_blocks=self.blocks, topology_domains=zone, max_num_batched_tokens=8192
+            ),
+        )
+
+    def records(self, prompts: Sequence[Prompt]) -> list[Record]:
+        return [*self._records(prompts)]
+
+    def _records(self, prompts: Sequence[Prompt]) -> Iterator[Record]:
+        random, order = Random(self.seed), count()
+        config = RouterConfig().with_values(dict(self.config))
+        routers = [Router(config, exact_reuse=self.exact, learns=True) for _ in range(self.routers)]
+        engines = [Engine(number, self.blocks) for number in range(self.workers)]
+        settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
+        kinds = frozenset(KINDS) - (frozenset() if self.kv_events else {"kv_events"})
+        yield Start(0.0, "frontend", "test", "1", settings, {MODEL: SIZE}, self.exact, True, kinds)
+        if self.state:
+            yield State(0.0, routers[0].snapshot())
+        coming: list[tuple[float, int, Callable[[float], Iterator[Record]]]] = []
+
+        def at(when: float, what: Callable[[float], Iterator[Record]]) -> None:
+            heappush(coming, (when, next(order), what))
+
+        def everywhere(now: float, change: Change) -> Iterator[Record]:
+            for router in routers:
+                router.apply(change, now)
+            yield Changed(now, change)
+
+        def announce(engine: Engine, change: Change, now: float) -> None:
+            number = engine.number
+            if not self.kv_events or number in self.other_block_size:
+                return
+            if now >= self.silent.get(number, float("inf")):
+                return
+            at(now + self.delay_s, lambda when: everywhere(when, change))
+
+        def finish(
+            now: float, prompt: Prompt, request: RoutingRequest, router: Router, engine: Engine
+        ) -> Iterator[Record]:
+            hashes, cached = list(request.sequence_hashes), engine.cached
+            held = next((i for i, one in enumerate(hashes) if one not in cached), len(hashes))
+            reused = self.reuses(min(held, (prompt.tokens - 1) // SIZE) * SIZE)
+            for block in reversed(hashes):
+                cached.pop(block, None)
+                cached[block] = None
+            gone = []
+            while len(cached) > engine.blocks:
+                gone.append(cached.popitem(last=False)[0])
+            if gone:
+                removed = BlocksRemoved(tuple(gone))
+                announce(engine, KvEvent(engine.number + 1, 0, removed), now)
+            if held < len(hashes):
+                parent = hashes[held - 1] if held else None
+                local = request.local_hashes[held:]
+                stored = BlocksStored(parent, tuple(hashes[held:]), tuple(local))
+                announce(engine, KvEvent(engine.number + 1, 0, stored), now)
+            for change in (PrefillDone(request.id), Freed(request.id)):
+                router.apply(change, now)
+                yield Changed(now, change)
+            yield Finished(
+                now,
+                request.id,
+                200,
+                "success",
+                prompt.tokens,
+                reused,
+                1,
+                self.prefill_s,
+                None,
+                None,
+            )
+
+        def arrive(now: float, prompt: Prompt, name: str) -> Iterator[Record]:
+            salt = sum(prompt.tenant.encode()) if prompt.tenant else 0
+            local = [one ^ salt if not i else one for i, one in enumerate(prompt.blocks)]
+            hashes = sequence_hashes(local)
+            number = random.randrange(self.routers)
+            router = routers[number]
+            constraints = NO_CONSTRAINTS
+            if prompt.required:
+                constraints = RoutingConstraints(
+                    tuple(TaintConstraint(one, "required") for one in prompt.required)
+                )
+            request = RoutingRequest(
+                name,
+                MODEL,
+                prompt.tokens,
+                SIZE,
+                tuple(hashes),
+                constraints=constraints,
+                local_hashes=tuple(local),
+                salted=bool(prompt.tenant),
+            )
+            asked = {"required": list(prompt.required)} if prompt.required else {}
+            yield Arrived(
+                now,
+                name,
+                MODEL,
+                prompt.tokens,
+                SIZE,
+                tuple(hashes),
+                bool(prompt.tenant),
+                prompt.tenant,
+                asked=asked,
+                router=number,
+            )
+            plan = router.plan(request, samples=(random.random(), random.random()))
+            first = plan.first
+            if not plan.ok or first.winner is None:
+                yield Decided(now, name, MODEL, outcome=plan.final.outcome)
+                yield Finished(now, name, 503, "refused")
+                return
+            booked = router.booking(first, request)
+            router.apply(booked, now)
+            yield Changed(now, booked)
+            ref = first.require()
+            cached = best = None
+            if first.inputs is not None:
+                cached = float(first.overlap_blocks(first.winner))
+                best = float(max(first.inputs.overlap_blocks, default=0))
+            yield Decided(
+                now,
+                name,
+                MODEL,
+                decode=(ref.worker_id, ref.dp_rank),
+                cached_blocks=cached,
+                best_cached_blocks=best,
+                cost=first.costs[first.winner],
+                margin=first.margin,
+            )
+            engine = engines[ref.worker_id - 1]
+            done = now + self.prefill_s
+            at(done, lambda when: finish(when, prompt, request, router, engine))
+
+        def restart(now: float, engine: Engine) -> Iterator[Record]:
+            engine.cached.clear()
+            yield from everywhere(now, WorkerLost(engine.number + 1))
+            for router in routers:
+                while router.sweep(100_000):
+                    pass
+            yield from everywhere(now, WorkerUpserted(self.worker(engine.number)))
+
+        for number in range(self.workers):
+            yield from everywhere(0.0, WorkerUpserted(self.worker(number)))
+        for number in self.other_block_size:
+            yield Noted(0.0, "began", f"worker-{number}", "BLOCK_SIZE_MISMATCH", "blocks of 32")
+        for number, when in self.restarts.items():
+            at(when, lambda now, number=number: restart(now, engines[number]))  # type: ignore[misc]
+        if self.gaps:
+            for number, when in self.silent.items():
+                mark = IndexMarked(number + 1, 0, "gapped", 3)
+                at(when, lambda now, mark=mark: everywhere(now, mark))  # type: ignore[misc]
+        for number, prompt in enumerate(sorted(prompts, key=lambda one: one.at)):
+            at(
+                prompt.at,
+                lambda now, prompt=prompt, number=number: arrive(now, prompt, f"r{number}"),  # type: ignore[misc]
+            )
+        while coming:
+            when, _, what = heappop(coming)
+            yield from what(when)
+
+
+def chats(
+    conversations: int = 12,
+    turns: int = 6,
+    *,
+    every_s: float = 1.0,
+    shared: int = 8,
+    own: int = 2,
+    tenants: Sequence[str] = ("",),
+    seed: int = 7,
+) -> list[Prompt]:
+    """Conversations in turn: ``shared`` blocks that a conversation repeats, ``own`` new ones.
+
+    With ``tenants`` every conversation is sent by each of them.
+    """
+    random = Random(seed)
+    prompts, now = [], 1.0
+    starts = [tuple(random.getrandbits(63) for _ in range(shared)) for _ in range(conversations)]
+    for _ in range(turns):
+        for start in random.sample(starts, len(starts)):
+            for tenant in tenants:
+                own_blocks = tuple(random.getrandbits(63) for _ in range(own))
+                prompts.append(Prompt(now, start + own_blocks, tenant=tenant))
+                now += every_s / conversations
+    return prompts
+
+
+def in_zones(prompts: Sequence[Prompt], zones: Sequence[str]) -> list[Prompt]:
+    """Each prompt must stay in one of ``zones``, in turn."""
+    taints = [f"dynamo.topology/zone={zone}" for zone in zones]
+    return [replace(one, required=(taints[i % len(taints)],)) for i, one in enumerate(prompts)]

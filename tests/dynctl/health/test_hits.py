@@ -1,0 +1,390 @@
+"""The ladder names the cause that was put into a fleet, and nothing without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynctl.documents.codec import decode, encode
+from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport
+from dynctl.documents.recording import KINDS, Decided, Finished, Record, Start
+from dynctl.findings.catalogue import all_codes
+from dynctl.health.hits import Bounds, SharedCache, Window, hits
+from tests.dynctl.health.recorded_fleet import (
+    SIZE,
+    Prompt,
+    RecordedFleet,
+    chats,
+    in_zones,
+)
+
+#: 13 conversations on 5 workers, each 6 turns in a new order.
+CHATS = chats(13, 6)
+#: The same prompts again and again, 8 whole blocks each.
+WHOLE = [replace(one, tail=0) for one in chats(13, 6, own=0)]
+#: One conversation that all ask for.
+HOT = [replace(one, at=one.at + 4 * (i > 0)) for i, one in enumerate(chats(1, 78, every_s=0.1))]
+#: Five requests with one prefix in half a second, then five with another one.
+BURSTS = [
+    replace(one, at=10.0 * start + i / 10)
+    for start in range(1, 14)
+    for i, one in enumerate(chats(1, 5, seed=start))
+]
+EVERY = range(5)
+FLEET = RecordedFleet(workers=5, state=True)
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A cause: the fleet and prompts that have it, and the same without it."""
+
+    cause: str
+    fleet: RecordedFleet
+    prompts: Sequence[Prompt] = tuple(CHATS)
+    control: RecordedFleet = FLEET
+    without: Sequence[Prompt] = tuple(CHATS)
+
+
+CAUSES_INJECTED = {
+    "small cache": Injected("capacity", replace(FLEET, blocks=20)),
+    "lost events": Injected("events_lost", replace(FLEET, silent=dict.fromkeys(EVERY, 1.5))),
+    "lost events that no gap shows": Injected(
+        "events_lost",
+        replace(FLEET, silent=dict.fromkeys(EVERY, 1.5), gaps=False),
+        [*CHATS, Prompt(60.0, (1,))],
+        without=[*CHATS, Prompt(60.0, (1,))],
+    ),
+    "wrong block size": Injected("block_size", replace(FLEET, other_block_size=frozenset(EVERY))),
+    "load beats cache": Injected(
+        "load",
+        replace(FLEET, prefill_s=1.5),
+        HOT,
+        control=replace(FLEET, prefill_s=0.01),
+        without=HOT,
+    ),
+    "two blind routers": Injected(
+        "blind",
+        replace(FLEET, routers=2, kv_events=False),
+        control=replace(FLEET, kv_events=False),
+    ),
+    "two blind routers with events": Injected(
+        "blind",
+        replace(FLEET, routers=3, prefill_s=1.5),
+        BURSTS,
+        control=replace(FLEET, routers=3, prefill_s=0.01),
+        without=BURSTS,
+    ),
+    "salts": Injected(
+        "salts",
+        FLEET,
+        chats(13, 6, tenants=("a", "b", "c")),
+        without=chats(13, 6, tenants=("a",)),
+    ),
+    "an id in the first block": Injected(
+        "first_block",
+        FLEET,
+        [replace(one, blocks=(i, *one.blocks[1:])) for i, one in enumerate(CHATS)],
+    ),
+    "round robin": Injected("spread", replace(FLEET, config={"router_mode": "round-robin"})),
+    "late events": Injected("stale", replace(FLEET, delay_s=2.0)),
+    "topology required": Injected(
+        "topology", replace(FLEET, zones=("a", "b")), in_zones(CHATS, ("a", "b"))
+    ),
+    "engine restart": Injected(
+        "restart", replace(FLEET, restarts={one: 3.4 + one / 100 for one in EVERY})
+    ),
+    "the same prompt at once": Injected(
+        "in_flight",
+        replace(FLEET, prefill_s=1.5),
+        BURSTS,
+        control=replace(FLEET, prefill_s=0.01),
+        without=BURSTS,
+    ),
+    "no credit for cached blocks": Injected(
+        "no_credit", replace(FLEET, config={"overlap_score_credit": 0.0})
+    ),
+    "temperature": Injected("temperature", replace(FLEET, config={"router_temperature": 5.0})),
+    "last token": Injected(
+        "alignment",
+        replace(FLEET, exact=False),
+        WHOLE,
+        without=[replace(one, tail=5) for one in WHOLE],
+    ),
+    "larger blocks of the engine": Injected(
+        "alignment", replace(FLEET, reuses=lambda tokens: tokens // 96 * 96)
+    ),
+}
+
+
+def share(report: HitsReport, cause: str) -> float:
+    return sum(one.share for one in report.largest if one.cause == cause)
+
+
+@pytest.mark.parametrize("name", CAUSES_INJECTED)
+def test_the_injected_cause_is_the_largest_loss(name: str) -> None:
+    one = CAUSES_INJECTED[name]
+    report = hits(one.fleet.records(one.prompts))
+    assert report.requests == len(one.prompts)
+    assert report.largest, report.rungs
+    assert report.largest[0].cause == one.cause, report.largest
+    assert report.largest[0].examples
+    assert report.largest[0].act
+
+    without = hits(one.control.records(one.without))
+    assert without.requests == len(one.without)
+    assert share(without, one.cause) < 0.2 * share(report, one.cause)
+    assert not without.largest or without.largest[0].cause != one.cause
+
+
+def test_a_fleet_without_a_fault_reuses_nearly_what_is_reachable() -> None:
+    report = hits(FLEET.records(CHATS))
+    assert [one.rung for one in report.rungs] == [one for one in RUNGS if one != "shared"]
+    reachable, reused = report.rung("reachable"), report.rung("reused")
+    assert reachable is not None
+    assert reused is not None
+    assert reachable.rate == pytest.approx(13 * 5 * 8 * SIZE / sum(one.tokens for one in CHATS))
+    assert reused.rate is not None
+    assert reachable.rate is not None
+    assert reused.rate > 0.9 * reachable.rate
+    assert report.doubts == []
+    assert report.capacity_blocks == 5 * 4_000
+    assert report.foreign_blocks == 0
+
+
+def test_a_loss_that_the_engines_gain_back_is_shown_as_a_gain_and_not_as_the_largest() -> None:
+    # The only worker reuses all of what its lost events hide.
+    fleet = RecordedFleet(workers=1, silent={0: 0.5})
+    report = hits(fleet.records(CHATS))
+    best, reused = report.rung("best"), report.rung("reused")
+    assert best is not None
+    assert reused is not None
+    assert [one.cause for one in best.causes] == ["events_lost"]
+    assert [one.cause for one in reused.causes] == ["more"]
+    assert reused.lost is not None
+    assert reused.lost < 0
+    assert report.largest == []
+
+
+@pytest.mark.parametrize("by", BY)
+def test_groups_add_up_to_the_whole(by: str) -> None:
+    fleet = replace(FLEET, zones=("a", "b"))
+    report = hits(fleet.records(chats(13, 6, tenants=("a", ""))), by=by)
+    assert report.by == by
+    assert sum(one.requests for one in report.groups) == report.requests
+    assert sum(one.prompt_tokens for one in report.groups) == report.prompt_tokens
+    reused = report.rung("reused")
+    assert reused is not None
+    total = sum((one.rates["reused"] or 0.0) * one.prompt_tokens for one in report.groups)
+    assert total == pytest.approx(reused.tokens)
+    names = {one.name for one in report.groups}
+    expected = {
+        "model": {"tiny"},
+        "domain": {"zone=a", "zone=b"},
+        "tenant": {"a", "(no salt)"},
+        "hour": {"1970-01-01T00:00Z"},
+        "worker": {f"worker-{one}" for one in EVERY},
+    }
+    assert names == expected[by]
+
+
+def test_requests_outside_the_window_warm_the_caches_and_do_not_count() -> None:
+    records = FLEET.records(CHATS)
+    late = hits(records, window=Window(2.0))
+    assert 0 < late.requests < len(CHATS)
+    assert late.start is not None
+    assert late.start >= 2.0 - 1e-6
+    reachable = late.rung("reachable")
+    assert reachable is not None
+    # All conversations were seen before: 8 of 10 blocks are reachable.
+    assert reachable.rate == pytest.approx(8 * SIZE / (10 * SIZE + 5))
+
+
+def test_a_recording_without_an_input_names_it_and_claims_nothing() -> None:
+    without_events = hits(replace(FLEET, kv_events=False).records(CHATS))
+    best = without_events.rung("best")
+    assert best is not None
+    assert best.rate is None
+    assert best.unknown == "no worker reports KV events"
+    assert "DYR0765" in [one.code for one in without_events.doubts]
+
+    silent = [
+        Finished(one.at, one.id, 200, "success", one.prompt_tokens, None, 1, 0.05)
+        if isinstance(one, Finished)
+        else one
+        for one in FLEET.records(CHATS)
+    ]
+    reused = hits(silent).rung("reused")
+    assert reused is not None
+    assert reused.rate is None
+    assert reused.unknown == "no engine reported the tokens that it reused"
+
+    records = [one for one in FLEET.records(CHATS) if not isinstance(one, Decided)]
+    report = hits(_only(one, {"decisions"}) for one in records)
+    expected = report.rung("expected")
+    assert expected is not None
+    assert expected.unknown == "the recording has no decisions"
+    assert report.requests == len(CHATS)
+
+    assert hits([]).requests == 0
+    assert hits([]).largest == []
+
+
+def _only(record: Record, without: set[str]) -> Record:
+    if isinstance(record, Start):
+        return Start(0.0, "frontend", "test", "1", complete=frozenset(KINDS) - without)
+    return record
+
+
+def test_a_worker_that_declares_no_blocks_leaves_the_capacity_unknown() -> None:
+    report = hits(replace(FLEET, blocks=0).records([Prompt(1.0, (1, 2))]))
+    capacity = report.rung("capacity")
+    assert capacity is not None
+    assert capacity.rate is None
+    assert "total-blocks" in capacity.unknown
+
+
+def test_what_the_bounds_leave_out_is_said_and_not_guessed() -> None:
+    report = hits(FLEET.records(CHATS), bounds=Bounds(seen=50, fates=60, requests=2))
+    assert report.left_out
+    assert "DYR0768" in [one.code for one in report.doubts]
+    _adds_up(report)
+
+
+def test_a_request_that_is_refused_or_runs_on_is_counted_apart() -> None:
+    nowhere = replace(CHATS[-1], at=100.0, required=("gpu=none",))
+    records = FLEET.records([*CHATS, nowhere])
+    report = hits(records)
+    assert report.requests == len(CHATS)
+    assert report.skipped == {"refused": 1}
+    last = max(
+        i for i, one in enumerate(records) if isinstance(one, Finished) and one.cached_tokens
+    )
+    cut = hits(one for i, one in enumerate(records) if i != last)
+    assert cut.skipped == {"refused": 1, "still running": 1}
+
+
+def test_a_state_in_the_recording_makes_what_was_cached_before_reachable() -> None:
+    records = FLEET.records(CHATS)
+    half = next(i for i, one in enumerate(records) if one.at > 3.0)
+    whole = hits(records, window=Window(3.0))
+    cold = hits([records[0], *records[1:7], *records[half:]])
+    warm, alone = whole.rung("reachable"), cold.rung("reachable")
+    assert warm is not None
+    assert alone is not None
+    assert (alone.rate or 0) < (warm.rate or 0)
+
+
+def test_the_report_survives_json_and_every_cause_has_a_page_for_its_codes() -> None:
+    report = hits(CAUSES_INJECTED["small cache"].fleet.records(CHATS), by="worker")
+    assert decode(encode(report), HitsReport) == report
+    known = all_codes()
+    for cause in CAUSES.values():
+        assert all(code in known for code in cause.codes), cause
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    workers=st.integers(1, 4),
+    blocks=st.sampled_from([8, 30, 90, 4_000]),
+    conversations=st.integers(1, 8),
+    mode=st.sampled_from(["kv", "round-robin", "least-loaded"]),
+    routers=st.integers(1, 2),
+    events=st.booleans(),
+    delay=st.sampled_from([0.001, 0.4, 3.0]),
+    prefill=st.sampled_from([0.01, 0.7]),
+    silent=st.booleans(),
+    restarts=st.booleans(),
+    grain=st.sampled_from([1, 48]),
+    tenants=st.sampled_from([("",), ("a", "b")]),
+)
+def test_the_parts_of_every_step_add_up_to_it(
+    workers: int,
+    blocks: int,
+    conversations: int,
+    mode: str,
+    routers: int,
+    events: bool,
+    delay: float,
+    prefill: float,
+    silent: bool,
+    restarts: bool,
+    grain: int,
+    tenants: tuple[str, ...],
+) -> None:
+    fleet = RecordedFleet(
+        workers=workers,
+        blocks=blocks,
+        config={"router_mode": mode},
+        routers=routers,
+        kv_events=events,
+        delay_s=delay,
+        prefill_s=prefill,
+        silent={0: 2.0} if silent else {},
+        restarts={workers - 1: 3.0} if restarts else {},
+        reuses=lambda tokens: tokens // grain * grain,
+    )
+    report = hits(fleet.records(chats(conversations, 4, tenants=tenants)), by="tenant")
+    assert report.requests == conversations * 4 * len(tenants)
+    _adds_up(report)
+
+
+def _adds_up(report: HitsReport) -> None:
+    """Parts add up to steps; reachable bounds the shared cache; the net losses the whole ladder."""
+    known = [one for one in report.rungs if one.tokens is not None]
+    for before, rung in pairwise(known):
+        assert before.tokens is not None
+        assert rung.tokens is not None
+        assert rung.lost == before.tokens - rung.tokens
+        assert sum(one.tokens for one in rung.causes) == rung.lost
+    reachable, capacity = report.rung("reachable"), report.rung("capacity")
+    if reachable is not None and capacity is not None and capacity.tokens is not None:
+        assert reachable.tokens is not None
+        assert capacity.tokens <= reachable.tokens
+        assert report.with_twice is not None
+        assert capacity.rate is not None
+        assert report.with_twice >= capacity.rate - 1e-9
+    if known:
+        top, low = known[0].tokens, known[-1].tokens
+        assert top is not None
+        assert low is not None
+        assert sum(one.tokens for one in report.largest) <= max(0, top - low) + sum(
+            -one.tokens for rung in known for one in rung.causes if one.tokens < 0
+        )
+    for name in {one.cause for rung in known for one in rung.causes}:
+        assert name in CAUSES
+    assert all(one.rung in RUNGS for one in report.rungs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    most=st.integers(1, 12),
+    uses=st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=6, unique=True), max_size=30),
+)
+def test_the_shared_cache_is_an_lru_cache_and_shows_one_of_twice_its_size(
+    most: int, uses: list[list[int]]
+) -> None:
+    cache = SharedCache()
+    cache.resize(most)
+    recent: list[int] = []
+    for hashes in uses:
+        first, both = cache.leading(hashes)
+        for limit, found in ((most, first), (2 * most, both)):
+            held = set(recent[:limit])
+            assert found == next((i for i, h in enumerate(hashes) if h not in held), len(hashes))
+        cache.use(hashes)
+        recent = [*hashes, *(one for one in recent if one not in hashes)]
+
+
+def test_a_cause_that_nothing_explains_has_a_size() -> None:
+    # The engine reuses only half of what its own events show, for no recorded reason.
+    records = replace(FLEET, reuses=lambda tokens: tokens // 32 * 16).records(CHATS)
+    report = hits(records)
+    reused = report.rung("reused")
+    assert reused is not None
+    assert UNEXPLAINED in [one.cause for one in reused.causes]
+    assert all(one.cause != UNEXPLAINED for one in report.largest)
