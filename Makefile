@@ -21,7 +21,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos soak test-busy test-dynamo test-vllm check completions docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser soak test-busy test-dynamo test-vllm check completions docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -80,6 +80,19 @@ $(TOKENIZERS_STAMP): | $(BIN)/python
 
 test-chaos: $(VENV)/.dev-stamp  ## faults of engines and networks under load (ARGS="-k name" to choose)
 	$(BIN)/python -m pytest $(PARALLEL) tests/chaos $(ARGS)
+
+# Debian's browser; with root rights the target installs it, as CI does. DYNCTL_CHROMIUM names another.
+test-browser: $(VENV)/.dev-stamp  ## the web page in headless Chromium; leaves pictures in build/browser
+	@command -v "$${DYNCTL_CHROMIUM:-chromium}" >/dev/null || $(MAKE) --no-print-directory debian-package PACKAGE="chromium fonts-dejavu-core"
+	$(BIN)/python -m pytest tests/browser $(ARGS)
+
+PACKAGE ?=
+.PHONY: debian-package
+debian-package:
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "not installed: $(PACKAGE); on Debian and Ubuntu: apt install $(PACKAGE)" >&2; exit 2; fi
+	@echo "installing $(PACKAGE)"
+	@{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(PACKAGE); } > /dev/null
 
 MINUTES ?= 60
 soak: $(VENV)/.dev-stamp  ## a frontend under load, restarts and lost events; fails if its state grows (MINUTES=60)

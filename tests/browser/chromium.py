@@ -1,0 +1,143 @@
+"""A headless Chromium, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.waiting import patience, until
+
+CHROMIUM = os.environ.get("DYNCTL_CHROMIUM") or shutil.which("chromium") or "chromium"
+
+
+class Tab:
+    """One page. ``problems``: what the console, the network and the policy of content reported."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._loaded = asyncio.Event()
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self._reader = asyncio.create_task(self._read())
+
+    async def command(self, method: str, **parameters: Any) -> Any:
+        number = next(self._ids)
+        found = self._answers[number] = asyncio.get_running_loop().create_future()
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        async with asyncio.timeout(patience(20)):
+            return await found
+
+    async def open(self, url: str) -> None:
+        """Go to ``url`` and wait until it is loaded."""
+        self._loaded.clear()
+        await self.command("Page.navigate", url=url)
+        async with asyncio.timeout(patience(20)):
+            await self._loaded.wait()
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression; promises are awaited."""
+        answer = await self.command(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def until(self, script: str, seconds: float = 15.0) -> None:
+        """Wait until an expression is true."""
+        async with asyncio.timeout(patience(seconds)):
+            while not await self.run(script):  # noqa: ASYNC110 - it is in the browser
+                await asyncio.sleep(0.05)
+
+    async def press(self, key: str, code: int) -> None:
+        text = "\r" if key == "Enter" else ""
+        for kind in ("keyDown", "keyUp"):
+            await self.command(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text,
+                windowsVirtualKeyCode=code,
+            )  # fmt: skip
+
+    async def size(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        await self.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.command("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def picture(self, path: Path) -> None:
+        answer = await self.command(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=True
+        )
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(answer["data"]))
+
+    async def _read(self) -> None:
+        async for message in self._socket:
+            found = message.json()
+            if "id" in found:
+                future = self._answers.pop(found["id"])
+                if "error" in found:
+                    future.set_exception(AssertionError(found["error"]))
+                else:
+                    future.set_result(found["result"])
+                continue
+            method, parameters = found["method"], found["params"]
+            if method == "Page.loadEventFired":
+                self._loaded.set()
+            elif method == "Network.requestWillBeSent":
+                self.requests.append(parameters["request"]["url"])
+            elif method == "Log.entryAdded":
+                entry = parameters["entry"]
+                if entry["level"] in ("error", "warning"):
+                    self.problems.append(entry["text"])
+            elif method == "Runtime.exceptionThrown":
+                self.problems.append(str(parameters["exceptionDetails"]))
+            elif method == "Audits.issueAdded":
+                self.problems.append(str(parameters["issue"]))
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        await self._socket.close()
+
+
+@asynccontextmanager
+async def chromium(directory: Path) -> AsyncIterator[Tab]:
+    """A browser with one page; its profile is in ``directory``."""
+    process = await asyncio.create_subprocess_exec(
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        "--no-first-run", "--disable-extensions", "--disable-background-networking",
+        "--hide-scrollbars", "--remote-debugging-port=0", f"--user-data-dir={directory}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        ready = directory / "DevToolsActivePort"
+        await until(lambda: ready.exists() and "\n" in ready.read_text(), 30)
+        port = int(ready.read_text().splitlines()[0])
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                pages = [one for one in await answer.json() if one["type"] == "page"]
+            address = pages[0]["webSocketDebuggerUrl"]
+            socket = await client.ws_connect(address, max_msg_size=64 * 1024 * 1024)
+            tab = Tab(socket)
+            for domain in ("Page", "Runtime", "Network", "Log", "Audits"):
+                await tab.command(f"{domain}.enable")
+            yield tab
+            await tab.close()
+    finally:
+        # All its processes: they are a group of their own.
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
