@@ -127,6 +127,15 @@ class VirtualRank(RankModel[VirtualRequest]):
                     self.generation_tokens += silent
         self.complete(step.batch)
 
+    def stop(self, now: int) -> None:
+        """The engine fails at ``now``: only the steps that ended before count."""
+        step = self._step
+        if step is not None and step.duration:
+            passed = min(step.count, (now - step.began) // step.duration)
+            self.busy_ns += passed * step.duration
+            self.steps += passed
+        self._step = None
+
     def _uneventful(self, batch: Batch[VirtualRequest]) -> int:
         """How many steps like this one run before something else happens: at the end of the last
         one a request ends or fills a block, which is cached then, and after which it needs

@@ -171,6 +171,8 @@ class _Rank:
     dp_rank: int
     engine: VirtualRank
     news: list[VirtualRequest]
+    number: int
+    watched: int = -1
     alive: bool = True
     gap: int = 0
     requests: int = 0
@@ -224,7 +226,7 @@ class _Replay:
         self._context_length = self._config.context_length
         self._leaps = leaps
         self._emit = records
-        self._heap: list[tuple[int, int, int, Callable[..., None], Any]] = []
+        self._heap: list[tuple[int, int, int, int, Callable[..., None], Any]] = []
         self._order = count()
         self._numbers = count()
         self.frontends = [self._frontend(number) for number in range(routers)]
@@ -288,11 +290,11 @@ class _Replay:
         return self._result()
 
     def _next(self) -> None:
-        self._now, _, _, act, what = heappop(self._heap)
+        self._now, _, _, _, act, what = heappop(self._heap)
         act(what)
 
     def _at(self, when: int, act: Callable[..., None], what: Any, order: int = _TRAVEL) -> None:
-        heappush(self._heap, (when, order, next(self._order), act, what))
+        heappush(self._heap, (when, order, 0, next(self._order), act, what))
 
     @property
     def _seconds(self) -> float:
@@ -399,7 +401,7 @@ class _Replay:
         self._dispatch(live, plan, booked=False)
 
     def _dispatch(self, live: _Live, plan: RoutingPlan, *, booked: bool) -> None:
-        live.plan = plan
+        live.plan, live.prefiller = plan, None
         first = plan.first
         if not booked:
             self._book(live, first)
@@ -554,13 +556,20 @@ class _Replay:
 
     def _watch(self, rank: _Rank) -> None:
         due = rank.engine.due
-        if due is not None:
-            self._at(due, self._step_ended, (rank, rank.engine, due), _STEP)
+        if due is not None and due != rank.watched:
+            rank.watched = due
+            what = (rank, rank.engine, due)
+            # Of steps that end together, the order of the ranks decides.
+            heappush(
+                self._heap,
+                (due, _STEP, rank.number, next(self._order), self._step_ended, what),
+            )
 
     def _step_ended(self, what: tuple[_Rank, VirtualRank, int]) -> None:
         rank, engine, due = what
         if engine.due != due or rank.engine is not engine:
             return  # the leap ended before, or the worker was lost
+        rank.watched = -1
         engine.finish_step()
         self._flush(rank)
         if rank.news:
@@ -680,12 +689,12 @@ class _Replay:
 
     def _apply(self, frontend: _Frontend, change: Change) -> None:
         frontend.router.apply(change, self._now / NS)
+        if self._emit is not None:
+            self._emit(Changed(self._now / NS, change))
         if self._shares and isinstance(change, Booked | PrefillDone | Freed):
             if isinstance(change, Booked):
                 change = replace(change, replica=True, session=None, prompt_hashes=())
             self._at(self._now + self._sync_delay, self._share, (frontend, change))
-        if self._emit is not None:
-            self._emit(Changed(self._now / NS, change))
 
     def _share(self, what: tuple[_Frontend, Change]) -> None:
         origin, change = what
@@ -782,10 +791,12 @@ class _Replay:
                 for generation in (*engine.running, *engine.waiting):
                     stranded.append((generation.owner, rank))
                 rank.lost_requests += len(engine.running) + len(engine.waiting)
+                engine.stop(self._now)
                 rank.busy_ns += engine.busy_ns
                 rank.preemptions += engine.preemptions
                 rank.news.clear()
                 rank.engine = VirtualRank(self._config, leaps=self._leaps)
+                rank.watched = -1
         for frontend in self.frontends:
             while frontend.router.sweep(1_000_000, self._now / NS):
                 pass
@@ -897,7 +908,8 @@ class _Replay:
         return _Frontend(router, number)
 
     def _rank(self, worker: SimulatedWorker, dp_rank: int) -> _Rank:
-        return _Rank(worker, dp_rank, VirtualRank(self._config, leaps=self._leaps), [])
+        engine = VirtualRank(self._config, leaps=self._leaps)
+        return _Rank(worker, dp_rank, engine, [], len(self.ranks))
 
     def _card(self, worker: SimulatedWorker) -> Worker:
         config = self._config

@@ -1,17 +1,27 @@
 """Replays in virtual time: results that can be computed by hand, and laws that hold for all."""
 
-import pytest
+from dataclasses import replace
+from itertools import zip_longest
 
-from dynctl.documents.recording import Finished
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynctl.documents.codec import decode, encode
+from dynctl.documents.recording import Arrived, Changed, Decided, Finished, Record, Start
+from dynctl.documents.replay import ReplayResult
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay.fleet import (
+    Loss,
+    Objective,
     Policy,
+    ReplicaSync,
     SimulatedFleet,
     SimulatedWorker,
 )
-from dynctl.simulation.replay.simulation import simulate
+from dynctl.simulation.replay.simulation import ReplayError, simulate
 from dynctl.wire.traces import TraceRequest
-from router_core import RouterConfig
+from router_core import Role, Router, RouterConfig
 
 ENGINE = EngineConfig(
     block_size=4,
@@ -82,3 +92,270 @@ def test_the_cache_of_a_worker_draws_requests_in_mode_kv():
     assert result.cache.cached_tokens == 3 * 40
     assert result.cache.expected_rate == result.cache.hit_rate
     assert result.cache.of_ceiling == 1.0
+
+
+# -- laws ------------------------------------------------------------------------------------
+
+
+@st.composite
+def workloads(draw):
+    """A short trace with shared prefixes, and an engine that is often too small for it."""
+    trace, at = [], 0.0
+    for number in range(draw(st.integers(1, 14))):
+        at += draw(st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.3]))
+        tokens = draw(st.integers(1, 40))
+        branch = draw(st.integers(0, 3))
+        shared = draw(st.integers(0, 10))
+        ids = [
+            block * 10 + branch if block < shared else 1000 * (number + 1) + block
+            for block in range(-(-tokens // 4))
+        ]
+        trace.append(asked(at, number, tokens, draw(st.integers(1, 30)), *ids))
+    engine = replace(
+        ENGINE,
+        total_blocks=draw(st.sampled_from([18, 24, 64])),
+        max_num_seqs=draw(st.sampled_from([1, 2, 8])),
+        max_num_batched_tokens=draw(st.sampled_from([3, 8, 64])),
+        max_waiting=draw(st.sampled_from([2, 100])),
+    )
+    return trace, engine
+
+
+@st.composite
+def fleets(draw, engine):
+    """Aggregated, or prefill and decode in two zones; events may be late, workers may fail."""
+    zones = ("a", "b")
+    if draw(st.booleans()):
+        workers = [SimulatedWorker(n, ranks=draw(st.integers(1, 2))) for n in (1, 2)]
+    else:
+        workers = [
+            SimulatedWorker(n, Role.PREFILL if n <= 2 else Role.DECODE, {"zone": zones[n % 2]})
+            for n in (1, 2, 3, 4)
+        ]
+    losses: tuple[Loss, ...] = ()
+    if draw(st.booleans()):
+        losses = (Loss(0.02, worker_id=1, until=draw(st.sampled_from([None, 0.05]))),)
+    return SimulatedFleet(
+        tuple(workers),
+        engine,
+        events_delay_s=draw(st.sampled_from([0.0, 0.003])),
+        events_loss=draw(st.sampled_from([0.0, 0.3])),
+        link_domain="zone",
+        losses=losses,
+    )
+
+
+@st.composite
+def replays(draw):
+    trace, engine = draw(workloads())
+    values = draw(
+        st.sampled_from(
+            [
+                {"router_mode": "kv"},
+                {"router_mode": "round-robin"},
+                {"router_mode": "power-of-two"},
+                {"router_mode": "kv", "use_kv_events": False},
+                {"router_mode": "kv", "router_queue_threshold": 0.5},
+                {"router_mode": "kv", "active_prefill_tokens_threshold": 20},
+                {"router_mode": "kv", "router_track_output_blocks": True},
+                {"router_mode": "kv", "router_temperature": 0.5},
+            ]
+        )
+    )
+    more = {
+        "routers": draw(st.sampled_from([1, 3])),
+        "sync": ReplicaSync(draw(st.sampled_from(["none", "delayed"]))),
+    }
+    return trace, draw(fleets(engine)), Policy("p", RouterConfig().with_values(values)), more
+
+
+def replayed(replay, seed=1, **more):
+    trace, where, policy, options = replay
+    records: list[Record] = []
+    result = simulate(trace, where, policy, seed, records=records.append, **options, **more)
+    return result, records
+
+
+def first_difference(found, expected):
+    for one, other in zip_longest(found, expected):
+        if one != other:
+            return one, other
+    return None
+
+
+@given(replays())
+def test_a_leap_over_steps_gives_what_the_single_steps_give(replay):
+    result, records = replayed(replay)
+    stepped, expected = replayed(replay, leaps=False)
+    assert first_difference(records, expected) is None
+    assert encode(result) == encode(stepped)
+
+
+@given(replays())
+def test_the_same_seed_gives_the_same_bytes_and_every_request_ends_once(replay):
+    result, records = replayed(replay)
+    again, same = replayed(replay)
+    assert encode(result) == encode(again)
+    assert records == same
+    assert decode(encode(result), ReplayResult) == result
+    trace = replay[0]
+    ended = [record.id for record in records if isinstance(record, Finished)]
+    assert sorted(ended) == sorted(one.id for one in trace)
+    counts = result.counts
+    assert counts.finished + counts.refused + counts.failed == counts.requests == len(trace)
+    times = [record.at for record in records]
+    assert times == sorted(times)
+    cache = result.cache
+    assert cache.cached_tokens <= cache.prompt_tokens
+    if not counts.refused and not counts.failed and not counts.retried:
+        assert cache.hit_rate <= cache.ceiling + 1e-12
+
+
+@given(replays())
+def test_a_recording_of_one_router_replays_to_the_same_bookings(replay):
+    """The changes of a recording make the router that chose: each booking fits its decision."""
+    trace, where, policy, _ = replay
+    records: list[Record] = []
+    simulate(trace, where, policy, 3, records=records.append)
+    start = records[0]
+    assert isinstance(start, Start)
+    router = Router(
+        RouterConfig().with_values(start.settings), exact_reuse=start.exact_reuse, learns=True
+    )
+    for record in records:
+        if isinstance(record, Changed):
+            router.apply(record.change, record.at)
+    assert len(router.load) == 0
+    arrived = {record.id: record for record in records if isinstance(record, Arrived)}
+    assert len(arrived) == len(trace)
+    for record in records:
+        if isinstance(record, Decided) and record.cached_blocks is not None:
+            assert record.best_cached_blocks is not None
+            assert 0 <= record.cached_blocks <= record.best_cached_blocks
+            assert record.cached_blocks <= len(arrived[record.id].hashes)
+
+
+# -- what a fleet does -----------------------------------------------------------------------
+
+
+def test_a_hand_off_takes_the_time_of_its_blocks_and_longer_across_a_domain():
+    """Prefill in zone a, decode in zone b; a block takes 2 ms, 5 times as long across zones.
+
+    9 tokens: prefill 9 ms, and its own first token is not sent. 3 blocks of 4 tokens are pulled:
+    3 * 2 * 5 = 30 ms. The decode engine computes the last prompt token: 1 ms. So the first token
+    comes after 9 + 30 + 1 = 40 ms, and the second after 10 more.
+    """
+    engine = replace(ENGINE, kv_transfer_cross_domain_factor=5.0)
+    workers = (
+        SimulatedWorker(1, Role.PREFILL, {"zone": "a"}),
+        SimulatedWorker(2, Role.DECODE, {"zone": "b"}),
+    )
+    where = SimulatedFleet(workers, engine, link_domain="zone", block_bytes=100)
+    result = simulate([asked(0.0, 0, 9, 2, 1, 2, 3)], where, KV)
+    assert result.ttft_s.max == 0.04
+    assert result.seconds == 0.05
+    assert result.transfers.blocks == result.transfers.cross_domain_blocks == 3
+    assert result.transfers.cross_domain_bytes == 300
+    assert result.itl_s.max == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("enforcement", "weight", "crossing"),
+    [("required", None, 0), ("preferred", 1.0, 0), (None, None, None)],
+)
+def test_a_topology_policy_keeps_hand_offs_in_their_zone(enforcement, weight, crossing):
+    workers = tuple(
+        SimulatedWorker(n, Role.PREFILL if n <= 3 else Role.DECODE, {"zone": "abc"[n % 3]})
+        for n in range(1, 7)
+    )
+    values = {}
+    if enforcement:
+        values = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": enforcement}
+    if weight is not None:
+        values["kv_transfer_preferred_weight"] = weight
+    trace = [asked(n / 2, n, 9, 2, n * 10, n * 10 + 1) for n in range(30)]
+    where = SimulatedFleet(workers, ENGINE, link_domain="zone")
+    result = simulate(trace, where, Policy("topology", RouterConfig().with_values(values)), 5)
+    assert result.counts.finished == 30
+    if crossing is None:
+        assert result.transfers.cross_domain_transfers > 5
+    else:
+        assert result.transfers.cross_domain_transfers == crossing
+
+
+def test_a_lost_zone_loses_its_caches_and_its_requests_start_again_elsewhere():
+    workers = tuple(SimulatedWorker(n, domains={"zone": "ab"[n % 2]}) for n in (1, 2, 3, 4))
+    trace = [asked(n * 0.01, n, 40, 20, *range(n % 4 * 10, n % 4 * 10 + 10)) for n in range(100)]
+    loss = Loss(0.5, domain="zone", value="a", until=0.7)
+    result = simulate(trace, SimulatedFleet(workers, ENGINE, losses=(loss,)), KV, 2)
+    whole = simulate(trace, SimulatedFleet(workers, ENGINE), KV, 2)
+    assert result.counts.finished + result.counts.failed == 100
+    assert result.counts.retried + result.counts.failed > 0
+    assert sum(row.lost_requests for row in result.workers if row.domains["zone"] == "a") > 0
+    assert result.cache.cached_tokens < whole.cache.cached_tokens
+    assert whole.counts.retried == whole.counts.failed == 0
+
+
+def test_routers_that_do_not_share_their_bookings_balance_worse():
+    trace = [asked(n * 0.002, n, 40, 8, *range(n * 10, n * 10 + 10)) for n in range(200)]
+    policy = Policy("kv", RouterConfig(router_mode="kv"))
+    engine = replace(ENGINE, total_blocks=400)
+
+    def p99(routers, mode):
+        where = fleet(8, engine)
+        found = simulate(trace, where, policy, 7, routers=routers, sync=ReplicaSync(mode))
+        return found.ttft_s.p99
+
+    assert p99(1, "none") <= p99(4, "delayed") < p99(4, "none")
+
+
+def test_requests_wait_in_the_router_queue_and_a_full_one_refuses():
+    trace = [asked(0.0, n, 60, 1, *range(n * 15, n * 15 + 15)) for n in range(12)]
+    values = {"router_queue_threshold": 0.0, "router_queue_max_requests": 4}
+    result = simulate(trace, fleet(2), Policy("queue", RouterConfig().with_values(values)), 1)
+    assert result.counts.refusals == {"queue_full": result.counts.refused}
+    assert result.counts.refused > 0
+    assert result.counts.queued == result.queued_s.count > 0
+    assert result.refused_share == result.counts.refused / 12
+
+
+def test_lost_events_lower_what_the_router_expects():
+    trace = [asked(n * 0.05, n, 41, 1, *range(n % 5 * 10, n % 5 * 10 + 10)) for n in range(100)]
+    whole = simulate(trace, fleet(4), KV, 1)
+    lossy = simulate(trace, fleet(4, events_loss=1.0), KV, 1)
+    assert lossy.cache.expected_rate == 0.0
+    assert lossy.cache.hit_rate < whole.cache.hit_rate
+
+
+def test_goodput_counts_requests_within_both_limits():
+    trace = [asked(0.0, 0, 8, 3, 1, 2), asked(5.0, 1, 40, 3, 9)]
+    result = simulate(trace, fleet(1), KV, objective=Objective(0.01, 0.02))
+    assert result.goodput.requests == 1
+    assert result.goodput.share == 0.5
+
+
+def test_what_cannot_be_simulated_is_refused_by_name():
+    with pytest.raises(ReplayError, match="no requests"):
+        simulate([], fleet(), KV)
+    with pytest.raises(ReplayError, match="before the one in front"):
+        simulate([asked(1.0, 0, 8, 1), asked(0.0, 1, 8, 1)], fleet(), KV)
+    with pytest.raises(ReplayError, match="multiple"):
+        simulate([replace_block(asked(0.0, 0, 8, 1, 1, 2), 6)], fleet(), KV)
+    with pytest.raises(ReplayError, match="routers"):
+        simulate([asked(0.0, 0, 8, 1)], fleet(), KV, routers=0)
+    result = simulate([asked(0.0, 0, 8, 1), asked(0.0, 1, 4000, 1)], fleet(), KV)
+    assert result.counts.refusals == {"too_long": 1}
+    assert "no hash ids" in result.notes[0]
+    assert result.cache.ceiling is None
+
+
+def replace_block(request, size):
+    return TraceRequest(request.at, request.id, 8, 1, request.hash_ids, size)
+
+
+@pytest.mark.parametrize(("size", "cached"), [(2, 8), (4, 8), (8, 8)])
+def test_blocks_of_the_trace_are_cut_or_joined_to_those_of_the_engines(size, cached):
+    engine = replace(ENGINE, block_size=size)
+    trace = [asked(0.0, 0, 12, 1, 1, 2, 3), asked(1.0, 1, 12, 1, 1, 2, 4)]
+    result = simulate(trace, fleet(1, engine), KV)
+    assert result.cache.cached_tokens == cached
