@@ -17,6 +17,7 @@ class OutputFormat(StrEnum):
     YAML = "yaml"
     NAME = "name"
     JUNIT = "junit"
+    CSV = "csv"
 
 
 @dataclass(frozen=True, slots=True)

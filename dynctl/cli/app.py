@@ -60,6 +60,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("topology render", "topology_render:render_topology", "Print topology patches for pods."),
     ("topology sync", "topology_sync:sync_topology", "Copy topology labels from nodes to pods."),
     ("topology wait", "topology_wait:wait_for_topology", "Wait for a domain's topology file."),
+    ("replay", "replay:replay", "Simulate routing policies on a trace or a recording."),
     ("top", "top:top", "Watch domains, workers, decisions and alerts."),
     ("decisions list", "decisions:list_decisions", "List past decisions: where, cached, why."),
     ("decisions tail", "decisions:tail_decisions", "Show decisions as they are made."),

@@ -64,8 +64,8 @@ _ANNOTATIONS: dict[str, Any] = {
             "--output",
             "-o",
             metavar="FORMAT",
-            help="Output format: table, wide, json, jsonl, yaml, name; checks also junit. "
-            "[default: table]",
+            help="Output format: table, wide, json, jsonl, yaml, name; checks also junit, "
+            "replay csv. [default: table]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -257,7 +257,7 @@ _OWN_WORKERS = (
 #: Commands that check by themselves which options have an effect, or read all of them.
 _OWN_CHECKS = frozenset(
     (
-        *("topology verify", "topology plan", "topology lint", "bundle", "version"),
+        *("topology verify", "topology plan", "topology lint", "bundle", "version", "replay"),
         *("context add", "context show"),
     )
 )

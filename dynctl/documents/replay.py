@@ -144,3 +144,119 @@ class ReplayResult(msgspec.Struct, frozen=True):
     notes: list[str] = []
     kind: str = "ReplayResult"
     schema: int = 1
+
+
+class ReplayTrace(msgspec.Struct, frozen=True):
+    """What was replayed. ``format``: mooncake, azure, recording, or a kind of workload.
+
+    ``parameters``: of a generated workload. ``hashes``: whether its first request has ids of
+    blocks; without them hit rates are unknown. ``skipped``: bad lines that were left out.
+    """
+
+    name: str
+    format: str
+    block_size: int
+    hashes: bool
+    speed: float
+    limit: int | None
+    parameters: dict[str, Any] = {}
+    skipped: int = 0
+    problems: list[str] = []
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A value over seeds. ``low`` and ``high``: its 95 % confidence interval, None for one seed."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+
+class PolicySummary(msgspec.Struct, frozen=True):
+    """One policy over all seeds. A metric that is unknown is None."""
+
+    policy: str
+    runs: int
+    metrics: dict[str, Estimate | None]
+
+
+class RunMetrics(msgspec.Struct, frozen=True):
+    """The metrics of one policy and seed; None: unknown."""
+
+    policy: str
+    seed: int
+    metrics: dict[str, float | None]
+
+
+class MetricChange(msgspec.Struct, frozen=True):
+    """How a metric of a policy differs from the first policy's.
+
+    ``change`` is positive where the metric got worse: a fraction of the base, or for ``absolute``
+    the difference of shares. ``low`` and ``high``: its 95 % interval over seeds. ``verdict``:
+    ``ok``, ``regressed``, or ``unknown`` where the interval includes the limit.
+    """
+
+    metric: str
+    base: float
+    value: float
+    change: float
+    low: float | None
+    high: float | None
+    absolute: bool
+    verdict: str
+    text: str
+
+
+class PolicyChange(msgspec.Struct, frozen=True):
+    """A policy against the first one. ``verdict``: the worst of its metrics."""
+
+    policy: str
+    base: str
+    limit: float
+    verdict: str
+    changes: list[MetricChange]
+
+
+class LoadPoint(msgspec.Struct, frozen=True):
+    """One policy at a multiple of the trace's rate. Times are in seconds."""
+
+    policy: str
+    load: float
+    requests_per_s: float
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+    goodput_per_s: float
+    goodput_share: float
+    refused_share: float
+
+
+class SearchPoint(msgspec.Struct, frozen=True):
+    """Settings that the search tried. ``front``: no other one is better in both measures."""
+
+    settings: dict[str, Any]
+    ttft_p90_s: float | None
+    output_tokens_per_s: float
+    hit_rate: float | None
+    refused_share: float
+    front: bool
+
+
+class ReplayReport(msgspec.Struct, frozen=True):
+    """Policies side by side on one trace: a run for each policy and seed.
+
+    ``metrics`` are those of each run, ``summaries`` over seeds. ``changes``: against the
+    first policy, with ``--max-regress``.
+    """
+
+    trace: ReplayTrace
+    fleet: str
+    seeds: list[int]
+    results: list[ReplayResult]
+    summaries: list[PolicySummary]
+    metrics: list[RunMetrics]
+    changes: list[PolicyChange] = []
+    loads: list[LoadPoint] = []
+    search: list[SearchPoint] = []
+    notes: list[str] = []
+    kind: str = "ReplayReport"
+    schema: int = 1

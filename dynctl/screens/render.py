@@ -1,4 +1,4 @@
-"""The only writer to stdout: a result in one of seven formats. A new screen is added to _SCREENS.
+"""The only writer to stdout: a result in one of eight formats. A new screen is added to _SCREENS.
 
 Tables fit the terminal; the other formats have raw values. Without a terminal a list is as wide as
 necessary, so that a pipe never sees a shortened name.
@@ -23,6 +23,7 @@ from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport
 from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.demo import DemoEnd, DemoStep
+from dynctl.documents.replay import ReplayReport
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import DecisionReport
 from dynctl.documents.thresholds import ThresholdChange, ThresholdList
@@ -45,6 +46,7 @@ from dynctl.screens import (
     decisions,
     demo,
     plan,
+    replay,
     route,
     thresholds,
     topology,
@@ -89,6 +91,8 @@ def rendered(
         text = "".join(printable(name).replace("\n", "?") + "\n" for name in names(result))
     elif output is OutputFormat.JUNIT:
         text = printable(_junit(result))
+    elif output is OutputFormat.CSV:
+        text = printable(_csv(result))
     else:
         draw_table = screen or draw
         text = _shown(draw_table(_plain(result), Canvas.of(options)))
@@ -181,6 +185,15 @@ def _junit(result: Any) -> str:
     return junit(result)
 
 
+def _csv(result: Any) -> str:
+    if not isinstance(result, ReplayReport):
+        raise UsageProblem(
+            "-o csv: this command has no table of numbers; only replay has a csv format",
+            "-o json",
+        )
+    return replay.replay_csv(result)
+
+
 def talk(message: str) -> None:
     """Write a line for the user to stderr."""
     say(message)
@@ -226,6 +239,7 @@ _SCREENS: dict[type, Any] = {
     CodeList: checks.code_list,
     AuditReport: audit.audit_screen,
     DecisionReport: decisions.decision_report,
+    ReplayReport: replay.replay_report,
     DemoStep: demo.demo_step,
     DemoEnd: demo.demo_end,
 }
@@ -260,6 +274,8 @@ def items(result: Any) -> Iterable[Any]:
         return result.codes
     if isinstance(result, AuditReport):
         return result.workers
+    if isinstance(result, ReplayReport):
+        return result.results
     return [result]
 
 
@@ -298,6 +314,8 @@ def names(result: Any) -> list[str]:
         return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
     if isinstance(result, AuditReport):
         return [row.worker for row in result.workers]
+    if isinstance(result, ReplayReport):
+        return [row.policy for row in result.summaries]
     if isinstance(result, CodeList | CodePage):
         return [page.code for page in getattr(result, "codes", [result])]
     return [result.client] if isinstance(result, Versions) else []

@@ -100,8 +100,10 @@ def _target(
         options = replace(options, output=OutputFormat(output))
     elif output is not None:
         named["--output"] = Path(output)
-    if options.output is OutputFormat.JUNIT:
-        raise UsageProblem("-o junit: a bundle runs no checks of its own", "-o json")
+    if options.output in (OutputFormat.JUNIT, OutputFormat.CSV):
+        raise UsageProblem(
+            f"-o {options.output}: a bundle has no such report of its own", "-o json"
+        )
     given = {flag: path for flag, path in named.items() if path is not None}
     if len(given) > 1:
         files = ", ".join(f"{flag} {path}" for flag, path in given.items())

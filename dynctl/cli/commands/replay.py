@@ -1,0 +1,595 @@
+"""`dynctl replay`: policies on a trace, a recording or a generated workload, in virtual time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynctl.base.errors import ExitCode, UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import FailOn, expect_level
+from dynctl.simulation.replay.fleets import timed_options
+
+if TYPE_CHECKING:
+    from dynctl.documents.replay import ReplayReport, ReplayResult
+    from dynctl.simulation.replay.fleet import Objective, Policy, ReplicaSync, SimulatedFleet
+    from dynctl.simulation.replay.fleets import FleetSource
+    from dynctl.simulation.replay.inputs import TraceInput
+
+_INPUT = "Requests"
+_FLEET = "Fleet"
+_ENGINE = "Engine (as serve engine)"
+_ROUTERS = "Routers"
+_ANSWER = "Answer"
+
+Trace = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[TRACE]",
+        help="Mooncake JSON lines, Azure CSV (both plain or .gz), or a recording.",
+        show_default=False,
+    ),
+]
+Generate = Annotated[
+    str | None,
+    typer.Option(
+        "--generate",
+        metavar="KIND",
+        help="Generate requests instead: agentic, chat, rag or batch.",
+        rich_help_panel=_INPUT,
+    ),
+]
+Workload = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        metavar="NAME=VALUE",
+        help="Parameter of --generate (repeatable): requests, rate, prompts, prompt_tokens, skew, "
+        "turns, turn_tokens, output_tokens, think_s, documents, document_tokens, documents_each, "
+        "together, tenants, burst, burst_s, burst_every_s, longest_tokens, zones.",
+        rich_help_panel=_INPUT,
+    ),
+]
+TraceBlock = Annotated[
+    int | None,
+    typer.Option(
+        "--trace-block-size",
+        metavar="N",
+        min=1,
+        max=65_536,
+        help="Tokens of a hash id, or of a generated block. [default: 512; generated: 16]",
+        rich_help_panel=_INPUT,
+    ),
+]
+Speed = Annotated[
+    float,
+    typer.Option(
+        metavar="X", min=0.001, max=1000, help="Multiply the rate.", rich_help_panel=_INPUT
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_INPUT
+    ),
+]  # fmt: skip
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Only requests of this model.", rich_help_panel=_INPUT),
+]
+SkipBad = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad", help="Leave bad lines out and count them.", rich_help_panel=_INPUT
+    ),
+]  # fmt: skip
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="[LABEL:]NAME|FILE[,SETTING=VALUE]",
+        help="round-robin, random, least-loaded, power-of-two, approximate, kv, kv-tuned, "
+        "best-pair, a preset, or a YAML or TOML file of settings (repeatable). "
+        "[default: round-robin and kv]",
+        rich_help_panel=_ROUTERS,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, max=2000, help="Aggregated workers. [default: 8]",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+Zones = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,..", help="Spread --workers over these zones.", rich_help_panel=_FLEET
+    ),
+]
+Capacity = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="VALUE:prefill=N,decode=N",
+        help="Workers in one domain value (repeatable).",
+        rich_help_panel=_FLEET,
+    ),
+]
+Manifest = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file", "-f", metavar="FILE", help="The replicas of a manifest; - reads stdin.",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+Domain = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Domain of --capacity and --file. [default: zone]",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+Ranks = Annotated[
+    int,
+    typer.Option(
+        "--data-parallel-size", metavar="N", min=1, max=64, help="Ranks of a worker.",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+Enforcement = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODE",
+        help="KV transfer policy of the workers: none, preferred, required or fallback.",
+        rich_help_panel=_FLEET,
+    ),
+]
+Weight = Annotated[
+    float | None,
+    typer.Option(
+        "--preferred-weight", metavar="X", min=0, max=1,
+        help="Weight of --enforcement preferred. [default: 0.85]", rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+BlockBytes = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=0, max=1 << 40, help="Bytes of a KV block; 0: unknown.",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+EventsDelay = Annotated[
+    float,
+    typer.Option(
+        "--events-delay-ms", metavar="X", min=0, max=3_600_000,
+        help="Time from a cache event to the router, ms.", rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+EventsLoss = Annotated[
+    float,
+    typer.Option(
+        metavar="X", min=0, max=1, help="Share of KV event batches that are lost.",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+Lose = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PLACE@TIME[..TIME]",
+        help="Lose a zone or a worker, until a time: zone-a@60s, 3@10s..40s (repeatable).",
+        rich_help_panel=_FLEET,
+    ),
+]
+Routers = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, max=64, help="Routers.", rich_help_panel=_ROUTERS),
+]
+Sync = Annotated[
+    bool,
+    typer.Option(
+        "--sync/--no-sync", help="Routers share their bookings.", rich_help_panel=_ROUTERS
+    ),
+]
+SyncDelay = Annotated[
+    float,
+    typer.Option(
+        "--sync-delay-ms", metavar="X", min=0, max=60_000,
+        help="Time of a booking to the other routers, ms.", rich_help_panel=_ROUTERS,
+    ),
+]  # fmt: skip
+Seed = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=0, max=2**63, help="First seed: random choices, generated requests.",
+        rich_help_panel=_ROUTERS,
+    ),
+]  # fmt: skip
+Seeds = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, max=50, help="Simulate N seeds; 95 % intervals from 2 on.",
+        rich_help_panel=_ROUTERS,
+    ),
+]  # fmt: skip
+TtftLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft-limit", metavar="SECONDS", min=0, max=86_400,
+        help="Goodput: longest TTFT. [default: 2]", rich_help_panel=_ANSWER,
+    ),
+]  # fmt: skip
+ItlLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--itl-limit-ms", metavar="X", min=0, max=86_400_000,
+        help="Goodput: longest inter-token latency, ms. [default: none]", rich_help_panel=_ANSWER,
+    ),
+]  # fmt: skip
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.svg", help="Write a plot of TTFT and goodput against load.",
+        rich_help_panel=_ANSWER,
+    ),
+]  # fmt: skip
+Loads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="X,..", help="Multiples of the rate to simulate. [with --plot: 0.5,1,1.5,2,3]",
+        rich_help_panel=_ANSWER,
+    ),
+]  # fmt: skip
+MaxRegress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PERCENT",
+        help="Exit code 1 if a policy is worse than the first by more, for example 2%.",
+        rich_help_panel=_ANSWER,
+    ),
+]
+Search = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=2, max=500,
+        help="Tune the numeric settings of the one --policy with N simulations.",
+        rich_help_panel=_ANSWER,
+    ),
+]  # fmt: skip
+
+
+def _with_engine_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the engine's options of timing and cache; the command receives them as ``engine``."""
+    own = inspect.signature(function, eval_str=True).parameters
+    names = {f"engine_{option.field}": option for option in timed_options()}
+
+    def command(*positional: Any, **arguments: Any) -> Any:
+        given = {names[name].field: arguments.pop(name) for name in names}
+        engine = {name: value for name, value in given.items() if value is not None}
+        return function(*positional, engine=engine, **arguments)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [one.replace(kind=keyword) for name, one in own.items() if name != "engine"]
+    parameters += [
+        inspect.Parameter(
+            name,
+            keyword,
+            default=None,
+            annotation=Annotated[
+                option.type | None,
+                typer.Option(
+                    option.flag,
+                    metavar="N" if option.type is int else "X",
+                    help=f"{option.help} [default: "
+                    + ("as the trace]" if option.field == "block_size" else f"{option.default}]"),
+                    show_default=False,
+                    rich_help_panel=_ENGINE,
+                ),
+            ],
+        )
+        for name, option in names.items()
+    ]
+    command.__name__ = function.__name__
+    command.__doc__ = function.__doc__
+    command.__module__ = function.__module__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+@_with_engine_flags
+def replay(
+    options: GlobalOptions,
+    engine: dict[str, Any],
+    trace: Trace = None,
+    generate: Generate = None,
+    workload: Workload = None,
+    trace_block_size: TraceBlock = None,
+    speed: Speed = 1.0,
+    limit: Limit = None,
+    model: Model = None,
+    skip_bad: SkipBad = False,
+    policy: Policies = None,
+    routers: Routers = 1,
+    sync: Sync = True,
+    sync_delay_ms: SyncDelay = 1.0,
+    seed: Seed = 1,
+    seeds: Seeds = 1,
+    workers: Workers = None,
+    zones: Zones = None,
+    capacity: Capacity = None,
+    file: Manifest = None,
+    domain: Domain = None,
+    data_parallel_size: Ranks = 1,
+    enforcement: Enforcement = None,
+    preferred_weight: Weight = None,
+    block_bytes: BlockBytes = 0,
+    events_delay_ms: EventsDelay = 0.0,
+    events_loss: EventsLoss = 0.0,
+    lose: Lose = None,
+    ttft_limit: TtftLimit = None,
+    itl_limit_ms: ItlLimit = None,
+    plot: Plot = None,
+    loads: Loads = None,
+    max_regress: MaxRegress = None,
+    fail_on: FailOn = "fail",
+    search: Search = None,
+) -> int:
+    """Replay requests through simulated routers and engines, one policy beside the other.
+
+    The router is the one of serve frontend, the engines are those of serve engine, in virtual time:
+    the same input and seed give the same answer. The fleet comes from --workers, --capacity,
+    manifests (-f) or a live deployment (--frontend, --discovery, --demo, --view).
+
+    Exit code 1: a policy regressed by more than --max-regress; with --fail-on warn also where an
+    interval includes that limit.
+    """
+    from dynctl.screens.render import emit, talk
+    from dynctl.simulation.replay.fleet import Objective, ReplicaSync
+    from dynctl.simulation.replay.fleets import simulated_fleet
+    from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, speeds_of
+    from dynctl.simulation.replay.policies import policies as named_policies
+    from dynctl.simulation.replay.workloads import workload as named_workload
+
+    expect_level(fail_on)
+    modes = ("none", "preferred", "required", "fallback")
+    if enforcement is not None and enforcement not in modes:
+        raise UsageProblem(f"--enforcement {enforcement}: expected {', '.join(modes)}")
+    if (trace is None) == (generate is None):
+        raise UsageProblem(
+            "expected a trace or --generate KIND" + ("" if trace is None else ", not both"),
+            "dynctl replay trace.jsonl, or dynctl replay --generate chat",
+        )
+    if workload and generate is None:
+        raise UsageProblem(f"--workload {workload[0]}: only with --generate KIND")
+    allowed = None if max_regress is None else _percent(max_regress)
+    factors = None
+    if loads is not None or plot is not None:
+        factors = speeds_of(loads or "0.5,1,1.5,2,3")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise UsageProblem(f"--plot {plot}: the folder {plot.absolute().parent} does not exist")
+    given = TraceInput(
+        path=trace,
+        workload=None if generate is None else named_workload(generate, workload or ()),
+        block_size=trace_block_size,
+        limit=limit,
+        speed=speed,
+        model=model,
+        skip_bad=skip_bad,
+    )
+    source, live = _fleet(
+        options, workers, zones, capacity, file, domain, data_parallel_size, model
+    )  # fmt: skip
+    if generate is not None and trace_block_size is None:
+        given.block_size = engine.get("block_size", source.card.get("block_size", DEFAULT_BLOCK))
+    first = given.first()
+    fleet = simulated_fleet(
+        source,
+        engine,
+        block_size=min(first.block_size, 4096),
+        enforcement=enforcement,
+        weight=preferred_weight,
+        lose=lose or (),
+        events_delay_s=events_delay_ms / 1000,
+        events_loss=events_loss,
+        block_bytes=block_bytes,
+    )
+    chosen, warnings = named_policies(policy or ([] if live else ["round-robin", "kv"]))
+    if not policy and live is not None:
+        chosen = [live, *named_policies(["round-robin"])[0]]
+    for warning in warnings:
+        talk(f"warning: {warning}")
+    if allowed is not None and len(chosen) < 2:
+        raise UsageProblem("--max-regress compares policies; expected at least two --policy")
+    if search is not None and (len(chosen) != 1 or allowed is not None or factors is not None):
+        raise UsageProblem(
+            "--search tunes one policy: give one --policy, without --max-regress, --loads, --plot"
+        )
+    report = _report(
+        given,
+        source,
+        fleet,
+        chosen,
+        first_has_hashes=bool(first.hash_ids),
+        seeds=range(seed, seed + seeds),
+        routers=routers,
+        sync=ReplicaSync("delayed" if sync else "none", sync_delay_ms / 1000),
+        objective=Objective(
+            2.0 if ttft_limit is None else ttft_limit,
+            None if itl_limit_ms is None else itl_limit_ms / 1000,
+        ),
+        allowed=allowed,
+        factors=factors,
+        tries=search,
+    )
+    emit(report, options)
+    if plot is not None:
+        from dynctl.screens.replay import replay_plot
+
+        plot.write_text(replay_plot(report.loads, f"{given.name}; {report.fleet}"))
+        talk(f"wrote {plot}")
+    failing = {"regressed"} | ({"unknown"} if fail_on == "warn" else set())
+    for change in report.changes:
+        for one in change.changes:
+            if one.verdict in failing:
+                talk(f"{change.policy}: {one.verdict}: {one.text}")
+    bad = any(change.verdict in failing for change in report.changes)
+    return ExitCode.NO if bad else ExitCode.YES
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1000:
+        raise UsageProblem(f"--max-regress {text}: expected a percentage such as 2%")
+    return value / 100
+
+
+def _fleet(
+    options: GlobalOptions,
+    workers: int | None,
+    zones: str | None,
+    capacity: list[str] | None,
+    files: list[str] | None,
+    domain: str | None,
+    ranks: int,
+    model: str | None,
+) -> tuple[FleetSource, Policy | None]:
+    """The workers, and the policy of a live router where it is known. Raises UsageProblem."""
+    from dynctl.base.options import SOURCES
+    from dynctl.simulation.replay.fleets import fleet_of_count, fleet_of_live, fleet_of_places
+
+    live = bool(options.given & (SOURCES | {"context"}))
+    by_count = workers is not None or zones is not None
+    if by_count + bool(capacity) + bool(files) + live > 1:
+        raise UsageProblem(
+            "--workers (with --zones), --capacity, --file and a deployment (--demo, --view, "
+            "--frontend, --discovery) are different fleets; specify only one"
+        )
+    if capacity:
+        from dynctl.planning.planned_fleet import fleet_of_flags
+
+        return fleet_of_places(fleet_of_flags(capacity, domain), ranks), None
+    if files:
+        from dynctl.manifests.files import read_manifests
+        from dynctl.planning.planned_fleet import fleet_of_manifests
+
+        named = ", ".join(files[:3]) + (" and more" if len(files) > 3 else "")
+        return fleet_of_places(
+            fleet_of_manifests(read_manifests(files), named, domain), ranks
+        ), None
+    if live:
+        from dynctl.sources import connect
+
+        seen = connect(options)
+        found = fleet_of_live(seen.title, seen.workers(), model)
+        return found, _live_policy(seen)
+    names = [one.strip() for one in (zones or "").split(",") if one.strip()]
+    return fleet_of_count(8 if workers is None else workers, names, ranks), None
+
+
+def _live_policy(seen: Any) -> Policy:
+    from dynctl.simulation.replay.fleet import Policy
+    from router_core import SETTINGS, RouterConfig
+
+    values = {row.name: row.value for row in seen.config().settings if row.known}
+    known = {name: value for name, value in values.items() if name in SETTINGS}
+    return Policy("live", RouterConfig().with_values(known))
+
+
+def _report(
+    given: TraceInput,
+    source: FleetSource,
+    fleet: SimulatedFleet,
+    chosen: list[Policy],
+    *,
+    first_has_hashes: bool,
+    seeds: range,
+    routers: int,
+    sync: ReplicaSync,
+    objective: Objective,
+    allowed: float | None,
+    factors: tuple[float, ...] | None,
+    tries: int | None,
+) -> ReplayReport:
+    """Simulate what the answer needs. Raises UsageProblem."""
+    from dynctl.documents.replay import ReplayReport, ReplayTrace, RunMetrics
+    from dynctl.screens.replay import Progress
+    from dynctl.simulation.replay import comparison
+    from dynctl.simulation.replay.simulation import ReplayError, simulate
+
+    total = given.limit or (given.workload.requests if given.workload is not None else None)
+    progress = Progress(total)
+
+    def run(policy: Policy, seed: int, load: float) -> ReplayResult:
+        progress.about = policy.name + (f", seed {seed}" if len(seeds) > 1 else "")
+        if load != 1:
+            progress.about += f", load x{load:g}"
+        requests: Iterator[Any] = progress.following(given.requests(seed, load))
+        return simulate(
+            requests, fleet, policy, seed, routers=routers, sync=sync, objective=objective
+        )
+
+    results: list[ReplayResult] = []
+    try:
+        if tries is not None:
+            points = comparison.search(run, chosen[0], tries, seeds[0])
+            results = [run(chosen[0], seeds[0], 1.0)]
+        else:
+            points = []
+            results = [run(policy, seed, 1.0) for policy in chosen for seed in seeds]
+        curve = [] if factors is None else comparison.loads(run, chosen, factors, seeds[0])
+    except ReplayError as error:
+        raise UsageProblem(str(error)) from None
+    finally:
+        progress.clear()
+    notes = [*source.notes, *given.notes]
+    notes += dict.fromkeys(note for result in results for note in result.notes)
+    notes += [f"skipped {problem}" for problem in given.skipped.problems]
+    return ReplayReport(
+        trace=ReplayTrace(
+            given.name,
+            given.format,
+            given.first().block_size,
+            first_has_hashes,
+            given.speed,
+            given.limit,
+            {} if given.workload is None else given.workload.parameters(),
+            given.skipped.count,
+            list(given.skipped.problems),
+        ),
+        fleet=_described(source, fleet),
+        seeds=list(seeds),
+        results=results,
+        summaries=comparison.summaries(results),
+        metrics=[
+            RunMetrics(result.policy, result.seed, comparison.values(result)) for result in results
+        ],
+        changes=[] if allowed is None else comparison.changes(results, allowed),
+        loads=curve,
+        search=points,
+        notes=notes,
+    )
+
+
+def _described(source: FleetSource, fleet: SimulatedFleet) -> str:
+    """``8 aggregated workers in zone-a, zone-b (--workers)``."""
+    from collections import Counter
+
+    roles = Counter(one.role.value for one in fleet.workers)
+    text = " and ".join(f"{count:,} {role}" for role, count in sorted(roles.items()))
+    text += " worker" if len(fleet.workers) == 1 else " workers"
+    if source.places:
+        text += f" in {', '.join(source.places[:6])}" + (", .." if len(source.places) > 6 else "")
+    if fleet.engine.kv_transfer_enforcement is not None:
+        text += f", KV transfer {fleet.engine.kv_transfer_enforcement}"
+    for loss in fleet.losses:
+        text += f", loses {loss.value or f'worker {loss.worker_id}'} at {loss.at:g} s"
+        text += "" if loss.until is None else f" until {loss.until:g} s"
+    if not source.source.startswith("--"):
+        text += f" ({source.source})"
+    return text

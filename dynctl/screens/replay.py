@@ -1,0 +1,498 @@
+"""`replay`: policies side by side, regressions, loads, the search; table, CSV and plot."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from dynctl.documents.replay import (
+    Estimate,
+    LoadPoint,
+    PolicySummary,
+    ReplayReport,
+    ReplayResult,
+    SearchPoint,
+)
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.columns import Column, table
+from dynctl.screens.numbers import plural
+
+_MOST_NOTES: Final = 10
+_MOST_SEARCHED: Final = 12
+#: What the line about two policies compares: metric, title, whether higher is better.
+_COMPARED: Final = (
+    ("hit_rate", "hit rate"),
+    ("ttft_p50_s", "TTFT p50"),
+    ("ttft_p90_s", "TTFT p90"),
+    ("ttft_p99_s", "TTFT p99"),
+    ("output_tokens_per_s", "throughput"),
+)
+
+
+def replay_report(report: ReplayReport, canvas: Canvas) -> str:
+    """What was replayed on what, one line a policy, and what was asked for beside."""
+    parts = [_head(report, canvas)]
+    if report.summaries:
+        parts.append(table(_columns(report), report.summaries, canvas))
+        parts.append(_lines(canvas, _below(report)))
+    for change in report.changes:
+        limit = f"{100 * change.limit:g} %"
+        lines = [f"{change.policy} against {change.base}, limit {limit}: {change.verdict}"]
+        lines += (f"{one.verdict:<9}  {one.text}" for one in change.changes)
+        parts.append("".join(_hanging(canvas, line) for line in lines))
+    if report.loads:
+        parts.append(table(_load_columns(), report.loads, canvas))
+    if report.search:
+        parts.append(_search(report, canvas))
+    notes = _lines(canvas, [f"note: {one}" for one in report.notes[:_MOST_NOTES]])
+    return "\n".join(part for part in [*parts, notes] if part)
+
+
+def _head(report: ReplayReport, canvas: Canvas) -> str:
+    trace = report.trace
+    what = [trace.name.rpartition("/")[2], trace.format]
+    if trace.format in (trace.name, trace.name.removeprefix("generated ")):
+        what = [trace.name]
+    what.append(f"blocks of {plural(trace.block_size, 'token')}")
+    if report.results:
+        what.append(plural(report.results[0].counts.requests, "request"))
+        what.append(f"{report.results[0].seconds:,.0f} s")
+    if trace.speed != 1:
+        what.append(f"speed {trace.speed:g}")
+    if trace.skipped:
+        what.append(f"{trace.skipped:,} bad lines skipped")
+    lines = [("trace", ", ".join(what))]
+    if trace.parameters:
+        given = (f"{name} {_plain(value)}" for name, value in trace.parameters.items())
+        lines.append(("workload", ", ".join(given)))
+    lines.append(("fleet", report.fleet))
+    if report.results:
+        first = report.results[0]
+        lines.append(("engine", _engine(first)))
+        routers = plural(first.routers, "router")
+        if first.routers > 1:
+            routers += ", no replica sync" if first.sync == "none" else f", sync {first.sync}"
+        seeds = report.seeds
+        drawn = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+        lines.append(("routers", f"{routers}; {drawn}"))
+    text = ""
+    for name, value in lines:
+        found = canvas.paragraph(value, first=f"{name:<9}", rest=" " * 9)
+        text += "".join(f"{line}\n" for line in found)
+    return text
+
+
+def _engine(result: ReplayResult) -> str:
+    """The parameters that decide about times; -o json has all."""
+    given = result.engine
+    size, blocks = given["block_size"], given["total_blocks"]
+    parts = [
+        f"{blocks:,} blocks of {plural(size, 'token')} a rank",
+        f"prefill {given['prefill_tokens_per_s']:,g} tokens/s",
+        f"decode step {given['decode_itl_ms']:g} ms",
+        f"batch {given['max_num_batched_tokens']:,} tokens, {given['max_num_seqs']:,} sequences",
+        f"queue {given['max_waiting']:,}",
+    ]
+    if result.transfers.transfers:
+        factor = given["kv_transfer_cross_domain_factor"]
+        across = "" if factor == 1 else f", across domains x{factor:g}"
+        parts.append(f"KV transfer {given['kv_transfer_ms_per_block']:g} ms a block{across}")
+    return "; ".join(parts)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_plain(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return f"{value:,g}" if isinstance(value, float) else f"{value:,}"
+    return str(value) if value not in (None, "") else "none"
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+Text = Callable[[float], str]
+
+
+def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
+    several = len(report.seeds) > 1
+
+    def column(
+        metric: str, heading: str, shown: Text, rank: int = 0, wide: bool = False
+    ) -> Column[PolicySummary]:
+        def text(row: PolicySummary) -> str:
+            found = row.metrics.get(metric)
+            return "unknown" if found is None else _with_interval(found, shown, several)
+
+        def value(row: PolicySummary) -> float | None:
+            found = row.metrics.get(metric)
+            return None if found is None else found.mean
+
+        return Column(metric, heading, text, value, right=True, rank=rank, wide=wide)
+
+    found = [
+        Column(
+            "policy", "POLICY", lambda row: row.policy, lambda row: row.policy, name=True,
+            shortest=8,
+        ),
+        column("hit_rate", "HITS", _percent),
+        column("of_ceiling", "OF MAX", _whole_percent, rank=3),
+        column("ttft_p50_s", "TTFT P50", _time),
+        column("ttft_p90_s", "P90", _time, rank=1),
+        column("ttft_p99_s", "P99", _time),
+        column("itl_p50_s", "ITL P50", _time, rank=2),
+        column("requests_per_s", "REQ/S", lambda value: f"{value:,.2f}", rank=8, wide=True),
+        column("output_tokens_per_s", "TOK/S", lambda value: f"{value:,.0f}"),
+        column("goodput_share", "GOODPUT", _percent, rank=7, wide=True),
+        column("refused_share", "REFUSED", _percent, rank=1),
+        column("imbalance", "IMBALANCE", lambda value: f"{value:.2f}", rank=4),
+    ]  # fmt: skip
+    if _any(report, "failed_share"):
+        found.append(column("failed_share", "FAILED", _percent, rank=2))
+    if _any(report, "queued_share"):
+        found.append(column("queued_share", "QUEUED", _percent, rank=5))
+        found.append(column("queued_p90_s", "QUEUE P90", _time, rank=6))
+    if _any(report, "transfers"):
+        found.append(column("transfers", "TRANSFERS", _count, rank=6, wide=True))
+        found.append(column("cross_domain_transfers", "CROSSED", _count, rank=3))
+    if _any(report, "cross_domain_bytes"):
+        found.append(column("cross_domain_bytes", "CROSS BYTES", _bytes, rank=6, wide=True))
+    return found
+
+
+def _any(report: ReplayReport, metric: str) -> bool:
+    found = (row.metrics.get(metric) for row in report.summaries)
+    return any(one is not None and one.mean > 0 for one in found)
+
+
+def _with_interval(found: Estimate, shown: Text, several: bool) -> str:
+    if not several or found.low is None or found.high is None:
+        return shown(found.mean)
+    half = (found.high - found.low) / 2
+    number, _, unit = shown(found.mean).partition(" ")
+    return f"{number} ±{shown(half)}" if half else f"{number}{' ' * bool(unit)}{unit}"
+
+
+def _below(report: ReplayReport) -> Iterator[str]:
+    """The ceiling, and each policy against the first."""
+    ceiling = report.results[0].cache.ceiling if report.results else None
+    exact = not report.results or report.results[0].cache.ceiling_exact
+    if ceiling is not None:
+        yield (
+            f"{'' if exact else 'at least '}{100 * ceiling:.2f} % of the prompt tokens could be "
+            "reused (MAX): one cache without limit"
+        )
+    else:
+        yield (
+            "hit rates are unknown: the trace has no hashes of blocks; a recording "
+            "(dynctl record) or a trace with hash_ids has them"
+        )
+    base, *others = report.summaries
+    if report.changes:
+        return
+    for other in others:
+        said = []
+        for metric, title in _COMPARED:
+            before, after = base.metrics.get(metric), other.metrics.get(metric)
+            if before is None or after is None:
+                continue
+            if metric == "hit_rate":
+                said.append(f"{title} {100 * (after.mean - before.mean):+.1f} points")
+            elif before.mean:
+                said.append(f"{title} {100 * (after.mean / before.mean - 1):+.0f} %")
+        yield f"{other.policy} against {base.policy}: {', '.join(said)}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _whole_percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _time(value: float) -> str:
+    if value < 0.0995:
+        return f"{1000 * value:.1f} ms"
+    if value < 0.9995:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:,.2f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+# -- loads and search ------------------------------------------------------------------------------
+
+
+def _optional(value: float | None, shown: Text = _time) -> str:
+    return "-" if value is None else shown(value)
+
+
+def _load_columns() -> list[Column[LoadPoint]]:
+    return [
+        Column("policy", "POLICY", lambda r: r.policy, lambda r: r.policy, name=True, shortest=8),
+        Column("load", "LOAD", lambda r: f"x{r.load:g}", lambda r: r.load, right=True),
+        Column(
+            "requests_per_s", "REQ/S", lambda r: f"{r.requests_per_s:,.2f}",
+            lambda r: r.requests_per_s, right=True,
+        ),
+        Column(
+            "ttft_p50_s", "TTFT P50", lambda r: _optional(r.ttft_p50_s), lambda r: r.ttft_p50_s,
+            right=True,
+        ),
+        Column(
+            "ttft_p90_s", "P90", lambda r: _optional(r.ttft_p90_s), lambda r: r.ttft_p90_s,
+            right=True,
+        ),
+        Column(
+            "goodput_per_s", "GOOD REQ/S", lambda r: f"{r.goodput_per_s:,.2f}",
+            lambda r: r.goodput_per_s, right=True,
+        ),
+        Column(
+            "goodput_share", "GOODPUT", lambda r: _percent(r.goodput_share),
+            lambda r: r.goodput_share, right=True,
+        ),
+        Column(
+            "refused_share", "REFUSED", lambda r: _percent(r.refused_share),
+            lambda r: r.refused_share, right=True,
+        ),
+    ]  # fmt: skip
+
+
+def _search(report: ReplayReport, canvas: Canvas) -> str:
+    front = [one for one in report.search if one.front]
+    rest = [one for one in report.search if not one.front]
+    base = [one for one in rest if not one.settings]
+    shown = front[:_MOST_SEARCHED] + base
+    columns: list[Column[SearchPoint]] = [
+        Column("front", "FRONT", lambda r: "yes" if r.front else "no", lambda r: r.front),
+        Column(
+            "ttft_p90_s", "TTFT P90", lambda r: _optional(r.ttft_p90_s), lambda r: r.ttft_p90_s,
+            right=True,
+        ),
+        Column(
+            "output_tokens_per_s", "TOK/S", lambda r: _count(r.output_tokens_per_s),
+            lambda r: r.output_tokens_per_s, right=True,
+        ),
+        Column(
+            "hit_rate", "HITS", lambda r: _optional(r.hit_rate, _percent), lambda r: r.hit_rate,
+            right=True, rank=1,
+        ),
+        Column(
+            "refused_share", "REFUSED", lambda r: _percent(r.refused_share),
+            lambda r: r.refused_share, right=True, rank=2,
+        ),
+    ]  # fmt: skip
+    text = table(columns, shown, canvas)
+    lines = text.splitlines()
+    heading = bool(canvas.headings)
+    out = lines[:1] if heading else []
+    for line, point in zip(lines[heading:], shown, strict=True):
+        out.append(line)
+        given = ", ".join(f"{name}={_plain(value)}" for name, value in point.settings.items())
+        out += canvas.paragraph(given or "the settings of the policy", first="  ", rest="  ")
+    out += canvas.paragraph(
+        f"{plural(len(report.search), 'simulation')}; the front: no other settings are better in "
+        "both TTFT and throughput on this trace. Check them on another one",
+        first="",
+    )
+    return "".join(f"{line}\n" for line in out)
+
+
+def _lines(canvas: Canvas, texts: Iterable[str]) -> str:
+    return "".join(_hanging(canvas, text) for text in texts)
+
+
+def _hanging(canvas: Canvas, text: str) -> str:
+    return "".join(f"{line}\n" for line in canvas.paragraph(text, first="", rest="  "))
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+
+def replay_csv(report: ReplayReport) -> str:
+    """One row for each policy and seed, or for each load or point of a search; raw values."""
+    rows: list[dict[str, Any]]
+    if report.loads:
+        rows = [
+            {name: getattr(one, name) for name in one.__struct_fields__} for one in report.loads
+        ]
+    elif report.search:
+        names = sorted({name for one in report.search for name in one.settings})
+        rows = [
+            {
+                "front": one.front,
+                "ttft_p90_s": one.ttft_p90_s,
+                "output_tokens_per_s": one.output_tokens_per_s,
+                "hit_rate": one.hit_rate,
+                "refused_share": one.refused_share,
+                **{name: one.settings.get(name) for name in names},
+            }
+            for one in report.search
+        ]
+    else:
+        rows = [{"policy": one.policy, "seed": one.seed, **one.metrics} for one in report.metrics]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+Item = TypeVar("Item")
+
+
+class Progress:
+    """One line on stderr about a running simulation; nothing where stderr is not a terminal."""
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._terminal = sys.stderr.isatty()
+        self._shown = 0.0
+        self.about = ""
+
+    def following(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The same items, counted."""
+        if not self._terminal:
+            yield from items
+            return
+        for count, item in enumerate(items, 1):
+            if count % 64 == 0 and time.monotonic() - self._shown > 0.2:
+                self._shown = time.monotonic()
+                of = f" of {self._total:,}" if self._total else ""
+                self._write(f"{self.about}: {count:,}{of} requests")
+            yield item
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._terminal:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text[:78]}")
+        sys.stderr.flush()
+
+
+# -- plot ------------------------------------------------------------------------------------------
+
+_WIDTH: Final = 760
+_HEIGHT: Final = 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 44
+#: Colors that also differ in brightness; the dashes differ too.
+_STROKES: Final = ("#0b5cad", "#c2410c", "#15803d", "#7e22ce", "#525252", "#b45309", "#0e7490")
+_DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 4")
+
+
+def replay_plot(points: Sequence[LoadPoint], title: str) -> str:
+    """An SVG page: TTFT p90 (log scale) and goodput against the rate of requests."""
+    panels = (
+        ("TTFT p90, seconds", lambda one: one.ttft_p90_s, True),
+        ("goodput, requests per second", lambda one: one.goodput_per_s, False),
+    )
+    body = [
+        _panel(points, name, value, log, index * _HEIGHT + 30)
+        for index, (name, value, log) in enumerate(panels)
+    ]
+    height = 2 * _HEIGHT + 40
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">\n'
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>\n'
+        f'<text x="{_LEFT}" y="20" font-size="14">{_escaped(title)}</text>\n'
+        + "".join(body)
+        + "</svg>\n"
+    )
+
+
+def _panel(
+    points: Sequence[LoadPoint],
+    name: str,
+    value: Callable[[LoadPoint], float | None],
+    log: bool,
+    top: int,
+) -> str:
+    import math
+
+    known = [one for one in points if value(one) is not None]
+    right, bottom = _WIDTH - _RIGHT, top + _HEIGHT - _BOTTOM
+    x_high = max((one.requests_per_s for one in known), default=1.0) or 1.0
+    ys = [max(1e-4, value(one) or 0.0) for one in known] or [1.0]
+    low, high = (min(ys), max(ys)) if log else (0.0, max(ys))
+    if log:
+        low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
+    if high <= low:
+        high = low * 10 if log else low + 1.0
+
+    def x_at(rate: float) -> float:
+        return round(_LEFT + (right - _LEFT) * rate / x_high, 1)
+
+    def y_at(number: float) -> float:
+        number = max(number, low)
+        share = (
+            math.log(number / low) / math.log(high / low) if log else (number - low) / (high - low)
+        )
+        return round(bottom - (bottom - top - _TOP) * share, 1)
+
+    if log:
+        steps = round(math.log10(high / low))
+        ticks = [low * 10**index for index in range(steps + 1)]
+    else:
+        ticks = [high * index / 4 for index in range(5)]
+    out = [f'<text x="{_LEFT}" y="{top + 20}">{_escaped(name)}</text>']
+    for tick in ticks:
+        y = y_at(tick)
+        out.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        out.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{tick:.3g}</text>')
+    for index in range(5):
+        rate = x_high * index / 4
+        out.append(
+            f'<text x="{x_at(rate)}" y="{bottom + 18}" text-anchor="middle">{rate:.3g}</text>'
+        )
+    out.append(
+        f'<text x="{(_LEFT + right) / 2}" y="{bottom + 36}" text-anchor="middle">'
+        "requests per second</text>"
+    )
+    names = list(dict.fromkeys(one.policy for one in points))
+    taken: list[float] = []
+    for index, policy in enumerate(names):
+        own = [one for one in known if one.policy == policy]
+        own.sort(key=lambda one: one.requests_per_s)
+        if not own:
+            continue
+        color, dash = _STROKES[index % len(_STROKES)], _DASHES[index % len(_DASHES)]
+        places = [(x_at(one.requests_per_s), y_at(value(one) or 0.0)) for one in own]
+        path = " ".join(f"{x},{y}" for x, y in places)
+        out.append(
+            f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2" '
+            f'stroke-dasharray="{dash}"/>'
+        )
+        out += (f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>' for x, y in places)
+        # Labels at the ends of the lines, moved apart.
+        y = places[-1][1]
+        while any(abs(y - other) < 14 for other in taken):
+            y += 2
+        taken.append(y)
+        out.append(f'<text x="{right + 8}" y="{y + 4}" fill="{color}">{_escaped(policy)}</text>')
+    return "\n".join(out) + "\n"
+
+
+def _escaped(text: str) -> str:
+    from xml.sax.saxutils import escape
+
+    return escape(text[:100])

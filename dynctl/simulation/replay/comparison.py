@@ -1,0 +1,317 @@
+"""Policies side by side: metrics over seeds, regressions, loads, and a search of settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.replay import (
+    Estimate,
+    LoadPoint,
+    MetricChange,
+    PolicyChange,
+    PolicySummary,
+    ReplayResult,
+    SearchPoint,
+)
+from dynctl.simulation.replay.fleet import Policy
+from router_core import SETTINGS, RouterConfig
+
+Run = Callable[[Policy, int, float], ReplayResult]
+"""Simulate a policy with a seed at a load (1: the trace's own rate)."""
+
+MOST_SEEDS: Final = 50
+MOST_TRIES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a result. ``absolute``: a share, whose changes are differences.
+
+    ``guarded``: `--max-regress` looks at it.
+    """
+
+    name: str
+    title: str
+    of: Callable[[ReplayResult], float | None]
+    higher_is_better: bool = False
+    absolute: bool = False
+    guarded: bool = True
+
+
+def _hit_rate(result: ReplayResult) -> float | None:
+    return None if result.cache.ceiling is None else result.cache.hit_rate
+
+
+METRICS: Final = (
+    Metric("hit_rate", "hit rate", _hit_rate, higher_is_better=True),
+    Metric("of_ceiling", "share of the ceiling", lambda r: r.cache.of_ceiling, True, guarded=False),
+    Metric("ttft_p50_s", "TTFT p50", lambda r: r.ttft_s.p50),
+    Metric("ttft_p90_s", "TTFT p90", lambda r: r.ttft_s.p90, guarded=False),
+    Metric("ttft_p99_s", "TTFT p99", lambda r: r.ttft_s.p99),
+    Metric("itl_p50_s", "inter-token latency p50", lambda r: r.itl_s.p50),
+    Metric("requests_per_s", "requests per second", lambda r: r.requests_per_s, True,
+           guarded=False),
+    Metric(
+        "output_tokens_per_s", "output tokens per second", lambda r: r.output_tokens_per_s, True
+    ),
+    Metric("goodput_share", "goodput", lambda r: r.goodput.share, True, True, guarded=False),
+    Metric("refused_share", "share refused", lambda r: r.refused_share, absolute=True),
+    Metric(
+        "failed_share", "share failed", lambda r: r.counts.failed / max(1, r.counts.requests),
+        absolute=True,
+    ),
+    Metric("imbalance", "imbalance", lambda r: r.imbalance.busy_max, guarded=False),
+    Metric("queued_share", "share queued", lambda r: r.counts.queued / max(1, r.counts.requests),
+           absolute=True, guarded=False),
+    Metric("queued_p90_s", "queueing p90", lambda r: r.queued_s.p90, guarded=False),
+    Metric("transfers", "transfers", lambda r: float(r.transfers.transfers), guarded=False),
+    Metric("cross_domain_transfers", "cross-domain transfers",
+           lambda r: float(r.transfers.cross_domain_transfers), guarded=False),
+    Metric("cross_domain_bytes", "cross-domain bytes",
+           lambda r: float(r.transfers.cross_domain_bytes), guarded=False),
+)  # fmt: skip
+
+
+def values(result: ReplayResult) -> dict[str, float | None]:
+    """Every metric of one result."""
+    return {metric.name: metric.of(result) for metric in METRICS}
+
+
+def summaries(results: Sequence[ReplayResult]) -> list[PolicySummary]:
+    """Each policy's metrics over its runs, in the order of the results."""
+    runs: dict[str, list[ReplayResult]] = {}
+    for one in results:
+        runs.setdefault(one.policy, []).append(one)
+    found = []
+    for name, own in runs.items():
+        metrics: dict[str, Estimate | None] = {}
+        for metric in METRICS:
+            values = [metric.of(one) for one in own]
+            known = [value for value in values if value is not None]
+            metrics[metric.name] = _estimate(known) if len(known) == len(values) else None
+        found.append(PolicySummary(name, len(own), metrics))
+    return found
+
+
+def changes(results: Sequence[ReplayResult], limit: float) -> list[PolicyChange]:
+    """Every other policy against the first, seed by seed. ``limit``: worse by more regresses."""
+    runs: dict[str, dict[int, ReplayResult]] = {}
+    for one in results:
+        runs.setdefault(one.policy, {})[one.seed] = one
+    base_name, *others = runs
+    found = []
+    for name in others:
+        own = [
+            change
+            for metric in METRICS
+            if metric.guarded
+            and (change := _change(metric, runs[base_name], runs[name], limit)) is not None
+        ]
+        verdicts = {one.verdict for one in own}
+        worst = next(word for word in ("regressed", "unknown", "ok") if word in verdicts | {"ok"})
+        found.append(PolicyChange(name, base_name, limit, worst, own))
+    return found
+
+
+def _change(
+    metric: Metric,
+    base: Mapping[int, ReplayResult],
+    other: Mapping[int, ReplayResult],
+    limit: float,
+) -> MetricChange | None:
+    """How much worse ``other`` is; None where the metric is unknown."""
+    worse: list[float] = []
+    values: list[tuple[float, float]] = []
+    for seed, result in base.items():
+        before, after = metric.of(result), metric.of(other[seed])
+        if before is None or after is None:
+            return None
+        values.append((before, after))
+        difference = before - after if metric.higher_is_better else after - before
+        if not metric.absolute:
+            if before == 0:
+                difference = 0.0 if after == 0 else math.copysign(1.0, difference)
+            else:
+                difference /= abs(before)
+        worse.append(difference)
+    estimate = _estimate(worse)
+    low = estimate.mean if estimate.low is None else estimate.low
+    high = estimate.mean if estimate.high is None else estimate.high
+    verdict = "regressed" if low > limit else "ok" if high <= limit else "unknown"
+    first, second = (fmean(pair[index] for pair in values) for index in (0, 1))
+    return MetricChange(
+        metric.name,
+        first,
+        second,
+        estimate.mean,
+        estimate.low,
+        estimate.high,
+        metric.absolute,
+        verdict,
+        _sentence(metric, estimate, verdict, limit),
+    )
+
+
+def _sentence(metric: Metric, worse: Estimate, verdict: str, limit: float) -> str:
+    unit = " points" if metric.absolute else " %"
+    word = "worse" if worse.mean >= 0 else "better"
+    text = f"{metric.title} is {100 * abs(worse.mean):.2f}{unit} {word}"
+    if worse.low is None or worse.high is None:
+        return f"{text}; one seed, so no interval"
+    text += f", 95 % interval {100 * worse.low:+.2f} to {100 * worse.high:+.2f}{unit}"
+    if verdict == "unknown":
+        return f"{text}: it includes the limit {100 * limit:g}{unit}; use more seeds"
+    return text if worse.low <= 0 <= worse.high else f"{text}, which excludes 0"
+
+
+def loads(
+    run: Run, policies: Sequence[Policy], factors: Sequence[float], seed: int
+) -> list[LoadPoint]:
+    """Every policy at every load."""
+    found = []
+    for policy in policies:
+        for factor in factors:
+            result = run(policy, seed, factor)
+            found.append(
+                LoadPoint(
+                    policy.name,
+                    factor,
+                    result.counts.requests / result.seconds if result.seconds else 0.0,
+                    result.ttft_s.p50,
+                    result.ttft_s.p90,
+                    result.goodput.requests_per_s,
+                    result.goodput.share,
+                    result.refused_share,
+                )
+            )
+    return found
+
+
+# -- search ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A setting that the search varies: from ``low`` to ``high``, by factors if ``log``.
+
+    ``off``: the value that turns it off, which is tried as well.
+    """
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+    off: Any = ...
+
+    def at(self, share: float) -> float:
+        if self.log:
+            return round(float(self.low * (self.high / self.low) ** share), 3)
+        return round(self.low + (self.high - self.low) * share, 3)
+
+
+TUNED: Final = (
+    Tuned("prefill_load_scale", 0.25, 8.0, log=True),
+    Tuned("overlap_score_credit", 0.25, 2.0, log=True),
+    Tuned("overlap_score_credit_decay", 0.05, 2.0, log=True, off=0.0),
+    Tuned("decode_active_request_weight", 0.5, 64.0, log=True, off=0.0),
+    Tuned("router_temperature", 0.01, 1.0, log=True, off=0.0),
+    Tuned("router_queue_threshold", 0.5, 16.0, log=True, off=None),
+    Tuned("router_predicted_ttl_secs", 1.0, 60.0, log=True, off=None),
+)
+
+
+def candidates(base: RouterConfig, tries: int, seed: int) -> Iterator[RouterConfig]:
+    """Settings to try: the base first, then each setting from a Latin hypercube.
+
+    One third of the values of a setting that can be off are off.
+    """
+    if base.router_mode != "kv":
+        raise UsageProblem(
+            f"--search: router_mode {base.router_mode} has no settings to tune; expected kv"
+        )
+    yield base
+    random = Random(f"search {seed}")
+    count = tries - 1
+    columns: dict[str, list[Any]] = {}
+    for one in _tuned(base):
+        shares = [(index + random.random()) / count for index in range(count)]
+        random.shuffle(shares)
+        values: list[Any] = [one.at(share) for share in shares]
+        if one.off is not ...:
+            for index in random.sample(range(count), count // 3):
+                values[index] = one.off
+        columns[one.name] = values
+    for index in range(count):
+        yield replace(base, **{name: values[index] for name, values in columns.items()})
+
+
+def _tuned(base: RouterConfig) -> list[Tuned]:
+    """The settings that have an effect beside those of the base."""
+    return [
+        one
+        for one in TUNED
+        if (one.name != "router_predicted_ttl_secs" or base.use_kv_events)
+        and (one.name != "router_queue_threshold" or base.router_policy_config is None)
+    ]
+
+
+def search(run: Run, base: Policy, tries: int, seed: int) -> list[SearchPoint]:
+    """The points that were tried, the front first; the first of the others is the base."""
+    if not 2 <= tries <= MOST_TRIES:
+        raise UsageProblem(f"--search {tries}: expected 2 to {MOST_TRIES} simulations")
+    tried: list[tuple[RouterConfig, ReplayResult]] = []
+    for config in candidates(base.config, tries, seed):
+        tried.append((config, run(Policy(base.name, config), seed, 1.0)))
+    measures = [(_latency(result), -result.output_tokens_per_s) for _, result in tried]
+    points = [
+        SearchPoint(
+            {
+                name: getattr(config, name)
+                for name in SETTINGS
+                if getattr(config, name) != getattr(base.config, name)
+            },
+            result.ttft_s.p90,
+            result.output_tokens_per_s,
+            _hit_rate(result),
+            result.refused_share,
+            not any(_dominates(other, own) for other in measures),
+        )
+        for (config, result), own in zip(tried, measures, strict=True)
+    ]
+    order = sorted(
+        range(len(points)), key=lambda index: (not points[index].front, measures[index], index)
+    )
+    return [points[index] for index in order]
+
+
+def _latency(result: ReplayResult) -> float:
+    return math.inf if result.ttft_s.p90 is None else result.ttft_s.p90
+
+
+def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+#: Two-sided 95 % quantiles of Student's t, for 1 to 30 degrees of freedom.
+_T: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    """The mean with Student's 95 % interval; no interval for one value."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return Estimate(mean)
+    half = _T[min(len(values) - 1, len(_T)) - 1] * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)

@@ -1,0 +1,260 @@
+"""The simulated fleet of flags, of planned places (capacities, manifests), or of live workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.workers import WorkerRow
+from dynctl.planning.planned_fleet import PlannedFleet
+from dynctl.simulation.engine.config import OPTIONS as ENGINE_OPTIONS
+from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, Option
+from dynctl.simulation.replay.fleet import Loss, SimulatedFleet, SimulatedWorker
+from router_core import Role
+
+MOST_SIMULATED: Final = 2_000
+#: Options of `serve engine` that a replay has too.
+TIMED: Final = (
+    "block_size",
+    "total_blocks",
+    "max_num_seqs",
+    "max_waiting",
+    "max_num_batched_tokens",
+    "prefill_tokens_per_s",
+    "decode_itl_ms",
+    "kv_transfer_ms_per_block",
+    "kv_transfer_cross_domain_factor",
+)
+#: Field of a worker's card -> field of EngineConfig.
+_CARD: Final = {
+    "total_kv_blocks": "total_blocks",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+}
+_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TIME: Final = r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)"
+_LOSS: Final = re.compile(rf"(.+?)@{_TIME}(?:\.\.{_TIME})?")
+_MOST_LOSSES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSource:
+    """Workers before their engine is known. ``card``: what live workers publish of it."""
+
+    source: str
+    workers: tuple[SimulatedWorker, ...]
+    domain: str = "zone"
+    enforcement: str | None = None
+    preferred_weight: float | None = None
+    model: str | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[str]:
+        """The values of the domain, in order of the workers."""
+        found = (one.domains.get(self.domain) for one in self.workers)
+        return list(dict.fromkeys(value for value in found if value is not None))
+
+
+def timed_options() -> list[Option]:
+    """The options of the engine's timing and cache, in the order of TIMED."""
+    found = {option.field: option for option in ENGINE_OPTIONS}
+    return [found[name] for name in TIMED]
+
+
+def fleet_of_count(workers: int, zones: Sequence[str], ranks: int) -> FleetSource:
+    """``workers`` aggregated workers, spread over ``zones`` in turn."""
+    if len(set(zones)) != len(zones):
+        raise UsageProblem(f"--zones {','.join(zones)}: expected different names")
+    return FleetSource(
+        "--workers",
+        tuple(
+            SimulatedWorker(
+                number + 1,
+                Role.AGGREGATED,
+                {"zone": zones[number % len(zones)]} if zones else {},
+                ranks,
+            )
+            for number in range(workers)
+        ),
+    )
+
+
+def fleet_of_places(planned: PlannedFleet, ranks: int) -> FleetSource:
+    """The prefill and decode workers of planned places; unpinned ones take the places in turn."""
+    found: list[SimulatedWorker] = []
+    notes = list(planned.notes)
+    pools = {cell.pool for cell in planned.cells} | {one.pool for one in planned.floating}
+    if len(pools) > 1:
+        raise UsageProblem(
+            f"{planned.source}: {len(pools)} graphs ({', '.join(sorted(pools)[:3])}); a replay "
+            "simulates one: give its manifest alone"
+        )
+    total = sum(cell.prefill + cell.decode for cell in planned.cells)
+    total += sum(one.workers for one in planned.floating)
+    _check_size(planned.source, total)
+
+    def add(role: str, value: str | None, count: int) -> None:
+        for _ in range(count):
+            domains = {} if value is None else {planned.domain: value}
+            found.append(SimulatedWorker(len(found) + 1, Role(role), domains, ranks))
+
+    for cell in planned.cells:
+        add("prefill", cell.value, cell.prefill)
+        add("decode", cell.value, cell.decode)
+    values = [cell.value for cell in planned.cells if cell.value is not None]
+    for one in planned.floating:
+        allowed = [value for value in values if one.may_land_in(value)]
+        for number in range(one.workers):
+            add(one.role, allowed[number % len(allowed)] if allowed else None, 1)
+        if allowed:
+            notes.append(
+                f"{one.workers:,} {one.role} workers are not pinned to a {planned.domain}: spread "
+                f"over {', '.join(allowed[:5])}"
+            )
+    enforcement = next(iter(planned.in_force.values()), None)
+    return FleetSource(
+        planned.source,
+        tuple(found),
+        planned.domain,
+        None if enforcement in (None, "none", "mixed") else enforcement,
+        notes=tuple(notes),
+    )
+
+
+def fleet_of_live(source: str, rows: Sequence[WorkerRow], model: str | None) -> FleetSource:
+    """The ready workers of a live deployment, with what their cards publish."""
+    ready = [row for row in rows if row.status == "ready" and model in (None, row.model)]
+    models = sorted({row.model for row in ready})
+    if len(models) > 1:
+        raise UsageProblem(
+            f"{source}: workers of {', '.join(models[:5])}; a replay simulates one model",
+            "choose it with --model NAME",
+        )
+    notes = []
+    left_out = len(rows) - len(ready)
+    if left_out and model is None:
+        notes.append(f"{left_out:,} workers that are not ready are left out")
+    card: dict[str, Any] = {}
+    for name, own in [*_CARD.items(), ("", "block_size")]:
+        values = [row.runtime_config.get(name) if name else row.block_size for row in ready]
+        known = sorted({one for one in values if isinstance(one, int) and one > 0})
+        if known:
+            card[own] = known[0]
+        if len(known) > 1:
+            notes.append(
+                f"workers differ in {name or own} ({known[0]:,} to {known[-1]:,}): all have "
+                f"{known[0]:,} in the simulation"
+            )
+    policies = {
+        (
+            row.runtime_config.get("kv_transfer_domain"),
+            row.runtime_config.get("kv_transfer_enforcement"),
+            row.runtime_config.get("kv_transfer_preferred_weight"),
+        )
+        for row in ready
+        if row.runtime_config.get("kv_transfer_domain") is not None
+    }
+    domain, enforcement, weight = policies.pop() if len(policies) == 1 else (None, None, None)
+    if policies:
+        notes.append("workers differ in their KV-transfer policy: the simulation has none")
+    return FleetSource(
+        source,
+        tuple(
+            SimulatedWorker(
+                number, Role(row.role), dict(sorted(row.domains.items())), max(1, len(row.ranks))
+            )
+            for number, row in enumerate(sorted(ready, key=lambda row: row.name), 1)
+        ),
+        domain or "zone",
+        enforcement,
+        weight,
+        models[0] if models else None,
+        card,
+        tuple(notes),
+    )
+
+
+def simulated_fleet(
+    source: FleetSource,
+    engine: Mapping[str, Any],
+    *,
+    block_size: int,
+    enforcement: str | None = None,
+    weight: float | None = None,
+    lose: Sequence[str] = (),
+    events_delay_s: float = 0.0,
+    events_loss: float = 0.0,
+    block_bytes: int = 0,
+) -> SimulatedFleet:
+    """The fleet to simulate. ``engine``: given fields of EngineConfig, which win over cards;
+    ``block_size``: where neither has it. ``enforcement``: none, or a policy for the domain.
+
+    Raises UsageProblem.
+    """
+    _check_size(source.source, len(source.workers))
+    roles = {one.role for one in source.workers}
+    if roles in ({Role.PREFILL}, {Role.DECODE}) or not roles:
+        missing = "decode" if Role.PREFILL in roles else "prefill" if roles else "ready"
+        raise UsageProblem(f"{source.source}: no {missing} workers; nothing can be simulated")
+    values = {"block_size": block_size} | dict(source.card) | dict(engine)
+    policy = enforcement or source.enforcement
+    if policy not in (None, "none"):
+        if not source.places:
+            raise UsageProblem(
+                f"--enforcement {policy}: no worker has a value of {source.domain}",
+                "give the workers places: --zones a,b,c or --capacity",
+            )
+        values["kv_transfer_domain"] = source.domain
+        values["kv_transfer_enforcement"] = policy
+        if policy == "preferred":
+            known = weight if weight is not None else source.preferred_weight
+            values["kv_transfer_preferred_weight"] = 0.85 if known is None else known
+    try:
+        config = EngineConfig(**values)
+        # The context is as long as the cache: a trace has lengths of another deployment.
+        longest = min(10_000_000, config.total_blocks * config.block_size)
+        config = replace(config, max_model_len=longest, kv_events="", replay="")
+    except EngineConfigError as error:
+        raise UsageProblem(str(error)) from None
+    losses = tuple(_loss(text, source) for text in lose[:_MOST_LOSSES])
+    return SimulatedFleet(
+        source.workers,
+        config,
+        model=source.model or "model",
+        events_delay_s=events_delay_s,
+        events_loss=events_loss,
+        block_bytes=block_bytes,
+        losses=losses,
+    )
+
+
+def _loss(text: str, source: FleetSource) -> Loss:
+    """``zone-a@60s`` (a value of the domain) or ``3@60s..120s`` (a worker); raises UsageProblem."""
+    found = _LOSS.fullmatch(text.strip())
+    if found is None:
+        raise UsageProblem(
+            f"--lose {text}: expected PLACE@TIME or PLACE@TIME..TIME, for example zone-a@60s"
+        )
+    name, at, until = found[1], float(found[2]) * _UNITS[found[3]], None
+    if found[4] is not None:
+        until = float(found[4]) * _UNITS[found[5]]
+        if until <= at:
+            raise UsageProblem(f"--lose {text}: the end, {until:g} s, is not after {at:g} s")
+    if name in source.places:
+        return Loss(at, domain=source.domain, value=name, until=until)
+    if name.isdigit() and int(name) in {one.worker_id for one in source.workers}:
+        return Loss(at, worker_id=int(name), until=until)
+    expected = ", ".join(source.places[:10]) or f"a worker from 1 to {len(source.workers)}"
+    raise UsageProblem(f"--lose {text}: {name} is not a place of the fleet; expected {expected}")
+
+
+def _check_size(source: str, workers: int) -> None:
+    if workers > MOST_SIMULATED:
+        raise UsageProblem(
+            f"{source}: {workers:,} workers; expected at most {MOST_SIMULATED:,} in a simulation"
+        )

@@ -1,0 +1,184 @@
+"""What a replay reads: a trace, a recording or a generated workload, as often as necessary."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.recording import MAGIC, Arrived, Finished, Noted, RecordingFile
+from dynctl.simulation.replay.workloads import Workload, generate
+from dynctl.wire.traces import MOONCAKE_BLOCK, Skipped, TraceRequest, read_trace, trace_format
+
+#: Tokens of a block where neither the trace nor the user says it.
+DEFAULT_BLOCK: Final = 16
+#: Requests of a recording that wait for the length of an earlier one's output.
+_MOST_WAITING: Final = 50_000
+
+
+@dataclass(slots=True)
+class TraceInput:
+    """A source of requests. Each call of `requests` starts at the beginning.
+
+    ``path`` or ``workload``. ``block_size``: tokens of an id of a trace, or of a generated block.
+    ``speed`` divides the times between requests. ``model``: only its requests.
+    """
+
+    path: Path | None = None
+    workload: Workload | None = None
+    block_size: int | None = None
+    limit: int | None = None
+    speed: float = 1.0
+    model: str | None = None
+    skip_bad: bool = False
+    skipped: Skipped = field(default_factory=Skipped)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.path) if self.workload is None else f"generated {self.workload.kind}"
+
+    @property
+    def format(self) -> str:
+        """``mooncake``, ``azure``, ``recording`` or the kind of workload. Raises WireError."""
+        if self.workload is not None:
+            return self.workload.kind
+        assert self.path is not None
+        if is_recording(self.path):
+            return "recording"
+        return trace_format(self.path) or "unknown"
+
+    def first(self) -> TraceRequest:
+        """The first request; raises WireError where there is none."""
+        for request in self.requests(0):
+            return request
+        raise WireError(self.name, "no request; expected at least one")
+
+    def requests(self, seed: int, speed: float = 1.0) -> Iterator[TraceRequest]:
+        """The requests, the first at second 0. ``seed``: of a generated workload. ``speed``
+        multiplies that of the input. Raises WireError while it reads."""
+        self.skipped = Skipped()
+        self.notes = []
+        speed *= self.speed
+        start: float | None = None
+        model = self.model
+        for one in islice(self._source(seed), self.limit):
+            if start is None:
+                start = one.at
+            if self.model is None and one.model != model:
+                if model is not None:
+                    raise UsageProblem(
+                        f"{self.name}: requests of {model or '(no model)'} and of "
+                        f"{one.model or '(no model)'}; a replay simulates one model",
+                        "choose it with --model NAME",
+                    )
+                model = one.model
+            if start == 0.0 and speed == 1.0:
+                yield one
+                continue
+            yield TraceRequest(
+                max(0.0, one.at - start) / speed,
+                *(one.id, one.input_tokens, one.output_tokens, one.hash_ids, one.block_size),
+                *(one.model, one.tenant, one.session, one.priority, one.zone),
+            )
+
+    def _source(self, seed: int) -> Iterator[TraceRequest]:
+        skipped = self.skipped if self.skip_bad else None
+        if self.workload is not None:
+            return generate(self.workload, seed, self.block_size or DEFAULT_BLOCK)
+        assert self.path is not None
+        found: Iterator[TraceRequest]
+        if is_recording(self.path):
+            found = self._recorded(self.path)
+        else:
+            found = read_trace(
+                self.path, block_size=self.block_size or MOONCAKE_BLOCK, skipped=skipped
+            )
+        if self.model is None:
+            return found
+        return (one for one in found if one.model == self.model)
+
+    def _recorded(self, path: Path) -> Iterator[TraceRequest]:
+        """The requests of a recording in order of arrival.
+
+        The length of an output is known when the request ends, so requests wait for it, a bounded
+        number of them.
+        """
+        waiting: deque[Arrived] = deque()
+        outputs: dict[str, int | None] = {}
+        unknown = 0
+        running: set[str] = set()
+        records = RecordingFile(path, skip_bad=self.skip_bad)
+        for record in records:
+            if type(record) is Arrived:
+                waiting.append(record)
+                running.add(record.id)
+            elif type(record) is Finished:
+                if record.id in running:
+                    outputs[record.id] = record.output_tokens
+            elif type(record) is Noted:
+                if record.kind == "skipped":
+                    self.skipped.add(record.text)
+                elif record.kind in ("cut", "dropped"):
+                    self._note(record.text)
+            while waiting and (waiting[0].id in outputs or len(waiting) > _MOST_WAITING):
+                one = waiting.popleft()
+                running.discard(one.id)
+                tokens = outputs.pop(one.id, None)
+                unknown += tokens is None
+                yield _request(one, tokens)
+        for one in waiting:
+            tokens = outputs.get(one.id)
+            unknown += tokens is None
+            yield _request(one, tokens)
+        if unknown:
+            self._note(
+                f"{unknown:,} requests have no output length in the recording; their limit, or 1 "
+                "token, is in its place"
+            )
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < 20 and text not in self.notes:
+            self.notes.append(text)
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a file starts as a recording. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _request(one: Arrived, output_tokens: int | None) -> TraceRequest:
+    return TraceRequest(
+        one.at,
+        one.id,
+        max(1, one.isl_tokens),
+        max(1, output_tokens or one.output_limit or 1),
+        one.hashes,
+        one.block_size,
+        one.model,
+        one.tenant,
+        one.session,
+        one.priority,
+    )
+
+
+def speeds_of(text: str) -> tuple[float, ...]:
+    """``0.5,1,2`` as factors of the rate, ascending; raises UsageProblem."""
+    found: list[float] = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = 0.0
+        if not 0.001 <= value <= 1_000:
+            raise UsageProblem(f"--loads {text}: {part.strip()!r}; expected 0.001 to 1,000")
+        found.append(value)
+    if len(found) > 20:
+        raise UsageProblem(f"--loads {text}: {len(found)} values; expected at most 20")
+    return tuple(sorted(set(found)))

@@ -1,0 +1,147 @@
+"""The policies of a replay: built-in names, settings files, and single settings."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.yaml_reader import YamlError, read_yaml
+from dynctl.settings.router_options import ROUTER_OPTIONS
+from dynctl.settings.router_settings import resolve
+from dynctl.simulation.replay.fleet import Policy
+from router_core import PRESETS, SETTINGS
+
+MOST_POLICIES: Final = 20
+_MOST_BYTES: Final = 1 << 20
+
+#: Name -> its settings, and what it is.
+BUILT_IN: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
+    "round-robin": ({"router_mode": "round-robin"}, "each worker in turn"),
+    "random": ({"router_mode": "random"}, "any worker"),
+    "least-loaded": ({"router_mode": "least-loaded"}, "the fewest running requests"),
+    "power-of-two": ({"router_mode": "power-of-two"}, "the less loaded of two workers"),
+    "approximate": (
+        {"router_mode": "kv", "use_kv_events": False},
+        "cost, with the cache estimated from earlier choices",
+    ),
+    "kv": ({"router_mode": "kv"}, "cost, with the cache known from KV events"),
+    "kv-tuned": (
+        {"router_mode": "kv", "router_predicted_ttl_secs": 30.0, "prefill_load_scale": 2.0},
+        "kv that weighs prefill twice and counts a prefix as cached when it is routed",
+    ),
+    "best-pair": (
+        {"router_mode": "kv", "router_pair_selection": "best"},
+        "kv that chooses prefill and decode worker together",
+    ),
+}
+_LABEL: Final = re.compile(r"[\w.-]{1,40}")
+_EXPECTED: Final = "expected {}, a preset ({}), or a YAML or TOML file of router settings"
+
+
+def policies(given: Sequence[str]) -> tuple[list[Policy], list[str]]:
+    """The policies and warnings about their settings. Raises UsageProblem.
+
+    Each text is ``[LABEL:]NAME|FILE[,SETTING=VALUE]..``; a file may set ``preset`` too.
+    """
+    if len(given) > MOST_POLICIES:
+        raise UsageProblem(f"--policy: {len(given)} policies; expected at most {MOST_POLICIES}")
+    found: list[Policy] = []
+    warnings: list[str] = []
+    for text in given:
+        policy, ignored = _policy(text)
+        if policy.name in {one.name for one in found}:
+            raise UsageProblem(
+                f"--policy {text}: {policy.name} is given twice",
+                f"give it another label: --policy LABEL:{text.rpartition(':')[2]}",
+            )
+        found.append(policy)
+        warnings += (f"policy {policy.name}: {one}" for one in ignored)
+    return found, warnings
+
+
+def _policy(text: str) -> tuple[Policy, Sequence[str]]:
+    base, *settings = (part.strip() for part in text.split(","))
+    label, colon, rest = base.partition(":")
+    if colon and _LABEL.fullmatch(label) and not Path(base).exists():
+        base = rest
+    else:
+        label = ""
+    typed = f"--policy {text}"
+    flags: dict[str, str | bool] = {}
+    preset: str | None = None
+    if base in BUILT_IN:
+        values: Mapping[str, Any] = BUILT_IN[base][0]
+        label = label or (base if not settings else text)
+    elif base in PRESETS:
+        values, preset = {}, base
+        label = label or (base if not settings else text)
+    else:
+        path = Path(base)
+        values = dict(_file(path, typed))
+        named = values.pop("preset", None)
+        if named is not None and named not in PRESETS:
+            raise UsageProblem(
+                f"{typed}: preset {named!r}; expected one of {', '.join(PRESETS)}"
+            )  # fmt: skip
+        preset = named
+        label = label or path.stem
+    for name, value in values.items():
+        flags |= _flag(typed, str(name), value)
+    for one in settings:
+        name, equals, raw = one.partition("=")
+        if not equals:
+            raise UsageProblem(f"{typed}: {one!r}; expected SETTING=VALUE after the name")
+        flags |= _flag(typed, name.strip(), raw.strip())
+    try:
+        resolved = resolve(flags, {}, preset_name=preset)
+    except UsageProblem as error:
+        raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
+    return Policy(label, resolved.config), resolved.warnings
+
+
+def _flag(typed: str, name: str, value: Any) -> dict[str, str | bool]:
+    """The setting as flag and text, as a user would type it for `serve frontend`."""
+    plain = name.lower().lstrip("-").replace("-", "_")
+    candidates = (plain, f"router_{plain}", plain.removeprefix("router_"))
+    known = next((one for one in candidates if one in SETTINGS), None)
+    if known is None:
+        near = get_close_matches(plain, SETTINGS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageProblem(
+            f"{typed}: {name}: no such setting{hint}", "dynctl config show lists the settings"
+        )
+    flag = ROUTER_OPTIONS[known].flags[0]
+    if SETTINGS[known].type is bool:
+        return {flag: value if isinstance(value, bool) else SETTINGS[known].parse(str(value))}
+    if not isinstance(value, (str, int, float)) and value is not None:
+        raise UsageProblem(f"{typed}: {name}: expected a single value, got {type(value).__name__}")
+    return {flag: "none" if value is None else str(value)}
+
+
+def _file(path: Path, typed: str) -> Mapping[str, Any]:
+    if not path.exists():
+        near = get_close_matches(str(path), [*BUILT_IN, *PRESETS], n=1)
+        hint = f"did you mean {near[0]}?" if near else ""
+        expected = _EXPECTED.format(", ".join(BUILT_IN), ", ".join(PRESETS))
+        raise UsageProblem(f"{typed}: no such policy or file; {expected}", hint)
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise UsageProblem(f"{typed}: larger than {_MOST_BYTES >> 20} MiB; expected settings")
+    try:
+        if path.suffix == ".toml":
+            document: Any = tomllib.loads(data.decode())
+        else:
+            document = read_yaml(data)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageProblem(f"{typed}: not TOML: {error}") from None
+    except YamlError as error:
+        raise UsageProblem(f"{typed}: not YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise UsageProblem(f"{typed}: expected a mapping from settings to values")
+    return document
