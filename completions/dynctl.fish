@@ -16,6 +16,7 @@ function __dynctl_commands
                 'route'\t'Show which workers would serve a prompt, and why' \
                 'workers'\t'Workers of a router: list, one worker, cordon, drain' \
                 'topology'\t'Topology domains: capacity, policy, verify, plan, lint, sync' \
+                'replay'\t'Simulate routing policies on a trace or a recording' \
                 'top'\t'Watch domains, workers, decisions and alerts' \
                 'decisions'\t'Past decisions of a router: list, tail' \
                 'events'\t'KV events of the workers, live' \
@@ -865,6 +866,56 @@ function __dynctl_flags
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
+        case 'replay'
+            printf '%s\n' \
+                '--generate'\t'Generate requests instead: agentic, chat, rag or batch' \
+                '--workload'\t'Parameter of --generate (repeatable): requests, rate, prompts, ..' \
+                '--trace-block-size'\t'Tokens of a hash id, or of a generated block' \
+                '--speed'\t'Multiply the rate' \
+                '--limit'\t'Only the first N requests' \
+                '--model'\t'Only requests of this model' \
+                '--skip-bad'\t'Leave bad lines out and count them' \
+                '--policy'\t'round-robin, random, least-loaded, power-of-two, approximate, kv, ..' \
+                '--routers'\t'Routers' \
+                '--sync'\t'Routers share their bookings' \
+                '--no-sync'\t'Routers share their bookings' \
+                '--sync-delay-ms'\t'Time of a booking to the other routers, ms' \
+                '--seed'\t'First seed: random choices, generated requests' \
+                '--seeds'\t'Simulate N seeds' \
+                '--workers'\t'Aggregated workers' \
+                '--zones'\t'Spread --workers over these zones' \
+                '--capacity'\t'Workers in one domain value (repeatable)' \
+                '--file'\t'The replicas of a manifest' \
+                '-f'\t'The replicas of a manifest' \
+                '--domain'\t'Domain of --capacity and --file' \
+                '--data-parallel-size'\t'Ranks of a worker' \
+                '--enforcement'\t'KV transfer policy of the workers: none, preferred, required or fallback' \
+                '--preferred-weight'\t'Weight of --enforcement preferred' \
+                '--block-bytes'\t'Bytes of a KV block' \
+                '--events-delay-ms'\t'Time from a cache event to the router, ms' \
+                '--events-loss'\t'Share of KV event batches that are lost' \
+                '--lose'\t'Lose a zone or a worker, until a time: zone-a@60s, 3@10s..40s ..' \
+                '--ttft-limit'\t'Goodput: longest TTFT' \
+                '--itl-limit-ms'\t'Goodput: longest inter-token latency, ms' \
+                '--plot'\t'Write a plot of TTFT and goodput against load' \
+                '--loads'\t'Multiples of the rate to simulate' \
+                '--max-regress'\t'Exit code 1 if a policy is worse than the first by more, for example 2%' \
+                '--fail-on'\t'Level for exit code 1: fail, or warn as well' \
+                '--search'\t'Tune the numeric settings of the one --policy with N simulations' \
+                '--block-size'\t'Tokens in a KV block' \
+                '--total-blocks'\t'KV blocks of each data-parallel rank' \
+                '--max-num-seqs'\t'Requests that run on a rank at the same time' \
+                '--max-waiting'\t'Requests that may wait on a rank' \
+                '--max-num-batched-tokens'\t'Token budget of one engine step' \
+                '--prefill-tokens-per-s'\t'Prefill speed of a rank, tokens per second' \
+                '--decode-itl-ms'\t'Duration of a decode step, milliseconds' \
+                '--kv-transfer-ms-per-block'\t'Time to pull one KV block from a prefill engine, ms' \
+                '--kv-transfer-cross-domain-factor'\t'Factor for the time of a pull between different values of the KV ..' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'top'
             printf '%s\n' \
                 '--once'\t'Print one frame and exit (also with -o json or yaml)' \
@@ -1222,6 +1273,9 @@ function __dynctl_arguments
         case 'topology render'
             printf '%s\n' \
                 'words:pod cluster-topology controller'
+        case 'replay'
+            printf '%s\n' \
+                'free'
         case 'thresholds get'
             printf '%s\n' \
                 'live:model'
@@ -1254,7 +1308,7 @@ function __dynctl_arguments
                 'words:bash zsh fish'
         case 'help'
             printf '%s\n' \
-                'words:demo serve route workers topology top decisions events thresholds config context check explain why audit bundle completion version options help' \
+                'words:demo serve route workers topology replay top decisions events thresholds config context check explain why audit bundle completion version options help' \
                 +
     end
 end
@@ -1270,7 +1324,7 @@ function __dynctl_meaning
             echo 'words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed'
         case 'events tail:--worker'
             echo 'live:worker'
-        case 'topology render:--domain' 'serve engine:--model'
+        case 'topology render:--domain' 'replay:--enforcement' 'serve engine:--model'
             echo 'free'
         case '*:--active-decode-blocks' '*:--active-prefill-tokens' '*:--active-prefill-tokens-frac'
             echo 'words:none'
@@ -1315,7 +1369,7 @@ function __dynctl_meaning
         case '*:--model'
             echo 'live:model'
         case '*:--output' '*:-o'
-            echo 'words:table wide json jsonl yaml name junit'
+            echo 'words:table wide json jsonl yaml name junit csv'
         case '*:--over'
             echo 'live:domain-value'
         case '*:--pin-decode' '*:--pin-prefill'
@@ -1354,7 +1408,7 @@ function __dynctl_meaning
             echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case '*:--tokenizer'
             echo 'words:auto fast exact'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-size' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--last' '*:--lease-namespace' '*:--level' '*:--limit' '*:--lora' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--port' '*:--prefer-taint' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routing-group' '*:--rpc-host' '*:--seed' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speedup-ratio' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--zone' '*:-n'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--block-bytes' '*:--block-size' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--events-delay-ms' '*:--events-loss' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--frontend' '*:--generate' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--itl-limit-ms' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--last' '*:--lease-namespace' '*:--level' '*:--limit' '*:--loads' '*:--lora' '*:--lose' '*:--max-body-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-regress' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--plot' '*:--policy' '*:--port' '*:--prefer-taint' '*:--preferred-weight' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routers' '*:--routing-group' '*:--rpc-host' '*:--search' '*:--seed' '*:--seeds' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speed' '*:--speedup-ratio' '*:--sync-delay-ms' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--trace-block-size' '*:--ttft-limit' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--workload' '*:--zone' '*:--zones' '*:-n'
             echo 'free'
     end
 end

@@ -25,6 +25,7 @@ Ask     route       where would a prompt go?  why        explain past decisions
         explain     explain a finding's code  audit      were answers right?
 Change  thresholds  busy thresholds, live     context    saved endpoints
 Run     serve       frontend, router, attach  demo       a fleet on this host
+        replay      policies on a trace
 Other   bundle      file for a bug report     version    client and frontends
         completion  shell completion script   help       help page of a command
         options     the global options        config     settings, sources
