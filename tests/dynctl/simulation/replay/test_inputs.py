@@ -6,13 +6,21 @@ import pytest
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.recording import HEADER, MAGIC, Arrived, Finished, Start, encode_records
+from dynctl.documents.recording import (
+    HEADER,
+    MAGIC,
+    Arrived,
+    Finished,
+    Record,
+    Start,
+    encode_records,
+)
 from dynctl.simulation.replay.inputs import TraceInput, speeds_of
 from dynctl.simulation.replay.workloads import workload
 from dynctl.wire.traces import TraceRequest
 
 DAY = 1_790_000_000.0
-RECORDS = [
+RECORDS: list[Record] = [
     Start(DAY, "frontend", "f1", "1.0"),
     Arrived(DAY + 1, "a", "m", 40, 16, (7, 8), session="s", tenant="t"),
     Arrived(DAY + 2, "b", "m", 20, 16, (7,), output_limit=64),
