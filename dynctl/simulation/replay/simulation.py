@@ -239,7 +239,9 @@ class _Replay:
             raise ReplayError("workers: expected different ids, got one twice")
         if not fleet.workers:
             raise ReplayError("workers: expected at least one, got none")
-        self._events = policy.config.use_kv_events and policy.config.router_mode == "kv"
+        # Other modes read no events; a recording has them all the same.
+        reads = policy.config.router_mode == "kv" or records is not None
+        self._events = policy.config.use_kv_events and reads
         self._tracks_output = policy.config.router_track_output_blocks
         self._events_delay = round(fleet.events_delay_s * NS)
         self._sync_delay = round(sync.delay_s * NS) if sync.mode == "delayed" else -1
@@ -372,6 +374,7 @@ class _Replay:
                     session=trace.session,
                     priority=trace.priority,
                     output_limit=trace.output_tokens,
+                    router=frontend.number,
                 )
             )
         if tokens + trace.output_tokens > self._context_length:
