@@ -24,10 +24,10 @@ class OutputFormat(StrEnum):
 class GlobalOptions:
     """``timeout`` and ``wait`` are in seconds.
 
-    Of ``frontend``, ``view``, ``demo`` and the planes (``discovery`` and what belongs to it) at
-    most one is a source; frontends beside planes add load and settings. ``namespace`` is the one of
-    Kubernetes (``dyn_namespace`` is Dynamo's); dynctl.sources.kubernetes describes its combination
-    with ``all_namespaces``.
+    Of ``frontend``, ``view``, ``recording`` (at the time ``at``), ``demo`` and the planes
+    (``discovery`` and what belongs to it) at most one is a source; frontends beside planes add load
+    and settings. ``namespace`` is the one of Kubernetes (``dyn_namespace`` is Dynamo's);
+    dynctl.sources.kubernetes describes its combination with ``all_namespaces``.
 
     ``context`` is that of the option. ``given``: the fields that were set on the command line
     (a value can equal its default); ``context_applied``: the context's values are included already;
@@ -37,6 +37,8 @@ class GlobalOptions:
 
     frontend: tuple[str, ...] = ()
     view: Path | None = None
+    recording: Path | None = None
+    at: str | None = None
     demo: bool = False
     output: OutputFormat = OutputFormat.TABLE
     timeout: float = 10.0
@@ -63,11 +65,19 @@ class GlobalOptions:
     context_applied: bool = False
     environment_sources: bool = True
 
+    @property
+    def offline(self) -> str | None:
+        """The flag of a source that is not a running deployment; None without one."""
+        saved = {"--view": self.view, "--recording": self.recording}
+        return "--demo" if self.demo else next((f for f, path in saved.items() if path), None)
+
 
 #: Options that a command without a source reads: those about its output.
 OUTPUT: Final = frozenset({"output", "no_color", "debug"})
 #: Options that name a source: a command that cannot have one refuses them.
-SOURCES: Final = frozenset({"frontend", "view", "demo", "discovery", "file_kv", "etcd_endpoints"})
+SOURCES: Final = frozenset(
+    {"frontend", "view", "recording", "at", "demo", "discovery", "file_kv", "etcd_endpoints"}
+)
 CLUSTER: Final = frozenset({"namespace", "all_namespaces", "kube_context", "kubeconfig", "reach"})
 _FRONTENDS: Final = frozenset(
     {"frontend", "timeout", "token", "token_env", "token_file", "ca_cert", "context"}
@@ -78,6 +88,7 @@ _PLANES: Final = _FRONTENDS | {"discovery", "dyn_namespace", "nats_server", "wai
 READ_BY: Final[Mapping[str, frozenset[str]]] = {
     "--demo": frozenset({"demo"}),
     "--view": frozenset({"view"}),
+    "--recording": frozenset({"recording", "at"}),
     "--frontend": _FRONTENDS,
     "file": _PLANES | {"file_kv"},
     "etcd": _PLANES | {"etcd_endpoints", "etcd_client"},

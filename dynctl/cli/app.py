@@ -25,7 +25,7 @@ Ask     route       where would a prompt go?  why        explain past decisions
         explain     explain a finding's code  audit      were answers right?
 Change  thresholds  busy thresholds, live     context    saved endpoints
 Run     serve       frontend, router, attach  demo       a fleet on this host
-        replay      policies on a trace
+        replay      policies on a trace       record     traffic, to a file
 Other   bundle      file for a bug report     version    client and frontends
         completion  shell completion script   help       help page of a command
         options     the global options        config     settings, sources
@@ -79,6 +79,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("explain", "explain:explain", "Explain the code of a finding."),
     ("why", "why:why", "Explain a past decision of a frontend."),
     ("audit", "audit:audit", "Compare predictions with live traffic."),
+    ("record", "record:record", "Record what a router sees and does, in a file."),
     ("bundle", "bundle:bundle", "Write a bundle file for a bug report."),
     ("completion", "completion:completion", "Print the shell completion script."),
     ("version", "version:version", "Print the versions of dynctl and of the frontends."),

@@ -50,6 +50,24 @@ _ANNOTATIONS: dict[str, Any] = {
             rich_help_panel=PANEL,
         ),
     ],
+    "recording": Annotated[
+        Path | None,
+        typer.Option(
+            "--recording",
+            metavar="FILE",
+            help="Use a recording (dynctl record), at its end or at --at.",
+            rich_help_panel=PANEL,
+        ),
+    ],
+    "at": Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Moment of --recording: 2026-11-22T12:04:31Z, 12:04:31, +90s, -30s.",
+            rich_help_panel=PANEL,
+        ),
+    ],
     "demo": Annotated[
         bool | None,
         typer.Option(

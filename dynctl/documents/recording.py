@@ -72,7 +72,8 @@ class Start(msgspec.Struct, frozen=True):
 
     ``settings``: the router's, by field name of RouterConfig. ``block_sizes``: tokens per block by
     model. ``exact_reuse`` and ``learns``: as in ``router_core.Router``. ``complete``: those of
-    KINDS that the source gives; an answer that needs another one is unknown.
+    KINDS that the source gives; an answer that needs another one is unknown. ``model_paths`` and
+    ``tokenizers``: model -> tokenizer directory on that machine, and the tokenizer's fingerprint.
     """
 
     at: float
@@ -84,6 +85,8 @@ class Start(msgspec.Struct, frozen=True):
     exact_reuse: bool = False
     learns: bool = False
     complete: frozenset[str] = frozenset()
+    model_paths: dict[str, str] = {}
+    tokenizers: dict[str, str] = {}
 
 
 class State(msgspec.Struct, frozen=True):
@@ -177,7 +180,8 @@ class Finished(msgspec.Struct, frozen=True):
 class Noted(msgspec.Struct, frozen=True):
     """Something that readers must know: a condition, a step of a canary, records that are missing.
 
-    ``kind``: ``began``, ``ended``, ``canary``, ``dropped`` or ``stopped``. ``code``: a code of
+    ``kind``: ``began``, ``ended``, ``canary``, ``dropped``, ``stopped``, ``quiet`` (a
+    sign of life); a reader adds ``cut`` and ``skipped``. ``code``: a code of
     `dynctl explain`, or empty.
     """
 
@@ -186,6 +190,30 @@ class Noted(msgspec.Struct, frozen=True):
     subject: str
     code: str = ""
     text: str = ""
+
+
+class RecordingReport(msgspec.Struct, frozen=True):
+    """What a recording file has. ``first`` and ``last``: the times that it covers, in wall-clock
+    seconds. ``records``: how many of each kind. ``missing``: those of KINDS that its source cannot
+    give. ``notes``: what was dropped, cut or skipped, and how it ended. ``conditions``: codes that
+    began while it ran. ``states``: moments at which a router can start.
+    """
+
+    file: str
+    bytes: int
+    source: str
+    router: str
+    version: str
+    first: float
+    last: float
+    records: dict[str, int]
+    models: list[str]
+    states: int
+    missing: list[str]
+    conditions: dict[str, int] = {}
+    notes: list[str] = []
+    kind: str = "RecordingReport"
+    schema: int = 1
 
 
 Record = Start | State | Changed | Arrived | Decided | Finished | Noted
@@ -331,6 +359,10 @@ _BY_TAG: Final = {one.tag: one for one in (*_OF_RECORD.values(), *_OF_CHANGE.val
 _EVENT_BY_TAG: Final = {one.tag: one for one in _OF_EVENT.values()}
 
 
+#: The place of `Start.complete` behind the tag.
+_COMPLETE: Final = _names(Start).index("complete") + 1
+
+
 class ChunkHeader(NamedTuple):
     """A chunk at ``offset`` of the file. ``starts``: a router can start at one of its records."""
 
@@ -379,7 +411,7 @@ class ChunkWriter:
         for i in form.columns:
             values[i + 1] = self._column(values[i + 1])
         if isinstance(record, Start):
-            values[-1] = sorted(record.complete)
+            values[_COMPLETE] = sorted(record.complete)
         self._starts = self._starts or isinstance(record, State)
         self._append(record.at, values)
 
@@ -570,6 +602,50 @@ def read_recording(path: Path, *, skip_bad: bool = False) -> Iterator[Record]:
     Raises WireError naming the file, the offset and what is wrong; OSError.
     """
     yield from RecordingFile(path, skip_bad=skip_bad)
+
+
+#: Kinds of notes about the recording itself.
+_ABOUT_ITSELF: Final = ("dropped", "stopped", "cut", "skipped")
+_MOST_NOTES: Final = 20
+
+
+def recording_report(path: Path, *, skip_bad: bool = False) -> RecordingReport:
+    """Read a whole file and count what it has. Raises as :func:`read_recording`."""
+    counts: dict[str, int] = {}
+    conditions: dict[str, int] = {}
+    notes: list[str] = []
+    models: set[str] = set()
+    start: Start | None = None
+    first = last = 0.0
+    for record in read_recording(path, skip_bad=skip_bad):
+        name = type(record.change if isinstance(record, Changed) else record).__name__
+        counts[name] = counts.get(name, 0) + 1
+        first, last = first or record.at, max(last, record.at)
+        if isinstance(record, Start):
+            start = start or record
+            models |= record.block_sizes.keys()
+        elif isinstance(record, Arrived):
+            models.add(record.model)
+        elif isinstance(record, Noted):
+            if record.kind == "began":
+                conditions[record.code] = conditions.get(record.code, 0) + 1
+            elif record.kind in _ABOUT_ITSELF and len(notes) < _MOST_NOTES:
+                notes.append(record.text)
+    return RecordingReport(
+        file=str(path),
+        bytes=path.stat().st_size,
+        source="unknown" if start is None else start.source,
+        router="" if start is None else start.router,
+        version="" if start is None else start.version,
+        first=first,
+        last=last,
+        records=dict(sorted(counts.items())),
+        models=sorted(models),
+        states=counts.get("State", 0),
+        missing=sorted(set(KINDS) - (frozenset() if start is None else start.complete)),
+        conditions=conditions,
+        notes=notes,
+    )
 
 
 def chunk_header(data: bytes, offset: int = 0) -> ChunkHeader | None:

@@ -23,6 +23,7 @@ from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport
 from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.demo import DemoEnd, DemoStep
+from dynctl.documents.recording import RecordingReport
 from dynctl.documents.replay import ReplayReport
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import DecisionReport
@@ -46,6 +47,7 @@ from dynctl.screens import (
     decisions,
     demo,
     plan,
+    recording,
     replay,
     route,
     thresholds,
@@ -233,6 +235,7 @@ _SCREENS: dict[type, Any] = {
     ContextChange: contexts.context_change,
     Versions: config.versions,
     BundleReport: bundle.bundle_report,
+    RecordingReport: recording.recording_report,
     Report: checks.check_report,
     VerifyReport: verify.verify_report,
     CodePage: checks.code_page,

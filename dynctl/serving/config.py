@@ -134,6 +134,8 @@ class FrontendConfig:
     ``trust_template``: the chat template of ``model_path`` runs without a meter.
     ``tokenizer``: which encoder of ``model_path`` serves (see `dynctl.tokenization.encoders`).
     ``dynamo``: the deployment whose workers are served; None: those of ``workers``.
+    ``record``: the file in which the process records itself, of at most ``record_bytes``; then
+    another one begins, and one older file is kept. None: no recording.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
@@ -182,3 +184,5 @@ class FrontendConfig:
     metrics_url: str | None = None
     processes_url: str | None = None
     dynamo: DynamoConfig | None = None
+    record: Path | None = None
+    record_bytes: int = 1024 * 1024 * 1024

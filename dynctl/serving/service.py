@@ -75,6 +75,7 @@ from router_core import (
 )
 
 Clock = Callable[[], float]
+Tap = Callable[[Change, float, Applied], None]
 
 _log = logging.getLogger(__name__)
 
@@ -182,6 +183,8 @@ class RoutingService:
         #: Grows with each change of workers, their availability, settings or thresholds.
         self.changes = 0
         self.observers: list[ServiceObserver] = []
+        #: Get each change after it was applied, with its time on the service's clock.
+        self.taps: tuple[Tap, ...] = ()
         #: The requests that wait in the router queue.
         self.admission = Admission(self)
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
@@ -493,7 +496,10 @@ class RoutingService:
         sharing = self.sharing
         if sharing is not None:
             sharing.before(change)
-        applied = self.router.apply(change, self.clock())
+        now = self.clock()
+        applied = self.router.apply(change, now)
+        for tap in self.taps:
+            tap(change, now, applied)
         if sharing is not None and applied.ok:
             sharing.after(change)
         if self.admission.waiting and isinstance(change, _MAKES_ROOM):

@@ -1,8 +1,9 @@
 """Where answers and snapshots come from: this module chooses the source that the options name.
 
-One of ``--demo``, ``--view``, ``--frontend`` (repeatable: replicas of one service), and a live
-Dynamo's planes (``--discovery`` and its options); Dynamo's frontends beside planes add load and
-settings. Dynamo's variables name planes too, unless the named frontend is a dynctl frontend.
+One of ``--demo``, ``--view``, ``--recording``, ``--frontend`` (repeatable: replicas of one
+service), and a live Dynamo's planes (``--discovery`` and its options); Dynamo's frontends beside
+planes add load and settings. Dynamo's variables name planes too, unless the named frontend is a
+dynctl frontend.
 Without any: ``$DYNCTL_FRONTEND``, then the context's (dynctl.settings.contexts.precedence), then
 ``http://127.0.0.1:8000`` if a dynctl frontend answers there.
 """
@@ -28,6 +29,7 @@ GUESS_TIMEOUT = 1.0
 WAYS = """give one source:
 --demo                             the embedded demo fleet, no process runs
 --view FILE                        a view saved with `dynctl route PROMPT --save-view FILE`
+--recording FILE --at TIME         a moment of a recording made with `dynctl record FILE`
 --frontend http://HOST:PORT        a running frontend; start one with
                                    `dynctl serve frontend --worker http://HOST:PORT`
 --discovery file --file-kv DIR     a live Dynamo that registers in files
@@ -47,6 +49,10 @@ def connect(options: GlobalOptions) -> Source:
         from dynctl.sources.view import open_view
 
         return open_view(options.view)
+    if options.recording is not None:
+        from dynctl.sources.recording import RecordedMoment
+
+        return RecordedMoment(options.recording, options.at)
     options = in_context(options)
     if origin == "--discovery":
         from dynctl.sources.dynamo.source import DynamoSource
@@ -76,12 +82,18 @@ def connect_frontends(options: GlobalOptions, command: str) -> FrontendSource:
     return FrontendSource(_dynctl_frontends(options), token(options), options.timeout)
 
 
-def connect_live(options: GlobalOptions, frontend_log: str | None = None) -> LiveSource:
+def connect_live(
+    options: GlobalOptions, frontend_log: str | None = None, speed: float | None = None
+) -> LiveSource:
     """The source that the options name, to be followed; raises as :func:`connect`.
+
+    ``speed``: how many times as fast a recording is played; None, 0: one picture of it.
 
     ``frontend_log``: the log of a live Dynamo's frontend, a path or ``-`` for standard input.
     """
     origin = _origin(options)
+    if speed is not None and origin != "--recording":
+        raise UsageProblem(f"--speed {speed:g}: {origin} is not a recording", "--recording FILE")
     if frontend_log is not None and origin != "--discovery":
         raise UsageProblem(
             f"--frontend-log {frontend_log}: {origin} does not need a log",
@@ -95,6 +107,10 @@ def connect_live(options: GlobalOptions, frontend_log: str | None = None) -> Liv
         from dynctl.sources.view import StillView, open_view
 
         return StillView(open_view(options.view))
+    if options.recording is not None:
+        from dynctl.sources.recording import RecordedFleet, RecordedMoment
+
+        return RecordedFleet(RecordedMoment(options.recording, options.at), speed or 0.0)
     options = in_context(options)
     if origin == "--discovery":
         from dynctl.sources.dynamo.live import LiveDynamo
@@ -103,6 +119,18 @@ def connect_live(options: GlobalOptions, frontend_log: str | None = None) -> Liv
     from dynctl.sources.frontend.live import LiveFrontends
 
     return LiveFrontends(_dynctl_frontends(options), token(options), options.timeout)
+
+
+def recorded(options: GlobalOptions) -> tuple[str, tuple[str, ...], str | None]:
+    """What `record` records: ``--frontend`` or ``--discovery``, the frontends (of a Dynamo those
+    beside it), and the token. Raises as :func:`connect`."""
+    origin = _origin(options)
+    if origin not in ("--frontend", "--discovery"):
+        raise UsageProblem(f"{origin}: a recording is of a running router", WAYS)
+    options = in_context(options)
+    if origin == "--discovery":
+        return origin, frontends(options), None
+    return origin, _dynctl_frontends(options), token(options)
 
 
 def names_source(options: GlobalOptions) -> bool:
@@ -120,7 +148,7 @@ def source_read(options: GlobalOptions) -> str | None:
     named = _named(options)
     if len(named) > 1:
         return None
-    if options.demo or options.view is not None:
+    if options.offline:
         return named[0]
     planes = backend(options)
     if planes is None:
@@ -165,11 +193,17 @@ def token(options: GlobalOptions) -> str | None:
 
 
 def _origin(options: GlobalOptions) -> str:
-    """``--demo``, ``--view``, ``--discovery`` or ``--frontend``; raises UsageProblem for two."""
+    """``--demo``, ``--view``, ``--recording``, ``--discovery`` or ``--frontend``; raises
+    UsageProblem for two."""
     named = _named(options)
+    if options.at is not None and options.recording is None:
+        raise UsageProblem(
+            f"--at {options.at}: a moment of which recording?",
+            "add --recording FILE; make one: dynctl record FILE --frontend URL",
+        )
     if len(named) > 1:
         raise UsageProblem(f"{' and '.join(named)}: two sources are set, expected one", WAYS)
-    if options.demo or options.view is not None:
+    if options.offline:
         return named[0]
     options = in_context(options)
     live = "--discovery" in _named(options) or _planes_by_environment(options)
@@ -182,6 +216,7 @@ def _named(options: GlobalOptions) -> list[str]:
     named = {
         "--demo": options.demo,
         "--view": options.view is not None,
+        "--recording": options.recording is not None,
         "--discovery": live,
         "--frontend": bool(options.frontend) and not live,
     }

@@ -171,11 +171,10 @@ def _check(options: GlobalOptions, wanted: VerifyOptions) -> None:
 
     Only command-line flags count: a context with a cluster does not contradict --path.
     """
-    for flag, given in (("--demo", options.demo), ("--view", options.view is not None)):
-        if given:
-            raise UsageProblem(
-                f"{flag}: this deployment has no topology pipeline to verify", _SOURCES
-            )
+    if options.offline:
+        raise UsageProblem(
+            f"{options.offline}: this deployment has no topology pipeline to verify", _SOURCES
+        )
     _check_names(wanted.graphs)
     if wanted.path is None:
         if wanted.domain is not None:

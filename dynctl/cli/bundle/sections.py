@@ -116,7 +116,7 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
     options = in_context(options)
     urls = frontends(options)
     planes = backend(options)
-    if urls or options.demo or options.view is not None:
+    if urls or options.offline:
         yield [(url, url) for url in urls]
     elif planes is None:
         yield [(DEFAULT_FRONTEND, DEFAULT_FRONTEND)]

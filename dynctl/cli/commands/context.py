@@ -12,6 +12,8 @@ _HOW = frozenset({"output", "no_color", "debug"})
 _NEVER = {
     "token": "a context contains no secrets; use --token-env NAME or --token-file FILE",
     "view": "a view is a saved moment; specify it with each command",
+    "recording": "a recording is in the past; specify it with each command",
+    "at": "a moment is for single commands",
     "demo": "the demo fleet is always available",
     "wait": "it is for single commands",
     "context": "a context cannot refer to another context",

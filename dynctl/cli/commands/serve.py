@@ -389,6 +389,27 @@ DecisionMemory = Annotated[
 ]
 
 
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FILE",
+        help="Record requests (hashes only), decisions, events and loads in a file (dynctl top "
+        "--recording FILE --at TIME).",
+        rich_help_panel=_LOGS,
+    ),
+]
+RecordBytes = Annotated[
+    str,
+    typer.Option(
+        "--record-max-bytes",
+        metavar="SIZE",
+        help="Size at which the recording becomes FILE.old and a new one begins.",
+        rich_help_panel=_LOGS,
+    ),
+]
+
+
 @with_router_flags
 @with_access_options
 def frontend(
@@ -420,6 +441,8 @@ def frontend(
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
     decision_memory: DecisionMemory = "64MiB",
+    record: Record = None,
+    record_max_bytes: RecordBytes = "1GiB",
     index_memory: IndexMemory = "4GiB",
     drain_timeout: Drain = 30.0,
     system_port: SystemPort = None,
@@ -462,6 +485,8 @@ def frontend(
         log_format=log_format,
         log_level=log_level,
         decision_memory=decision_memory,
+        record=record,
+        record_max_bytes=record_max_bytes,
         index_memory=index_memory,
         drain_timeout=drain_timeout,
         system_port=system_port,
@@ -504,6 +529,8 @@ def router(
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
     decision_memory: DecisionMemory = "64MiB",
+    record: Record = None,
+    record_max_bytes: RecordBytes = "1GiB",
     index_memory: IndexMemory = "4GiB",
     drain_timeout: Drain = 30.0,
     system_port: SystemPort = None,
@@ -540,6 +567,8 @@ def router(
         log_format=log_format,
         log_level=log_level,
         decision_memory=decision_memory,
+        record=record,
+        record_max_bytes=record_max_bytes,
         index_memory=index_memory,
         drain_timeout=drain_timeout,
         system_port=system_port,
@@ -572,6 +601,8 @@ def observe(
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
     decision_memory: DecisionMemory = "64MiB",
+    record: Record = None,
+    record_max_bytes: RecordBytes = "1GiB",
     index_memory: IndexMemory = "4GiB",
     system_port: SystemPort = None,
     announce: Announce = False,
@@ -592,9 +623,8 @@ def observe(
     from dynctl.web.routes import page_routes
 
     one_choice("--log-format", log_format, ("text", "json"))
-    if options.demo or options.view is not None:
-        named = "--demo" if options.demo else f"--view {options.view}"
-        raise UsageProblem(f"{named}: serve observe follows a live Dynamo", _DYNAMO_HINT)
+    if options.offline:
+        raise UsageProblem(f"{options.offline}: serve observe follows a live Dynamo", _DYNAMO_HINT)
     if backend(options) is None:
         raise UsageProblem("serve observe: no discovery backend is set", _DYNAMO_HINT)
     config = FrontendConfig(
@@ -604,6 +634,8 @@ def observe(
         log_format=log_format,
         log_level=log_level.strip().lower(),
         decision_memory_bytes=size_of("--decision-memory", decision_memory),
+        record=record,
+        record_bytes=recording_size("--record-max-bytes", record_max_bytes),
         index_memory_bytes=_index_size(index_memory),
         limits=Limits(drain_s=0.0, **limits_of(access)),
         system_port=None if system_port == -1 else system_port,
@@ -752,6 +784,11 @@ def _refuse_with_processes(config: Any) -> None:
             "--processes does not work with the workers of a Dynamo deployment",
             "start several dynctl serve frontend, each on its own port",
         )
+    if config.record is not None:
+        raise UsageProblem(
+            "--record and --processes: set only one of them",
+            "record the router process of the command: dynctl record FILE --frontend URL names it",
+        )
     if config.unix_socket is not None:
         raise UsageProblem(
             "--unix-socket and --processes: set only one of them",
@@ -848,6 +885,8 @@ def _config(
             talk(f"warning: without the workers of a Dynamo deployment {flag} has no effect")
     drain = given.pop("drain_timeout")
     memory = size_of("--decision-memory", given.pop("decision_memory"))
+    most = given.pop("record_max_bytes")
+    given["record_bytes"] = recording_size("--record-max-bytes", most)
     given["index_memory_bytes"] = _index_size(given.pop("index_memory"))
     given["index_peers"] = index_peers_of(access)
     if given.get("router_url"):
@@ -904,6 +943,14 @@ def _index_size(text: str) -> int:
     size = size_of("--index-memory", text)
     if size < LEAST_INDEX:
         raise UsageProblem(f"--index-memory: expected at least 1MiB, got {size:,} bytes")
+    return size
+
+
+def recording_size(flag: str, text: str) -> int:
+    """A bound of a recording, at least one that has room for a state."""
+    size = size_of(flag, text)
+    if size < LEAST_INDEX:
+        raise UsageProblem(f"{flag}: expected at least 1MiB, got {size:,} bytes")
     return size
 
 

@@ -422,9 +422,10 @@ def watch_thresholds(
     from dynctl.sources import connect
     from dynctl.sources.thresholds.watch import Watch
 
-    if options.demo or options.view is not None:
-        flag = "--demo" if options.demo else "--view"
-        raise UsageProblem(f"{flag}: it never changes; specify --frontend or --discovery to watch")
+    if options.offline:
+        raise UsageProblem(
+            f"{options.offline}: it never changes; specify --frontend or --discovery to watch"
+        )
 
     async def watch() -> None:
         stream = ThresholdStream(options, limit=limit)

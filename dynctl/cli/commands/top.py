@@ -28,6 +28,16 @@ def top(
     readonly: Annotated[
         bool, typer.Option("--readonly", help="Do not allow changes of thresholds.")
     ] = False,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            "--speed",
+            metavar="N",
+            min=0,
+            max=1000,
+            help="Play a --recording from --at on, N times as fast; without it the picture stands.",
+        ),
+    ] = None,
     frontend_log: Annotated[
         str | None,
         typer.Option(
@@ -41,7 +51,7 @@ def top(
     from dynctl.base.errors import ExitCode
     from dynctl.sources import connect_live
 
-    source = connect_live(options, frontend_log)
+    source = connect_live(options, frontend_log, speed)
     if once or options.output is not OutputFormat.TABLE:
         from dynctl.top.once import print_frame
 

@@ -135,7 +135,7 @@ def _fleet(
     from dynctl.planning.planned_fleet import fleet_of_flags, fleet_of_manifests, fleet_of_workers
 
     planes = options.discovery or options.file_kv or options.etcd_endpoints
-    live = options.demo or options.view or options.frontend or planes
+    live = options.offline or options.frontend or planes
     where = (options.namespace, options.kube_context, options.kubeconfig)
     cluster = bool(graphs) or (
         options.discovery != "kubernetes" and (options.all_namespaces or any(where))

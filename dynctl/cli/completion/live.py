@@ -168,7 +168,7 @@ def _workers(options: GlobalOptions) -> list[Row]:
 
     options = in_context(options)
     named = frontends(options)
-    if options.demo or options.view or (not named and backend(options) is not None):
+    if options.offline or (not named and backend(options) is not None):
         return []
     document = _fetch((named or (DEFAULT_FRONTEND,))[0], token(options))
     if isinstance(document, dict):

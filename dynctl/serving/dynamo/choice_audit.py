@@ -167,11 +167,7 @@ class ChoiceAudit:
         held = 0
         if slot is not None:
             held = dict(self._router.index.find_matches(hashes, 1 << slot).items()).get(slot, 0)
-        # The event has the tokens that the frontend does not believe cached: whole blocks are, so
-        # the rest of the division is the incomplete last block of the prompt.
-        tokens = len(hashes) * size
-        if event.track_prefill_tokens:
-            tokens += event.prefill_tokens % size
+        tokens = prompt_tokens_of(event, size)
         request = RoutingRequest(event.request_id, worker.model, tokens, size, hashes)
         decision = self._router.plan(request, detail=self._detail).final
         self._judge(decision, request, chosen)
@@ -232,6 +228,16 @@ class ChoiceAudit:
             if any(one.worker == name for one in consequences(question, _SETTINGS)):
                 return "settings"
         return "load"
+
+
+def prompt_tokens_of(event: SequenceAdded, size: int) -> int:
+    """The length of the prompt in tokens, with blocks of ``size``.
+
+    The event has the tokens that the frontend does not believe cached: whole blocks are, so the
+    rest of the division is the incomplete last block of the prompt.
+    """
+    tokens = len(event.token_sequence or ()) * size
+    return tokens + event.prefill_tokens % size if event.track_prefill_tokens else tokens
 
 
 def _remember(kept: OrderedDict[str, _T], key: str, value: _T) -> None:

@@ -19,6 +19,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.documents.decisions import Choice, ChosenRank
 from dynctl.documents.doubts import Doubt
 from dynctl.documents.models import EngineHealth
+from dynctl.documents.recording import Arrived, Finished
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import (
     NONE_WAITING,
@@ -30,12 +31,13 @@ from dynctl.documents.workers import (
     worker_row,
 )
 from dynctl.health import conditions as codes
-from dynctl.serving.dynamo.choice_audit import ChoiceAudit, Prediction
+from dynctl.serving.dynamo.choice_audit import ChoiceAudit, Prediction, prompt_tokens_of
 from dynctl.serving.dynamo.observer import Observer
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent
+from dynctl.serving.telemetry.recorder import Recordings, observed
+from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent, SequenceFreed
 from dynctl.wire.dynamo.events import decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine
 from router_core import Applied, Change, Outcome, Role, RoutingPlan, Worker, WorkerLost
@@ -161,6 +163,7 @@ class Shadow:
 
     ``open_planes`` is called on the event loop. ``namespace``: Dynamo's; None for all.
     ``on_choice`` gets each choice with its verdict: as_predicted, differs, not_predicted, refused.
+    ``recordings`` get the requests that are observed.
     """
 
     def __init__(
@@ -173,8 +176,10 @@ class Shadow:
         open_planes: Callable[[], Planes],
         namespace: str | None,
         on_choice: Callable[[Choice, str], None],
+        recordings: Recordings | None = None,
     ) -> None:
         self._on_choice = on_choice
+        self._recordings = recordings or Recordings(service, source="observe")
         self._service = service
         self._memory = memory
         self._beside = beside
@@ -249,11 +254,15 @@ class Shadow:
 
     def _take_sequence(self, event: SequenceEvent) -> None:
         predicted = self.audit.take_sequence(event)
-        if predicted is None or not isinstance(event, SequenceAdded):
-            return
         worker = self._service.router.registry.get(event.worker_id)
         if worker is None:
             return
+        if isinstance(event, SequenceFreed) and worker.role is not Role.PREFILL:
+            self._recordings.add(lambda at: Finished(at, event.request_id))
+        if predicted is None or not isinstance(event, SequenceAdded):
+            return
+        if worker.role is not Role.PREFILL:
+            self._recordings.add(lambda at: _arrived(at, event, worker))
         chosen = ChosenRank(worker, event.dp_rank)
         if worker.role is Role.PREFILL:
             self._remember(event.request_id, chosen, None)
@@ -333,6 +342,7 @@ class Shadow:
     ) -> None:
         plan = RoutingPlan(request_id or "-", choice.model, None, predicted.decision)
         self._on_choice(choice, _verdict(plan, choice))
+        self._recordings.add(lambda now: observed(now, request_id, choice, predicted.decision))
         self._memory.record(plan, self._service.wall() if at is None else at, choice)
 
     # -- reading ---------------------------------------------------------------------------
@@ -365,6 +375,25 @@ class Shadow:
         for (code, subject), message in found.items():
             self._service.set_condition(code, subject, message)
         self._findings = set(found)
+
+
+def _arrived(at: float, event: SequenceAdded, worker: Worker) -> Arrived:
+    """The request of an event. In a decode pool the hashes are random, and only their number
+    counts."""
+    size, hashes = worker.block_size, event.token_sequence or ()
+    known = worker.role is Role.AGGREGATED and event.token_sequence is not None
+    tokens = prompt_tokens_of(event, size)
+    return Arrived(
+        at,
+        event.request_id,
+        worker.model,
+        tokens,
+        size,
+        hashes if known else (),
+        lora=event.lora or "",
+        output_limit=event.expected_output_tokens,
+        asked={} if known else {"not_modelled": True},
+    )
 
 
 def _verdict(plan: RoutingPlan, choice: Choice) -> str:

@@ -36,6 +36,7 @@ from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of
 from dynctl.serving.refusal import HttpError, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.serving.telemetry.recorder import tenant_of
 from dynctl.tokenization import PromptError, TemplateError
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.nvext import (
@@ -173,6 +174,10 @@ class Inference:
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record)
         call = self._call(http, parsed, raw, prepared, record, endpoint, options)
+        record.tenant = tenant_of(self._service.session_secret, parsed.cache_salt)
+        record.output_limit = parsed.max_tokens
+        for observer in self._service.observers:
+            observer.on_prepared(prepared.request, record)
         self._service.held.add(record.decision_id)
         try:
             answer = await self._flow.start(call)

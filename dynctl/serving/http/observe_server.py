@@ -6,10 +6,14 @@ refused with the place where it belongs.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
+import uvloop
 from aiohttp import web
 
 from dynctl import version
@@ -28,7 +32,8 @@ from dynctl.serving.http.json_responses import bad_request, json_response, read_
 from dynctl.serving.http.server import Frontend, Routes, run
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.telemetry.metrics import Metrics
-from router_core import SETTINGS
+from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings
+from router_core import SETTINGS, Role
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +68,9 @@ class ObserverProcess(Frontend):
         service = self.service
         # A pool of one role is a part of a deployment whose other hops are elsewhere.
         service.serves_pools = True
+        self.recordings = Recordings(
+            service, source="observe", router=lambda: self.shadow.title, complete=self._complete
+        )
         self.shadow = shadow = Shadow(
             service,
             self.memory,
@@ -71,6 +79,7 @@ class ObserverProcess(Frontend):
             open_planes=open_planes,
             namespace=namespace,
             on_choice=lambda choice, verdict: self.metrics.on_choice(choice, verdict),
+            recordings=self.recordings,
         )
         self.metrics = Metrics(
             service, router_id=self.router_id, memory=self.memory, audit=shadow.audit.rows
@@ -99,6 +108,32 @@ class ObserverProcess(Frontend):
     async def close(self) -> None:
         await self.shadow.close()
         await super().close()
+
+    async def record(self, path: Path, *, max_bytes: int, seconds: float | None) -> Recorder:
+        """Follow the deployment and record it in a file, without a listener. Stop it with
+        `recordings.close`. Raises UsageProblem, Unreachable or OSError."""
+        sink = FileSink(path)
+        try:
+            self.upstream.start()
+            self.fleet.index.start()
+            await self._join()
+            self.recordings.source = "dynamo"
+            return await self.recordings.record(sink, max_bytes=max_bytes, seconds=seconds)
+        finally:
+            sink.close()
+
+    def _complete(self) -> frozenset[str]:
+        """What a live Dynamo gives: choices only where frontends publish them, and prompts only
+        where one worker computes prompt and answer."""
+        found = {"workers", "topology", "loads"}
+        registry, deployment = self.service.router.registry, self.shadow.observer.deployment
+        if all(worker.kv_events for worker in registry):
+            found.add("kv_events")
+        if deployment.sequences:
+            found.add("decisions")
+            if all(worker.role is Role.AGGREGATED for worker in registry):
+                found.add("arrivals")
+        return frozenset(found)
 
     async def _join(self) -> None:
         await self.shadow.start()
@@ -204,3 +239,39 @@ def run_observer(
         ),
         config,
     )
+
+
+def record_deployment(
+    config: FrontendConfig,
+    path: Path,
+    *,
+    open_planes: Callable[[], Planes],
+    namespace: str | None,
+    beside: Beside,
+    max_bytes: int,
+    seconds: float | None,
+) -> None:
+    """Follow a deployment and record it until the end, SIGTERM or SIGINT. Blocks. Raises as
+    :meth:`ObserverProcess.record`."""
+
+    async def work() -> None:
+        process = ObserverProcess(
+            config, open_planes=open_planes, namespace=namespace, beside=beside
+        )
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(process.record(path, max_bytes=max_bytes, seconds=seconds))
+
+        def stop() -> None:
+            if process.recordings.active:
+                process.recordings.active[0].stop("it was stopped")
+            else:
+                task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        try:
+            await task
+        finally:
+            await process.close()
+
+    uvloop.run(work())

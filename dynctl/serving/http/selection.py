@@ -174,6 +174,7 @@ class SelectionApi:
             )  # fmt: skip
             for observer in service.observers:
                 observer.on_received(record)
+                observer.on_prepared(request, record)
         record.route_s += service.clock() - began
         if plan.waits and earlier is None:
             plan = await self._admitted(plan, request, record, hops)

@@ -64,6 +64,7 @@ from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
+from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
 from dynctl.serving.mirrored_fleet import MirroredFleet
 from dynctl.serving.prefill_load import prefill_model
@@ -78,6 +79,7 @@ from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.telemetry.recorder import FileSink, Recordings
 from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.serving.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
@@ -186,6 +188,7 @@ class Frontend:
             enabled=config.admin_api,
         )
         self.exchange = IndexExchange(service, self.fleet, config.api_token)
+        self.recordings = Recordings(service, router=lambda: self.url)
         self.feed = FleetFeed(
             service,
             self.memory,
@@ -276,6 +279,7 @@ class Frontend:
             await asyncio.gather(self._join(), self._speed_up())
             await self.fleet.first_read(FIRST_READ_S)
             await self._serve_index()
+            self._start_recording()
             # Health first: a load balancer may ask as soon as clients are accepted.
             if config.system_port is not None:
                 system = listen(config.system_host, config.system_port, "--system-port")
@@ -313,6 +317,7 @@ class Frontend:
 
     async def close(self) -> None:
         """Stop everything; running requests are aborted."""
+        await self.recordings.close()
         if self.registered is not None:
             await self.registered.close()
         if isinstance(self.fleet, DynamoFleet):
@@ -362,6 +367,7 @@ class Frontend:
             web.get(FLEET_PATH, guarded(self.feed.handle, token)),
             *self.admin.routes(),
             *self.exchange.routes(),
+            *RecordingApi(self.recordings, token).routes(),
         ]
         if self.link is not None:
             routes = with_shared_router(routes, self.link, self.feed, token)
@@ -396,6 +402,25 @@ class Frontend:
             registrar = open_registrar(dynamo.planes, fleet.discovery)
             process = served_index(self.service, fleet.observer, registrar, dynamo.rpc_host)
             await self._register(process)
+
+    def _start_recording(self) -> None:
+        """Record this process in a file, with ``--record``."""
+        path, most = self.config.record, self.config.record_bytes
+        if path is None:
+            return
+        if self.link is not None:
+            raise StartError(
+                "--record and --router: set only one of them; record the router process: "
+                f"dynctl record --frontend {self.link.url}"
+            )
+        try:
+            sink = FileSink(path, replace_old=True)
+        except UsageProblem as error:
+            raise StartError(f"--record {error.message}", error.hint) from None
+        _log.info("recording to %s, at most %d bytes, then a new file begins", path, most)
+        self.service.tasks.start(
+            "recording", partial(self.recordings.keep_file, sink, max_bytes=most)
+        )
 
     def _share_load(self) -> None:
         """Begin to share load with other routers, before the first booking."""

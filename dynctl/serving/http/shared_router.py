@@ -45,6 +45,7 @@ _THERE: Final = frozenset(
         ("POST", "/v1/workers/{worker:.+}/uncordon"),
         ("GET", "/v1/view"),
         ("GET", "/v1/index"),
+        ("GET", "/v1/recording"),
     }
 )
 

@@ -20,6 +20,8 @@ class RequestRecord:
     ``cached_tokens``: what the engine that computed the prompt reported, None if it did not.
     ``output_events``: of its stream, about one for each token; ``reported_output``: the output
     tokens of the engine's usage, None where it reports none.
+    ``tenant``: a keyed digest of its cache salt, empty without one; ``output_limit``: the most
+    tokens that it may generate, None without a limit.
     ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
     others waited when it was admitted.
     """
@@ -51,6 +53,8 @@ class RequestRecord:
     reported_output: int | None = None
     queued_s: float | None = None
     queue_depth: int = 0
+    tenant: str = ""
+    output_limit: int | None = None
 
     def take_usage(self, end: bytes, *, prefill: bool = False) -> None:
         """Take the usage at the end of an engine's response. Where the prompt is computed on a
@@ -76,6 +80,9 @@ class ServiceObserver:
 
     def on_received(self, record: RequestRecord) -> None:
         """A valid request for a model was read; not called for unreadable requests."""
+
+    def on_prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
+        """The prompt of a request is hashed; nothing was decided or booked for it yet."""
 
     def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
         """A hop was decided and its winner booked."""

@@ -27,7 +27,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     one.name: one.default for one in fields(GlobalOptions) if one.default is not MISSING
 }
 #: Sources that a context cannot hold.
-_OTHER_SOURCES: Final = ("demo", "view")
+_OTHER_SOURCES: Final = ("demo", "view", "recording")
 #: Flag -> keys of the context that the flag disables, because they belong to the flag's own key.
 _DISABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "namespace": ("all-namespaces",),

@@ -70,12 +70,8 @@ _T = TypeVar("_T")
 def gather(options: GlobalOptions) -> CheckFacts:
     """The facts of all that the options name. Raises UsageProblem, or Unreachable where they name
     nothing and nothing answers at the default address."""
-    for flag, given in (("--demo", options.demo), ("--view", options.view is not None)):
-        if given:
-            raise UsageProblem(
-                f"{flag}: check needs a running deployment",
-                _WAYS,
-            )
+    if options.offline:
+        raise UsageProblem(f"{options.offline}: check needs a running deployment", _WAYS)
     options = in_context(options)
     planes_named = backend(options) is not None
     urls = frontends(options)

@@ -69,6 +69,7 @@ def check_source(options: GlobalOptions) -> None:
     other = {
         "--demo": options.demo,
         "--view": options.view is not None,
+        "--recording": options.recording is not None,
         "--frontend": bool(options.frontend) and not any(item is not None for item in named),
     }
     for flag, given in other.items():

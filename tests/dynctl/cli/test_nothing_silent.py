@@ -192,6 +192,8 @@ GLOBALS: dict[str, tuple[str | None, Any]] = {
     "etcd_endpoints": ("127.0.0.1:1", "127.0.0.1:1"),
     "etcd_client": ("gateway", "gateway"),
     "nats_server": ("nats://127.0.0.1:1", "nats://127.0.0.1:1"),
+    "recording": ("FILE", Path("FILE")),
+    "at": ("+1s", "+1s"),
     "namespace": ("n", "n"),
     "all_namespaces": (None, True),
     "kube_context": ("k", "k"),
@@ -204,6 +206,7 @@ GLOBALS: dict[str, tuple[str | None, Any]] = {
 PLACES: dict[str, dict[str, Any]] = {
     "--demo": {"demo": True},
     "--view": {"view": Path("FILE")},
+    "--recording": {"recording": Path("FILE"), "at": "+1s"},
     "--frontend": {"frontend": ("http://127.0.0.1:1",)},
     "file": {"discovery": "file"},
     "etcd": {"discovery": "etcd"},

@@ -39,6 +39,7 @@ TABLE = {
     ("GET", "/v1/decisions"): "operator",
     ("GET", "/v1/decisions/{id}"): "operator",
     ("GET", "/v1/view"): "operator",
+    ("GET", "/v1/recording"): "operator",
     ("GET", "/v1/index"): "operator",
     ("GET", "/v1/fleet"): "operator",
     ("GET", "/v1/workers"): "operator",
@@ -124,6 +125,7 @@ async def statuses(url: str, headers: dict[str, str]) -> dict[tuple[str, str], t
     async with aiohttp.ClientSession() as client:
         for method, path in TABLE:
             filled = path.replace("{worker}", "a0").replace("{model}", "demo").replace("{id}", "x")
+            filled += "?seconds=1" if path == "/v1/recording" else ""  # else it does not end
             body = BODY if method == "POST" else None
             async with client.request(
                 method, url + filled, json=body, headers=headers, allow_redirects=False

@@ -1,0 +1,134 @@
+"""`dynctl record`: a recording of a frontend, of an observed Dynamo, or of a live one."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.cli.shared_options import seconds
+
+
+def record(
+    options: GlobalOptions,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="File to write. [default: recording-TIME.dynrec]",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|FORMAT",
+            help="Same as the argument FILE, or an output format (json, yaml, ..).",
+        ),
+    ] = None,
+    length: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="DURATION", help="Stop after this time, as 30s or 10m; else Ctrl-C."
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        str, typer.Option("--max-bytes", metavar="SIZE", help="Stop at this size.")
+    ] = "1GiB",
+    show: Annotated[
+        bool, typer.Option("--show", help="Show what the file has; nothing is recorded.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="With --show: leave damaged chunks out.")
+    ] = False,
+) -> int:
+    """Record what a router sees and does: requests as hashes, decisions, KV events, loads.
+
+    From a dynctl frontend, router or observer (--frontend), or a live Dynamo (--discovery). The
+    file has no prompts and no keys; only its owner can read it. Exit code 3: the source went away;
+    the file is readable up to there.
+
+    For example: dynctl record traffic.dynrec --for 10m --frontend http://127.0.0.1:8000
+    """
+    from dynctl.base.decode_errors import WireError
+    from dynctl.base.errors import ExitCode, UsageProblem
+    from dynctl.cli.commands.serve import recording_size
+    from dynctl.documents.recording import recording_report
+    from dynctl.screens.render import emit, talk
+
+    path, options = _target(options, file, output)
+    lasts = None if length is None else max(1, round(seconds(length)))
+    most = recording_size("--max-bytes", max_bytes)
+    code = ExitCode.YES
+    if show and path is None:
+        raise UsageProblem("--show: expected a FILE")
+    if skip_bad and not show:
+        raise UsageProblem("--skip-bad is for --show FILE")
+    target = path or Path(f"recording-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.dynrec")
+    if not show:
+        problem = _record(options, target, lasts, most)
+        if problem:
+            talk(f"error: {problem}")
+            code = ExitCode.UNREACHABLE
+    try:
+        report = recording_report(target, skip_bad=skip_bad)
+    except WireError as error:
+        raise UsageProblem(str(error)) from None
+    except OSError as error:
+        raise UsageProblem(f"{target}: {error.strerror or error}") from None
+    emit(report, options)
+    return code
+
+
+def _target(
+    options: GlobalOptions, file: Path | None, output: str | None
+) -> tuple[Path | None, GlobalOptions]:
+    """The file, and the options with the output format."""
+    from dynctl.base.errors import UsageProblem
+
+    if output is None:
+        return file, options
+    if output in [one.value for one in OutputFormat]:
+        return file, replace(options, output=OutputFormat(output))
+    if file is not None:
+        raise UsageProblem(f"{file} and -o {output}: 2 files specified, expected one")
+    return Path(output), options
+
+
+def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) -> str:
+    """Record until the end; why the source went away, empty if it did not."""
+    from dynctl.base.errors import UsageProblem
+    from dynctl.screens.render import talk
+    from dynctl.sources import recorded
+
+    origin, urls, token = recorded(options)
+    talk(f"recording to {path}{'' if lasts is None else f' for {lasts:,} s'}; Ctrl-C ends it")
+    if origin == "--frontend":
+        from dynctl.sources.frontend.recording import stream_recording
+
+        if len(urls) != 1:
+            raise UsageProblem(
+                f"{len(urls)} frontends: a recording is of one", "start one command for each"
+            )
+        return stream_recording(
+            urls[0], token, path, timeout=options.timeout, seconds=lasts, max_bytes=most
+        )
+    from dynctl.adapters.dynamo.planes import namespace, open_planes
+    from dynctl.serving.config import FrontendConfig, Limits
+    from dynctl.serving.http.observe_server import record_deployment
+    from dynctl.sources.dynamo.beside import BesideDynamo
+
+    record_deployment(
+        FrontendConfig(decision_memory_bytes=0, limits=Limits(drain_s=0.0)),
+        path,
+        open_planes=lambda: open_planes(options),
+        namespace=namespace(options),
+        beside=BesideDynamo(options, urls, None, None),
+        max_bytes=most,
+        seconds=lasts,
+    )
+    return ""

@@ -1,0 +1,612 @@
+"""Records what a router sees and does (:mod:`dynctl.documents.recording`) while it works.
+
+A tap of the service gets every change; hooks get requests. Both only append to a list. A task
+encodes it in short slices, compresses in another thread, and gives whole chunks to a sink. A sink
+that is too slow loses records, never time of the router: what was lost is noted, and the state that
+follows makes the recording whole again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, Protocol
+
+from dynctl import version
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.codec import encode
+from dynctl.documents.decisions import Choice, past_decision, short_reason
+from dynctl.documents.fleet_load import Condition
+from dynctl.documents.recording import (
+    HEADER,
+    KINDS,
+    Arrived,
+    ChunkWriter,
+    Decided,
+    Finished,
+    Noted,
+    Record,
+    RecordingSource,
+    Start,
+    State,
+    moved_snapshot,
+    packed,
+)
+from dynctl.health import conditions
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from router_core import (
+    Applied,
+    Captured,
+    Change,
+    Cleared,
+    Decision,
+    Enqueued,
+    KvEvent,
+    RoutingPlan,
+    RoutingRequest,
+)
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_MAX_BYTES: Final = 1 << 30
+#: Records that wait to be encoded; more are dropped and counted.
+MAX_PENDING: Final = 20_000
+#: Seconds between two turns of the encoder, and the longest that a record waits for its chunk.
+_TURN_S: Final = 0.2
+_CHUNK_S: Final = 1.0
+#: Seconds after which a recording without records has a sign of life.
+_QUIET_S: Final = 5.0
+_CHUNK_BYTES: Final = 256 * 1024
+#: Records that are encoded at a time, about a millisecond.
+_SLICE: Final = 100
+#: Seconds between two states at least, and how many times as long as a state takes to copy and
+#: encode: it costs at most that share of the CPU.
+_STATE_S: Final = 60.0
+_STATE_SHARE: Final = 500
+#: Decisions whose explanation is kept in a second; the others are explained by routing again.
+_DOCUMENTS_A_SECOND: Final = 10
+#: One in this many plain decisions is kept whole, as far as that allows.
+_SAMPLE_EVERY: Final = 16
+_TENANT_BYTES: Final = 8
+#: Recordings of one process at a time: each encodes every record again.
+MOST_RECORDINGS: Final = 3
+#: Seconds for which the end of a process waits for its recordings.
+_CLOSE_S: Final = 2.0
+
+Observed = Arrived | Decided | Finished | Noted
+
+
+class Sink(Protocol):
+    """Takes the bytes of a recording, in order."""
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError where no more can be written."""
+        ...
+
+
+class FileSink:
+    """A new file, readable by its owner only. Raises UsageProblem where it cannot be made.
+
+    ``replace_old``: an existing file gets the name ``FILE.old``; else it is an error.
+    """
+
+    def __init__(self, path: Path, *, replace_old: bool = False) -> None:
+        self.path = path
+        if replace_old:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    path.replace(old_of(path))
+            except OSError as error:
+                raise UsageProblem(f"{path}: {error.strerror or error}") from None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            self._file = os.open(path, flags, 0o600)
+        except FileExistsError:
+            raise UsageProblem(
+                f"{path}: the file exists; a recording is never overwritten",
+                "remove it, or set another file",
+            ) from None
+        except OSError as error:
+            raise UsageProblem(f"{path}: {error.strerror or error}") from None
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.to_thread(self.write_now, data)
+
+    def write_now(self, data: bytes) -> None:
+        """As :meth:`write`, in this thread."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def old_of(path: Path) -> Path:
+    """Where a recording goes when the next one of that name begins."""
+    return path.with_name(path.name + ".old")
+
+
+@dataclass(frozen=True, slots=True)
+class _Capture:
+    """A copy of the router's state that waits to be encoded."""
+
+    at: float
+    captured: Captured
+    copying_s: float
+
+
+class Recorder(ServiceObserver):
+    """One recording of a service. Create it on the event loop; then await :meth:`run`.
+
+    ``complete``: those of ``recording.KINDS`` that the source gives. ``max_bytes`` bounds the
+    recording, ``seconds`` its length (None: until :meth:`stop`).
+    """
+
+    def __init__(
+        self,
+        service: RoutingService,
+        sink: Sink,
+        *,
+        source: RecordingSource,
+        router: str,
+        complete: frozenset[str],
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        seconds: float | None = None,
+    ) -> None:
+        self._service = service
+        self._sink = sink
+        self._source: RecordingSource = source
+        self._router = router
+        self._complete = complete
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._offset = service.wall() - service.clock()
+        #: What waits to be encoded: changes as pairs with their times, and records.
+        self._pending: deque[tuple[float, Change] | Record | _Capture] = deque()
+        self._writer = ChunkWriter()
+        self._stop = asyncio.Event()
+        self._why = ""
+        #: Whether it ended because it reached ``max_bytes``.
+        self.full = False
+        self._dropped = 0
+        self._decisions = self._documents = 0
+        self._second = 0
+        self._state_at = self._begun = service.clock()
+        self._state_every = _STATE_S
+        #: Bytes and records that the sink has, and records that were lost.
+        self.bytes = self.records = self.lost = 0
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Record until the end; leaves no hook behind. Raises OSError where the sink fails."""
+        service = self._service
+        try:
+            self._attach()
+            await self._write(HEADER)
+            deadline = None if self._seconds is None else self._begun + self._seconds
+            sent = service.clock()
+            while not self._stop.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_TURN_S):
+                        await self._stop.wait()
+                await self._encode()
+                now = service.clock()
+                if now - sent >= _QUIET_S:
+                    # A reader of the stream sees that it lives, and the file how far it reaches.
+                    self._writer.add(Noted(self._now(), "quiet", "recording"))
+                if len(self._writer) and now - sent >= _CHUNK_S:
+                    await self._send()
+                    sent = now
+                self._keep_state(now)
+                if deadline is not None and now >= deadline:
+                    self.stop(f"the recording lasted {self._seconds:g} s, as it was set")
+        finally:
+            self._detach()
+        if not self.full:  # its last record has the reason
+            self._pending.append(Noted(self._now(), "stopped", "recording", "", self._why))
+            await self._encode()
+            await self._send()
+
+    def stop(self, why: str = "it was stopped") -> None:
+        """End the recording; :meth:`run` writes what is left."""
+        self._why = self._why or why
+        self._stop.set()
+
+    def _attach(self) -> None:
+        """From here on nothing is missed: state and hooks begin in one step."""
+        service, config = self._service, self._service.router.config
+        sizes = {model: service.block_size(model) for model in service.models()}
+        settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
+        loaded = {model: service.tokenizers.of(model) for model in service.models()}
+        start = Start(
+            self._now(),
+            self._source,
+            self._router,
+            version(),
+            settings,
+            sizes,
+            service.router.index.exact,
+            service.router.learns,
+            self._complete,
+            {model: str(one.directory) for model, one in loaded.items() if one is not None},
+            {model: one.fingerprint for model, one in loaded.items() if one is not None},
+        )
+        self._pending.append(start)
+        self._capture()
+        service.taps = (*service.taps, self._changed)
+        service.observers.append(self)
+
+    def _detach(self) -> None:
+        service = self._service
+        service.taps = tuple(tap for tap in service.taps if tap != self._changed)
+        if self in service.observers:
+            service.observers.remove(self)
+
+    def _now(self) -> float:
+        # One offset for the whole recording: its times never go back.
+        return self._service.clock() + self._offset
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def _changed(self, change: Change, now: float, applied: Applied) -> None:
+        at = now + self._offset
+        if isinstance(change, Enqueued):
+            change = replace(change, arrived_at=change.arrived_at + self._offset)
+        self._append((at, change))
+        if applied.code == "over_limit" and isinstance(change, KvEvent):
+            # A router that replays has no bound, so it is told what the bound did.
+            self._append((at, replace(change, event=Cleared())))
+
+    def add(self, record: Observed) -> None:
+        """Add what was seen of other routers. Its time is now."""
+        self._append(record)
+
+    def now(self) -> float:
+        """The time of a record that is added now."""
+        return self._now()
+
+    def _append(self, item: tuple[float, Change] | Record) -> None:
+        if len(self._pending) >= MAX_PENDING:
+            self._dropped += 1
+            return
+        self._pending.append(item)
+
+    def on_prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
+        self._append(arrived(self._now(), request, tenant=record.tenant, limit=record.output_limit))
+
+    def on_decision(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> None:
+        at = self._now()
+        self._append(decided(at, plan, self._document(plan, at)))
+
+    def on_finished(self, record: RequestRecord) -> None:
+        first, last, output = record.first_token_at, record.finished_at, record.output_tokens
+        itl = None
+        if first is not None and last is not None and output > 1:
+            itl = (last - first) / (output - 1)
+        self._append(
+            Finished(
+                self._now(),
+                record.decision_id,
+                record.status or None,
+                record.outcome,
+                record.prompt_tokens if record.prompt_tokens is not None else record.isl_tokens,
+                record.cached_tokens,
+                output if first is not None else None,
+                None if first is None else first - record.received_at,
+                itl,
+                record.queued_s,
+            )
+        )
+
+    def on_condition(self, condition: Condition, cleared: bool) -> None:
+        kind = "ended" if cleared else "began"
+        self._append(Noted(self._now(), kind, condition.subject, condition.code, condition.message))
+
+    def _document(self, plan: RoutingPlan, at: float) -> bytes:
+        """The explanation of a refusal, of an unusual plan, and of some others."""
+        turn = self._decisions
+        self._decisions += 1
+        if plan.ok and not plan.relaxed and turn % _SAMPLE_EVERY:
+            return b""
+        if int(at) != self._second:
+            self._second, self._documents = int(at), 0
+        self._documents += 1
+        if self._documents > _DOCUMENTS_A_SECOND:
+            return b""
+        return encode(past_decision(plan, at=at, whole=True))
+
+    # -- encoding --------------------------------------------------------------------------
+
+    def _capture(self) -> None:
+        began = time.perf_counter()
+        captured = self._service.router.capture()
+        took = time.perf_counter() - began
+        self._pending.append(_Capture(self._now(), captured, took))
+        self._state_at = self._service.clock()
+
+    def _keep_state(self, now: float) -> None:
+        """Note what was lost, and add a state: after a loss, and now and then."""
+        if self._dropped and len(self._pending) < MAX_PENDING // 2:
+            text = f"{self._dropped:,} records are missing: the recording was written too slowly"
+            self.lost += self._dropped
+            self._dropped = 0
+            self._pending.append(Noted(self._now(), "dropped", "recording", "", text))
+            self._capture()
+        elif now - self._state_at >= self._state_every:
+            self._capture()
+
+    async def _encode(self) -> None:
+        """Encode what waits now, in slices between which the event loop turns."""
+        left = len(self._pending)
+        while left > 0 and self._pending:
+            left -= 1
+            item = self._pending.popleft()
+            if isinstance(item, tuple):
+                self._writer.add_change(*item)
+            elif isinstance(item, _Capture):
+                await self._encode_state(item)
+            else:
+                self._writer.add(item)
+            if not left % _SLICE:
+                await asyncio.sleep(0)
+            if self._writer.size >= _CHUNK_BYTES:
+                await self._send()
+
+    async def _encode_state(self, item: _Capture) -> None:
+        # It begins a chunk, so that a reader that starts there reads nothing before it.
+        await self._send()
+        began = time.perf_counter()
+
+        def work() -> None:
+            snapshot = moved_snapshot(item.captured.document(), self._offset)
+            self._writer.add(State(item.at, snapshot))
+
+        await asyncio.to_thread(work)
+        took = time.perf_counter() - began + item.copying_s
+        self._state_every = max(_STATE_S, _STATE_SHARE * took)
+
+    async def _send(self) -> None:
+        if not len(self._writer):
+            return
+        chunk = self._writer.take()
+        data = await asyncio.to_thread(packed, chunk)
+        if self.bytes + len(data) > self._max_bytes and self.records:
+            if not self._stop.is_set():
+                self.full = True
+                self.stop(f"it reached its limit of {self._max_bytes:,} bytes")
+                note = f"{self._why}; {chunk.records:,} records and all later ones are missing"
+                self._pending.clear()
+                self._writer.add(Noted(chunk.first, "dropped", "recording", "", note))
+                last = self._writer.take()
+                await self._write(packed(last))
+                self.records += last.records
+            return
+        await self._write(data)
+        self.records += chunk.records
+
+    async def _write(self, data: bytes) -> None:
+        await self._sink.write(data)
+        self.bytes += len(data)
+
+
+class Recordings:
+    """The recordings of one process that run now, at most :data:`MOST_RECORDINGS`.
+
+    ``source``: as for :class:`Recorder`. ``router`` names the process; ``complete``
+    gives the kinds of records that it has at the moment.
+    """
+
+    def __init__(
+        self,
+        service: RoutingService,
+        *,
+        source: RecordingSource = "frontend",
+        router: Callable[[], str] = str,
+        complete: Callable[[], frozenset[str]] | None = None,
+    ) -> None:
+        self._service = service
+        self.source: RecordingSource = source
+        self._router = router
+        self._complete = complete or self._of_service
+        self.active: list[Recorder] = []
+
+    def add(self, make: Callable[[float], Observed]) -> None:
+        """Add a record of other routers to all recordings; ``make`` gets its time."""
+        for one in self.active:
+            one.add(make(one.now()))
+
+    async def record(
+        self,
+        sink: Sink,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        seconds: float | None = None,
+        on_start: Callable[[Recorder], None] = lambda recorder: None,
+    ) -> Recorder:
+        """Record until the end; returns the recorder with its counts. Raises OSError where the
+        sink fails, and RecordingsFull."""
+        if len(self.active) >= MOST_RECORDINGS:
+            raise RecordingsFull(f"{len(self.active)} recordings run already, the maximum")
+        recorder = Recorder(
+            self._service,
+            sink,
+            source=self.source,
+            router=self._router(),
+            complete=self._complete(),
+            max_bytes=max_bytes,
+            seconds=seconds,
+        )
+        self.active.append(recorder)
+        on_start(recorder)
+        try:
+            await recorder.run()
+        finally:
+            self.active.remove(recorder)
+        return recorder
+
+    async def keep_file(self, sink: FileSink, *, max_bytes: int) -> None:
+        """Record to files until the process ends: a full one gets the name ``FILE.old``."""
+        try:
+            while True:
+                try:
+                    recorder = await self.record(sink, max_bytes=max_bytes)
+                finally:
+                    sink.close()
+                if not recorder.full:
+                    return
+                sink = FileSink(sink.path, replace_old=True)
+        except (OSError, UsageProblem, RecordingsFull) as error:
+            text = getattr(error, "strerror", None) or str(error)
+            message = f"recording to {sink.path} ended: {text}"
+            self._service.set_condition(conditions.BACKGROUND_TASK_FAILED, "recording", message)
+
+    async def close(self, why: str = "the process ended") -> None:
+        """End all recordings, and wait a moment until each is complete."""
+        for one in self.active:
+            one.stop(why)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                while self.active:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    def _of_service(self) -> frozenset[str]:
+        """All kinds, but no KV events where a worker reports none."""
+        silent = any(not worker.kv_events for worker in self._service.router.registry)
+        return frozenset(KINDS) - ({"kv_events"} if silent else frozenset())
+
+
+class RecordingsFull(Exception):
+    """As many recordings run as may."""
+
+
+# -- records of values of the router -----------------------------------------------------------
+
+
+def tenant_of(secret: bytes, cache_salt: str | None) -> str:
+    """A keyed digest of a cache salt; empty without one. Equal salts of one process are equal."""
+    if not cache_salt:
+        return ""
+    salt = cache_salt.encode("utf-8", "surrogateescape")
+    return blake2b(salt, key=secret[:64], digest_size=_TENANT_BYTES).hexdigest()
+
+
+def arrived(
+    at: float, request: RoutingRequest, *, tenant: str = "", limit: int | None = None
+) -> Arrived:
+    """The record of a request; of a batch, the hashes of all its prompts."""
+    return Arrived(
+        at,
+        request.id,
+        request.model,
+        request.isl_tokens,
+        request.block_size,
+        request.all_hashes,  # type: ignore[arg-type]  # encoded as a column
+        request.salted,
+        tenant,
+        request.lora_name or "",
+        "" if request.session is None else request.session.key,
+        request.priority,
+        limit,
+        _also(request),
+    )
+
+
+def _also(request: RoutingRequest) -> dict[str, object]:
+    asked: dict[str, object] = {}
+    items = request.constraints.items
+    if items:
+        required = [one.taint for one in items if one.kind == "required"]
+        preferred = {one.taint: one.weight for one in items if one.kind == "preferred"}
+        asked |= {"required": required} if required else {}
+        asked |= {"preferred": preferred} if preferred else {}
+    for name in ("pin_prefill", "pin_decode"):
+        pin = getattr(request, name)
+        if pin is not None:
+            asked[name] = [pin.worker_id, pin.dp_rank]
+    if request.allowed_worker_ids is not None:
+        asked["allowed"] = sorted(request.allowed_worker_ids)
+    if request.policy_class is not None:
+        asked["policy_class"] = request.policy_class
+    if request.strict_priority:
+        asked["strict_priority"] = request.strict_priority
+    if not request.overlap_modelled:
+        asked["not_modelled"] = True
+    return asked
+
+
+def decided(at: float, plan: RoutingPlan, document: bytes = b"") -> Decided:
+    """The record of a plan, or of a refusal."""
+    final, first = plan.final, plan.first
+    refusal = plan.refusal
+    prefill = None if plan.prefill is None else plan.prefill.ref
+    decode = None if plan.decode is None else plan.decode.ref
+    cached = best = cost = margin = None
+    why = ""
+    if first.winner is not None:
+        cost, margin = first.costs[first.winner], first.margin
+        if first.overlap_modelled and first.credits_overlap:
+            cached = float(first.overlap_blocks(first.winner))
+            inputs = first.inputs
+            best = cached if inputs is None else float(max(inputs.overlap_blocks, default=0))
+        why = short_reason(first)
+    return Decided(
+        at,
+        plan.id,
+        plan.model,
+        None if prefill is None else (prefill.worker_id, prefill.dp_rank),
+        None if decode is None else (decode.worker_id, decode.dp_rank),
+        cached,
+        best,
+        cost,
+        margin,
+        "selected" if refusal is None else refusal.outcome,
+        "",
+        why if refusal is None else final.summary(),
+        (),
+        document,
+    )
+
+
+def observed(at: float, request_id: str, choice: Choice, predicted: Decision | None) -> Decided:
+    """The record of another router's choice; ``predicted``: what this one computed before."""
+    cached = best = cost = margin = None
+    hop = choice.decode
+    if predicted is not None and hop is not None:
+        ref = (hop.worker.worker_id, hop.dp_rank)
+        at_ref = next((i for i, one in enumerate(predicted.refs) if tuple(one) == ref), None)
+        if at_ref is not None:
+            cost = predicted.costs[at_ref]
+            others = [one for i, one in enumerate(predicted.costs) if i != at_ref]
+            margin = min(others) - cost if others else None
+            if choice.prefill is None and predicted.inputs is not None:
+                cached = float(predicted.overlap_blocks(at_ref))
+                best = float(max(predicted.inputs.overlap_blocks, default=0))
+    outcome, message = choice.refused or ("selected", "")
+    prefill = choice.prefill
+    return Decided(
+        at,
+        request_id or "-",
+        choice.model,
+        None if prefill is None else (prefill.worker.worker_id, prefill.dp_rank),
+        None if hop is None else (hop.worker.worker_id, hop.dp_rank),
+        cached,
+        best,
+        cost if choice.cost is None else choice.cost,
+        margin,
+        outcome,
+        "",
+        message,
+    )

@@ -1,0 +1,103 @@
+"""A recording that a dynctl frontend, router or observer streams, written to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import Unreachable, UsageProblem, network_reason
+from dynctl.documents.recording import HEADER, chunk_header
+from dynctl.serving.telemetry.recorder import FileSink
+from dynctl.sources.frontend.client import TOKEN_HINT
+from dynctl.sources.http import CONNECT_S, error_message, frontend_url, tls_context
+
+#: Seconds without a chunk: a recording has a sign of life every 5 s.
+_SILENT_S: Final = 30.0
+
+
+def stream_recording(
+    url: str,
+    token: str | None,
+    path: Path,
+    *,
+    timeout: float,
+    seconds: int | None,
+    max_bytes: int,
+) -> str:
+    """Write whole chunks to a new file until the recording ends, or Ctrl-C.
+
+    Returns why it ended before its time, empty if it did not. Raises Unreachable or UsageProblem
+    where it does not begin.
+    """
+    url = frontend_url(url)
+    query: dict[str, int] = {"max_bytes": max_bytes}
+    if seconds is not None:
+        query["seconds"] = seconds
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    limits = httpx.Timeout(max(timeout, _SILENT_S), connect=min(timeout, CONNECT_S))
+    started = False
+    try:
+        with (
+            httpx.Client(
+                timeout=limits,
+                headers=headers,
+                trust_env=False,
+                verify=tls_context() if url.startswith("https:") else False,
+            ) as client,
+            client.stream("GET", f"{url}/v1/recording", params=query) as response,
+        ):
+            _check(url, response)
+            sink = FileSink(path)
+            started = True
+            try:
+                return _copy(response, sink)
+            finally:
+                sink.close()
+    except httpx.HTTPError as error:
+        reason = f"{url}: {network_reason(error)}"
+        if started:
+            return f"{reason}; the recording ends there"
+        raise Unreachable(reason, "name a dynctl frontend: --frontend http://HOST:PORT") from None
+    except KeyboardInterrupt:
+        if not started:
+            raise
+        return ""
+
+
+def _copy(response: httpx.Response, sink: FileSink) -> str:
+    """Copy the stream to the file, chunk by chunk, so that the file ends with a whole one."""
+    held, begun = bytearray(), False
+    try:
+        for part in response.iter_bytes():
+            held += part
+            if not begun and len(held) >= len(HEADER):
+                sink.write_now(bytes(held[: len(HEADER)]))
+                del held[: len(HEADER)]
+                begun = True
+            while begun:
+                header = chunk_header(bytes(held[:64]))
+                if header is None or len(held) < header.end:
+                    break
+                sink.write_now(bytes(held[: header.end]))
+                del held[: header.end]
+    except WireError as error:
+        return f"the frontend sent no recording: {error.problem}"
+    return "the stream ended within a chunk" if held else ""
+
+
+def _check(url: str, response: httpx.Response) -> None:
+    if response.status_code == 200:
+        return
+    response.read()
+    message, status = error_message(response), response.status_code
+    if status in (401, 403):
+        raise UsageProblem(f"{url}/v1/recording needs a token ({status}): {message}", TOKEN_HINT)
+    if status == 404:
+        raise UsageProblem(
+            f"{url}/v1/recording: 404, not a dynctl frontend of this version",
+            "dynctl version --frontend URL shows what answers there; a Dynamo needs --discovery",
+        )
+    raise UsageProblem(f"{url}/v1/recording answered {status}: {message}")

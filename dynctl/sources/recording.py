@@ -1,0 +1,570 @@
+"""A recording as a source: the router of a moment in it, rebuilt from a state and its changes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import UsageProblem, single_line
+from dynctl.documents.codec import decode
+from dynctl.documents.decisions import PastDecision
+from dynctl.documents.doubts import Doubt, doubt
+from dynctl.documents.recording import (
+    Arrived,
+    Changed,
+    ChunkHeader,
+    Decided,
+    Noted,
+    Record,
+    RecordingFile,
+    Start,
+    State,
+)
+from dynctl.documents.route_result import Ref, RouteResult, route_result
+from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapshot
+from dynctl.documents.view import SavedView
+from dynctl.documents.workers import WorkerRow
+from dynctl.sources.alerts import condition_alert
+from dynctl.sources.source import LiveSource, Source
+from dynctl.sources.view import ViewSource
+from router_core import (
+    Booked,
+    Pin,
+    Role,
+    Router,
+    RoutingRequest,
+    Session,
+    SnapshotError,
+    constraints,
+)
+
+#: Decisions that are kept for `top`.
+KEPT: Final = 500
+#: Requests whose arrival is kept until they are decided; older ones are forgotten.
+_MOST_OPEN: Final = 20_000
+_MATCHES: Final = 10
+#: Costs that differ by rounding: sums in another order.
+_SAME_COST: Final = 1e-6
+_OFFSET: Final = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|)")
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d{1,6})?))?")
+_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FORMS: Final = (
+    "expected a time as 2026-11-22T12:04:31Z, 12:04:31 (of the recording's first day, UTC), +90s "
+    "from its start or -30s from its end"
+)
+
+
+def time_text(at: float) -> str:
+    """A time as `--at` reads it."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(text: str, first: float, last: float) -> float:
+    """The wall-clock seconds of ``--at``; raises UsageProblem for another form, and for a time
+    outside the recording, which it names."""
+    given = text.strip()
+    offset, clock = _OFFSET.fullmatch(given), _CLOCK.fullmatch(given)
+    if offset is not None:
+        seconds = float(offset[2]) * _UNITS[offset[3]]
+        at = first + seconds if offset[1] == "+" else last - seconds
+    elif clock is not None:
+        day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        hours, minutes, rest = int(clock[1]), int(clock[2]), float(clock[3] or 0)
+        if hours > 23 or minutes > 59 or rest >= 60:
+            raise UsageProblem(f"--at {text}: not a time of a day", _FORMS)
+        at = day.timestamp() + hours * 3600 + minutes * 60 + rest
+        if at < first and at + 86400 <= last:
+            at += 86400  # the recording passes midnight
+    else:
+        try:
+            parsed = datetime.fromisoformat(given)
+        except ValueError:
+            raise UsageProblem(f"--at {text[:64]}: not a time", _FORMS) from None
+        at = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    # A time with whole seconds or milliseconds may be just before the first record.
+    if first - 1 < at < first:
+        at = first
+    if last < at <= last + 1:
+        at = last
+    if not first <= at <= last:
+        raise UsageProblem(
+            f"--at {text}: outside the recording, which is from {time_text(first)} to "
+            f"{time_text(last)}",
+            _FORMS,
+        )
+    return at
+
+
+def request_of(arrived: Arrived) -> RoutingRequest:
+    """The request as the router got it."""
+    asked = arrived.asked
+
+    def pin(name: str) -> Pin | None:
+        return Pin(*asked[name]) if name in asked else None
+
+    allowed = asked.get("allowed")
+    return RoutingRequest(
+        arrived.id,
+        arrived.model,
+        arrived.isl_tokens,
+        arrived.block_size,
+        arrived.hashes,
+        constraints(asked.get("required", ()), asked.get("preferred", {})),
+        pin("pin_prefill"),
+        pin("pin_decode"),
+        None if allowed is None else frozenset(allowed),
+        overlap_modelled=not asked.get("not_modelled", False),
+        lora_name=arrived.lora or None,
+        salted=arrived.salted,
+        priority=arrived.priority,
+        strict_priority=asked.get("strict_priority", 0),
+        policy_class=asked.get("policy_class"),
+        arrived_at=arrived.at,
+        session=Session(arrived.session, arrived.at) if arrived.session else None,
+    )
+
+
+class Playback:
+    """The router of a recording, moved forward record by record.
+
+    ``start``: what the recording says about itself; ``router`` None before the first state.
+    ``decisions``: the last ones; ``conditions``: those that hold now, since when. ``lost``: what is
+    known to be missing since the last state.
+    """
+
+    def __init__(self) -> None:
+        self.start: Start | None = None
+        self.router: Router | None = None
+        self.now = 0.0
+        self.decisions: deque[Decided] = deque(maxlen=KEPT)
+        self.conditions: dict[tuple[str, str], Noted] = {}
+        self.lost = ""
+
+    def take(self, record: Record) -> None:
+        """Apply one record. Raises SnapshotError for a state that no router can have."""
+        self.now = max(self.now, record.at)
+        if isinstance(record, Changed):
+            if self.router is not None:
+                self.router.apply(record.change, record.at)
+        elif isinstance(record, State):
+            profile = None if self.router is None else self.router.profile
+            self.router, self.lost = Router.restore(record.snapshot, profile), ""
+        elif isinstance(record, Start):
+            self.start = record
+        elif isinstance(record, Decided):
+            self.decisions.append(record)
+        elif isinstance(record, Noted):
+            self._note(record)
+
+    def _note(self, note: Noted) -> None:
+        key = (note.code, note.subject)
+        if note.kind == "began":
+            first = self.conditions.get(key)
+            at = note.at if first is None else first.at
+            self.conditions[key] = msgspec.structs.replace(note, at=at)
+        elif note.kind == "ended":
+            self.conditions.pop(key, None)
+        elif note.kind in ("dropped", "skipped"):
+            self.lost = note.text
+
+
+class RecordedMoment(ViewSource):
+    """A router at one moment of a recording. Answers repeat byte for byte.
+
+    ``at``: a time as :func:`moment` reads it; None: the end. Raises UsageProblem.
+    """
+
+    def __init__(self, path: Path, at: str | None) -> None:
+        self.path = path
+        try:
+            self.file = RecordingFile(path)
+            self._headers = list(self.file.headers())
+            if not self._headers:
+                raise UsageProblem(f"--recording {path}: it has no records yet")
+            self.first = self._headers[0].first
+            self.last = max(one.last for one in self._headers)
+            self.at = self.last if at is None else moment(at, self.first, self.last)
+            self.playback = self._played()
+        except WireError as error:
+            raise UsageProblem(f"--recording {error}") from None
+        except SnapshotError as error:
+            raise UsageProblem(f"--recording {path}: {single_line(str(error))}") from None
+        except OSError as error:
+            raise UsageProblem(
+                f"--recording {path}: {error.strerror}",
+                "make one: dynctl record FILE --frontend URL",
+            ) from None
+        self.title = f"recording {path.name} at {time_text(self.at)}"
+        super().__init__(self.view_now(), self.title)
+        if self.file.cut is not None:
+            self.doubts = (f"the file is cut at byte {self.file.cut:,}; what follows is missing",)
+
+    def view_now(self) -> SavedView:
+        """The view at the moment that the playback has reached."""
+        played, start = self.playback, self.playback.start
+        if played.router is None:
+            raise UsageProblem(
+                f"--recording {self.path}: no state of the router before {time_text(self.at)}"
+            )
+        source = "unknown" if start is None else start.source
+        played.router.advance(self.at)
+        return SavedView(
+            router=played.router,
+            now=self.at,
+            model_paths={} if start is None else start.model_paths,
+            tokenizers={} if start is None else start.tokenizers,
+            source=self.title,
+            chats="dynamo" if source in ("observe", "dynamo") else "plain",
+            doubts=tuple(self._doubts()),
+        )
+
+    def decision(self, decision_id: str | None) -> RouteResult:
+        """A decision of the recording, explained: as it was kept, or by routing again on the state
+        that the router had. Decisions after ``--at`` are not found."""
+        try:
+            return self._decision(decision_id)
+        except (WireError, SnapshotError) as error:
+            raise UsageProblem(f"--recording {self.path}: {single_line(str(error))}") from None
+
+    def records_after(self) -> Iterator[Record]:
+        """What follows the moment, in order."""
+        place = self._place()
+        for header in self._headers[place:]:
+            for record in self.file.records(header):
+                if record.at > self.at:
+                    yield record
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _doubts(self) -> Iterator[Doubt]:
+        start, lost = self.playback.start, self.playback.lost
+        for kind, name in (("kv_events", "KV events of every worker"), ("loads", "load reports")):
+            if start is not None and kind not in start.complete:
+                yield doubt("DYR0764", missing=name)
+        if lost:
+            yield doubt("DYR0764", missing=f"all records ({lost})")
+
+    def _place(self) -> int:
+        """The number of the chunk from which the router of the moment is rebuilt."""
+        places = [i for i, one in enumerate(self._headers) if one.starts and one.first <= self.at]
+        return places[-1] if places else 0
+
+    def _played(self) -> Playback:
+        played = Playback()
+        place = self._place()
+        if place:
+            # What the recording says about itself, and the decisions before the state.
+            first = self.file.records(self._headers[0])
+            played.start = next((one for one in first if isinstance(one, Start)), None)
+        for header in self._headers[place:]:
+            if header.first > self.at:
+                break
+            for record in self.file.records(header):
+                if record.at > self.at:
+                    break
+                played.take(record)
+        played.now = self.at
+        return played
+
+    def _decision(self, wanted: str | None) -> RouteResult:
+        found = self._find(wanted)
+        if found.document:
+            return decode(found.document, PastDecision)
+        playback, arrived = self._before(found)
+        router = playback.router
+        if arrived is None or router is None:
+            return self._bare(found, "its request is not in the recording")
+        request = request_of(arrived)
+        router.advance(found.at)
+        again = router.plan(request, detail=True)
+        chosen = tuple(None if hop is None else hop.ref for hop in (again.prefill, again.decode))
+        wanted_refs = (found.prefill, found.decode)
+        same = all(
+            (None if ref is None else tuple(ref)) == was
+            for ref, was in zip(chosen, wanted_refs, strict=True)
+        )
+        result = route_result(
+            router, request, again, now=found.at, preset=None, doubts=list(self._doubts())
+        )
+        note = "explained by routing again on the recorded state; the choice is the same"
+        if not same:
+            note = (
+                "explained by routing again on the recorded state, which chooses otherwise: the "
+                f"recorded choice is {self._names(found, router)} (a tie, or a draw)"
+            )
+        return msgspec.structs.replace(result, assumptions=[*result.assumptions, note])
+
+    def _bare(self, found: Decided, why: str) -> RouteResult:
+        raise UsageProblem(
+            f"{self.title}: decision {found.id} of {time_text(found.at)} chose "
+            f"{self._names(found, self.router)}, and cannot be explained: {why}"
+        )
+
+    def _names(self, found: Decided, router: Router) -> str:
+        names = []
+        for ref in (found.prefill, found.decode):
+            worker = None if ref is None else router.registry.get(ref[0])
+            if ref is not None:
+                names.append(worker.name if worker is not None else f"{ref[0]:x}")
+        return " then ".join(names) or found.outcome
+
+    def _find(self, wanted: str | None) -> Decided:
+        """The last decision with this id, or with this end of its id."""
+        last: dict[str, Decided] = {}
+        for header in reversed(self._headers):
+            if header.first > self.at:
+                continue
+            for record in reversed(self.file.records(header)):
+                if not isinstance(record, Decided) or record.at > self.at:
+                    continue
+                if wanted is None or record.id == wanted:
+                    return record
+                if record.id.endswith(wanted):
+                    last.setdefault(record.id, record)
+        if len(last) > 1:
+            ids = ", ".join(list(last)[:_MATCHES])
+            raise UsageProblem(f"{wanted!r} matches several decisions: {ids}")
+        if not last:
+            shown = "a decision" if wanted is None else f"decision {wanted[:64]!r}"
+            raise UsageProblem(
+                f"{self.title}: it has no {shown} up to then",
+                "dynctl record --show FILE counts what it has",
+            )
+        return next(iter(last.values()))
+
+    def _before(self, found: Decided) -> tuple[Playback, Arrived | None]:
+        """The router just before a decision was booked, and its request."""
+        starts = [i for i, h in enumerate(self._headers) if h.starts and h.first <= found.at]
+        # The request may have arrived before the last state, if it waited.
+        for place in reversed(starts):
+            played, arrived = Playback(), None
+            for record in self._records(self._headers[place:]):
+                if isinstance(record, Arrived) and record.id == found.id:
+                    arrived = record
+                booked = isinstance(record, Changed) and isinstance(record.change, Booked)
+                mine = booked and record.change.request_id == found.id  # type: ignore[union-attr]
+                if arrived is not None and (mine or record == found):
+                    return played, arrived
+                if record.at > found.at:
+                    break
+                played.take(record)
+        return Playback(), None
+
+    def _records(self, headers: Iterable[ChunkHeader]) -> Iterator[Record]:
+        for header in headers:
+            yield from self.file.records(header)
+
+
+class RecordedFleet(LiveSource):
+    """The snapshots of `top`: one picture, or the recording from a moment on.
+
+    ``speed``: recorded seconds in a second; 0: the picture stands still.
+    """
+
+    def __init__(self, source: RecordedMoment, speed: float = 0.0) -> None:
+        super().__init__(source, source.title)
+        self._moment = source
+        self._speed = speed
+        self._began: float | None = None
+        self._from = source.at
+        self._rest = source.records_after()
+        self._next: Record | None = None
+
+    async def snapshot(self) -> Snapshot:
+        source = self._moment
+        problem = ""
+        try:
+            self._forward()
+        except (WireError, SnapshotError) as error:
+            problem = single_line(str(error))
+            self._speed = 0.0
+        source.view = source.view_now()
+        played = source.playback
+        rows = tuple(source.workers())
+        settings = source.config().values
+        here = Part(source.title, source.at)
+        known = ("workers", "load", "index", "thresholds", "settings")
+        parts = dict.fromkeys((*known, "decisions", "queue"), here)
+        if played.start is not None and "decisions" not in played.start.complete:
+            parts["decisions"] = Part(
+                source.title,
+                unknown="the recorded source published no decisions",
+                provide="start Dynamo's frontends with --router-replica-sync",
+            )
+        for part in ("waiting", "transfers"):
+            parts[part] = Part(source.title, unknown="not in a recording")
+        if self._speed and source.at >= source.last:
+            problem = "the recording ends here"
+        return Snapshot(
+            at=source.at,
+            source=source.title,
+            header=Header(
+                models=tuple(sorted({row.model for row in rows})),
+                mode=settings["router_mode"],
+                version=None if played.start is None else played.start.version,
+                queue=len(source.router.queue) or None,
+                recorded=len(played.decisions),
+            ),
+            workers=rows,
+            decisions=tuple(
+                _line(one, source.router, source.title) for one in reversed(played.decisions)
+            ),
+            alerts=tuple(self._alerts(played)),
+            thresholds=source.thresholds(),
+            settings=settings,
+            parts=parts,
+            problem=problem,
+        )
+
+    async def read_index(self, worker: WorkerRow | None) -> str:
+        raise UsageProblem("a recording is in the past: no more caches can be read")
+
+    def present(self) -> Source:
+        return self._moment
+
+    def _alerts(self, played: Playback) -> Iterator[Alert]:
+        for note in played.conditions.values():
+            yield condition_alert(note.code, note.subject, note.text, note.at)
+
+    def _forward(self) -> None:
+        """Apply what the recording has up to the moment that is shown now."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        source = self._moment
+        to = min(source.last, self._from + (now - self._began) * self._speed)
+        if to <= source.at:
+            return
+        while True:
+            record = self._next or next(self._rest, None)
+            self._next = None
+            if record is None:
+                break
+            if record.at > to:
+                self._next = record
+                break
+            source.playback.take(record)
+        source.at = source.playback.now = to
+
+
+def _line(one: Decided, router: Router, source: str) -> DecisionLine:
+    def ref(pair: tuple[int, int] | None) -> tuple[Ref | None, dict[str, str]]:
+        if pair is None:
+            return None, {}
+        worker = router.registry.get(pair[0])
+        if worker is None:
+            return Ref(f"{pair[0]:x}", *pair), {}
+        return Ref(worker.name, *pair), dict(worker.domains)
+
+    prefill, prefill_domains = ref(one.prefill)
+    decode, domains = ref(one.decode)
+    final = None if one.decode is None else router.registry.get(one.decode[0])
+    stage = "prefill" if final is None else final.role.value
+    refused = one.outcome != "selected"
+    return DecisionLine(
+        id=one.id,
+        at=one.at,
+        source=source,
+        model=one.model,
+        outcome=one.outcome,
+        stage="decode" if final is not None and final.role is Role.DECODE else stage,
+        prefill=prefill,
+        decode=decode,
+        prefill_domains=prefill_domains,
+        domains=domains,
+        cached_blocks=None if one.cached_blocks is None else int(one.cached_blocks),
+        margin=one.margin,
+        cost=one.cost,
+        message=one.why if refused else None,
+    )
+
+
+# -- replaying decisions -----------------------------------------------------------------------
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """Decisions of a recording against those of a router on the recorded state.
+
+    ``same``: the recorded worker is chosen, or costs as little as the one that is. ``differ``:
+    (id, recorded, cheapest). ``skipped``: reason -> how many were not compared.
+    """
+
+    same: int = 0
+    differ: list[tuple[str, str, str]] = []
+    skipped: dict[str, int] = {}
+
+
+def replayed(records: Iterable[Record]) -> Replayed:
+    """Route each recorded request again at the moment when it was booked."""
+    played = Playback()
+    open_requests: dict[str, Arrived] = {}
+    plans: dict[str, dict[str, Any]] = {}
+    same, differ, skipped = 0, [], Counter[str]()
+    for record in records:
+        router = played.router
+        if isinstance(record, Arrived):
+            open_requests[record.id] = record
+            while len(open_requests) > _MOST_OPEN:
+                oldest = next(iter(open_requests))
+                del open_requests[oldest]
+                plans.pop(oldest, None)
+        elif isinstance(record, Changed) and isinstance(record.change, Booked):
+            booked = record.change
+            arrived = open_requests.get(booked.request_id)
+            if arrived is None or router is None:
+                skipped["its request is not in the recording"] += 1
+            elif booked.stage in plans.get(booked.request_id, {}):
+                skipped["a retry"] += 1
+            elif arrived.asked.get("not_modelled") and booked.stage != "decode":
+                skipped["its prompt is not in the recording"] += 1
+            else:
+                verdict = _again(router, arrived, booked, record.at, plans)
+                if verdict is None:
+                    same += 1
+                elif isinstance(verdict, str):
+                    skipped[verdict] += 1
+                else:
+                    differ.append((booked.request_id, *verdict))
+        played.take(record)
+    return Replayed(same, differ, dict(skipped))
+
+
+def _again(
+    router: Router, arrived: Arrived, booked: Booked, at: float, plans: dict[str, dict[str, Any]]
+) -> tuple[str, str] | str | None:
+    """None: the same choice; why it cannot be compared; (recorded, cheapest)."""
+    router.advance(at)
+    request = request_of(arrived)
+    ref = (booked.worker_id, booked.dp_rank)
+    earlier = plans.setdefault(booked.request_id, {})
+    prefill = earlier.get("prefill")
+    if booked.stage == "decode":
+        if prefill is None:
+            return "the prefill worker of the request is unknown"
+        decision = router.continue_plan(request, prefill).decode
+    else:
+        plan = router.plan(request)
+        decision = plan.prefill if booked.stage == "prefill" else plan.final
+    if decision is None or decision.stage != booked.stage:
+        return "the stages are others"
+    earlier[booked.stage] = decision
+    if ref not in [tuple(one) for one in decision.refs]:
+        return f"{ref[0]:x}", "not a candidate"
+    position = [tuple(one) for one in decision.refs].index(ref)
+    if booked.stage == "prefill":
+        earlier["prefill"] = replace(decision, winner=position)
+    if decision.temperature > 0:
+        return "drawn at a temperature"
+    low = min(decision.costs[i] for i in decision.group)
+    if decision.costs[position] <= low + _SAME_COST:
+        return None
+    cheapest = decision.worker
+    return decision.workers[position].name, "" if cheapest is None else cheapest.name

@@ -1,0 +1,266 @@
+"""Recording a frontend while it works: all that it does is there, and routes again the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.recording import (
+    Arrived,
+    Changed,
+    Decided,
+    Finished,
+    Noted,
+    Record,
+    RecordingFile,
+    Start,
+    State,
+    read_recording,
+    recording_report,
+)
+from dynctl.serving.telemetry import recorder as recorder_module
+from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings, old_of
+from dynctl.sources.frontend.recording import stream_recording
+from dynctl.sources.recording import replayed
+from router_core import Booked, Freed, KvEvent, ThresholdsSet
+from tests.dynctl.serving.fleets import WORDS, Site, site, zone
+from tests.waiting import until
+
+PROMPTS = [WORDS * 4, WORDS * 8, "another beginning " + WORDS * 6]
+SECRETS = ("quick brown", "another beginning", "salt-of-a-tenant", "t0ken", "sk-secret")
+
+
+async def started(fleet: Site) -> Recorder:
+    """The recorder of the frontend, once it gets every change."""
+    await until(lambda: bool(fleet.frontend.recordings.active and fleet.service.taps))
+    return fleet.frontend.recordings.active[0]
+
+
+async def traffic(fleet: Site, rounds: int = 4) -> None:
+    for turn in range(rounds):
+        texts = [text + f" question {turn % 2}" for text in PROMPTS]
+        answers = await asyncio.gather(
+            *(fleet.chat(t, cache_salt="salt-of-a-tenant" if i == 1 else None, max_tokens=40)
+              for i, t in enumerate(texts))
+        )  # fmt: skip
+        assert [status for status, _, _ in answers] == [200] * len(texts)
+    await fleet.idle()
+
+
+def of(kind: type[Any], records: list[Record]) -> list[Any]:
+    return [one for one in records if isinstance(one, kind)]
+
+
+def changes(kind: type[Any], records: list[Record]) -> list[Any]:
+    return [one.change for one in of(Changed, records) if isinstance(one.change, kind)]
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["aggregated", "disaggregated"])
+async def test_a_recorded_frontend_routes_again_the_same_way(tmp_path: Path, split: bool):
+    path = tmp_path / "r.dynrec"
+    engines: list[dict[str, Any]] = [{"name": f"a{i}"} for i in range(3)]
+    if split:
+        engines = [
+            {"name": f"{role}-{z}", "role": role, **zone(z)}
+            for role in ("prefill", "decode")
+            for z in ("a", "b")
+        ]
+    async with site(engines, record=path) as fleet:
+        await fleet.connected()
+        recorder = await started(fleet)
+        await traffic(fleet)
+        fleet.service.apply(ThresholdsSet("demo", {"active_prefill_tokens_threshold": 10_000}))
+        ids = {one.id for one in fleet.frontend.memory.recent(100)}
+        decisions = [one.plan for one in fleet.frontend.memory.recent(100)]
+    records = list(read_recording(path))
+    assert recorder.lost == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    assert isinstance(records[0], Start)
+    assert records[0].source == "frontend"
+    assert records[0].block_sizes == {"demo": 16}
+    assert isinstance(records[1], State)
+    times = [one.at for one in records]
+    assert times == sorted(times)
+    arrived, decided, finished = (of(kind, records) for kind in (Arrived, Decided, Finished))
+    assert {one.id for one in arrived} == ids == {one.id for one in finished}
+    assert {one.id for one in decided} == ids
+    tenants = {one.tenant for one in arrived}
+    assert len(tenants) == 2
+    assert "" in tenants
+    assert {one.salted for one in arrived if one.tenant} == {True}
+    assert all(len(one.hashes) == one.isl_tokens // 16 for one in arrived)
+    assert {one.output_limit for one in arrived} == {40}
+    by_id = {plan.id: plan for plan in decisions}
+    for one in decided:
+        plan = by_id[one.id]
+        assert one.decode == plan.final.ref
+        assert one.prefill == (None if plan.prefill is None else plan.prefill.ref)
+        assert one.cached_blocks <= one.best_cached_blocks
+    assert all(one.status == 200 and one.outcome == "success" for one in finished)
+    assert all(one.ttft_s > 0 and one.cached_tokens is not None for one in finished)
+    assert changes(KvEvent, records)
+    assert len(changes(Booked, records)) == len(arrived) * (2 if split else 1)
+    assert len(changes(Freed, records)) >= len(arrived)
+    assert changes(ThresholdsSet, records)
+    assert isinstance(records[-1], Noted)
+    assert (records[-1].kind, records[-1].text) == ("stopped", "the process ended")
+
+    again = replayed(records)
+    assert again.differ == []
+    assert again.same + sum(again.skipped.values()) == len(changes(Booked, records))
+    assert again.same == len(changes(Booked, records))
+
+    data = b"".join(_plain(path))
+    for secret in SECRETS:
+        assert secret.encode() not in data
+
+
+def _plain(path: Path) -> list[bytes]:
+    import zlib
+
+    data = path.read_bytes()
+    headers = list(RecordingFile(path).headers())
+    return [zlib.decompress(data[h.end - h.length : h.end]) for h in headers]
+
+
+async def test_nothing_is_left_of_a_recording_that_ended(tmp_path: Path):
+    async with site([{"name": "a0"}]) as fleet:
+        before = list(fleet.service.observers)
+        assert fleet.service.taps == ()
+        sink = FileSink(tmp_path / "r")
+        running = asyncio.create_task(fleet.frontend.recordings.record(sink))
+        recorder = await started(fleet)
+        await traffic(fleet, 1)
+        recorder.stop()
+        assert (await running).records > 0
+        sink.close()
+        assert fleet.service.taps == ()
+        assert fleet.service.observers == before
+        assert fleet.frontend.recordings.active == []
+
+
+async def test_a_client_streams_a_recording_of_whole_chunks(tmp_path: Path):
+    path = tmp_path / "r"
+    async with site([{"name": "a0"}], api_token="t0ken") as fleet:
+        await fleet.connected()
+
+        def copy(token: str | None, to: Path, seconds: int) -> str:
+            return stream_recording(
+                fleet.frontend.url, token, to, timeout=10, seconds=seconds, max_bytes=1 << 20
+            )
+
+        with pytest.raises(UsageProblem, match="needs a token"):
+            await asyncio.to_thread(copy, None, tmp_path / "no", 1)
+        assert not (tmp_path / "no").exists()
+        reading = asyncio.create_task(asyncio.to_thread(copy, "t0ken", path, 2))
+        await started(fleet)
+        await traffic(fleet, 1)
+        assert await reading == ""
+        with pytest.raises(UsageProblem, match="the file exists"):
+            await asyncio.to_thread(copy, "t0ken", path, 1)
+        await until(lambda: fleet.frontend.recordings.active == [])
+    records = list(read_recording(path))
+    assert isinstance(records[-1], Noted)
+    assert records[-1].text == "the recording lasted 2 s, as it was set"
+    assert len(of(Finished, records)) == len(PROMPTS)
+    assert replayed(records).differ == []
+    report = recording_report(path)
+    assert report.records["Arrived"] == len(PROMPTS)
+    assert report.missing == []
+
+
+async def test_a_recording_ends_at_its_limit_and_says_so(tmp_path: Path):
+    path = tmp_path / "r"
+    async with site([{"name": "a0"}]) as fleet:
+        sink = FileSink(path)
+        running = asyncio.create_task(fleet.frontend.recordings.record(sink, max_bytes=6_000))
+        await started(fleet)
+        while not running.done():
+            await traffic(fleet, 1)
+        assert (await running).full
+        sink.close()
+    *_, last = read_recording(path)
+    assert isinstance(last, Noted)
+    assert last.kind == "dropped"
+    assert "it reached its limit of 6,000 bytes" in last.text
+    assert path.stat().st_size < 8_000
+
+
+async def test_a_full_file_of_a_process_becomes_the_old_one(tmp_path: Path):
+    path = tmp_path / "r"
+    path.write_text("of an earlier process")
+    async with site([{"name": "a0"}], record=path, record_bytes=6_000) as fleet:
+        assert old_of(path).read_text() == "of an earlier process"
+        while old_of(path).read_bytes()[:6] != b"dynctl":
+            await traffic(fleet, 1)
+        await started(fleet)
+    for one in (old_of(path), path):
+        assert isinstance(next(read_recording(one)), Start)
+
+
+async def test_a_slow_sink_loses_records_and_never_time(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(recorder_module, "MAX_PENDING", 40)
+    release = asyncio.Event()
+
+    class Slow:
+        data = b""
+
+        async def write(self, data: bytes) -> None:
+            if len(self.data) > 100:
+                await release.wait()
+            self.data += data
+
+    async with site([{"name": f"a{i}"} for i in range(2)]) as fleet:
+        await fleet.connected()
+        slow = Slow()
+        running = asyncio.create_task(fleet.frontend.recordings.record(slow))
+        recorder = await started(fleet)
+        await until(lambda: len(slow.data) > 100)
+        await traffic(fleet, 6)  # while the sink takes nothing
+        release.set()
+        await until(lambda: recorder.lost > 0)
+        await traffic(fleet, 1)
+        recorder.stop()
+        await running
+    path = tmp_path / "r"
+    path.write_bytes(slow.data)
+    records = list(read_recording(path))
+    *_, lost = [one for one in of(Noted, records) if one.kind == "dropped"]
+    assert "records are missing" in lost.text
+    after = records[records.index(lost) + 1 :]
+    assert isinstance(after[0], State)
+    assert replayed(after).differ == []
+
+
+async def test_only_a_few_recordings_run_at_a_time(tmp_path: Path):
+    async with site([{"name": "a0"}]) as fleet:
+        recordings: Recordings = fleet.frontend.recordings
+        sinks = [FileSink(tmp_path / str(i)) for i in range(recorder_module.MOST_RECORDINGS)]
+        tasks = [asyncio.create_task(recordings.record(one)) for one in sinks]
+        await until(lambda: len(recordings.active) == len(sinks))
+        status, body = await fleet.get("/v1/recording")
+        assert status == 429
+        assert "recordings run already" in body["error"]["message"]
+        for query in ("seconds=0", "max_bytes=5", "seconds=x", "other=1"):
+            assert (await fleet.get(f"/v1/recording?{query}"))[0] == 400
+        await recordings.close()
+        await asyncio.gather(*tasks)
+        for sink in sinks:
+            sink.close()
+
+
+async def test_a_sink_that_fails_ends_the_recording_of_a_process(tmp_path: Path, monkeypatch):
+    async def full(self: FileSink, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileSink, "write", full)
+    async with site([{"name": "a0"}], record=tmp_path / "r") as fleet:
+        await until(lambda: any("No space left" in one.message for one in fleet.service.conditions))
+        assert fleet.service.taps == ()
+        assert (await fleet.chat())[0] == 200
