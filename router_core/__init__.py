@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from router_core.learned import LearnedIndex
     from router_core.lower_tiers import TIERS, LowerTiers
     from router_core.worker_sets import Overlaps, slots_of
+    from router_core.lean import LeanBooking, LeanIndex, LeanRouter
     from router_core.errors import (
         ConfigError, ConstraintError, HashingError, PolicyUnderivable, RouterCoreError,
         SnapshotError, WorkerError,
@@ -110,6 +111,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "IndexBound", "PrefixIndex",
     "LearnedIndex",
     "TIERS", "LowerTiers",
+    "LeanBooking", "LeanIndex", "LeanRouter",
     "Overlaps", "slots_of",
     "ConfigError", "ConstraintError", "HashingError", "PolicyUnderivable", "RouterCoreError",
     "SnapshotError", "WorkerError",
@@ -154,6 +156,7 @@ _MODULES = {
     "index": "IndexBound PrefixIndex",
     "learned": "LearnedIndex",
     "lower_tiers": "LowerTiers TIERS",
+    "lean": "LeanBooking LeanIndex LeanRouter",
     "worker_sets": "Overlaps slots_of",
     "errors":
         "ConfigError ConstraintError HashingError PolicyUnderivable RouterCoreError SnapshotError "

@@ -37,6 +37,7 @@ from dynctl.documents.replay import (
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.engine.model import RankBusy, transfer_seconds
 from dynctl.simulation.engine.prefix_cache import BlockTable, Removed, Stored
+from dynctl.simulation.engine.prefix_cache import CacheEvent as EngineEvent
 from dynctl.simulation.replay.fleet import (
     Loss,
     Objective,
@@ -60,6 +61,9 @@ from router_core import (
     Freed,
     IndexMarked,
     KvEvent,
+    LeanBooking,
+    LeanIndex,
+    LeanRouter,
     LoadReported,
     ModelRuntimeConfig,
     PrefillDone,
@@ -74,6 +78,7 @@ from router_core import (
     Worker,
     WorkerLost,
     WorkerUpserted,
+    WorkerWithDpRank,
     sequence_hashes,
 )
 
@@ -102,6 +107,7 @@ def simulate(
     objective: Objective | None = None,
     most_blocks: int = MOST_BLOCKS,
     leaps: bool = True,
+    lean: bool = True,
 ) -> ReplayResult:
     """Replay ``requests`` (in order of time) and measure; raises ReplayError.
 
@@ -109,11 +115,11 @@ def simulate(
     and books its own requests, with ``sync`` also those of the others. ``records`` gets what
     happened as a recording: the changes are those of the first router, and the bookings of all.
     ``most_blocks``: distinct prompt blocks that the ceiling remembers. ``leaps`` False takes each
-    step alone; the result is the same.
+    step alone, ``lean`` False decides with a whole Router in every case; the result is the same.
     """
     if routers < 1:
         raise ReplayError(f"routers: expected at least 1, got {routers}")
-    run = _Replay(fleet, policy, seed, routers, sync or ReplicaSync(), records, leaps)
+    run = _Replay(fleet, policy, seed, routers, sync or ReplicaSync(), records, leaps, lean)
     run.objective = objective or Objective()
     run.ceiling = Ceiling(most_blocks)
     return run.run(requests)
@@ -121,10 +127,14 @@ def simulate(
 
 @dataclass(slots=True, eq=False)
 class _Frontend:
-    """One router, and the requests that wait in its queue."""
+    """One router, and the requests that wait in its queue.
+
+    ``lean`` decides in place of ``router`` where both decide the same.
+    """
 
     router: Router
     number: int
+    lean: LeanRouter | None = None
     waiting: OrderedDict[str, _Live] = field(default_factory=OrderedDict)
 
 
@@ -142,11 +152,13 @@ class _Live:
     """A request under way. Times are in ns; -1: not yet."""
 
     trace: TraceRequest
-    request: RoutingRequest
     frontend: _Frontend
     number: int
     arrived: int
-    local: Sequence[int]
+    hashes: Sequence[int]
+    local: Sequence[int] = ()
+    routed: RoutingRequest | None = None
+    booking: LeanBooking | None = None
     attempts: int = 0
     failed: frozenset[int] = frozenset()
     admitted: bool = False
@@ -160,7 +172,12 @@ class _Live:
     first: int = -1
     cached_tokens: int | None = None
     expected_tokens: int = 0
-    blocks: int = 0
+
+    @property
+    def request(self) -> RoutingRequest:
+        if self.routed is None:
+            raise AssertionError(f"request {self.trace.id} has a lean router")
+        return self.routed
 
 
 @dataclass(slots=True, eq=False)
@@ -211,6 +228,7 @@ class _Replay:
         sync: ReplicaSync,
         records: Callable[[Record], None] | None,
         leaps: bool,
+        lean: bool,
     ) -> None:
         self.fleet = fleet
         self.policy = policy
@@ -239,10 +257,17 @@ class _Replay:
             raise ReplayError("workers: expected different ids, got one twice")
         if not fleet.workers:
             raise ReplayError("workers: expected at least one, got none")
-        # Other modes read no events; a recording has them all the same.
-        reads = policy.config.router_mode == "kv" or records is not None
-        self._events = policy.config.use_kv_events and reads
-        self._tracks_output = policy.config.router_track_output_blocks
+        self._events = policy.config.use_kv_events
+        self._ranks = list(self.ranks.values())
+        #: What lean routers share; None: routers of the full kind.
+        self._lean_index: LeanIndex | None = None
+        if self._may_be_lean(records, routers, lean):
+            self._lean_index = LeanIndex()
+            refs = [WorkerWithDpRank(*one.key) for one in self._ranks]
+            for frontend in self.frontends:
+                frontend.lean = LeanRouter(
+                    policy.config, refs, self._config.block_size, self._lean_index
+                )
         self._events_delay = round(fleet.events_delay_s * NS)
         self._sync_delay = round(sync.delay_s * NS) if sync.mode == "delayed" else -1
         self._shares = routers > 1 and self._sync_delay >= 0
@@ -338,8 +363,8 @@ class _Replay:
             frontend = frontends[int(self._draw() * len(frontends))]
         size = self._config.block_size
         local = _local_hashes(trace, size)
-        hashes = sequence_hashes(local)
-        seconds = self._now / NS
+        lean = frontend.lean
+        hashes = sequence_hashes(local) if lean is None else _chained(local)
         self.requests += 1
         self._under_way += 1
         tokens = trace.input_tokens
@@ -347,10 +372,16 @@ class _Replay:
         if trace.hash_ids:
             self.hashed += 1
             self.ceiling_tokens += self.ceiling.see(hashes, (tokens - 1) // size) * size
+        live = _Live(trace, frontend, number, self._now, hashes)
+        if tokens + trace.output_tokens <= self._context_length and lean is not None:
+            self._place_lean(live, lean)
+            return
+        seconds = self._now / NS
         session = None
         if trace.session and self.policy.config.router_session_affinity_ttl_secs is not None:
             session = Session(trace.session, seconds)
-        request = RoutingRequest(
+        live.local = local
+        live.routed = RoutingRequest(
             trace.id,
             self.fleet.model,
             tokens,
@@ -360,7 +391,6 @@ class _Replay:
             arrived_at=seconds,
             session=session,
         )
-        live = _Live(trace, request, frontend, number, self._now, local)
         if self._emit is not None:
             self._emit(
                 Arrived(
@@ -381,6 +411,23 @@ class _Replay:
             self._refused(live, "too_long")
             return
         self._place(live)
+
+    def _place_lean(self, live: _Live, lean: LeanRouter) -> None:
+        """As `_place`: a lean router lets no request wait."""
+        draw, trace = self._draw, live.trace
+        among = None
+        if live.failed:
+            ranks = self._ranks
+            among = [n for n, one in enumerate(ranks) if one.worker.worker_id not in live.failed]
+            if not among:
+                self._refused(live, "no_eligible_worker")
+                return
+        sample, _ = draw(), draw()
+        tokens = trace.input_tokens
+        position, cached = lean.choose(live.hashes, tokens, sample, among)
+        live.booking = lean.book(position, live.hashes, tokens, cached)
+        live.expected_tokens = cached * self._config.block_size
+        self._submit(live, self._ranks[position], trace.output_tokens)
 
     def _plan(self, live: _Live) -> RoutingPlan:
         draw = self._draw
@@ -435,7 +482,7 @@ class _Replay:
             prompt_tokens=live.trace.input_tokens,
             keep_kv=keep_kv,
             pulls=pulls,
-            hashes=list(live.request.sequence_hashes),
+            hashes=list(live.hashes),
             local=list(live.local),
             owner=live,
             # The hop is part of the name: both hops fill blocks of their own.
@@ -459,7 +506,12 @@ class _Replay:
     def _failed_hop(self, live: _Live, rank: _Rank, reason: str) -> None:
         """Send a request elsewhere that an engine did not take, or lost."""
         live.generation = None
-        self._apply(live.frontend, Freed(live.request.id, None, False))
+        lean = live.frontend.lean
+        if lean is None:
+            self._apply(live.frontend, Freed(live.trace.id, None, False))
+        elif live.booking is not None:
+            lean.free(live.booking)
+            live.booking = None
         if live.held is not None:
             self._pulled(live.held)
             live.held = None
@@ -474,7 +526,10 @@ class _Replay:
             return
         self.retried += 1
         live.failed |= {rank.worker.worker_id}
-        self._place(live)
+        if lean is None:
+            self._place(live)
+        else:
+            self._place_lean(live, lean)
 
     def _book(self, live: _Live, decision: Decision) -> None:
         frontend = live.frontend
@@ -594,14 +649,22 @@ class _Replay:
         if live.prefiller is rank and generation.keep_kv:
             self._hand_over(live, rank, generation)
             return
+        lean, booking = live.frontend.lean, live.booking
         if generation.produced == 1:
             live.first = self._now
-            self._apply(live.frontend, PrefillDone(live.request.id))
+            if lean is None:
+                self._apply(live.frontend, PrefillDone(live.trace.id))
+            elif booking is not None:
+                lean.prefill_done(booking)
             if live.prefiller is None:
                 self._computed(live, rank, generation)
         if generation.ended:
             rank.output_tokens += generation.produced
-            self._apply(live.frontend, Freed(live.request.id))
+            if lean is None:
+                self._apply(live.frontend, Freed(live.trace.id))
+            elif booking is not None:
+                lean.free(booking)
+            live.generation = live.booking = None
             self._finish(live, "completed")
 
     def _computed(self, live: _Live, rank: _Rank, generation: VirtualRequest) -> None:
@@ -721,6 +784,9 @@ class _Replay:
         cache = rank.engine.cache
         if not cache.changed:
             return
+        if self._lean_index is not None:
+            self._flush_lean(rank, cache.take_events())
+            return
         found: list[CacheEvent] = []
         for event in cache.take_events():
             if isinstance(event, Stored):
@@ -745,6 +811,24 @@ class _Replay:
         else:
             for change in changes:
                 self._everywhere(change)
+
+    def _flush_lean(self, rank: _Rank, events: list[EngineEvent]) -> None:
+        for event in events:
+            if isinstance(event, Removed):
+                rank.evicted += len(event.hashes)
+        if self._events_delay:
+            self._at(self._now + self._events_delay, self._deliver_lean, (rank, events))
+        else:
+            self._deliver_lean((rank, events))
+
+    def _deliver_lean(self, what: tuple[_Rank, list[EngineEvent]]) -> None:
+        rank, events = what
+        index, bit = self._lean_index or LeanIndex(), 1 << rank.number
+        for event in events:
+            if isinstance(event, Stored):
+                index.store(bit, event.hashes)
+            elif isinstance(event, Removed):
+                index.remove(bit, event.hashes)
 
     def _deliver(self, what: tuple[_Rank, VirtualRank, list[Change]]) -> None:
         rank, engine, changes = what
@@ -905,6 +989,21 @@ class _Replay:
 
     # -- parts -------------------------------------------------------------------------------
 
+    def _may_be_lean(
+        self, records: Callable[[Record], None] | None, routers: int, wanted: bool
+    ) -> bool:
+        """Whether a lean router decides as a whole one: nothing else is read of a decision."""
+        fleet, policy = self.fleet, self.policy
+        return (
+            wanted
+            and records is None
+            and all(worker.role is Role.AGGREGATED for worker in fleet.workers)
+            and (routers == 1 or self.sync.mode == "none")
+            and not (fleet.losses or fleet.events_loss or policy.classes)
+            and policy.transfer is None
+            and LeanRouter.supports(policy.config)
+        )
+
     def _frontend(self, number: int) -> _Frontend:
         classes = self.policy.classes
         router = Router(self.policy.config, exact_reuse=True, learns=True, policy_classes=classes)
@@ -1059,6 +1158,15 @@ def _local_hashes(trace: TraceRequest, size: int) -> list[int]:
         f"request {trace.id}: its blocks have {given} tokens, those of the engines {size}; "
         "expected one to be a multiple of the other"
     )
+
+
+def _chained(local: Sequence[int]) -> list[int]:
+    """Names of the blocks in which each stands for those in front of it too."""
+    names, name = [], 0
+    for one in local:
+        name = hash((name, one))
+        names.append(name)
+    return names
 
 
 def _engine_config(fleet: SimulatedFleet) -> EngineConfig:

@@ -191,6 +191,31 @@ def test_a_leap_over_steps_gives_what_the_single_steps_give(replay):
     assert encode(result) == encode(stepped)
 
 
+@st.composite
+def plain_replays(draw):
+    """Aggregated workers without faults: what lean routers decide."""
+    trace, engine = draw(workloads())
+    ranks = draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
+    workers = tuple(SimulatedWorker(9 - n, ranks=count) for n, count in enumerate(ranks))
+    delay = draw(st.sampled_from([0.0, 0.003]))
+    values = {
+        "router_mode": draw(st.sampled_from(["kv", "round-robin", "random", "power-of-two"])),
+        "prefill_load_scale": draw(st.sampled_from([1.0, 2.0])),
+        "router_temperature": draw(st.sampled_from([0.0, 0.5])),
+    }
+    policy = Policy("p", RouterConfig().with_values(values))
+    more = {"routers": draw(st.sampled_from([1, 3]))}
+    return trace, SimulatedFleet(workers, engine, events_delay_s=delay), policy, more
+
+
+@given(plain_replays() | replays())
+def test_lean_routers_give_the_result_of_whole_routers_and_so_do_recorded_ones(replay):
+    trace, where, policy, options = replay
+    found = simulate(trace, where, policy, 1, **options)
+    assert encode(found) == encode(simulate(trace, where, policy, 1, lean=False, **options))
+    assert encode(found) == encode(replayed(replay)[0])
+
+
 @given(replays())
 def test_the_same_seed_gives_the_same_bytes_and_every_request_ends_once(replay):
     result, records = replayed(replay)
