@@ -21,7 +21,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser soak test-busy test-dynamo test-vllm check completions docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser soak test-busy test-dynamo test-sdk test-vllm check completions docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -122,6 +122,20 @@ $(DYNAMO_STAMP): | $(BIN)/python
 	@$(DYNAMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(DYNAMO_VENV)/requirements.txt
 	@touch $@
 
+# Client libraries of others: they run in an environment of their own.
+SDK_VENV          := .venv-sdk
+SDK_STAMP         := $(SDK_VENV)/.stamp-$(shell cksum < tests/sdk/requirements.txt | cut -d' ' -f1)
+DYNCTL_SDK_PYTHON ?= $(SDK_VENV)/bin/python
+
+test-sdk: $(VENV)/.dev-stamp $(if $(filter $(SDK_VENV)/%,$(DYNCTL_SDK_PYTHON)),$(SDK_STAMP))  ## the tests with the client libraries openai, anthropic, litellm and aiperf (1.5 GB to install)
+	DYNCTL_SDK_PYTHON="$(abspath $(DYNCTL_SDK_PYTHON))" $(BIN)/python -m pytest $(PARALLEL) tests/sdk $(ARGS)
+
+$(SDK_STAMP): | $(BIN)/python
+	@echo "installing client libraries into $(SDK_VENV)"
+	@$(BIN)/python -m venv --clear $(SDK_VENV)
+	@$(SDK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sdk/requirements.txt
+	@touch $@
+
 # As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that name_vllm adds.
 VLLM_VENV          := .venv-vllm
 VLLM_STAMP         := $(VLLM_VENV)/.stamp-$(shell cat tests/vllm/requirements.txt tests/vllm/name_vllm.py | cksum | cut -d' ' -f1)
@@ -185,5 +199,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SDK_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

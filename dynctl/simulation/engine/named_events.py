@@ -168,7 +168,8 @@ class ResponsesWriter:
             self._of_part("response.output_text.done", text=text, logprobs=[])
             + self._of_part("response.content_part.done", part=self._part(text))
             + self._event("response.output_item.done", output_index=0, item=whole["output"][0])
-            + self._event(f"response.{whole['status']}", response=whole)
+            # As vLLM: an answer that was cut is completed too, with its status in it.
+            + self._event("response.completed", response=whole)
         )
 
     def error(self, message: str) -> bytes:

@@ -76,7 +76,7 @@ async def test_an_answer_and_its_stream(path: str, fleet_of: list[dict[str, Any]
         )
         assert text == text_of(path, answer)
         assert events[0][0] == ("message_start" if path == MESSAGES else "response.created")
-        assert events[-1][0] == ("message_stop" if path == MESSAGES else "response.incomplete")
+        assert events[-1][0] == ("message_stop" if path == MESSAGES else "response.completed")
         await fleet.idle()
 
 
