@@ -340,7 +340,7 @@ class Recorder(ServiceObserver):
     def _keep_state(self, now: float) -> None:
         """Note what was lost, and add a state: after a loss, and now and then."""
         if self._dropped and len(self._pending) < MAX_PENDING // 2:
-            text = f"{self._dropped:,} records are missing: the recording was written too slowly"
+            text = f"{self._dropped:,} records are missing: they could not be written in time"
             self.lost += self._dropped
             self._dropped = 0
             self._pending.append(Noted(self._now(), "dropped", "recording", "", text))
@@ -354,12 +354,16 @@ class Recorder(ServiceObserver):
         while left > 0 and self._pending:
             left -= 1
             item = self._pending.popleft()
-            if isinstance(item, tuple):
-                self._writer.add_change(*item)
-            elif isinstance(item, _Capture):
-                await self._encode_state(item)
-            else:
-                self._writer.add(item)
+            try:
+                if isinstance(item, tuple):
+                    self._writer.add_change(*item)
+                elif isinstance(item, _Capture):
+                    await self._encode_state(item)
+                else:
+                    self._writer.add(item)
+            except (OverflowError, TypeError, ValueError):
+                # A value that the file has no form for, such as an integer over 64 bits.
+                self._dropped += 1
             if not left % _SLICE:
                 await asyncio.sleep(0)
             if self._writer.size >= _CHUNK_BYTES:

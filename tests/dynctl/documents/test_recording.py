@@ -5,7 +5,7 @@ import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -47,6 +47,7 @@ from router_core.transfer import Link
 from router_core.workers import ModelRuntimeConfig, Role
 
 U64 = st.integers(0, 2**64 - 1)
+SMALL = st.integers(0, 10**6)
 HASHES = st.lists(U64, max_size=6).map(tuple)
 TEXT = st.text(max_size=12)
 TIMES = st.floats(0, 4e9)
@@ -94,7 +95,11 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 def strategy(form: type[Any]) -> st.SearchStrategy[Any]:
     """All values of one type of change or event."""
-    return st.builds(form, **{n: FIELDS[n] for n in form.__dataclass_fields__ if n in FIELDS})
+    made = {n: FIELDS[n] for n in form.__dataclass_fields__ if n in FIELDS}
+    for name, hint in get_type_hints(form).items():
+        if name not in made and hint in (int, int | None):
+            made[name] = U64 if hint is int else st.none() | U64
+    return st.builds(form, **made)
 
 
 FIELDS["event"] = st.one_of([strategy(one) for one in get_args(CacheEvent)])
@@ -127,15 +132,34 @@ def test_changes_round_trip(tmp_path_factory: pytest.TempPathFactory, made: list
             isl_tokens=st.integers(0, 10**6),
             block_size=st.integers(1, 256),
             hashes=HASHES,
+            priority=SMALL,
+            output_limit=st.none() | SMALL,
             asked=st.dictionaries(TEXT, PLAIN, max_size=2),
+            router=SMALL,
         )
-        | st.builds(Decided, at=TIMES, cost=st.none() | st.floats(0, 1e6), document=st.binary())
-        | st.builds(Finished, at=TIMES, ttft_s=st.none() | st.floats(0, 100))
+        | st.builds(
+            Decided,
+            at=TIMES,
+            prefill=st.none() | st.tuples(U64, SMALL),
+            decode=st.none() | st.tuples(U64, SMALL),
+            cost=st.none() | st.floats(0, 1e6),
+            document=st.binary(),
+        )
+        | st.builds(
+            Finished,
+            at=TIMES,
+            status=st.none() | SMALL,
+            prompt_tokens=st.none() | SMALL,
+            cached_tokens=st.none() | SMALL,
+            output_tokens=st.none() | SMALL,
+            ttft_s=st.none() | st.floats(0, 100),
+        )
         | st.builds(Noted, at=TIMES)
         | st.builds(
             Start,
             at=TIMES,
             settings=st.dictionaries(TEXT, PLAIN, max_size=3),
+            block_sizes=st.dictionaries(TEXT, SMALL, max_size=2),
             complete=st.frozensets(st.sampled_from(r.KINDS)),
         ),
         max_size=8,
