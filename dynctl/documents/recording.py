@@ -180,8 +180,8 @@ class Finished(msgspec.Struct, frozen=True):
 class Noted(msgspec.Struct, frozen=True):
     """Something that readers must know: a condition, a step of a canary, records that are missing.
 
-    ``kind``: ``began``, ``ended``, ``canary``, ``dropped``, ``stopped``, ``quiet`` (a
-    sign of life); a reader adds ``cut`` and ``skipped``. ``code``: a code of
+    ``kind``: ``began``, ``ended``, ``holds`` (at a State), ``canary``, ``dropped``, ``stopped``,
+    ``quiet`` (a sign of life); a reader adds ``cut`` and ``skipped``. ``code``: a code of
     `dynctl explain`, or empty.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,6 +52,8 @@ KEPT: Final = 500
 #: Requests whose arrival is kept until they are decided; older ones are forgotten.
 _MOST_OPEN: Final = 20_000
 _MATCHES: Final = 10
+#: Chunks before a state whose decisions are read for `top`.
+_CHUNKS_BACK: Final = 60
 #: Costs that differ by rounding: sums in another order.
 _SAME_COST: Final = 1e-6
 _OFFSET: Final = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|)")
@@ -167,7 +169,7 @@ class Playback:
 
     def _note(self, note: Noted) -> None:
         key = (note.code, note.subject)
-        if note.kind == "began":
+        if note.kind in ("began", "holds"):
             first = self.conditions.get(key)
             at = note.at if first is None else first.at
             self.conditions[key] = msgspec.structs.replace(note, at=at)
@@ -237,11 +239,11 @@ class RecordedMoment(ViewSource):
 
     def records_after(self) -> Iterator[Record]:
         """What follows the moment, in order."""
-        place = self._place()
-        for header in self._headers[place:]:
-            for record in self.file.records(header):
-                if record.at > self.at:
-                    yield record
+        for header in self._headers:
+            if header.last > self.at:
+                for record in self.file.records(header):
+                    if record.at > self.at:
+                        yield record
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -253,27 +255,44 @@ class RecordedMoment(ViewSource):
         if lost:
             yield doubt("DYR0764", missing=f"all records ({lost})")
 
-    def _place(self) -> int:
-        """The number of the chunk from which the router of the moment is rebuilt."""
-        places = [i for i, one in enumerate(self._headers) if one.starts and one.first <= self.at]
-        return places[-1] if places else 0
+    def _places(self) -> list[int]:
+        """The numbers of the chunks from which the router may be rebuilt, the last one first: its
+        state may be after the moment."""
+        headers = enumerate(self._headers)
+        return [i for i, one in headers if one.starts and one.first <= self.at][::-1]
 
     def _played(self) -> Playback:
         played = Playback()
-        place = self._place()
-        if place:
-            # What the recording says about itself, and the decisions before the state.
-            first = self.file.records(self._headers[0])
-            played.start = next((one for one in first if isinstance(one, Start)), None)
-        for header in self._headers[place:]:
-            if header.first > self.at:
-                break
-            for record in self.file.records(header):
-                if record.at > self.at:
-                    break
+        for place in self._places():
+            played = Playback()
+            for record in self._until(self._headers[place:]):
                 played.take(record)
+            if played.router is not None:
+                self._before_state(played, self._headers[:place])
+                break
         played.now = self.at
         return played
+
+    def _until(self, headers: Iterable[ChunkHeader]) -> Iterator[Record]:
+        """The records of these chunks up to the moment."""
+        for header in headers:
+            if header.first > self.at:
+                return
+            for record in self.file.records(header):
+                if record.at > self.at:
+                    return
+                yield record
+
+    def _before_state(self, played: Playback, headers: Sequence[ChunkHeader]) -> None:
+        """Add what the recording says about itself, and the decisions before the state."""
+        if not headers:
+            return
+        first = self.file.records(headers[0])
+        played.start = next((one for one in first if isinstance(one, Start)), played.start)
+        for header in reversed(headers[-_CHUNKS_BACK:]):
+            found = [one for one in self.file.records(header) if isinstance(one, Decided)]
+            room = KEPT - len(played.decisions)
+            played.decisions.extendleft(reversed(found[-room:] if room else []))
 
     def _decision(self, wanted: str | None) -> RouteResult:
         found = self._find(wanted)

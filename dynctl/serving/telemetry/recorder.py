@@ -334,7 +334,10 @@ class Recorder(ServiceObserver):
         began = time.perf_counter()
         captured = self._service.router.capture()
         took = time.perf_counter() - began
-        self._pending.append(_Capture(self._now(), captured, took))
+        at = self._now()
+        self._pending.append(_Capture(at, captured, took))
+        for one in self._service.conditions:
+            self._pending.append(Noted(at, "holds", one.subject, one.code, one.message))
         self._state_at = self._service.clock()
 
     def _keep_state(self, now: float) -> None:

@@ -1,0 +1,311 @@
+"""A recording as a source: the router of any moment in it, and the decisions that it made."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.decisions import PastDecision
+from dynctl.documents.recording import (
+    Arrived,
+    Changed,
+    Decided,
+    Noted,
+    Record,
+    Start,
+    State,
+    encode_records,
+    read_recording,
+)
+from dynctl.serving.telemetry.recorder import arrived, decided
+from dynctl.sources.recording import (
+    RecordedFleet,
+    RecordedMoment,
+    moment,
+    replayed,
+    request_of,
+    time_text,
+)
+from router_core import (
+    Booked,
+    Change,
+    Freed,
+    LoadReported,
+    Router,
+    RoutingRequest,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+)
+from tests.dynctl.cli.conftest import dynctl as dynctl
+from tests.router_core.fleet import request as asked
+from tests.router_core.fleet import stored, worker
+
+BEGAN = 1_790_000_000.0  # 2026-09-21T14:13:20Z
+IDS = [f"decision-{i}" for i in range(12)]
+
+
+def made(tmp: Path, *, per_chunk: int = 6, complete: bool = True) -> tuple[Path, list[Router]]:
+    """A recording of twelve requests, one a second, and the router after each of them."""
+    router, states = Router(exact_reuse=True), []
+    records: list[Record] = []
+    kinds = frozenset({"arrivals", "decisions", "loads", "workers", "topology"})
+    kinds |= {"kv_events"} if complete else set()
+    records.append(
+        Start(BEGAN, "frontend", "r", "0.1.0", {}, {"tiny": 16}, exact_reuse=True, complete=kinds)
+    )
+
+    def apply(change: Change, at: float) -> None:
+        assert router.apply(change, at).ok
+        records.append(Changed(at, change))
+
+    for number in (1, 2, 3):
+        router.apply(WorkerUpserted(worker(number, zone="ab"[number % 2])), BEGAN)
+    records.append(State(BEGAN, router.snapshot()))
+    for i, name in enumerate(IDS):
+        at = BEGAN + i + 1
+        if i == 6:
+            records.append(State(at - 0.5, router.snapshot()))
+            records.append(Noted(at - 0.5, "began", "w2", "WORKER_UNREACHABLE", "no response"))
+            apply(WorkerAvailability(2, "no response"), at - 0.5)
+        if i == 9:
+            records.append(Noted(at - 0.5, "ended", "w2", "WORKER_UNREACHABLE", "no response"))
+            apply(WorkerAvailability(2, None), at - 0.5)
+        request = asked(130, name, seed=i % 3)
+        plan = router.plan(request)
+        records.append(arrived(at, request))
+        booking = router.booking(plan.final, request)
+        records.append(Changed(at, booking))
+        assert router.apply(booking, at).ok
+        records.append(decided(at, plan))
+        event = stored(booking.worker_id, 8, i % 3)
+        router.apply(event, at + 0.1)
+        records.append(Changed(at + 0.1, event))
+        apply(LoadReported(booking.worker_id, 0, kv_used_blocks=10 + i), at + 0.2)
+        if i > 3:
+            apply(Freed(IDS[i - 3]), at + 0.3)
+        states.append(Router.restore(router.snapshot()))
+    path = tmp / "r.dynrec"
+    path.write_bytes(encode_records(records, per_chunk))
+    return path, states
+
+
+def plain(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def test_the_router_of_each_moment_is_that_of_the_process(tmp_path: Path) -> None:
+    path, states = made(tmp_path)
+    for i, expected in enumerate(states):
+        source = RecordedMoment(path, f"+{i + 1.4}s")
+        mine, theirs = source.router.snapshot(), expected.snapshot()
+        for one in (mine, theirs):
+            one.pop("rotation")
+        assert plain(mine) == plain(theirs)
+
+
+def test_a_decision_is_explained_as_it_was(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    choices = {one.id: one for one in read_recording(path) if isinstance(one, Decided)}
+    source = RecordedMoment(path, None)
+    for name in IDS:
+        result = source.decision(name)
+        assert result.id == name
+        assert result.winner.decode is not None
+        ref = (result.winner.decode.worker_id, result.winner.decode.dp_rank)
+        assert any("the choice is the same" in text for text in result.assumptions) == (
+            ref == choices[name].decode
+        )
+    assert source.decision(None).id == IDS[-1]
+    assert source.decision("sion-7").id == IDS[7]
+    assert RecordedMoment(path, "+5s").decision(None).id == IDS[4]
+    with pytest.raises(UsageProblem, match="it has no decision 'decision-9' up to then"):
+        RecordedMoment(path, "+5s").decision("decision-9")
+    with pytest.raises(UsageProblem, match="matches several decisions"):
+        source.decision("1")
+
+
+def test_a_kept_document_is_the_explanation(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    records = list(read_recording(path))
+    document = RecordedMoment(path, None).decision(IDS[2])
+    fields = {name: getattr(document, name) for name in document.__struct_fields__}
+    past = PastDecision(**fields, at=BEGAN + 3, whole=True)
+    data = msgspec.json.encode(past)
+    records = [
+        msgspec.structs.replace(one, document=data)
+        if isinstance(one, Decided) and one.id == IDS[2]
+        else one
+        for one in records
+    ]
+    path.write_bytes(encode_records(records))
+    assert plain(RecordedMoment(path, None).decision(IDS[2])) == plain(past)
+
+
+def test_the_decisions_replay(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    found = replayed(read_recording(path))
+    assert (found.same, found.differ, found.skipped) == (len(IDS), [], {})
+    # Another choice is seen: of the requests with cached blocks, one went to another worker.
+    records: list[Record] = []
+    for one in read_recording(path):
+        if isinstance(one, Changed) and isinstance(one.change, Booked):
+            booked = one.change
+            if booked.request_id == IDS[4]:
+                other = 1 if booked.worker_id != 1 else 3
+                one = Changed(one.at, replace(booked, worker_id=other))
+        records.append(one)
+    found = replayed(records)
+    assert IDS[4] in [name for name, _, _ in found.differ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("+90s", 90),
+        ("+1.5m", 90),
+        ("+500ms", 0.5),
+        ("-30s", 270),
+        ("14:14:50", 90),
+        ("14:14", 40),
+        ("2026-09-21T14:14:50Z", 90),
+        ("2026-09-21T16:14:50+02:00", 90),
+        ("2026-09-21T14:14:50", 90),
+        ("14:13:19.5", 0),
+        ("14:18:20.9", 300),
+    ],
+)
+def test_forms_of_a_time(text: str, seconds: float) -> None:
+    assert moment(text, BEGAN, BEGAN + 300) == BEGAN + seconds
+
+
+def test_a_time_of_the_next_day() -> None:
+    midnight = 1_790_035_200.0  # 2026-09-22T00:00:00Z
+    assert moment("00:00:30", midnight - 60, midnight + 60) == midnight + 30
+
+
+@pytest.mark.parametrize("text", ["+400s", "-400s", "13:00", "2025-01-01T00:00:00Z"])
+def test_a_time_outside_names_the_range(text: str) -> None:
+    with pytest.raises(UsageProblem) as raised:
+        moment(text, BEGAN, BEGAN + 300)
+    assert "from 2026-09-21T14:13:20.000Z to 2026-09-21T14:18:20.000Z" in raised.value.message
+
+
+@pytest.mark.parametrize("text", ["", "noon", "25:00", "14:60", "+", "+9x", "14:13:61", "99"])
+def test_another_form_is_named(text: str) -> None:
+    with pytest.raises(UsageProblem, match="not a time"):
+        moment(text, BEGAN, BEGAN + 300)
+
+
+def test_what_a_recording_lacks_is_a_doubt(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, complete=False)
+    (doubt,) = RecordedMoment(path, None).view.doubts
+    assert (doubt.code, "KV events" in doubt.what) == ("DYR0764", True)
+    records = [*read_recording(path), Noted(BEGAN + 100, "dropped", "recording", "", "7 records")]
+    path.write_bytes(encode_records(records))
+    assert len(RecordedMoment(path, None).view.doubts) == 2
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    cut = RecordedMoment(path, None)
+    assert "is cut at byte" in cut.doubts[0]
+    path.write_bytes(whole[:18])
+    with pytest.raises(UsageProblem, match="it has no records yet"):
+        RecordedMoment(path, None)
+    path.write_bytes(b"[1]")
+    with pytest.raises(UsageProblem, match="is not a recording"):
+        RecordedMoment(path, None)
+    with pytest.raises(UsageProblem, match="No such file"):
+        RecordedMoment(tmp_path / "none", None)
+    path.write_bytes(encode_records([State(BEGAN, {"schema": 9})]))
+    with pytest.raises(UsageProblem, match="snapshot schema"):
+        RecordedMoment(path, None)
+    path.write_bytes(encode_records([Changed(BEGAN, WorkerLost(1))]))
+    with pytest.raises(UsageProblem, match="no state of the router before"):
+        RecordedMoment(path, None)
+
+
+async def test_top_plays_a_recording(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    still = RecordedFleet(RecordedMoment(path, "+7s"))
+    first = await still.snapshot()
+    assert [one.id for one in first.decisions] == IDS[6::-1]
+    assert [one.code for one in first.alerts] == ["WORKER_UNREACHABLE"]
+    assert {row.name: row.status for row in first.workers}["w2"] == "unavailable"
+    assert first.at == BEGAN + 7
+    assert plain(await still.snapshot()) == plain(first)
+
+    played = RecordedFleet(RecordedMoment(path, "+7s"), speed=1000.0)
+    await played.snapshot()
+    await asyncio.sleep(0.05)
+    last = await played.snapshot()
+    assert len(last.decisions) == len(IDS)
+    assert last.alerts == ()
+    assert last.problem == "the recording ends here"
+
+
+def test_a_request_is_as_it_was() -> None:
+    request = RoutingRequest("r", "m", 40, 16, (1, 2), salted=True, lora_name="l", priority=3)
+    assert request_of(arrived(5.0, request)) == RoutingRequest(
+        "r", "m", 40, 16, (1, 2), salted=True, lora_name="l", priority=3, arrived_at=5.0
+    )
+    assert isinstance(arrived(5.0, request), Arrived)
+
+
+COMMANDS = [
+    ("workers", "list"),
+    ("topology", "show"),
+    ("top", "--once"),
+    ("why", "--last"),
+    ("why", "decision-3"),
+    ("route", "--tokens", "TOKENS"),
+    ("config", "show"),
+    ("thresholds", "get"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_answer_from_a_moment(dynctl: Any, tmp_path: Path, command: Any) -> None:
+    path, _ = made(tmp_path)
+    (tmp_path / "tokens").write_text(str(list(range(40))))
+    command = [str(tmp_path / "tokens") if word == "TOKENS" else word for word in command]
+    ran = dynctl(*command, "--recording", str(path), "--at", "+6s")
+    assert (ran.code, "Traceback" in ran.err) == (0, False), ran.err
+    assert ran.out
+    again = dynctl(*command, "--recording", str(path), "--at", "+6s", "-o", "json")
+    assert again.code == 0, again.err
+    msgspec.json.decode(again.out)
+
+
+def test_commands_name_what_is_wrong_with_the_time(dynctl: Any, tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    ran = dynctl("workers", "list", "--at", "+6s", "--demo")
+    assert (ran.code, "--at +6s: a moment of which recording?" in ran.err) == (2, True)
+    ran = dynctl("workers", "list", "--recording", str(path), "--at", "+600s")
+    assert ran.code == 2
+    assert f"outside the recording, which is from {time_text(BEGAN)} to" in ran.err
+    ran = dynctl("workers", "list", "--recording", str(path), "--view", str(path))
+    assert (ran.code, "--view and --recording: two sources" in ran.err) == (2, True)
+    ran = dynctl("top", "--once", "--speed", "2", "--demo")
+    assert (ran.code, "--demo is not a recording" in ran.err) == (2, True)
+
+
+def test_record_shows_a_file(dynctl: Any, tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    ran = dynctl("record", "--show", str(path))
+    assert ran.code == 0, ran.err
+    assert "12 requests, 12 decisions" in ran.out
+    assert "a router can start at 2 moments" in ran.out
+    assert dynctl("record", "--demo").code == 2
+    assert "expected a FILE" in dynctl("record", "--show").err
+    assert dynctl("record", str(path), "--for", "soon").code == 2
+    assert "Traceback" not in dynctl("record", "--show", str(tmp_path)).err
