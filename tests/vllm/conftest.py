@@ -43,6 +43,12 @@ def judged(pytestconfig: pytest.Config) -> Judge:
     return judge
 
 
+@pytest.fixture(scope="session")
+def finding(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """A line of the summary at the end of the run."""
+    return pytestconfig.stash.setdefault(_LINES, []).append
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
