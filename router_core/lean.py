@@ -39,23 +39,37 @@ _FOLLOWED = (
 
 
 class LeanIndex:
-    """Which ranks hold which blocks: hash of a block -> mask of ranks. Routers may share it."""
+    """Which ranks hold which blocks: hash of a block -> mask of ranks. Routers may share it.
 
-    __slots__ = ("holders",)
+    Engines report each copy of a block, and later the removal of each.
+    """
+
+    __slots__ = ("_copies", "holders")
 
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
+        #: (bit of the rank, block) -> copies beyond the first.
+        self._copies: dict[tuple[int, int], int] = {}
 
     def store(self, bit: int, hashes: Sequence[int]) -> None:
         """The rank of ``bit`` holds blocks, each behind the one before it."""
         holders = self.holders
         for block in hashes:
-            holders[block] = holders.get(block, 0) | bit
+            mask = holders.get(block, 0)
+            if mask & bit:
+                self._copies[bit, block] = self._copies.get((bit, block), 0) + 1
+            else:
+                holders[block] = mask | bit
 
     def remove(self, bit: int, hashes: Sequence[int]) -> None:
-        """The rank of ``bit`` holds these blocks no more."""
-        holders = self.holders
+        """The rank of ``bit`` reused blocks, which held these."""
+        holders, copies = self.holders, self._copies
         for block in hashes:
+            if copies and (bit, block) in copies:
+                copies[bit, block] -= 1
+                if not copies[bit, block]:
+                    del copies[bit, block]
+                continue
             left = holders.get(block, 0) & ~bit
             if left:
                 holders[block] = left

@@ -1,5 +1,7 @@
 """A lean router chooses, books and frees as a Router does, to the last bit."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,7 +75,7 @@ def test_a_lean_router_is_a_router(values, workers, script):
         router.apply(WorkerUpserted(worker), 0.0)
     index = LeanIndex()
     lean = LeanRouter(config, [WorkerWithDpRank(one) for one in ids], SIZE, index)
-    held: list[list[tuple[int, ...]]] = [[] for _ in ids]  # chains, longest last
+    held: list[Counter[tuple[int, ...]]] = [Counter() for _ in ids]  # chains, with their copies
     live: list[tuple[str, LeanBooking]] = []
     for number, (what, *more) in enumerate(script):
         now = float(number)
@@ -108,17 +110,20 @@ def test_a_lean_router_is_a_router(values, workers, script):
             rank = more[0] % workers
             local = tuple(more[1])
             names = sequence_hashes(local)
-            router.apply(KvEvent(ids[rank], 0, BlocksStored(None, names, local)), now)
+            event = BlocksStored(None, names, local, counted=True)
+            router.apply(KvEvent(ids[rank], 0, event), now)
             index.store(1 << rank, names)
-            for depth in range(1, len(local) + 1):
-                if local[:depth] not in held[rank]:
-                    held[rank].append(local[:depth])
+            held[rank].update(local[:depth] for depth in range(1, len(local) + 1))
         elif what == "remove" and held[more[0] % workers]:
             rank = more[0] % workers
             chains = held[rank]
-            leaves = [one for one in chains if not any(o[:-1] == one for o in chains)]
-            gone = leaves[more[1] % len(leaves)]
-            chains.remove(gone)
+            free = [
+                one
+                for one, copies in chains.items()
+                if copies > 1 or not any(other[:-1] == one for other in chains)
+            ]
+            gone = free[more[1] % len(free)]
+            chains -= Counter([gone])
             name_of = sequence_hashes(gone)[-1]
             router.apply(KvEvent(ids[rank], 0, BlocksRemoved([name_of])), now)
             index.remove(1 << rank, [name_of])

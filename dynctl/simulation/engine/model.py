@@ -15,7 +15,7 @@ import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.prefix_cache import BlockTable, PrefixCache
@@ -31,8 +31,11 @@ class Generation:
 
     ``hashes``: of its full blocks, as far as `extend_hashes` made them. ``pulls``: KV blocks of
     another engine are loaded when it is admitted; ``loading``: that runs. ``keep_kv``: keep the
-    blocks in ``table`` when finished, because another engine will pull them.
+    blocks in ``table`` when finished, because another engine will pull them. ``every_token``: call
+    `token_produced` for each token, else for the first and the last.
     """
+
+    every_token: ClassVar[bool] = True
 
     max_tokens: int
     prompt_tokens: int = 0
@@ -236,33 +239,40 @@ class RankModel(Generic[AnyGeneration]):
             entries = [entry for entry in entries if entry[0].table is not None]
         return Batch(entries, prefill_tokens, decodes)
 
-    def complete(self, batch: Batch[AnyGeneration]) -> None:
-        """End a step: its tokens are computed."""
+    def complete(self, batch: Batch[AnyGeneration], silent: int = 0) -> None:
+        """End a step: its tokens are computed.
+
+        With ``silent`` it is the last of that many steps more, in each of which every request of
+        the batch produced one token and nothing else happened.
+        """
         size = self._block_size
         for request, count in batch.entries:
             table = request.table
             if request.ended or table is None:
                 continue
-            request.computed = computed = request.computed + count
+            produced = request.produced + silent
+            request.computed = computed = request.computed + count + silent
             full = computed // size
             if full > table.cached:
+                request.produced = produced
                 request.extend_hashes(size)
                 self._commit(request, table, full)
-            if computed >= request.prompt_tokens + request.produced:
-                self._produce(request, table)
+            if computed < request.prompt_tokens + produced:
+                continue
+            produced += 1
+            request.produced = produced
+            self.generation_tokens += 1 + silent
+            if produced == request.max_tokens:
+                self.running.remove(request)
+                if not request.keep_kv:
+                    self.release(table)
+                    request.table = None
+                request.ended = True
+                request.token_produced()
+            elif produced == 1 or request.every_token:
+                request.token_produced()
 
     # -- inside ----------------------------------------------------------------------------
-
-    def _produce(self, request: AnyGeneration, table: BlockTable) -> None:
-        request.produced += 1
-        self.generation_tokens += 1
-        if request.produced == request.max_tokens:
-            self.running.remove(request)
-            if not request.keep_kv:
-                self.release(table)
-                request.table = None
-            request.ended = True
-        request.token_produced()
 
     def _ensure_blocks(self, request: AnyGeneration, tokens: int) -> bool:
         """Get blocks for ``tokens`` by preempting newer requests; False if itself preempted."""

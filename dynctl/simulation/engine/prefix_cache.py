@@ -89,7 +89,9 @@ class PrefixCache:
         self.block_size = block_size
         self._hash_of: list[int | None] = [None] * total_blocks
         self._holders = [0] * total_blocks
-        self._blocks_of: dict[int, dict[int, None]] = {}
+        #: The oldest block with a hash, and further ones with the same, oldest first.
+        self._block_of: dict[int, int] = {}
+        self._copies: dict[int, dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total_blocks))
         self._events: list[CacheEvent] = []
 
@@ -104,11 +106,11 @@ class PrefixCache:
 
     @property
     def cached_hashes(self) -> frozenset[int]:
-        return frozenset(self._blocks_of)
+        return frozenset(self._block_of)
 
     @property
     def cached_blocks(self) -> int:
-        return len(self._blocks_of)
+        return len(self._block_of)
 
     def holders(self, block: int) -> int:
         """The number of tables that hold `block`."""
@@ -117,7 +119,7 @@ class PrefixCache:
     def match(self, hashes: Sequence[int]) -> int:
         """Number of leading `hashes` that are cached; changes nothing."""
         for index, digest in enumerate(hashes):
-            if digest not in self._blocks_of:
+            if digest not in self._block_of:
                 return index
         return len(hashes)
 
@@ -126,15 +128,24 @@ class PrefixCache:
 
         `hashes` may be shorter than `size`. The result's `cached` counts the reused blocks.
         """
-        found = hashes[: self.match(hashes[:size])]
-        hits = [next(iter(self._blocks_of[digest])) for digest in found]
-        idle_hits = sum(1 for block in hits if not self._holders[block])
-        if size - len(hits) > len(self._free) - idle_hits:
+        block_of, holders, free = self._block_of, self._holders, self._free
+        hits: list[int] = []
+        idle = 0
+        for digest in hashes[:size]:
+            block = block_of.get(digest)
+            if block is None:
+                break
+            hits.append(block)
+            idle += not holders[block]
+        count = len(hits)
+        if size - count > len(free) - idle:
             return None
         for block in hits:
-            self._hold(block)
-        table = BlockTable(self, hits, len(hits))
-        self._append_new(table, size - len(hits))
+            if not holders[block]:
+                del free[block]
+            holders[block] += 1
+        table = BlockTable(self, hits, count)
+        self._append_new(table, size - count)
         return table
 
     def grow(self, table: BlockTable, blocks: int = 1) -> bool:
@@ -159,10 +170,13 @@ class PrefixCache:
         already is cached twice then: a request that computed it too keeps its own.
         """
         start = table.cached
-        for index in range(start, full_blocks):
-            digest, block = hashes[index], table.blocks[index]
-            self._blocks_of.setdefault(digest, {})[block] = None
-            self._hash_of[block] = digest
+        block_of, hash_of = self._block_of, self._hash_of
+        for digest, block in zip(
+            hashes[start:full_blocks], table.blocks[start:full_blocks], strict=True
+        ):
+            if block_of.setdefault(digest, block) != block:
+                self._copies.setdefault(digest, {})[block] = None
+            hash_of[block] = digest
         table.cached = max(start, full_blocks)
         if start < full_blocks:
             size = self.block_size
@@ -183,8 +197,13 @@ class PrefixCache:
         """
         if table.owner is not self:
             return
+        holders, free, hash_of = self._holders, self._free, self._hash_of
         for block in reversed(table.blocks):
-            self._drop(block)
+            left = holders[block] = holders[block] - 1
+            if not left:
+                free[block] = None
+                if hash_of[block] is None:
+                    free.move_to_end(block, last=False)  # it has no content: reuse it first
         table.blocks.clear()
         table.cached = 0
 
@@ -192,7 +211,8 @@ class PrefixCache:
         """Remove all cached blocks; False, without a change, if a block is held."""
         if self.held_blocks:
             return False
-        self._blocks_of.clear()
+        self._block_of.clear()
+        self._copies.clear()
         self._hash_of = [None] * self.total_blocks
         self._events.append(Cleared())
         return True
@@ -207,31 +227,30 @@ class PrefixCache:
         events, self._events = self._events, []
         return events
 
-    def _hold(self, block: int) -> None:
-        if not self._holders[block]:
-            del self._free[block]
-        self._holders[block] += 1
-
-    def _drop(self, block: int) -> None:
-        self._holders[block] -= 1
-        if self._holders[block] == 0:
-            self._free[block] = None
-            if self._hash_of[block] is None:
-                self._free.move_to_end(block, last=False)  # it has no content: reuse it first
-
     def _append_new(self, table: BlockTable, count: int) -> None:
         evicted: list[int] = []
+        block_of, hash_of, holders = self._block_of, self._hash_of, self._holders
+        next_free, append = self._free.popitem, table.blocks.append
         for _ in range(count):
-            block, _nothing = self._free.popitem(last=False)
-            digest = self._hash_of[block]
+            block, _nothing = next_free(last=False)
+            digest = hash_of[block]
             if digest is not None:
-                copies = self._blocks_of[digest]
-                del copies[block]
-                if not copies:
-                    del self._blocks_of[digest]
-                self._hash_of[block] = None
+                hash_of[block] = None
                 evicted.append(digest)
-            self._holders[block] = 1
-            table.blocks.append(block)
+                if digest in self._copies:
+                    self._drop_copy(digest, block)
+                else:
+                    del block_of[digest]
+            holders[block] = 1
+            append(block)
         if evicted:
             self._events.append(Removed(tuple(evicted)))
+
+    def _drop_copy(self, digest: int, block: int) -> None:
+        """One of several blocks with a hash is reused: the hash stays findable."""
+        copies = self._copies[digest]
+        if self._block_of[digest] == block:
+            self._block_of[digest] = block = next(iter(copies))
+        del copies[block]
+        if not copies:
+            del self._copies[digest]

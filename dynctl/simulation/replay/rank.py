@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.model import Batch, Generation, RankModel, step_seconds
@@ -32,6 +32,7 @@ class VirtualRequest(Generation):
     local: list[int] = field(default_factory=list)
     submitted_ns: int = 0
     admitted_ns: int = -1
+    every_token: ClassVar[bool] = False
 
     def extend_hashes(self, block_size: int) -> None:
         full = (self.prompt_tokens + self.produced) // block_size
@@ -44,106 +45,85 @@ class VirtualRequest(Generation):
         return self.local, None, None
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step that runs, or ``count`` equal ones: each takes ``duration`` ns from ``began`` on."""
-
-    batch: Batch[VirtualRequest]
-    began: int
-    duration: int
-    count: int = 1
-
-    @property
-    def end(self) -> int:
-        return self.began + self.count * self.duration
-
-
 class VirtualRank(RankModel[VirtualRequest]):
     """The model with a virtual clock. The caller calls `finish_step` at ``due``.
 
-    ``leaps``: take uneventful steps at once; the result is the same without.
-    ``stop_each_block``: an event is also a request that fills a block with its output.
+    ``leaps``: take uneventful steps at once; the result is the same without. ``due``: when the
+    steps that run end, in ns; -1 while the rank is idle.
     """
 
     def __init__(self, config: EngineConfig, *, leaps: bool = True) -> None:
         super().__init__(config, block_tokens=1)
         self._leaps = leaps
-        self._step: _Step | None = None
+        self._batch: Batch[VirtualRequest] | None = None
+        # The steps that run: ``_count`` equal ones from ``_began`` on, each of ``_duration`` ns.
+        self._began = self._duration = self._count = 0
+        self.due = -1
         self.busy_ns = 0
         self.steps = 0
-        self.decode_ns = round(step_seconds(config, 0, 1) * NS)
-
-    @property
-    def due(self) -> int | None:
-        """When the running steps end, in ns; None while the rank is idle."""
-        return None if self._step is None else self._step.end
-
-    @property
-    def idle(self) -> bool:
-        return self._step is None
+        self._decode_ns = round(step_seconds(config, 0, 1) * NS)
 
     def touched(self, now: int) -> None:
         """Something happened at ``now`` that the next step has to see: a leap ends there."""
-        step = self._step
-        if step is not None and step.count > 1:
-            passed = (now - step.began) // step.duration if step.duration else 0
-            step.count = min(step.count, passed + 1)
+        if self.due >= 0 and self._count > 1:
+            passed = (now - self._began) // self._duration if self._duration else 0
+            self._count = min(self._count, passed + 1)
+            self.due = self._began + self._count * self._duration
 
     def start_step(self, now: int) -> list[tuple[VirtualRequest, int]]:
         """Admit and begin the next step at ``now``; returns what has to load KV blocks first."""
-        waiting = len(self.waiting)
-        pulls = []
-        if waiting:
+        pulls: list[tuple[VirtualRequest, int]] = []
+        if self.waiting:
             before = len(self.running)
             pulls = self.admit()
             for request in self.running[before:]:
                 if request.admitted_ns < 0:
                     request.admitted_ns = now
-        batch = self.next_batch()
+        preemptions = self.preemptions
+        self._batch = batch = self.next_batch()
         if not batch.entries:
-            self._step = None
+            self.due = -1
             return pulls
+        self._began = now
+        self._count = 1
         if batch.prefill_tokens:
             seconds = step_seconds(self._config, batch.prefill_tokens, batch.decodes)
-            self._step = _Step(batch, now, round(seconds * NS))
+            self._duration = round(seconds * NS)
         else:
-            self._step = _Step(batch, now, self.decode_ns, self._uneventful(batch))
+            self._duration = self._decode_ns
+            # After a preemption there is room that a waiting request may take in the next step.
+            if self._leaps and self.preemptions == preemptions:
+                self._count = self._uneventful(batch)
+        self.due = now + self._count * self._duration
         return pulls
 
     def finish_step(self) -> None:
         """End the steps that run, at ``due``."""
-        step = self._step
-        if step is None:
+        batch, count = self._batch, self._count
+        if batch is None:
             return
-        self._step = None
-        self.busy_ns += step.count * step.duration
-        self.steps += step.count
-        silent = step.count - 1
-        if silent:
-            for request, _one in step.batch.entries:
-                if not request.ended:
-                    request.computed += silent
-                    request.produced += silent
-                    self.generation_tokens += silent
-        self.complete(step.batch)
+        self._batch, self.due = None, -1
+        self.busy_ns += count * self._duration
+        self.steps += count
+        self.complete(batch, count - 1)
 
     def stop(self, now: int) -> None:
         """The engine fails at ``now``: only the steps that ended before count."""
-        step = self._step
-        if step is not None and step.duration:
-            passed = min(step.count, (now - step.began) // step.duration)
-            self.busy_ns += passed * step.duration
+        if self.due >= 0 and self._duration:
+            passed = min(self._count, (now - self._began) // self._duration)
+            self.busy_ns += passed * self._duration
             self.steps += passed
-        self._step = None
+        self._batch, self.due = None, -1
 
     def _uneventful(self, batch: Batch[VirtualRequest]) -> int:
         """How many steps like this one run before something else happens: at the end of the last
         one a request ends or fills a block, which is cached then, and after which it needs
         another."""
-        if not self._leaps or len(batch.entries) < sum(not r.loading for r in self.running):
+        parts, running = len(batch.entries), self.running
+        # Those that load take part in no step; others were left out by the budget.
+        if parts != len(running) and parts < sum(not one.loading for one in running):
             return 1
-        size = self._block_size
-        least = size
+        least = size = self._block_size
         for request, _one in batch.entries:
             left = request.max_tokens - request.produced
             if left < least:

@@ -214,8 +214,7 @@ class _Request(VirtualRequest):
     news: list[VirtualRequest]
 
     def token_produced(self) -> None:
-        if self.produced == 1 or self.ended:
-            self.news.append(self)
+        self.news.append(self)
 
 
 class _Replay:
@@ -497,7 +496,7 @@ class _Replay:
         except RankBusy:
             self._failed_hop(live, rank, "engine_queue_full")
             return
-        if rank.engine.idle:
+        if rank.engine.due < 0:
             self._start_step(rank)
         else:
             rank.engine.touched(self._now)
@@ -614,7 +613,7 @@ class _Replay:
 
     def _watch(self, rank: _Rank) -> None:
         due = rank.engine.due
-        if due is not None and due != rank.watched:
+        if due >= 0 and due != rank.watched:
             rank.watched = due
             what = (rank, rank.engine, due)
             # Of steps that end together, the order of the ranks decides.
@@ -638,7 +637,7 @@ class _Replay:
             for frontend in self.frontends:
                 if frontend.waiting:
                     self._turns(frontend)
-        if rank.engine is engine and engine.idle:
+        if rank.engine is engine and engine.due < 0:
             self._start_step(rank)
 
     def _progressed(self, rank: _Rank, generation: VirtualRequest) -> None:
@@ -731,7 +730,7 @@ class _Replay:
             if self._config.kv_load_failure_policy == "fail" or not self._config.can_prefill:
                 engine.end(generation)
                 self._failed_hop(live, rank, "kv_lost")
-        if engine.idle:
+        if engine.due < 0:
             self._start_step(rank)
         else:
             engine.touched(self._now)
@@ -745,7 +744,7 @@ class _Replay:
         rank = held.rank
         rank.engine.release(held.table)
         if rank.engine.waiting and rank.alive:
-            if rank.engine.idle:
+            if rank.engine.due < 0:
                 self._start_step(rank)
             else:
                 rank.engine.touched(self._now)
@@ -790,7 +789,8 @@ class _Replay:
         found: list[CacheEvent] = []
         for event in cache.take_events():
             if isinstance(event, Stored):
-                found.append(BlocksStored(event.parent, event.hashes, event.tokens))
+                stored = BlocksStored(event.parent, event.hashes, event.tokens, counted=True)
+                found.append(stored)
             elif isinstance(event, Removed):
                 rank.evicted += len(event.hashes)
                 found.append(BlocksRemoved(event.hashes))

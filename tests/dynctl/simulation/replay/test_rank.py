@@ -119,12 +119,12 @@ def virtually(config, workload):
 
     def end_steps(until):
         nonlocal now
-        while rank.due is not None and (until is None or rank.due <= until):
+        while rank.due >= 0 and (until is None or rank.due <= until):
             now = rank.due
             rank.finish_step()
             events.extend(rank.cache.take_events())
             rank.start_step(now)
-            if rank.idle:
+            if rank.due < 0:
                 events.extend(rank.cache.take_events())
 
     for number, (at, tokens, output) in enumerate(workload):
@@ -143,7 +143,7 @@ def virtually(config, workload):
             rank.submit(request)
         except RankBusy:
             continue
-        if rank.idle:
+        if rank.due < 0:
             rank.start_step(now)
         else:
             rank.touched(now)
@@ -191,7 +191,7 @@ def test_a_long_generation_takes_one_step_for_each_block():
     rank.submit(request)
     rank.start_step(0)
     turns = now = 0
-    while rank.due is not None:
+    while rank.due >= 0:
         turns += 1
         now = rank.due
         rank.finish_step()
