@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
+from xml.sax.saxutils import escape
 
 from dynctl.documents.replay import (
     Estimate,
@@ -119,13 +121,16 @@ Text = Callable[[float], str]
 
 def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
     several = len(report.seeds) > 1
+    # Without hashes reuse is unknown; else a value is missing because no request finished.
+    hashed = () if report.trace.hashes else ("hit_rate", "of_ceiling")
 
     def column(
         metric: str, heading: str, shown: Text, rank: int = 0, wide: bool = False
     ) -> Column[PolicySummary]:
         def text(row: PolicySummary) -> str:
             found = row.metrics.get(metric)
-            return "unknown" if found is None else _with_interval(found, shown, several)
+            missing = "unknown" if metric in hashed else "-"
+            return missing if found is None else _with_interval(found, shown, several)
 
         def value(row: PolicySummary) -> float | None:
             found = row.metrics.get(metric)
@@ -190,6 +195,9 @@ def _below(report: ReplayReport) -> Iterator[str]:
             "hit rates are unknown: the trace has no hashes of blocks; a recording "
             "(dynctl record) or a trace with hash_ids has them"
         )
+    for result in report.results:
+        for reason, count in sorted(result.counts.refusals.items(), key=lambda one: -one[1])[:3]:
+            yield f"{result.policy}, seed {result.seed}: {count:,} refused: {reason}"
     base, *others = report.summaries
     if report.changes:
         return
@@ -399,24 +407,24 @@ _STROKES: Final = ("#0b5cad", "#c2410c", "#15803d", "#7e22ce", "#525252", "#b453
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 4")
 
 
-def replay_plot(points: Sequence[LoadPoint], title: str) -> str:
+def replay_plot(report: ReplayReport) -> str:
     """An SVG page: TTFT p90 (log scale) and goodput against the rate of requests."""
+    points = report.loads
     panels = (
         ("TTFT p90, seconds", lambda one: one.ttft_p90_s, True),
         ("goodput, requests per second", lambda one: one.goodput_per_s, False),
     )
     body = [
-        _panel(points, name, value, log, index * _HEIGHT + 30)
+        _panel(points, name, value, log, index * _HEIGHT + 40)
         for index, (name, value, log) in enumerate(panels)
     ]
-    height = 2 * _HEIGHT + 40
+    height = 2 * _HEIGHT + 50
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">\n'
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>\n'
-        f'<text x="{_LEFT}" y="20" font-size="14">{_escaped(title)}</text>\n'
-        + "".join(body)
-        + "</svg>\n"
+        f'<text x="{_LEFT}" y="20" font-size="14">{_escaped(report.trace.name)}</text>\n'
+        f'<text x="{_LEFT}" y="38">{_escaped(report.fleet)}</text>\n' + "".join(body) + "</svg>\n"
     )
 
 
@@ -427,8 +435,6 @@ def _panel(
     log: bool,
     top: int,
 ) -> str:
-    import math
-
     known = [one for one in points if value(one) is not None]
     right, bottom = _WIDTH - _RIGHT, top + _HEIGHT - _BOTTOM
     x_high = max((one.requests_per_s for one in known), default=1.0) or 1.0
@@ -453,14 +459,16 @@ def _panel(
         steps = round(math.log10(high / low))
         ticks = [low * 10**index for index in range(steps + 1)]
     else:
-        ticks = [high * index / 4 for index in range(5)]
+        spacing = _step(high / 4)
+        ticks = [spacing * index for index in range(math.floor(high / spacing + 1e-9) + 1)]
     out = [f'<text x="{_LEFT}" y="{top + 20}">{_escaped(name)}</text>']
     for tick in ticks:
         y = y_at(tick)
         out.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
         out.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{tick:.3g}</text>')
-    for index in range(5):
-        rate = x_high * index / 4
+    step = _step(x_high / 4)
+    for index in range(math.floor(x_high / step + 1e-9) + 1):
+        rate = step * index
         out.append(
             f'<text x="{x_at(rate)}" y="{bottom + 18}" text-anchor="middle">{rate:.3g}</text>'
         )
@@ -492,7 +500,11 @@ def _panel(
     return "\n".join(out) + "\n"
 
 
-def _escaped(text: str) -> str:
-    from xml.sax.saxutils import escape
+def _step(least: float) -> float:
+    """The next number of 1, 2, 5, 10, .. from ``least`` on: the distance of labels on an axis."""
+    unit = 10.0 ** math.floor(math.log10(least))
+    return next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= least * 0.999)
 
-    return escape(text[:100])
+
+def _escaped(text: str) -> str:
+    return escape(text[:110])

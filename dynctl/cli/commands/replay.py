@@ -29,7 +29,7 @@ _ANSWER = "Answer"
 Trace = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[TRACE]",
+        metavar="TRACE",
         help="Mooncake JSON lines, Azure CSV (both plain or .gz), or a recording.",
         show_default=False,
     ),
@@ -428,7 +428,7 @@ def replay(
     if plot is not None:
         from dynctl.screens.replay import replay_plot
 
-        plot.write_text(replay_plot(report.loads, f"{given.name}; {report.fleet}"))
+        plot.write_text(replay_plot(report))
         talk(f"wrote {plot}")
     failing = {"regressed"} | ({"unknown"} if fail_on == "warn" else set())
     for change in report.changes:

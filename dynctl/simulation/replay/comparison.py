@@ -45,7 +45,8 @@ class Metric:
 
 
 def _hit_rate(result: ReplayResult) -> float | None:
-    return None if result.cache.ceiling is None else result.cache.hit_rate
+    unknown = result.cache.ceiling is None or not result.cache.prompt_tokens
+    return None if unknown else result.cache.hit_rate
 
 
 METRICS: Final = (
@@ -160,13 +161,20 @@ def _change(
 
 def _sentence(metric: Metric, worse: Estimate, verdict: str, limit: float) -> str:
     unit = " points" if metric.absolute else " %"
-    word = "worse" if worse.mean >= 0 else "better"
-    text = f"{metric.title} is {100 * abs(worse.mean):.2f}{unit} {word}"
+
+    def said(value: float) -> str:
+        return f"{100 * abs(value):.2f}{unit} {'worse' if value > 0 else 'better'}"
+
     if worse.low is None or worse.high is None:
-        return f"{text}; one seed, so no interval"
-    text += f", 95 % interval {100 * worse.low:+.2f} to {100 * worse.high:+.2f}{unit}"
+        if not worse.mean:
+            return f"{metric.title} is unchanged"
+        return f"{metric.title} is {said(worse.mean)}; one seed, so no interval"
+    if not worse.mean and not worse.low:
+        return f"{metric.title} is unchanged"
+    text = f"{metric.title} is {said(worse.mean)}; 95 % interval {said(worse.low)} to "
+    text += said(worse.high)
     if verdict == "unknown":
-        return f"{text}: it includes the limit {100 * limit:g}{unit}; use more seeds"
+        return f"{text}, which includes the limit: use more seeds"
     return text if worse.low <= 0 <= worse.high else f"{text}, which excludes 0"
 
 
