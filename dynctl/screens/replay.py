@@ -59,14 +59,15 @@ def _head(report: ReplayReport, canvas: Canvas) -> str:
     what = [trace.name.rpartition("/")[2], trace.format]
     if trace.format in (trace.name, trace.name.removeprefix("generated ")):
         what = [trace.name]
-    what.append(f"blocks of {plural(trace.block_size, 'token')}")
+    if trace.hashes:
+        what.append(f"blocks of {plural(trace.block_size, 'token')}")
     if report.results:
         what.append(plural(report.results[0].counts.requests, "request"))
         what.append(f"{report.results[0].seconds:,.0f} s")
     if trace.speed != 1:
         what.append(f"speed {trace.speed:g}")
     if trace.skipped:
-        what.append(f"{trace.skipped:,} bad lines skipped")
+        what.append(f"{plural(trace.skipped, 'bad line')} skipped")
     lines = [("trace", ", ".join(what))]
     if trace.parameters:
         given = (f"{name} {_plain(value)}" for name, value in trace.parameters.items())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dynctl.simulation.replay.fleet import Objective, Policy, ReplicaSync, SimulatedFleet
     from dynctl.simulation.replay.fleets import FleetSource
     from dynctl.simulation.replay.inputs import TraceInput
+    from dynctl.wire.traces import TraceRequest
 
 _INPUT = "Requests"
 _FLEET = "Fleet"
@@ -412,7 +413,7 @@ def replay(
         source,
         fleet,
         chosen,
-        first_has_hashes=bool(first.hash_ids),
+        first=first,
         seeds=range(seed, seed + seeds),
         routers=routers,
         sync=ReplicaSync("delayed" if sync else "none", sync_delay_ms / 1000),
@@ -507,7 +508,7 @@ def _report(
     fleet: SimulatedFleet,
     chosen: list[Policy],
     *,
-    first_has_hashes: bool,
+    first: TraceRequest,
     seeds: range,
     routers: int,
     sync: ReplicaSync,
@@ -554,8 +555,8 @@ def _report(
         trace=ReplayTrace(
             given.name,
             given.format,
-            given.first().block_size,
-            first_has_hashes,
+            first.block_size,
+            bool(first.hash_ids),
             given.speed,
             given.limit,
             {} if given.workload is None else given.workload.parameters(),

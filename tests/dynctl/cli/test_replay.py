@@ -1,0 +1,184 @@
+"""`dynctl replay`: policies side by side, a verdict for CI, a search, a plot, and bad input."""
+
+import csv
+import io
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.dynctl.cli.conftest import Run
+
+CHAT = ("replay", "--generate", "chat", "--trace-block-size", "64")
+SMALL = (*CHAT, "--workload", "requests=120")
+
+
+def test_policies_side_by_side_in_every_format(dynctl: Run, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = dynctl(*SMALL)
+    assert (table.code, table.err) == (0, "")
+    assert all(len(line) <= 80 for line in table.out.splitlines())
+    for text in (
+        "8 aggregated workers",
+        "prefill 20,000 tokens/s",
+        "seed 1",
+        "rate 8",
+        "kv against",
+    ):
+        assert text in table.out
+    report = dynctl(*SMALL, "-o", "json").json
+    assert [one["policy"] for one in report["results"]] == ["round-robin", "kv"]
+    rates = [one["cache"]["hit_rate"] for one in report["results"]]
+    assert 0 < rates[0] < rates[1] <= report["results"][0]["cache"]["ceiling"]
+    rows = list(csv.DictReader(io.StringIO(dynctl(*SMALL, "-o", "csv").out)))
+    assert [float(one["hit_rate"]) for one in rows] == rates
+    assert dynctl(*SMALL, "-o", "name").out.split() == ["round-robin", "kv"]
+
+
+def test_the_same_seed_gives_the_same_bytes(dynctl: Run) -> None:
+    policies = ("--policy", "random", "--policy", "kv,router_temperature=0.5")
+    first = dynctl(*SMALL, *policies, "-o", "json", "--seed", "7")
+    assert first.out == dynctl(*SMALL, *policies, "-o", "json", "--seed", "7").out
+    assert first.out != dynctl(*SMALL, *policies, "-o", "json", "--seed", "8").out
+
+
+def test_a_regression_fails_with_its_reason(dynctl: Run) -> None:
+    seeds = ("--seeds", "3", "--max-regress", "2%")
+    ran = dynctl(*SMALL, "--policy", "kv", "--policy", "random", *seeds)
+    assert ran.code == 1
+    assert "random: regressed: hit rate is" in ran.err
+    assert "which excludes 0" in ran.err
+    assert dynctl(*SMALL, "--policy", "kv", "--policy", "same:kv", *seeds).code == 0
+
+
+def test_an_interval_with_the_limit_is_unknown(dynctl: Run) -> None:
+    pair = (*SMALL, "--policy", "random", "--policy", "power-of-two", "--seeds", "2")
+    report = dynctl(*pair, "--max-regress", "1%", "-o", "json").json
+    unknown = [one for one in report["changes"][0]["changes"] if one["low"] <= 0.01 < one["high"]]
+    assert unknown
+    assert {one["verdict"] for one in unknown} == {"unknown"}
+    assert all("which includes the limit: use more seeds" in one["text"] for one in unknown)
+    regressed = any(one["verdict"] == "regressed" for one in report["changes"][0]["changes"])
+    assert dynctl(*pair, "--max-regress", "1%").code == regressed
+    assert dynctl(*pair, "--max-regress", "1%", "--fail-on", "warn").code == 1
+
+
+def test_a_search_is_bounded_and_shows_its_front(dynctl: Run) -> None:
+    report = dynctl(*SMALL, "--policy", "kv", "--search", "5", "-o", "json").json
+    assert len(report["search"]) == 5
+    front = [one for one in report["search"] if one["front"]]
+    assert front
+    for one in report["search"]:
+        assert not any(
+            other["ttft_p90_s"] < one["ttft_p90_s"]
+            and other["output_tokens_per_s"] > one["output_tokens_per_s"]
+            for other in report["search"]
+            if one["front"]
+        )
+    assert {} in [one["settings"] for one in report["search"]]
+    assert dynctl(*SMALL, "--policy", "random", "--search", "5").code == 2
+    assert dynctl(*SMALL, "--search", "5").code == 2
+
+
+def test_a_plot_of_loads(dynctl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plot.svg"
+    ran = dynctl(*SMALL, "--loads", "1,4", "--plot", path, "-o", "json")
+    assert ran.code == 0
+    assert [(one["policy"], one["load"]) for one in ran.json["loads"]] == [
+        ("round-robin", 1.0), ("round-robin", 4.0), ("kv", 1.0), ("kv", 4.0),
+    ]  # fmt: skip
+    page = ElementTree.fromstring(path.read_text())
+    text = " ".join(one.text or "" for one in page.iter())
+    for word in ("round-robin", "kv", "TTFT p90", "goodput", "requests per second"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("fleet", "workers", "shown"),
+    [
+        (("--workers", "4", "--zones", "a,b"), 4, "4 aggregated workers in a, b"),
+        (
+            ("--capacity", "a:prefill=1,decode=2", "--enforcement", "required"),
+            3,
+            "2 decode and 1 prefill workers in a, KV transfer required",
+        ),
+        (("--workers", "2", "--zones", "a,b", "--lose", "a@2s..4s"), 2, "loses a at 2 s until 4 s"),
+        (("--demo",), 6, "(demo fleet)"),
+    ],
+)
+def test_fleets(dynctl: Run, fleet: tuple[str, ...], workers: int, shown: str) -> None:
+    report = dynctl(*SMALL, *fleet, "-o", "json").json
+    assert len(report["results"][0]["workers"]) == workers
+    assert shown in report["fleet"]
+
+
+def test_the_fleet_of_a_manifest(dynctl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "graph.yaml"
+    path.write_text(
+        """apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: llm}
+spec:
+  services:
+    Prefill: {componentType: worker, subComponentType: prefill, replicas: 1}
+    Decode: {componentType: worker, subComponentType: decode, replicas: 2}
+"""
+    )
+    report = dynctl(*SMALL, "-f", path, "-o", "json").json
+    assert report["fleet"].startswith("2 decode and 1 prefill workers")
+
+
+def test_a_trace_without_hashes_has_no_hit_rate(dynctl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4808,10\nbad\n")
+    ran = dynctl("replay", path, "--block-size", "16")
+    assert ran.code == 2
+    assert f"{path}: line 3: 1 columns" in ran.err
+    ran = dynctl("replay", path, "--block-size", "16", "--skip-bad")
+    assert ran.code == 0
+    assert "1 bad line skipped" in " ".join(ran.out.split())
+    assert "hit rates are unknown: the trace has no hashes" in " ".join(ran.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "expected a trace or --generate KIND"),
+        (("a", "--generate", "chat"), "not both"),
+        (("missing.jsonl",), "missing.jsonl: No such file or directory"),
+        (("--generate", "chat", "--workers", "2", "--demo"), "different fleets"),
+        (("--generate", "chat", "--capacity", "a:prefill=2"), "no decode workers"),
+        (("--generate", "chat", "--lose", "a"), "--lose a: expected PLACE@TIME"),
+        (("--generate", "chat", "--zones", "a", "--lose", "b@1s"), "expected a"),
+        (("--generate", "chat", "--zones", "a", "--lose", "a@9s..1s"), "is not after"),
+        (("--generate", "chat", "--enforcement", "maybe"), "--enforcement maybe: expected none"),
+        (("--generate", "chat", "--max-regress", "much"), "--max-regress much: expected a"),
+        (("--generate", "chat", "--block-size", "0"), "--block-size is 0; expected 1..4096"),
+        (("--generate", "chat", "--plot", "/none/a.svg"), "the folder /none does not exist"),
+        (("--generate", "chat", "--workers", "0"), "--workers '0': expected at least 1"),
+        (("trace", "--workload", "rate=1"), "only with --generate KIND"),
+        (("--generate", "chat", "--capacity", "a:prefill=9999,decode=1"), "expected at most 2,000"),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_named(dynctl: Run, arguments: tuple[str, ...], problem: str) -> None:
+    ran = dynctl("replay", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert problem in ran.err
+
+
+def test_an_interrupted_replay_ends_cleanly() -> None:
+    command = [sys.executable, "-m", "dynctl", *CHAT, "--workload", "requests=100000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in out + err
