@@ -41,6 +41,40 @@ class Transfer(msgspec.Struct, frozen=True):
     crossing: int = 0
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """What clients of a process got, counted since it started.
+
+    ``requests`` ended; of these ``refused`` by the router (no worker, all busy, queue full) and
+    ``errors`` failed in another way, without those that the client cancelled. ``ttft``: requests
+    by their time to the first token, one number for each upper edge of ``ttft_edges`` (seconds) and
+    one for all above. ``prompt_tokens`` were placed, and the router expected ``cached_tokens`` of
+    them in the caches of the chosen workers.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    refused: int = 0
+    ttft_edges: tuple[float, ...] = ()
+    ttft: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Both together; of different edges, those of the first count."""
+        ttft = self.ttft or other.ttft
+        if self.ttft and other.ttft_edges == self.ttft_edges:
+            ttft = tuple(a + b for a, b in zip(self.ttft, other.ttft, strict=True))
+        return Traffic(
+            self.requests + other.requests,
+            self.errors + other.errors,
+            self.refused + other.refused,
+            self.ttft_edges or other.ttft_edges,
+            ttft,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
 class Condition(msgspec.Struct, frozen=True):
     """One named condition in force. ``subject`` is a worker's name, a model or a file.
 
@@ -86,6 +120,8 @@ class FleetLoad(msgspec.Struct, frozen=True):
     compares: str = "reuse"
     skipped: dict[str, int] = {}
     replicas: list[ReplicaRow] | UnsetType = UNSET
+    #: The requests of the process's own clients; absent where it has none.
+    traffic: Traffic | UnsetType = UNSET
     kind: str = "FleetLoad"
     schema: int = SCHEMA
 

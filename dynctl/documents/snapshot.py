@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from dynctl.documents.fleet_load import Transfer
+from dynctl.documents.fleet_load import Traffic, Transfer
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import PreferenceRow, Ref
 from dynctl.documents.topology import DomainCapacity, TopologyShow
@@ -149,6 +149,8 @@ class Header(msgspec.Struct, frozen=True):
     queue: int | None = None
     recorded: int | None = None
     routers: list[ReplicaRow] | UnsetType = UNSET
+    #: The requests of clients since the frontends started; absent where no source counts them.
+    traffic: Traffic | UnsetType = UNSET
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -18,29 +18,33 @@ from typing import Any, ClassVar, Final
 
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from dynctl.base.errors import DynctlError, ExitCode
+from dynctl.base.errors import DynctlError, ExitCode, UsageProblem
+from dynctl.base.naming import resolve_worker
 from dynctl.base.terminal import printable_value
 from dynctl.documents.snapshot import Alert, DomainRow, DomainView, Snapshot
 from dynctl.documents.workers import WorkerRow
+from dynctl.findings.catalogue import catalogue
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
 from dynctl.top.custody import ReadChain, registered_chain
-from dynctl.top.details import Details, Shown, row_name
+from dynctl.top.details import Details, Shown, read_page, row_name
 from dynctl.top.filter import RowFilter
 from dynctl.top.header import State, header
 from dynctl.top.history import History
 from dynctl.top.keys import BINDINGS, FOOTER, OWN, help_text
 from dynctl.top.layout import CSS, THEME, heights
-from dynctl.top.marks import BAD, BOLD, CURSOR, DIM, Line, plain
+from dynctl.top.marks import BAD, BLOCKS, BOLD, CURSOR, DIM, Line, plain
 from dynctl.top.panels.alerts import AlertPanel, alert_picture
 from dynctl.top.panels.decisions import DecisionPanel, decision_picture
 from dynctl.top.panels.domains import DomainPanel, domain_picture
 from dynctl.top.panels.panel import AnyPanel, Panel
 from dynctl.top.panels.workers import WorkerPanel, worker_picture
+from dynctl.top.side import FROM_WIDTH, side_lines
 from dynctl.top.thresholds import ThresholdScreen
 from dynctl.top.widgets import Lines, Prompt, TextScreen
 
@@ -117,14 +121,21 @@ class TopApp(App[int]):
         )
         self._last_panel: AnyPanel = self.decisions
         self._head = Lines(id="head")
+        self._head_lines = 2
         self._prompt = Prompt("/", "words that rows must contain; !word excludes", id="prompt")
+        self._jump = Prompt(":", "panel, worker, decision or code", id="jump")
+        self._side = Lines(id="side")
         self._hint = Lines(id="hint")
         self._foot = Lines(id="foot", base=CURSOR)
 
     def compose(self) -> ComposeResult:
         yield self._head
-        yield from self.panels
+        with Horizontal(id="body"):
+            with Vertical(id="panels"):
+                yield from self.panels
+            yield self._side
         yield self._prompt
+        yield self._jump
         yield self._hint
         yield self._foot
 
@@ -191,15 +202,41 @@ class TopApp(App[int]):
         self.alerts = self._alert_board.alerts(snapshot, self._board.capacity(snapshot))
         now = self.wall()
         self.workers_panel.every_s = snapshot.load_every_s
+        workers = {row.name: row for row in snapshot.workers}
+        values = {row.domains.get(view.domain or "") for row in snapshot.workers}
+        zones = tuple(sorted(value for value in values if value))
         for panel in self.panels:
             panel.faded = bool(snapshot.problem)
+            panel.zones, panel.members = zones, workers
         since = watched if recent else 0.0
-        self.domains.show(domain_picture(view, snapshot, self._history, since, self.size.width))
+        width = self.size.width - self._side_width
+        self.domains.show(domain_picture(view, snapshot, self._history, since, width))
         self.workers_panel.show(worker_picture(snapshot, view.domain))
-        self.decisions.show(decision_picture(snapshot, view.domain, now, self.size.width))
+        self.decisions.show(decision_picture(snapshot, view.domain, now, width))
         self.alerts_panel.show(alert_picture(self.alerts, now))
+        self._show_side()
         self._arrange()
         self._show_frame()
+
+    @property
+    def _side_width(self) -> int:
+        """Cells of the right part; 0 on narrower screens, and while one panel is alone."""
+        width = self.size.width
+        return 0 if width < FROM_WIDTH or self._zoomed else width // 3
+
+    def _show_side(self) -> None:
+        """Draw the right part, with what the filter keeps."""
+        width = self._side_width
+        if bool(self._side.display) != bool(width):
+            self._side.display = bool(width)
+        if not width or self.snapshot is None or self.view is None:
+            return
+        self._side.styles.width = width
+        size = (width, max(0, self.size.height - self._head_lines - 2))
+        decisions, workers = self.decisions.rows, self.workers_panel.rows
+        zones = self.workers_panel.zones
+        lines = side_lines(self.snapshot, self.view, decisions, workers, zones, BLOCKS, size)
+        self._side.show(lines)
 
     # -- the frame -------------------------------------------------------------------------
 
@@ -224,11 +261,11 @@ class TopApp(App[int]):
             return
         panel = self.focused_panel
         self._last_panel = panel
-        typing = bool(self._prompt.display)
+        typing = bool(self._prompt.display or self._jump.display)
         hint = max(self._hint_room, len(self._notice_lines()))
         if self._hint.styles.height is None or self._hint.styles.height.value != hint:
             self._hint.styles.height = hint
-        total = self.size.height - 3 - hint - typing
+        total = self.size.height - self._head_lines - 1 - hint - typing
         wishes = [one.wish for one in self.panels]
         given = heights(total, wishes, self.panels.index(panel), zoomed=self._zoomed)
         for one, height in zip(self.panels, given, strict=True):
@@ -239,7 +276,12 @@ class TopApp(App[int]):
         width = self.size.width
         snapshot, now = self.snapshot, self.wall()
         state = State(self.rate, paused=self.paused, readonly=self.readonly)
-        self._head.show(header(snapshot, self.view, self.source.title, state, width, now))
+        head = header(snapshot, self.view, self.source.title, state, width, now, self._history)
+        if len(head) != self._head_lines:
+            self._head_lines = len(head)
+            self._head.styles.height = len(head)
+            self._arrange()
+        self._head.show(head)
         if self._notice and now >= self._notice_until:
             self._notice = ""
             self._arrange()
@@ -292,6 +334,7 @@ class TopApp(App[int]):
         panel = self.panels[number - 1]
         if panel.has_focus:
             self._zoomed = not self._zoomed
+            self._show_side()
         self.screen.set_focus(panel)
         self._arrange()
 
@@ -306,17 +349,65 @@ class TopApp(App[int]):
         self._arrange()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        if self._prompt.display:
-            self._last_panel.set_filter(RowFilter.parse(event.value))
-            self._arrange()
+        if self._prompt.display and event.input is self._prompt.input:
+            self.set_filter(RowFilter.parse(event.value))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        jump = self._jump.value.strip() if event.input is self._jump.input else ""
         self._end_prompt()
+        if jump:
+            self._jump_to(jump)
+
+    def set_filter(self, wanted: RowFilter) -> None:
+        """Filter every panel."""
+        for panel in self.panels:
+            panel.set_filter(wanted)
+        self._show_side()
+        self._arrange()
 
     def _end_prompt(self) -> None:
-        self._prompt.display = False
+        self._prompt.display = self._jump.display = False
         self.screen.set_focus(self._last_panel)
         self._arrange()
+
+    def action_jump(self) -> None:
+        """``:``: go to a panel, a worker, a decision, or the page of a code."""
+        self._jump.put("")
+        self._jump.display = True
+        self.screen.set_focus(self._jump.input)
+        self._arrange()
+
+    def _jump_to(self, text: str) -> None:
+        wanted = text.lower()
+        for panel in self.panels:
+            name = panel.id or ""
+            if wanted == str(panel.number) or (len(wanted) > 1 and name.startswith(wanted)):
+                self.screen.set_focus(panel)
+                return
+        entry = catalogue().get(text.upper())
+        if entry is not None:
+            self.push_screen(TextScreen(entry.code, partial(read_page, entry.code)))
+            return
+        workers = [(row.worker_id, row.name) for row in self.workers_panel.picture.rows]
+        with contextlib.suppress(UsageProblem):
+            found = resolve_worker(text, workers)
+            self._go_to(self.workers_panel, lambda row: row.worker_id == found)
+            return
+        if any(line.id.endswith(wanted) for line in self.decisions.picture.rows):
+            self._go_to(self.decisions, lambda line: line.id.endswith(wanted))
+            return
+        matching = [name for _, name in workers if wanted in name.lower()]
+        if matching:
+            self._go_to(self.workers_panel, lambda row: row.name == matching[0])
+            return
+        self.show_message(f"no panel, worker, decision or code matches {text[:40]!r}")
+
+    def _go_to(self, panel: AnyPanel, wanted: Callable[[Any], bool]) -> None:
+        """Focus a row; a filter that hides it is dropped."""
+        if not panel.go_to(wanted):
+            self.set_filter(RowFilter())
+            panel.go_to(wanted)
+        self.screen.set_focus(panel)
 
     def action_sort(self) -> None:
         self.focused_panel.sort_next()
@@ -347,13 +438,16 @@ class TopApp(App[int]):
 
     async def action_back(self) -> None:
         """One step back: close the prompt, else drop the filter, else show all panels."""
-        if self._prompt.display:
-            self._last_panel.set_filter(RowFilter())
+        if self._jump.display:
+            self._end_prompt()
+        elif self._prompt.display:
+            self.set_filter(RowFilter())
             self._end_prompt()
         elif self.focused_panel.filter:
-            self.focused_panel.set_filter(RowFilter())
+            self.set_filter(RowFilter())
         else:
             self._zoomed = False
+            self._show_side()
         self._arrange()
         self._show_frame()
 
@@ -363,12 +457,11 @@ class TopApp(App[int]):
     # -- keys that open something ----------------------------------------------------------
 
     def action_open(self) -> None:
-        """Enter: the workers of a domain, or the details of another row."""
+        """Enter: zoom on a domain in every panel, or the details of another row."""
         row, view = self.focused_panel.current, self.view
         if isinstance(row, DomainRow) and view and view.domain is not None and row.value:
-            self.workers_panel.set_filter(RowFilter.parse(f"{view.domain}={row.value}"))
+            self.set_filter(RowFilter.parse(f"{view.domain}={row.value}"))
             self.screen.set_focus(self.workers_panel)
-            self._arrange()
         else:
             title = ": load, card and chain of custody" if isinstance(row, WorkerRow) else ""
             self._push_details(title, self._details.open)
@@ -378,6 +471,10 @@ class TopApp(App[int]):
 
     def action_yaml(self) -> None:
         self._push_details(" as YAML", lambda row, _: self._details.yaml(row))
+
+    def action_log(self) -> None:
+        """``l``: what happened to the row under the cursor, newest first."""
+        self._push_details(": log", lambda row, shown: self._details.log(row, shown, self.alerts))
 
     def action_help(self) -> None:
         self.push_screen(TextScreen("help", _read_help))

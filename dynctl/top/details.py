@@ -10,6 +10,7 @@ from typing import Any, Final
 from dynctl.documents.snapshot import (
     Alert,
     DecisionLine,
+    DecisionReport,
     DomainRow,
     DomainView,
     Part,
@@ -24,7 +25,7 @@ from dynctl.findings.pages import page as page_of
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
-from dynctl.screens.decisions import clock, places
+from dynctl.screens.decisions import clock, decision_report, places
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.render import yaml_text
 from dynctl.screens.route import ExplainScreen
@@ -35,6 +36,10 @@ from dynctl.top.custody import ReadChain
 from dynctl.top.panels.columns import worker_table
 
 _LABEL: Final = 14
+_LOGS: Final = (
+    "A worker's own log is where it runs, on Kubernetes: kubectl logs POD. All decisions as they "
+    "are made: dynctl decisions tail."
+)
 _CLUSTER: Final = "dynctl top .. --kube-context NAME -n NAMESPACE shows the links before the card"
 _WINNER_ONLY: Final = (
     "A live Dynamo reports the chosen workers only, not the other candidates. To see all "
@@ -100,6 +105,10 @@ class Details:
             case Alert():
                 return lambda canvas: alert_text(row, now, canvas)
 
+    async def log(self, row: Row, shown: Shown, alerts: Sequence[Alert]) -> Draw:
+        """``l``: the decisions and findings about a row, newest first."""
+        return lambda canvas: log_text(row, shown, alerts, canvas)
+
     async def yaml(self, row: Row) -> Draw:
         """``y``: the row as YAML."""
         text = yaml_text(row)
@@ -117,6 +126,51 @@ def row_name(row: Row) -> str:
             return f"decision {row.id}"
         case Alert():
             return f"{row.code} {row.subject}"
+
+
+async def read_page(code: str) -> Draw:
+    """The page of a finding's code."""
+    return lambda canvas: code_page(page_of(catalogue()[code]), canvas).rstrip("\n")
+
+
+def log_text(row: Row, shown: Shown, alerts: Sequence[Alert], canvas: Canvas) -> str:
+    """What the source reported about a row: findings, then decisions with their reasons.
+
+    A worker's row has the decisions for it, a domain's those of its workers, a decision's those
+    that chose one of the same workers, and a finding's those for its subject.
+    """
+    names = _workers_of(row)
+    about = [one for one in alerts if not names or one.subject in names or one is row]
+    decisions = [
+        line
+        for line in shown.snapshot.decisions
+        if line is row or names & {r.worker for r in (line.prefill, line.decode) if r is not None}
+    ]
+    lines = [canvas.bold(f"findings ({len(about)})")]
+    for alert in about:
+        since = "" if alert.since is None else f"since {clock(alert.since, tenths=False)} "
+        lines += canvas.paragraph(f"{since}{alert.code} {alert.subject}: {alert.message}")
+    of = f"{len(decisions)} of the last {len(shown.snapshot.decisions)}"
+    lines += ["", canvas.bold(f"decisions ({of})")]
+    if decisions:
+        report = DecisionReport(shown.snapshot.source, decisions)
+        lines += decision_report(report, canvas).split("\n")
+    else:
+        lines.append("  none")
+    lines += ["", *canvas.paragraph(_LOGS, first="")]
+    return "\n".join(lines)
+
+
+def _workers_of(row: Row) -> set[str]:
+    match row:
+        case DomainRow():
+            return set(row.capacity.workers)
+        case WorkerRow():
+            return {row.name}
+        case DecisionLine():
+            return {ref.worker for ref in (row.prefill, row.decode) if ref is not None}
+        case Alert():
+            return {row.subject}
 
 
 def card_text(worker: WorkerRow, chain: CustodyRow, canvas: Canvas) -> str:

@@ -15,7 +15,8 @@ from dynctl.documents.snapshot import DomainView, Meter, Snapshot
 from dynctl.screens.decisions import clock
 from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
-from dynctl.top.marks import BAD, BOLD, GOOD, PLAIN, WARN, Line, Marks, plain
+from dynctl.top.history import History
+from dynctl.top.marks import ACCENT, BAD, BLOCKS, BOLD, DIM, GOOD, PLAIN, WARN, Line, Marks, plain
 
 #: A snapshot is out of date after this many intervals without a new one.
 _TURNS = 3
@@ -37,8 +38,10 @@ def header(
     state: State,
     width: int,
     now: float,
+    history: History | None = None,
 ) -> list[Line]:
-    """Two lines of ``width`` cells. ``title``: shown until the first snapshot."""
+    """Two lines of ``width`` cells, and between them the rates of requests where the source counts
+    them. ``title``: shown until the first snapshot."""
     if snapshot is None:
         return [plain(f" dynctl top  {title}", BOLD), plain(" reading ..")]
     time_of_day = clock(now, tenths=False)
@@ -47,10 +50,58 @@ def header(
     word, style = currency_mark(snapshot, state, now)
     room_below = max(10, width - len(word) - 3)
     second = fitting(numbers(snapshot), room_below)
+    counted = history is not None and not isinstance(snapshot.header.traffic, UnsetType)
     return [
         [(f" {first.ljust(room)} ", BOLD), (time_of_day, BOLD)],
+        *([rates_line(history, snapshot.at, BLOCKS, width)] if counted and history else []),
         [(f" {second.ljust(room_below)} ", PLAIN), (word, style)],
     ]
+
+
+def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
+    """Requests a second, time to the first token, hit rate, refusals and errors of the last
+    seconds, each with the last minutes as a sparkline; as many as fit."""
+    now = history.rates(at)
+    if now is None:
+        return plain(" requests: counting ..", DIM)
+    count, step = (16, 15.0) if width >= 160 else (8, 15.0) if width >= 100 else (5, 12.0)
+    trend = history.trend(count, step, at)
+
+    def spark(name: str, top: float | None = None) -> str:
+        return marks.sparkline([getattr(one, name) if one else None for one in trend], top)
+
+    times = "-" if now.ttft_p50 is None else f"{_time(now.ttft_p50)} p99 {_time(now.ttft_p99)}"
+    parts = [
+        (f"{_number(now.per_second)} req/s", spark("per_second"), PLAIN),
+        (f"TTFT p50 {times}", spark("ttft_p99"), PLAIN),
+        (f"hits {_share(now.hits)}", spark("hits", 1.0), PLAIN),
+        (f"refused {_share(now.refused)}", spark("refused", 0.2), WARN if now.refused else PLAIN),
+        (f"errors {_share(now.errors)}", spark("errors", 0.2), BAD if now.errors else PLAIN),
+    ]
+    line: list[tuple[str, Style]] = [(" ", PLAIN)]
+    room = width - 1
+    for text, drawn, style in parts:
+        room -= len(text) + 1 + len(drawn) + len(GAP) - 1
+        if room < -len(GAP):
+            break
+        line += [(f"{text} ", BOLD + style), (drawn, ACCENT), (GAP[:-1], PLAIN)]
+    return line
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _share(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if 0 < value < 0.0995 else f"{value:.0%}"
 
 
 def currency_mark(snapshot: Snapshot, state: State, now: float) -> tuple[str, Style]:

@@ -1,14 +1,20 @@
-"""The last minutes of every domain, for sparklines and recent shares.
+"""The last minutes of every domain and of all requests, for sparklines and recent shares.
 
 Bounded: one number per bucket, a fixed number of buckets; domains without workers are dropped.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from msgspec import UnsetType
+
+from dynctl.documents.fleet_load import Traffic
 from dynctl.documents.snapshot import Snapshot
 from dynctl.documents.workers import WorkerRow
 from router_core import Role
@@ -20,6 +26,56 @@ _MOST_SERIES: Final = 16_384
 
 Key = tuple[str, str, str]
 """``(model, domain, value)``; hand-offs are not counted by model, their model is ""."""
+
+
+#: Seconds that the rates of requests cover.
+RATE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Requests of some seconds: ended per second, the time to the first token (seconds; median and
+    99th percentile, interpolated in its bucket), and shares 0..1 of cached prompt tokens, failed
+    and refused requests. None where there were none."""
+
+    per_second: float
+    ttft_p50: float | None = None
+    ttft_p99: float | None = None
+    hits: float | None = None
+    errors: float | None = None
+    refused: float | None = None
+
+
+def rates_between(before: Traffic, now: Traffic, seconds: float) -> Rates:
+    """The rates of the requests between two readings, ``seconds`` apart."""
+    ended = now.requests - before.requests
+    placed = now.prompt_tokens - before.prompt_tokens
+    times = now.ttft
+    if before.ttft and before.ttft_edges == now.ttft_edges:
+        times = tuple(a - b for a, b in zip(now.ttft, before.ttft, strict=True))
+    return Rates(
+        ended / seconds,
+        quantile(now.ttft_edges, times, 0.5),
+        quantile(now.ttft_edges, times, 0.99),
+        min(1.0, (now.cached_tokens - before.cached_tokens) / placed) if placed > 0 else None,
+        (now.errors - before.errors) / ended if ended > 0 else None,
+        (now.refused - before.refused) / ended if ended > 0 else None,
+    )
+
+
+def quantile(edges: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """The value below which ``share`` (0..1) of the observations are; ``counts``: one for each
+    upper edge and one above. None without observations; above the last edge, that edge."""
+    total = sum(counts)
+    if total <= 0 or not edges:
+        return None
+    wanted, below = share * total, 0
+    for place, count in enumerate(counts[: len(edges)]):
+        if count and below + count >= wanted:
+            low = edges[place - 1] if place else 0.0
+            return low + (edges[place] - low) * (wanted - below) / count
+        below += count
+    return edges[-1]
 
 
 class Series:
@@ -56,6 +112,46 @@ class History:
     def __init__(self) -> None:
         self._series: dict[str, dict[Key, Series]] = defaultdict(dict)
         self._since: float | None = None
+        #: Readings of the requests, one a second.
+        self._times: list[float] = []
+        self._traffic: list[Traffic] = []
+
+    def rates(self, at: float) -> Rates | None:
+        """The rates of the last :data:`RATE_S` seconds; None before there are two readings."""
+        return self._rates(at - RATE_S, at)
+
+    def trend(self, count: int, step: float, at: float) -> list[Rates | None]:
+        """``count`` rates up to ``at``, oldest first, of ``step`` seconds each; None where the
+        requests were not read."""
+        end = math.ceil(at / step) * step
+        return [
+            self._rates(end - (place + 1) * step, end - place * step)
+            for place in reversed(range(count))
+        ]
+
+    def _rates(self, since: float, until: float) -> Rates | None:
+        """From the last reading until ``since``, or the first one, to the last until ``until``."""
+        times = self._times
+        last = bisect_right(times, until) - 1
+        first = max(0, bisect_right(times, since) - 1)
+        if last <= first or times[last] <= since:
+            return None
+        return rates_between(self._traffic[first], self._traffic[last], times[last] - times[first])
+
+    def _add_traffic(self, at: float, traffic: Traffic) -> None:
+        times, known = self._times, self._traffic
+        if known and traffic.requests < known[-1].requests:  # a frontend restarted
+            times.clear()
+            known.clear()
+        # Only one reading a second is kept, and the first one as it is.
+        if len(times) > 1 and at - times[-2] < 1.0:
+            times[-1], known[-1] = at, traffic
+            return
+        times.append(at)
+        known.append(traffic)
+        if len(times) > 2 * BUCKET_S * BUCKETS:
+            del times[: len(times) // 2]
+            del known[: len(known) // 2]
 
     def add(self, snapshot: Snapshot) -> None:
         """Add the loads and hand-offs of a snapshot; a snapshot with a problem is ignored."""
@@ -63,6 +159,9 @@ class History:
             return
         at = snapshot.at
         self._since = at if self._since is None else self._since
+        traffic = snapshot.header.traffic
+        if not isinstance(traffic, UnsetType):
+            self._add_traffic(at, traffic)
         seen = _sums(snapshot.workers)
         seen["local"] = {("", one.domain, one.value): one.local for one in snapshot.transfers}
         seen["crossing"] = {("", one.domain, one.value): one.crossing for one in snapshot.transfers}

@@ -18,6 +18,8 @@ BINDINGS: Final[list[BindingType]] = [
         ("shift+tab", "next_panel(-1)"),
         ("slash", "filter('')"),
         ("exclamation_mark", "filter('!')"),
+        ("colon", "jump"),
+        ("l", "log"),
         ("s", "sort"),
         ("S", "reverse"),
         ("g", "group"),
@@ -40,14 +42,14 @@ BINDINGS: Final[list[BindingType]] = [
 #: The actions of the panels' keys.
 OWN: Final = frozenset(
     "panel next_panel filter sort reverse group open describe yaml thresholds export index pause "
-    "rate help back leave".split()
+    "rate help back leave jump log".split()
 )
 
 #: The line of keys; the first that fits is shown.
 FOOTER: Final = (
-    "1-4 panels  / filter  s sort  g group  ↵ open  d describe  y yaml  t thresholds  e export  "
-    "p pause  r rate  ? help  q quit",
-    "1-4 panels / filter s sort g group ↵ open t thresholds p pause ? help q quit",
+    "1-4 panels  / filter  : go to  s sort  g group  ↵ open  d describe  l log  y yaml  "
+    "t thresholds  e export  p pause  r rate  ? help  q quit",
+    "1-4 panels / filter : go to s sort ↵ open l log t thresholds ? help q quit",
 )
 
 
@@ -55,9 +57,11 @@ KEYS: Final = (
     ("1 2 3 4", "go to domains, workers, decisions, alerts; again: show only this panel"),
     ("Tab", "go to the next panel"),
     ("up down PgUp PgDn", "move through the rows (also j k space Home End)"),
-    ("Enter", "open the row: workers of a domain, a worker, a decision explained, a finding"),
+    ("Enter", "open the row: zoom on a domain, a worker, a decision explained, a finding"),
     ("d  y", "describe the row; show it as YAML"),
-    ("/  !", "filter: rows must contain the words and no !word; ! alone inverts the filter"),
+    ("l", "log of the row: its decisions and findings, newest first"),
+    ("/  !", "filter all panels: rows must contain the words and no !word; ! alone inverts"),
+    (":", "go to a panel, a worker, a decision or a code: :workers, :decode-a0, :DYT0901"),
     ("s  S", "sort by the next column; reverse the order"),
     ("g", "group by the next domain: zone, rack, host, .."),
     ("t", "busy thresholds: try values, see which workers turn busy, then set them"),

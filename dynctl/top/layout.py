@@ -85,4 +85,8 @@ CSS: Final = """
 Screen { layout: vertical; background: ansi_default; overflow: hidden; }
 #head { height: 2; }
 #prompt { display: none; }
+#jump { display: none; }
+#body { height: 1fr; }
+#panels { width: 1fr; }
+#side { display: none; height: 1fr; }
 """

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dynctl import version
 from dynctl.base.tasks import SLICE, drained, in_turns
 from dynctl.documents.audit import AuditRow
-from dynctl.documents.fleet_load import FleetLoad, Transfer, WorkerLoad
+from dynctl.documents.fleet_load import FleetLoad, Traffic, Transfer, WorkerLoad
 from dynctl.documents.models import (
     Health,
     ModelList,
@@ -279,11 +279,13 @@ class FleetFeed:
         audit: Callable[[], list[AuditRow]] = list,
         compares: str = "reuse",
         skipped: Callable[[], Mapping[str, int]] = dict,
+        traffic: Callable[[], Traffic] | None = None,
     ) -> None:
         self._service = service
         self._memory = memory
         self._compares = compares
         self._skipped = skipped
+        self._traffic = traffic
         self._transfers = transfers
         self._others = others
         self._waiting = waiting
@@ -339,6 +341,7 @@ class FleetFeed:
             compares=self._compares,
             skipped=dict(self._skipped()),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
+            traffic=UNSET if self._traffic is None else self._traffic(),
         )
         yield
         if known == cards:

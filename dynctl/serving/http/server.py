@@ -193,6 +193,7 @@ class Frontend:
             service,
             self.memory,
             transfers=self.metrics.transfers,
+            traffic=self.metrics.traffic if inference else None,
             others=self.fleet.unregistered,
             waiting=self.fleet.waiting,
             in_flight=lambda: self.inference.in_flight,

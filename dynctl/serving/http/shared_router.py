@@ -112,5 +112,6 @@ async def shared_fleet(link: RouterLink, feed: FleetFeed, cards: str | None) -> 
                 conditions=[*found.conditions, *more],
                 in_flight=own.in_flight,
                 audit=own.audit,
+                traffic=own.traffic,
             )
     return own

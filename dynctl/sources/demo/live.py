@@ -82,6 +82,7 @@ class LiveDemo(LiveSource):
             service,
             self._memory,
             transfers=metrics.transfers,
+            traffic=metrics.traffic,
             waiting=self._traffic.waiting,
             in_flight=lambda: self._traffic.in_flight,
         )

@@ -177,6 +177,7 @@ class DemoTraffic:
         plan = self._service.plan(job.request)
         if not plan.ok or plan.prefill is None:
             self._service.decided(plan, job.request, job.record)
+            self._ended(at, job, "refused")
             return
         self._service.book(plan.prefill, job.request, job.record)
         job.plan = plan
@@ -199,6 +200,9 @@ class DemoTraffic:
                 self._at(at + took, partial(self._prefilled, job))
             else:
                 self._service.prefill_done(job.request.id)
+                job.record.first_token_at = at
+                for observer in self._service.observers:
+                    observer.on_first_token(job.record)
                 self._at(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
 
     def _prefilled(self, job: _Job, at: float) -> None:
@@ -217,6 +221,7 @@ class DemoTraffic:
                 self._enter(at, job, plan.decode.require().worker_id)
             else:
                 service.free(job.request.id)
+                self._ended(at, job, "refused")
         self._fill(at, engine)
 
     def _more(self, job: _Job, at: float) -> None:
@@ -231,7 +236,13 @@ class DemoTraffic:
             return
         del engine.running[job.request.id]
         self._service.free(job.request.id)
+        self._ended(at, job, "success")
         self._fill(at, engine)
+
+    def _ended(self, at: float, job: _Job, outcome: str) -> None:
+        job.record.finished_at, job.record.outcome = at, outcome
+        for observer in self._service.observers:
+            observer.on_finished(job.record)
 
     # -- engines ---------------------------------------------------------------------------
 
@@ -275,6 +286,7 @@ class DemoTraffic:
         self._service.apply(KvEvent(engine.worker.worker_id, 0, Cleared()))
         for job in [*engine.running.values(), *engine.waiting]:
             self._service.free(job.request.id)
+            self._ended(at, job, "upstream_error")
         engine.running.clear()
         engine.waiting.clear()
         engine.chains.clear()

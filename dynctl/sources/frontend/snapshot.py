@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, DecisionRow
-from dynctl.documents.fleet_load import FleetLoad, Transfer, joined_rows
+from dynctl.documents.fleet_load import FleetLoad, Traffic, Transfer, joined_rows
 from dynctl.documents.snapshot import (
     DecisionLine,
     Header,
@@ -59,6 +59,7 @@ def frontend_snapshot(
             queue=sum(queues) if queues else None,
             recorded=sum(load.recorded for load in loads),
             routers=first.load.replicas,
+            traffic=_traffic(loads),
         ),
         workers=workers,
         decisions=tuple(newest_first(known)),
@@ -138,6 +139,11 @@ def _rank(
         active_prefill_tokens=joined(one.active_prefill_tokens for one in every),
         active_decode_blocks=joined(one.active_decode_blocks for one in every),
     )
+
+
+def _traffic(loads: Sequence[FleetLoad]) -> Traffic | UnsetType:
+    known = [one.traffic for one in loads if not isinstance(one.traffic, UnsetType)]
+    return sum(known[1:], known[0]) if known else UNSET
 
 
 def _meters(known: Sequence[FrontendReadings]) -> tuple[Meter, ...]:

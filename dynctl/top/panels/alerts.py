@@ -8,6 +8,7 @@ from typing import ClassVar
 from rich.style import Style
 
 from dynctl.documents.snapshot import Alert
+from dynctl.top.filter import worker_words
 from dynctl.top.marks import BAD, PLAIN, WARN
 from dynctl.top.panels.columns import alert_table
 from dynctl.top.panels.panel import Panel, Picture
@@ -21,6 +22,12 @@ class AlertPanel(Panel[Alert]):
 
     def key(self, row: Alert) -> Hashable:
         return (row.code, row.subject)
+
+    def words(self, row: Alert) -> str:
+        """A finding about a worker has the words of the worker too."""
+        worker = self.members.get(row.subject)
+        about = "" if worker is None else worker_words(worker)
+        return f"{super().words(row)} {about}"
 
     def cell_style(self, row: Alert, key: str) -> Style:
         if key in ("level", "code"):

@@ -29,6 +29,7 @@ from dynctl.screens.decisions import (
     margin_text,
     number_text,
     places,
+    reason_text,
     unique_end,
     worker_text,
 )
@@ -85,7 +86,7 @@ def domain_table(
         if column.key in _LOADS and snapshot.unknown("load") is not None:
             mine = _unknown(mine)
         if column.key == before:
-            columns += [_kv_bar(marks), _waiting()]
+            columns += [_kv_bar(marks, snapshot), _waiting()]
         if column.key == "policy" and hands_over(view):
             columns.append(_crossing())
         columns.append(mine)
@@ -129,12 +130,16 @@ def kv_share(row: DomainRow) -> float | None:
     return role.kv_used_blocks / role.kv_total_blocks
 
 
-def _kv_bar(marks: Marks) -> Column[DomainRow]:
+def _kv_bar(marks: Marks, snapshot: Snapshot) -> Column[DomainRow]:
+    """The bar of available workers; | is the busy threshold of decode blocks."""
+
     def text(row: DomainRow) -> str:
+        limits = snapshot.thresholds.get(row.capacity.model, {})
         share = kv_share(row)
         if share is None:
             return (UNKNOWN if generating(row).ranks else NOTHING).ljust(BAR + 5)
-        return f"{marks.bar(share, BAR)} {share:4.0%}"
+        limit = limits.get("active_decode_blocks_threshold")
+        return f"{marks.bar(share, BAR, limit)} {share:4.0%}"
 
     return Column("kv_share", "KV USED", text, kv_share, rank=1)
 
@@ -261,6 +266,8 @@ def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Co
                rank=6),
         Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model,
                rank=7, wide=True, name=True),
+        Column("why", "WHY", reason_text, reason_text, rank=4, wide=True, name=True, shortest=10,
+               sentence=True),
     ]  # fmt: skip
     return columns
 

@@ -11,7 +11,7 @@ from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.screens.columns import GAP, Fitted
 from dynctl.screens.decisions import refusal
 from dynctl.top.header import meter_line
-from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain
+from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain, zone_style
 from dynctl.top.panels.columns import decision_table
 from dynctl.top.panels.panel import Panel, Picture
 
@@ -32,11 +32,20 @@ class DecisionPanel(Panel[DecisionLine]):
     def words(self, row: DecisionLine) -> str:
         words = [super().words(row), row.model or "", row.id]
         words += [refusal(row)] if row.refused else ["selected"]
-        words += [f"{name}={value}" for name, value in (row.prefill_domains | row.domains).items()]
+        words += [row.why, row.moved, f"model={row.model}"]
+        for domains in (row.prefill_domains, row.domains):
+            words += [f"{name}={value}" for name, value in domains.items()]
+        words += ["role=prefill"] if row.prefill is not None else []
+        words += ["role=decode"] if row.decode is not None else []
         return " ".join(words)
 
     def style(self, row: DecisionLine) -> Style:
         return BAD if row.refused else WARN if row.relaxed else PLAIN
+
+    def cell_style(self, row: DecisionLine, key: str) -> Style:
+        domains = {"prefill": row.prefill_domains, "domain": row.domains, "decode": row.domains}
+        values = domains.get(key, {}).values()
+        return next((zone_style(one, self.zones) for one in values if one in self.zones), PLAIN)
 
     def pieces(self, row: DecisionLine, fitted: Fitted[DecisionLine]) -> Line:
         if not row.refused:

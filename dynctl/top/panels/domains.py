@@ -10,8 +10,9 @@ from rich.style import Style
 from dynctl.documents.snapshot import DomainRow, DomainView, Snapshot
 from dynctl.documents.topology import NO_DOMAIN
 from dynctl.screens.numbers import age, plural
+from dynctl.top.filter import worker_words
 from dynctl.top.history import History
-from dynctl.top.marks import BAD, BLOCKS, GOOD, PLAIN, WARN
+from dynctl.top.marks import BAD, BLOCKS, GOOD, PLAIN, WARN, role_style, zone_style
 from dynctl.top.panels.columns import domain_table, generating, hands_over, kv_share
 from dynctl.top.panels.panel import Panel, Picture
 
@@ -28,7 +29,15 @@ class DomainPanel(Panel[DomainRow]):
     def key(self, row: DomainRow) -> Hashable:
         return (row.capacity.model, row.value)
 
+    def keeps(self, row: DomainRow) -> bool:
+        """A domain stays while one of its workers does."""
+        members = (self.members.get(name) for name in row.capacity.workers)
+        words = (worker_words(one).lower() for one in members if one is not None)
+        return any(map(self.filter.keeps, words))
+
     def cell_style(self, row: DomainRow, key: str) -> Style:
+        if key.startswith("domain") or key == "value":
+            return zone_style(row.value, self.zones)
         if key == "state":
             return PLAIN if row.capacity.state == "ok" else BAD
         if key == "kv_share":
@@ -38,7 +47,9 @@ class DomainPanel(Panel[DomainRow]):
             return BAD if share >= _FULL else WARN if share >= _TIGHT else GOOD
         if key in ("prefill", "decode", "aggregated"):
             role = getattr(row.capacity, key)
-            return BAD if role.unavailable else WARN if role.busy or row.stale.get(key) else PLAIN
+            if role.unavailable or role.busy or row.stale.get(key):
+                return BAD if role.unavailable else WARN
+            return role_style(key)
         if key == "waiting":
             return WARN if row.waiting else PLAIN
         return PLAIN

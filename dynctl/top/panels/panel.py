@@ -6,7 +6,7 @@ thousand rows scroll as fast as ten (docs/decisions/0019).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from dynctl.documents.workers import WorkerRow
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import middle, plural
 from dynctl.top.filter import RowFilter
@@ -72,6 +73,10 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self.number = number
         self.picture: Picture[Row] = Picture()
         self.filter = RowFilter()
+        #: The values of the domain that the fleet is grouped by, in the order of their colours.
+        self.zones: Sequence[str] = ()
+        #: The workers of the snapshot by name: a filter's words are about them.
+        self.members: Mapping[str, WorkerRow] = {}
         #: Whether the data is out of date.
         self.faded = False
         self.cursor = 0
@@ -96,6 +101,10 @@ class Panel(Widget, Generic[Row], can_focus=True):
     def words(self, row: Row) -> str:
         """The words that a filter can match."""
         return " ".join(column.text(row) for column in self.picture.columns)
+
+    def keeps(self, row: Row) -> bool:
+        """Whether the filter keeps a row."""
+        return self.filter.keeps(self.words(row).lower())
 
     def style(self, row: Row) -> Style:
         """The style of a row."""
@@ -131,6 +140,14 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self.filter = wanted
         self._arrange()
 
+    def go_to(self, wanted: Callable[[Row], bool]) -> bool:
+        """Move the cursor to the first row that is wanted; whether there is one."""
+        place = next((i for i, row in enumerate(self._rows) if wanted(row)), None)
+        if place is None:
+            return False
+        self._go(place)
+        return True
+
     @property
     def rows(self) -> Sequence[Row]:
         """The rows that are shown, in their order."""
@@ -154,9 +171,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
         place = keys.index(self._sort_key) if self._sort_key in keys else _UNSORTED
         place += 1
         self._sort_key = keys[place] if place < len(keys) else None
-        if self._sort_key is not None:
-            # Numbers start with the largest, names with the first.
-            self._descending = columns[place].right
+        # Numbers start with the largest, names with the first.
+        self._descending = self._sort_key is not None and columns[place].right
         self._from_the_top()
 
     def reverse(self) -> None:
@@ -175,7 +191,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
 
     def _arrange(self) -> None:
         """Filter, sort, and keep the cursor on its row."""
-        rows = self.filter.rows(self.picture.rows, self.words)
+        rows = [row for row in self.picture.rows if not self.filter or self.keeps(row)]
         rows = self._sorted(rows)
         follows = self.FOLLOWS and self.cursor == 0 and self._sort_key is None
         self._rows = rows

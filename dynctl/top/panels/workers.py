@@ -12,7 +12,7 @@ from dynctl.documents.workers import WorkerRow
 from dynctl.screens.workers import ordered
 from dynctl.top.filter import worker_words
 from dynctl.top.header import available
-from dynctl.top.marks import BAD, DIM, PLAIN, WARN
+from dynctl.top.marks import BAD, DIM, PLAIN, WARN, role_style, zone_style
 from dynctl.top.panels.columns import why, worker_table
 from dynctl.top.panels.panel import Panel, Picture
 
@@ -39,6 +39,10 @@ class WorkerPanel(Panel[WorkerRow]):
     def cell_style(self, row: WorkerRow, key: str) -> Style:
         if key == "status":
             return BAD if row.status != "ready" else WARN if row.busy else PLAIN
+        if key == "role":
+            return role_style(row.role)
+        if key.startswith("domain:"):
+            return zone_style(row.domains.get(key.removeprefix("domain:")), self.zones)
         if key == "index":
             lost = any(rank.index in ("gapped", "over_limit") for rank in row.ranks)
             return WARN if lost else PLAIN

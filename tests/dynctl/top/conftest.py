@@ -22,11 +22,10 @@ Shown = Callable[..., AbstractAsyncContextManager[Pilot[int]]]
 #: The printable keys that act on panels, and their text in a form.
 TYPED = [
     key for one in BINDINGS for key in one.key.split(",")  # type: ignore[union-attr]
-    if len(key) == 1 or key in ("slash", "exclamation_mark", "question_mark")
+    if len(key) == 1 or key in ("slash", "exclamation_mark", "question_mark", "colon")
 ]  # fmt: skip
-TEXT = "".join(
-    {"slash": "/", "exclamation_mark": "!", "question_mark": "?"}.get(k, k) for k in TYPED
-)
+_MARKS = {"slash": "/", "exclamation_mark": "!", "question_mark": "?", "colon": ":"}
+TEXT = "".join(_MARKS.get(k, k) for k in TYPED)
 
 
 @pytest.fixture(autouse=True)

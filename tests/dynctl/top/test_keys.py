@@ -10,6 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from dynctl.base.errors import ExitCode, Unreachable, UsageProblem
+from dynctl.documents.fleet_load import Traffic
 from dynctl.documents.snapshot import Part
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.sources.query import RouteQuery
@@ -478,6 +479,7 @@ async def test_a_refused_reading_of_caches_is_shown(shown: Shown):
 async def test_help_lists_every_key(shown: Shown):
     listed = " ".join(keys for keys, _ in KEYS).split()
     shown_as = {"slash": "/", "exclamation_mark": "!", "question_mark": "?", "escape": "Esc",
+                "colon": ":",
                 "ctrl+c": "Ctrl-C", "enter": "Enter", "tab": "Tab"}  # fmt: skip
     bound = {key for one in TopApp.BINDINGS for key in one.key.split(",")} - {"shift+tab"}  # type: ignore[union-attr]
     assert {shown_as.get(key, key) for key in bound} <= set(listed)
@@ -534,3 +536,121 @@ async def _run_until_it_ends(app: TopApp) -> None:
     async with app.run_test() as pilot, asyncio.timeout(patience(5)):
         while app.is_running:
             await pilot.pause(0.02)
+
+
+# -- one filter, jumps, logs, the right third ---------------------------------------------------
+
+
+async def test_a_filter_holds_in_every_panel_until_escape(shown: Shown):
+    async with shown(size=(100, 40)) as pilot:
+        app = app_of(pilot)
+        await pilot.press("2", "slash", *"zone=zone-a", "enter")
+        assert {row.value for row in app.domains.rows} == {"zone-a"}
+        assert {row.name for row in app.workers_panel.rows} == {"prefill-a0", "decode-a0"}
+        assert {line.id[-3:] for line in app.decisions.rows} == {"f0a", "f08", "f07"}
+        assert {alert.subject for alert in app.alerts_panel.rows} == {"zone=zone-a"}
+        await pilot.press("3")
+        assert "/zone=zone-a" in screen_text(app)
+        await pilot.press("escape")
+        assert [len(panel.rows) for panel in app.panels] == [2, 6, 5, 2]
+
+
+async def test_enter_on_a_domain_zooms_every_panel_on_it(shown: Shown):
+    async with shown(size=(100, 40)) as pilot:
+        app = app_of(pilot)
+        await pilot.press("1", "down", "enter")
+        assert app.focused_panel is app.workers_panel
+        assert {row.value for row in app.domains.rows} == {"zone-b"}
+        assert {row.domains["zone"] for row in app.workers_panel.rows} == {"zone-b"}
+        assert [alert.subject for alert in app.alerts_panel.rows] == ["prefill-b0"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "panel", "row"),
+    [
+        ("workers", "workers", None),
+        ("4", "alerts", None),
+        ("decode-b1", "workers", "decode-b1"),
+        ("e-b1", "workers", "decode-b1"),
+        ("91f07", "decisions", "4b7d000091f07"),
+    ],
+)
+async def test_a_colon_goes_to_a_panel_a_worker_or_a_decision(
+    shown: Shown, typed: str, panel: str, row: str | None
+):
+    async with shown() as pilot:
+        app = app_of(pilot)
+        await pilot.press("slash", *"zone-a", "enter", "colon", *typed, "enter")
+        assert app.focused_panel.id == panel
+        current = app.focused_panel.current
+        assert row is None or row in (getattr(current, "name", None), getattr(current, "id", None))
+
+
+async def test_a_colon_opens_the_page_of_a_code_and_reports_what_is_unknown(shown: Shown):
+    async with shown() as pilot:
+        app = app_of(pilot)
+        await pilot.press("colon", *"dyt0901", "enter")
+        await settled(pilot)
+        assert "DYT0901" in screen_text(app)
+        await pilot.press("escape", "colon", *"nothing-like-it", "enter")
+        assert "no panel, worker, decision or code matches 'nothing-like-it'" in " ".join(
+            screen_text(app).split()
+        )
+        assert screen_text(app).splitlines()[-1].strip().startswith("1-4 panels")
+        await pilot.press("colon", *"wor", "escape")
+        assert app.focused_panel is app.decisions
+
+
+async def test_the_log_of_a_worker_has_its_decisions_and_findings(shown: Shown):
+    async with shown(size=(120, 40)) as pilot:
+        await pilot.press("colon", *"prefill-b0", "enter", "l")
+        await settled(pilot)
+        text = screen_text(pilot.app)
+        assert "EVENTS_LOST prefill-b0: 3 batches were lost" in text
+        assert "decisions (1 of the last 5)" in text
+        assert "091f09" in text
+        assert "091f0a" not in text
+
+
+async def test_the_right_third_of_wide_screens_has_flow_reasons_and_queues(shown: Shown):
+    async with shown(size=(200, 60)) as pilot:
+        app = app_of(pilot)
+        text = screen_text(app)
+        for title in ("KV flow by zone", "what decided", "waiting", "fullest workers"):
+            assert title in text
+        assert "zone-a > zone-b" in text
+        await pilot.press("slash", *"decode-b1", "enter")
+        assert "zone-a > zone-b" not in screen_text(app)
+        await pilot.press("2")
+        assert "KV flow" in screen_text(app)
+        await pilot.press("2")
+        assert "KV flow" not in screen_text(app)
+        await pilot.press("escape", "escape")
+        assert "KV flow" in screen_text(app)
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        assert "KV flow" not in screen_text(app)
+
+
+async def test_the_header_has_rates_where_requests_are_counted(shown: Shown):
+    source = StillSource()
+    edges = (0.1, 0.2, 1.0)
+
+    def counted(seconds: int) -> Any:
+        done = 50 * seconds
+        traffic = Traffic(
+            done, seconds, 2 * seconds, edges, (done, 0, 0, 0), 1000 * done, 400 * done
+        )
+        header = msgspec.structs.replace(source.shown.header, traffic=traffic)
+        return msgspec.structs.replace(source.shown, header=header, at=NOW + seconds)
+
+    async with shown(source, size=(100, 30)) as pilot:
+        app = app_of(pilot)
+        for second in range(12):
+            app.take(counted(second))
+        await pilot.pause()
+        line = screen_text(app).splitlines()[1]
+        assert line.startswith(" 50 req/s ")
+        for text in ("TTFT p50 50 ms p99 99 ms", "hits 40%", "refused 4.0%"):
+            assert text in line
+        assert screen_text(app).splitlines()[-1].strip().startswith("1-4 panels")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dynctl.documents.fleet_load import Transfer
+from dynctl.documents.fleet_load import Traffic, Transfer
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import Alert, Part, Snapshot, stale_reason
 from dynctl.documents.verify import CellState
@@ -20,9 +23,9 @@ from dynctl.sources.dynamo.snapshot import RowCache
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_words
 from dynctl.top.header import meter_line, numbers
-from dynctl.top.history import BUCKET_S, BUCKETS, History
+from dynctl.top.history import BUCKET_S, BUCKETS, History, quantile
 from dynctl.top.layout import Wish, heights
-from dynctl.top.marks import ASCII, BLOCKS
+from dynctl.top.marks import ASCII, BAD, BLOCKS, GOOD, WARN, role_style, zone_style
 from dynctl.top.panels.columns import alert_table, kv_share
 from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
@@ -357,3 +360,88 @@ def test_the_header_counts_other_routers_and_names_what_is_out_of_date():
     for known, expected in ((routers, "2 other routers, 1 silent"), ([], "0 other routers")):
         header = msgspec.structs.replace(shown.header, routers=known)
         assert expected in numbers(msgspec.structs.replace(shown, header=header))
+
+
+# -- rates of requests --------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0.001, 60), min_size=1, max_size=8, unique=True).map(sorted),
+    st.data(),
+    st.floats(0.01, 1.0),
+)
+def test_a_quantile_is_in_the_bucket_that_has_its_observation(edges, data, share):
+    counts = data.draw(st.lists(st.integers(0, 50), min_size=len(edges) + 1,
+                                max_size=len(edges) + 1))  # fmt: skip
+    found = quantile(edges, counts, share)
+    if not sum(counts):
+        assert found is None
+        return
+    wanted = share * sum(counts)
+    sums = list(accumulate(counts))
+    place = next(i for i, count in enumerate(counts) if count and sums[i] >= wanted)
+    low = edges[place - 1] if place else 0.0
+    high = edges[place] if place < len(edges) else edges[-1]
+    assert found is not None
+    assert min(low, high) <= found <= high + 1e-9
+
+
+def counted(second: float, requests: int) -> Snapshot:
+    traffic = Traffic(requests, 0, requests // 10, (1.0,), (requests, 0), 100 * requests, 0)
+    shown = snapshot(workers=())
+    header = msgspec.structs.replace(shown.header, traffic=traffic)
+    return msgspec.structs.replace(shown, header=header, at=NOW + second)
+
+
+def test_rates_cover_the_last_seconds_and_a_restart_starts_again_without_negative_numbers():
+    history = History()
+    history.add(counted(0, 1000))
+    assert history.rates(NOW) is None
+    for second in range(1, 40):
+        history.add(counted(second, 1000 + 5 * second))
+    now = history.rates(NOW + 39)
+    assert now is not None
+    assert now.per_second == pytest.approx(5.0)
+    assert now.refused == pytest.approx(0.1, abs=0.03)
+    assert (now.hits, now.errors) == (0.0, 0.0)
+    trend = history.trend(6, 10.0, NOW + 39)
+    assert [None if one is None else round(one.per_second) for one in trend][-3:] == [5, 5, 5]
+    assert trend[0] is None
+    history.add(counted(40, 3))
+    assert history.rates(NOW + 40) is None
+    history.add(counted(41, 5))
+    after = history.rates(NOW + 41)
+    assert after is not None
+    assert after.per_second == pytest.approx(2.0)
+
+
+def test_readings_of_requests_are_bounded():
+    history = History()
+    for second in range(2000):
+        history.add(counted(second / 4, second))
+    assert len(history._times) <= 2 * BUCKET_S * BUCKETS
+    now = history.rates(NOW + 499.75)
+    assert now is not None
+    assert now.per_second == pytest.approx(4.0, rel=0.1)
+
+
+def test_two_frontends_are_added_and_different_edges_keep_the_first():
+    one = Traffic(4, 1, 1, (1.0, 2.0), (1, 2, 0), 10, 5)
+    assert one + one == Traffic(8, 2, 2, (1.0, 2.0), (2, 4, 0), 20, 10)
+    assert (one + Traffic(1, ttft_edges=(3.0,), ttft=(1, 0))).ttft == one.ttft
+
+
+def test_a_bar_marks_the_busy_threshold():
+    assert BLOCKS.bar(0.5, 10, 0.85) == "█████░░░|░"
+    assert BLOCKS.bar(0.95, 10, 0.5) == "█████|███░"
+    assert BLOCKS.bar(0.5, 10, None) == BLOCKS.bar(0.5, 10)
+
+
+def test_colours_of_zones_are_their_own_and_not_those_of_states():
+    zones = tuple(f"zone-{letter}" for letter in "abcdef")
+    styles = [zone_style(zone, zones) for zone in zones]
+    assert len(set(styles)) == len(zones)
+    states = {style.color for style in (GOOD, WARN, BAD)}
+    assert not states & {style.color for style in styles}
+    assert not states & {role_style(role).color for role in ("prefill", "decode", "aggregated")}
+    assert zone_style("elsewhere", zones) == zone_style(None, zones)

@@ -210,7 +210,7 @@ def test_sixteen_colours_and_a_large_screen(terminal):
     screen = terminal(f"TERM=xterm-16color {command('--demo')}", size=(200, 60))
     text = screen.wait("● live")
     assert "KV 4 MIN" in text
-    assert "POLICY OF" in text
+    assert "KV flow by zone" in text
     assert max(map(len, text.splitlines())) <= 200
     screen.keys("q")
     screen.restored()
