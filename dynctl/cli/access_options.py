@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _ACCESS = "Keys, TLS and sockets"
 _CLIENTS = "Limits of clients"
 _ENGINES = "Limits of engines"
+_TRACES = "Traces"
 _REPLICAS = "Other routers of the fleet"
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_URL = 1024
@@ -149,6 +150,36 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             ),
         ],
         False,
+    ),
+    "otlp_endpoint": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--otlp-endpoint",
+                metavar="URL",
+                envvar="DYNCTL_OTLP_ENDPOINT",
+                help="Send a trace of each request to this OpenTelemetry collector (OTLP over "
+                "HTTP), for example http://127.0.0.1:4318; needs dynctl[otlp].",
+                rich_help_panel=_TRACES,
+            ),
+        ],
+        None,
+    ),
+    "otlp_sample_ratio": (
+        Annotated[
+            float,
+            typer.Option(
+                "--otlp-sample-ratio",
+                metavar="SHARE",
+                envvar="DYNCTL_OTLP_SAMPLE_RATIO",
+                min=0,
+                max=1,
+                help="Share of requests that begin a trace; one with a traceparent is traced if "
+                "its caller is.",
+                rich_help_panel=_TRACES,
+            ),
+        ],
+        1.0,
     ),
     "header_timeout": (
         Annotated[
@@ -348,6 +379,7 @@ _FIELDS = (
     "unix_socket",
     "system_host",
     "compressed_requests",
+    "otlp_sample_ratio",
 )
 
 
@@ -396,7 +428,14 @@ def access_settings(access: Mapping[str, Any], token: str | None) -> dict[str, A
     if (cert is None) != (key is None):
         given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
         raise UsageProblem(f"{given} needs {missing}", "set both, or none")
+    endpoint = access["otlp_endpoint"]
+    if endpoint is not None:
+        from dynctl.adapters.otlp import collector_url, require_opentelemetry
+
+        endpoint = collector_url(endpoint)
+        require_opentelemetry()
     return {
+        "otlp_endpoint": endpoint,
         "api_token": secret("--admin-token", token, access["admin_token_file"]),
         "api_keys": tuple(access["api_key"] or ()),
         "engine_api_key": secret(

@@ -126,6 +126,8 @@ class FrontendConfig:
     ``process``: the name of this process in its log lines, where one command started several;
     ``metrics_url``: where the metrics of all of them are, for ``/metrics``; ``processes_url``:
     where their states are, for conditions.
+    ``otlp_endpoint``: the collector of traces (None: no traces), which get the share
+    ``otlp_sample_ratio`` of requests.
     ``compressed_requests`` accepts bodies with a Content-Encoding.
     ``replicas``: with which other routers load is shared; None: with none. ``index_peers``: URLs
     of routers whose index this one begins with; ``api_token`` is sent to them.
@@ -165,6 +167,8 @@ class FrontendConfig:
     tls_key: Path | None = None
     unix_socket: Path | None = None
     compressed_requests: bool = False
+    otlp_endpoint: str | None = None
+    otlp_sample_ratio: float = 1.0
     admin_api: bool = True
     log_decisions: str = "off"
     log_format: str = "text"

@@ -284,6 +284,7 @@ class RequestFlow:
             call.record.take_usage(answer, prefill=True)
             return self._hops.handed_over(answer)
         except UpstreamFailure as failure:
+            self._trace_lost(call, decision, failure)
             raise _HopFailed(failure, worker, "prefill", began) from failure
         except ValueError as error:
             unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
@@ -330,6 +331,7 @@ class RequestFlow:
             self._answered(decision, began, quick=False)
             call.record.take_usage(answer, prefill=True)
         except UpstreamFailure as failure:
+            self._trace_lost(call, decision, failure)
             raise _HopFailed(failure, worker, "prefill", began) from failure
         finally:
             self._ended(worker, response)
@@ -351,6 +353,9 @@ class RequestFlow:
             timeout_s = self._first_outputs.timeout_s(worker.model, _tokens_before(decision))
         if member is not None:
             self._fleet.dispatched(member)
+        if call.record.trace is not None:
+            # Another dictionary: the other hop of a pair may be on its way with this one.
+            call.headers = {**call.headers, **call.record.trace.hop(decision, began)}
         try:
             return await self._hops.open(
                 call,
@@ -361,7 +366,13 @@ class RequestFlow:
                 waiting=None if member is None else member.responses,
             )
         except UpstreamFailure as failure:
+            self._trace_lost(call, decision, failure)
             raise _HopFailed(failure, worker, decision.stage, began) from failure
+
+    def _trace_lost(self, call: Call, decision: Decision, failure: UpstreamFailure) -> None:
+        """The span of a hop that failed ends; other attempts have spans of their own."""
+        if call.record.trace is not None:
+            call.record.trace.lost(decision, self._service.clock(), failure.kind)
 
     def _answered(self, decision: Decision, began: float, *, quick: bool) -> None:
         """The hop's winner sent its first output."""
@@ -408,6 +419,7 @@ class RequestFlow:
         except BaseException as error:
             self._ended(worker, response)
             if isinstance(error, UpstreamFailure):
+                self._trace_lost(call, decision, error)
                 raise _HopFailed(error, worker, decision.stage, began) from error
             raise
         self._waits_no_more(worker, response)

@@ -36,6 +36,7 @@ from dynctl.serving.prompts import (
     estimate_tokens,
 )
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from dynctl.serving.telemetry.traces import Traces
 from router_core import (
     NO_CLASSES,
     NO_CONSTRAINTS,
@@ -185,6 +186,8 @@ class RoutingService:
         self.observers: list[ServiceObserver] = []
         #: Get each change after it was applied, with its time on the service's clock.
         self.taps: tuple[Tap, ...] = ()
+        #: Begins the traces of requests; None: tracing is off.
+        self.traces: Traces | None = None
         #: The requests that wait in the router queue.
         self.admission = Admission(self)
         self.tasks = Supervisor(self._task_failed, self._task_recovered)

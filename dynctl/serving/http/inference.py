@@ -109,6 +109,8 @@ class Inference:
             received_wall=service.wall(),
         )
         self.in_flight += 1
+        if service.traces is not None:
+            service.traces.begin(record, http.headers, http.path)
         try:
             with bodies_of(http).of(http) as body:
                 return await self._answer(http, body, record, endpoint)

@@ -8,7 +8,7 @@ after ``active_request_expiry_secs``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -130,6 +130,7 @@ class SelectionApi:
             lambda _: selection.hops == "prefill",
             hops=selection.hops,
             expected=selection.expected_output_tokens,
+            headers=http.headers,
         )
         if not plan.ok:
             raise self._refusal(plan, selection.hops)
@@ -145,6 +146,7 @@ class SelectionApi:
         attempt: int = 0,
         expected: int | None = None,
         may_wait: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[RoutingPlan, list[Stage]]:
         """Decide and book without an await in between: other requests would see the same load. A
         request that waits in the router queue is booked by its turn.
@@ -152,7 +154,7 @@ class SelectionApi:
         Returns the booked hops too; none where the plan is a refusal, or waits and not
         ``may_wait``: then nothing has changed, and it does not suspend. ``prefill_only``: whether
         decode is decided when prefill is done; ``hops`` as in a selection. An earlier booking of
-        the request is replaced.
+        the request is replaced. ``headers``: those of a client, whose trace continues here.
         """
         service = self._service
         await service.read_index(request)
@@ -172,6 +174,8 @@ class SelectionApi:
                 request.id, request.id, "select", began, service.wall(), request.model,
                 isl_tokens=request.isl_tokens,
             )  # fmt: skip
+            if headers is not None and service.traces is not None:
+                service.traces.begin(record, headers, "/v1/select_and_book")
             for observer in service.observers:
                 observer.on_received(record)
                 observer.on_prepared(request, record)

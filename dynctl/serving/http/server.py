@@ -25,6 +25,7 @@ from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
 from dynctl.adapters.dynamo.request_server import RequestServer
 from dynctl.adapters.nats.durable_events import RouterConsumer, snapshot_threshold
 from dynctl.adapters.nats.replicas import NatsReplicas
+from dynctl.adapters.otlp import SpanExport
 from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem
@@ -80,6 +81,7 @@ from dynctl.serving.telemetry.exposition import CONTENT_TYPE
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.serving.telemetry.recorder import FileSink, Recordings
+from dynctl.serving.telemetry.traces import Traces
 from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.serving.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
@@ -96,6 +98,8 @@ FIRST_READ_S: Final = 5.0
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
 _METRICS_S = 8.0
+#: Seconds between two looks at what the collector of traces takes.
+_TRACES_S = 1.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
 _GC_THRESHOLDS = (1_000, 2, 10_000)
@@ -200,6 +204,13 @@ class Frontend:
             probe_s=lambda: self.fleet.load_interval,
             audit=self.audit.rows,
         )
+        if config.otlp_endpoint is not None:
+            instance = config.process or f"{self.router_id:016x}"
+            export = SpanExport(config.otlp_endpoint, config.otlp_sample_ratio, instance)
+            service.traces = Traces(
+                export, service.clock, lambda model: [one.code for one in service.doubts(model)]
+            )
+            service.observers.append(service.traces)
         service.observers += [
             self.metrics,
             self.memory,
@@ -301,6 +312,8 @@ class Frontend:
             start("tokenizer check", self._check_tokenizers)
         if self.certificate is not None:
             start("certificate reload", self.certificate.watch)
+        if self.service.traces is not None:
+            start("trace export", self._watch_traces)
         if self.config.api_key_file is not None:
             start("keys reload", self.keys.watch)
         start("event loop canary", self.metrics.watch_event_loop)
@@ -339,6 +352,8 @@ class Frontend:
         if self.link is not None:
             await self.link.close()
         await self.upstream.close()
+        if self.service.traces is not None:
+            await asyncio.to_thread(self.service.traces.export.close)
 
     def build_app(self) -> web.Application:
         """The application: inference, control endpoints, and the extra routes."""
@@ -559,6 +574,19 @@ class Frontend:
             await asyncio.sleep(_EXPIRY_S)
             self.service.expire()
             await self.service.refresh_health()
+
+    async def _watch_traces(self) -> None:
+        """Show a collector that takes no spans as a condition."""
+        traces, subject = self.service.traces, self.config.otlp_endpoint or ""
+        while traces is not None:
+            problem, counts = traces.export.problem, traces.export.counts()
+            if problem:
+                lost = counts["failed"] + counts["dropped"]
+                message = f"{lost:,} spans are lost: {problem}"
+                self.service.set_condition(codes.TRACES_NOT_EXPORTED, subject, message)
+            else:
+                self.service.clear_condition(codes.TRACES_NOT_EXPORTED, subject)
+            await asyncio.sleep(_TRACES_S)
 
     async def _check_tokenizers(self) -> None:
         check = TokenizerCheck(self.service, self.fleet)

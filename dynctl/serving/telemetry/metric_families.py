@@ -165,6 +165,8 @@ _OWN: tuple[tuple[str, Kind, str, tuple[str, ...]], ...] = (
     ("tokenizer_cache_bytes", "gauge", "Bytes of text and token ids that the tokenizer keeps", ()),
     ("tokenizer_cache_total", "counter", "Texts looked up in the tokenizer's cache",
      ("result",)),
+    ("trace_spans_total", "counter", "Spans for the collector of --otlp-endpoint: exported, failed "
+     "(not taken), dropped (too many waited)", ("result",)),
     ("domain_workers", "gauge", "Workers that publish the domain value", _DOMAIN),
     ("domain_workers_ready", "gauge", "Of them, workers that respond to their probe", _DOMAIN),
     ("domain_workers_busy", "gauge", "Of them, workers over a busy threshold", _DOMAIN),

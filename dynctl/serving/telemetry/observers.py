@@ -1,10 +1,26 @@
 """The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dynctl.documents.fleet_load import Condition
 from dynctl.wire.openai import reported_usage
 from router_core import Decision, RoutingPlan, RoutingRequest
+
+
+class OpenTrace(Protocol):
+    """The open spans of a request, as far as the flow reports to them (:mod:`.traces`).
+
+    ``at``: seconds of the service's clock.
+    """
+
+    def hop(self, decision: Decision, at: float) -> dict[str, str]:
+        """A hop is sent to its worker; the headers for that request."""
+        ...
+
+    def lost(self, decision: Decision, at: float, message: str) -> None:
+        """The hop failed."""
+        ...
 
 
 @dataclass(slots=True)
@@ -23,7 +39,7 @@ class RequestRecord:
     ``tenant``: a keyed digest of its cache salt, empty without one; ``output_limit``: the most
     tokens that it may generate, None without a limit.
     ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
-    others waited when it was admitted.
+    others waited when it was admitted. ``trace``: its open spans, None where it is not traced.
     """
 
     decision_id: str
@@ -55,6 +71,7 @@ class RequestRecord:
     queue_depth: int = 0
     tenant: str = ""
     output_limit: int | None = None
+    trace: "OpenTrace | None" = None
 
     def take_usage(self, end: bytes, *, prefill: bool = False) -> None:
         """Take the usage at the end of an engine's response. Where the prompt is computed on a

@@ -333,23 +333,6 @@ async def test_an_unknown_nvext_key_lists_the_known_ones():
         assert body["error"]["param"] == "nvext.decode_worker"
 
 
-@pytest.fixture
-async def engine_log():
-    """A plain OpenAI server that notes what it gets: ([(body, headers)], its url)."""
-    seen: list[tuple[Any, dict[str, str]]] = []
-
-    async def chat(request: web.Request) -> web.Response:
-        seen.append((await request.json(), {k.lower(): v for k, v in request.headers.items()}))
-        return web.json_response({"choices": [{"message": {"content": "ok"}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    server = TestServer(app)
-    await server.start_server()
-    yield seen, str(server.make_url("")).rstrip("/")
-    await server.close()
-
-
 def test_the_test_reads_events_as_clients_do():
     assert events_of(b'data: {"a":1}\n\ndata: [DONE]\n\n') == [{"a": 1}, "[DONE]"]
 
