@@ -26,6 +26,7 @@ function __dynctl_commands
                 'check'\t'Check a live deployment: what is wrong, how to fix it' \
                 'explain'\t'Explain the code of a finding' \
                 'why'\t'Explain a past decision of a frontend' \
+                'hits'\t'Show why the prefix hit rate is what it is, and what to change' \
                 'audit'\t'Compare predictions with live traffic' \
                 'record'\t'Record what a router sees and does, in a file' \
                 'bundle'\t'Write a bundle file for a bug report' \
@@ -1214,6 +1215,25 @@ function __dynctl_flags
                 '--timeout'\t'Timeout of a request' \
                 '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches'
+        case 'hits'
+            printf '%s\n' \
+                '--for'\t'Record a live router for this time, as 5m' \
+                '--by'\t'Group by model, domain, tenant, hour or worker' \
+                '--from'\t'Judge requests from this time on: 12:04:31, +90s, an ISO time' \
+                '--to'\t'Judge requests before this time' \
+                '--skip-bad'\t'Leave damaged chunks and bad lines out' \
+                '--generate'\t'Generate requests instead of a trace: agentic, chat, rag or batch' \
+                '--policy'\t'As replay --policy' \
+                '--workers'\t'Workers' \
+                '--total-blocks'\t'KV blocks of a worker' \
+                '--routers'\t'Routers' \
+                '--limit'\t'Only the first N requests' \
+                '--seed'\t'Seed' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'audit'
             printf '%s\n' \
                 '--min-rate'\t'Exit code 1 below this rate of hits, or where nothing was compared' \
@@ -1329,6 +1349,10 @@ function __dynctl_arguments
         case 'why'
             printf '%s\n' \
                 'free'
+        case 'hits'
+            printf '%s\n' \
+                'free' \
+                +
         case 'record'
             printf '%s\n' \
                 'file'
@@ -1340,7 +1364,7 @@ function __dynctl_arguments
                 'words:bash zsh fish'
         case 'help'
             printf '%s\n' \
-                'words:demo serve route workers topology replay top decisions events thresholds config context check explain why audit record bundle completion version options help' \
+                'words:demo serve route workers topology replay top decisions events thresholds config context check explain why hits audit record bundle completion version options help' \
                 +
     end
 end
@@ -1350,6 +1374,8 @@ function __dynctl_meaning
     switch "$argv[1]:$argv[2]"
         case 'thresholds set:--active-decode-blocks-threshold' 'thresholds set:--active-prefill-tokens-threshold' 'thresholds set:--active-prefill-tokens-threshold-frac'
             echo 'words:none'
+        case 'bundle:--to'
+            echo 'file'
         case 'topology render:--enforcement'
             echo 'words:required preferred'
         case 'events tail:--kind'
@@ -1360,7 +1386,7 @@ function __dynctl_meaning
             echo 'free'
         case '*:--active-decode-blocks' '*:--active-prefill-tokens' '*:--active-prefill-tokens-frac'
             echo 'words:none'
-        case '*:--admin-token-file' '*:--api-key-file' '*:--ca-cert' '*:--engine-api-key-file' '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--log' '*:--messages' '*:--record' '*:--recording' '*:--router-token-file' '*:--save-view' '*:--tls-cert' '*:--tls-key' '*:--to' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
+        case '*:--admin-token-file' '*:--api-key-file' '*:--ca-cert' '*:--engine-api-key-file' '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--log' '*:--messages' '*:--record' '*:--recording' '*:--router-token-file' '*:--save-view' '*:--tls-cert' '*:--tls-key' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
             echo 'file'
         case '*:--against' '*:--kube-context'
             echo 'live:kube-context'
@@ -1440,7 +1466,7 @@ function __dynctl_meaning
             echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0764 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRACES_NOT_EXPORTED TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case '*:--tokenizer'
             echo 'words:auto fast exact'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--at' '*:--block-bytes' '*:--block-size' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--events-delay-ms' '*:--events-loss' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--for' '*:--frontend' '*:--generate' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--itl-limit-ms' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--last' '*:--lease-namespace' '*:--level' '*:--limit' '*:--loads' '*:--lora' '*:--lose' '*:--max-body-bytes' '*:--max-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-regress' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--otlp-endpoint' '*:--otlp-sample-ratio' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--plot' '*:--policy' '*:--port' '*:--prefer-taint' '*:--preferred-weight' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--record-max-bytes' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routers' '*:--routing-group' '*:--rpc-host' '*:--search' '*:--seed' '*:--seeds' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speed' '*:--speedup-ratio' '*:--sync-delay-ms' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--trace-block-size' '*:--ttft-limit' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--workload' '*:--zone' '*:--zones' '*:-n'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--at' '*:--block-bytes' '*:--block-size' '*:--by' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--events-delay-ms' '*:--events-loss' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--for' '*:--from' '*:--frontend' '*:--generate' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--itl-limit-ms' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--last' '*:--lease-namespace' '*:--level' '*:--limit' '*:--loads' '*:--lora' '*:--lose' '*:--max-body-bytes' '*:--max-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-regress' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--otlp-endpoint' '*:--otlp-sample-ratio' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--plot' '*:--policy' '*:--port' '*:--prefer-taint' '*:--preferred-weight' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--record-max-bytes' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routers' '*:--routing-group' '*:--rpc-host' '*:--search' '*:--seed' '*:--seeds' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speed' '*:--speedup-ratio' '*:--sync-delay-ms' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--to' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--trace-block-size' '*:--ttft-limit' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--workload' '*:--zone' '*:--zones' '*:-n'
             echo 'free'
     end
 end

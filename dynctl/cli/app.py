@@ -22,7 +22,8 @@ Look    top         live dashboard            workers    list, cordon, drain
         check       is the fleet healthy?     topology   domains, verify, plan
         decisions   what was routed where     events     KV events, live
 Ask     route       where would a prompt go?  why        explain past decisions
-        explain     explain a finding's code  audit      were answers right?
+        hits        why this hit rate?        audit      were answers right?
+        explain     explain a finding's code
 Change  thresholds  busy thresholds, live     context    saved endpoints
 Run     serve       frontend, router, attach  demo       a fleet on this host
         replay      policies on a trace       record     traffic, to a file
@@ -78,6 +79,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("check", "check:check", "Check a live deployment: what is wrong, how to fix it."),
     ("explain", "explain:explain", "Explain the code of a finding."),
     ("why", "why:why", "Explain a past decision of a frontend."),
+    ("hits", "hits:hits", "Show why the prefix hit rate is what it is, and what to change."),
     ("audit", "audit:audit", "Compare predictions with live traffic."),
     ("record", "record:record", "Record what a router sees and does, in a file."),
     ("bundle", "bundle:bundle", "Write a bundle file for a bug report."),

@@ -29,8 +29,10 @@ UNEXPLAINED: Final = "unexplained"
 
 
 class CauseText(NamedTuple):
-    """What a cause is called, what changes it, and the codes of `dynctl explain` about it."""
+    """What a cause is called, in short and in whole, what changes it, and the codes of
+    `dynctl explain` about it."""
 
+    label: str
     title: str
     act: str = ""
     codes: tuple[str, ...] = ()
@@ -38,125 +40,157 @@ class CauseText(NamedTuple):
 
 CAUSES: Final = {
     "salts": CauseText(
+        "salts",
         "equal from the second block on, another cache salt",
         "give tenants that may share a prefix one cache_salt",
     ),
     "first_block": CauseText(
+        "another first block",
         "equal from the second block on, another first block",
         "move what changes (a date, an id) from the start of the prompt to its end",
     ),
     "capacity": CauseText(
         "evicted before reuse",
+        "evicted before reuse",
         "more KV blocks: more memory for the engines' caches, more workers, or a host tier",
     ),
     "split": CauseText(
+        "prefixes split over workers",
         "evicted from its worker, while one shared cache would have kept it",
         "keep equal prefixes together: raise --router-prefill-load-scale (with sessions: "
         "--router-session-affinity-ttl-secs)",
     ),
     "spread": CauseText(
+        "spread by the router mode",
         "the router mode does not read caches, so prefixes are spread over workers",
         "--router-mode kv",
     ),
     "in_flight": CauseText(
+        "still being computed",
         "the prefix was still being computed",
         "--router-predicted-ttl-secs 5 counts a prompt where it was just sent",
     ),
     "blind": CauseText(
+        "another router",
         "another router had sent the prefix, this router did not see it",
         "--router-replica-sync on all routers",
         ("DYR0409",),
     ),
     "events_lost": CauseText(
+        "events lost",
         "KV events were lost, so the index was incomplete",
         "restore the worker's KV event stream: dynctl check; a larger replay buffer on the engine",
         ("EVENTS_LOST", "STREAM_DISCONNECTED"),
     ),
     "no_events": CauseText(
+        "no KV events",
         "the worker reports no KV events",
         "start the engine with KV events and name them: kv-events= of --worker",
         ("DYR0762",),
     ),
     "block_size": CauseText(
+        "block size differs",
         "the engine and the router have different block sizes",
         "the same --block-size on all engines and in the router",
         ("BLOCK_SIZE_MISMATCH",),
     ),
     "stale": CauseText(
+        "events late",
         "KV events arrived late, so the index was behind the engine",
         "shorten the way of the events: dynctl events tail; --router-predicted-ttl-secs 5 bridges "
         "new blocks",
     ),
     "restart": CauseText(
+        "restart or clear",
         "the engine restarted, was lost, or its cache was cleared",
         "find out why it restarts: the engine's log; drain a worker before it stops",
         ("ENGINE_RESTARTED",),
     ),
     "not_computed": CauseText(
+        "earlier request failed",
         "the earlier request with this prefix was not computed: it failed or was cancelled",
         "see the outcomes of those requests: dynctl why ID",
     ),
     "load": CauseText(
         "load beat cache",
+        "load beat cache",
         "raise --router-prefill-load-scale, or add workers where the prefix is hot; "
         "dynctl why ID shows both costs",
     ),
     "no_credit": CauseText(
+        "cache has no weight",
         "the settings of the router give cached blocks no weight",
         "--router-kv-overlap-score-credit 1 --router-prefill-load-scale 1 "
         "--router-track-prefill-tokens",
     ),
     "topology": CauseText(
+        "topology",
         "the topology policy kept the request away from its prefix",
         "add capacity in the request's domain, or --kv-transfer-enforcement preferred",
     ),
     "busy": CauseText(
+        "busy",
         "the worker with the prefix was busy",
         "raise the busy thresholds: dynctl thresholds set, or add workers",
         ("WORKERS_BUSY",),
     ),
     "unavailable": CauseText(
+        "unavailable",
         "the worker with the prefix was unavailable (cordoned, drained, ejected)",
         "dynctl workers list shows why",
     ),
     "constraints": CauseText(
+        "taints, pins",
         "a taint, a pin or a list of workers excluded the worker with the prefix",
         "see the request's constraints: dynctl why ID",
     ),
     "session": CauseText(
+        "session",
         "the session stayed on its worker",
         "--router-session-affinity-yield-blocks lets a session move to a longer prefix",
     ),
     "temperature": CauseText(
+        "temperature",
         "the temperature drew a worker with a shorter prefix",
         "--router-temperature 0",
     ),
     "estimate": CauseText(
+        "estimate forgot",
         "the estimate of the caches had forgotten the prefix",
         "start the engines with KV events, or raise --router-ttl-secs",
         ("DYR0762",),
     ),
     "evicted_waiting": CauseText(
+        "evicted while waiting",
         "evicted after the decision, before the engine computed the prompt",
         "more KV blocks, or fewer requests that wait in the engine: dynctl thresholds set",
     ),
     "alignment": CauseText(
+        "block alignment",
         "the engine reuses whole blocks of its own and always computes the last token",
         "a smaller --block-size",
     ),
     "tokens": CauseText(
+        "other tokens",
         "the engine counts other prompt tokens than the router",
         "the same tokenizer and chat template in the router and the engine: --model-path",
         ("TOKENIZER_DIFFERS",),
     ),
     "other_salt": CauseText(
+        "salt not hashed",
         "the router counted blocks of another salt, which the engine does not reuse",
         "a router that hashes the cache salt, as dynctl serve frontend does",
     ),
-    "predicted": CauseText("the router counted blocks before their KV events arrived"),
-    "more": CauseText("the engines reused more than the router expected"),
-    "kept": CauseText("the workers kept more than one cache of that size would"),
-    UNEXPLAINED: CauseText("unexplained"),
+    "predicted": CauseText(
+        "counted before events", "the router counted blocks before their KV events arrived"
+    ),
+    "more": CauseText(
+        "reused beyond the index", "the engines reused more than the router expected"
+    ),
+    "kept": CauseText(
+        "workers kept more", "the workers kept more than one cache of that size would"
+    ),
+    UNEXPLAINED: CauseText("unexplained", "unexplained"),
 }
 
 
@@ -169,6 +203,7 @@ class HitsCause(msgspec.Struct, frozen=True):
     """
 
     cause: str
+    label: str
     title: str
     tokens: int
     share: float

@@ -84,6 +84,8 @@ _MOST_TIMES: Final = 64
 _ENOUGH_REPORTS: Final = 8
 #: The content of a prompt's first block, which is not known where it has a salt.
 _FIRST: Final = 1
+#: Earlier times are those of a trace, which begins at 0.
+_REAL_TIME: Final = 31_536_000.0
 _OTHERS: Final = "(others)"
 _NO_SALT: Final = "(no salt)"
 _READS_CACHES: Final = "kv"
@@ -411,6 +413,8 @@ class Ladder:
 
     def _started(self, source: _Source, record: Start) -> None:
         source.start = record
+        # Engines of a simulation begin empty.
+        self._warm = self._warm or record.source == "simulation"
         source.config = _config(record.settings)
         # What ran when the process ended has no end.
         for request in source.pending.values():
@@ -549,9 +553,11 @@ class Ladder:
     def _noted(self, source: _Source, record: Noted) -> None:
         if record.kind == "began" and record.code:
             source.codes.setdefault(record.subject, set()).add(record.code)
-        elif record.kind == "dropped":
+        elif record.kind in ("dropped", "skipped"):
             source.incomplete = True
             self._left_out["gaps in the recording"] += 1
+        elif record.kind == "cut":
+            self._left_out["the end of a recording that is cut"] += 1
 
     def _arrived(self, source: _Source, record: Arrived) -> None:
         if len(source.pending) >= self._bounds.requests:
@@ -1324,6 +1330,8 @@ def _bound(table: dict[int, Any], most: int) -> bool:
 
 
 def _hour(at: float) -> str:
+    if at < _REAL_TIME:
+        return f"+{int(at // 3600)} h"
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:00Z")
 
 
@@ -1339,6 +1347,7 @@ def _cause(name: str, part: _Part, tally: _Tally) -> HitsCause:
     text = CAUSES[name]
     return HitsCause(
         name,
+        text.label,
         text.title,
         part.tokens,
         part.tokens / tally.tokens if tally.tokens else 0.0,

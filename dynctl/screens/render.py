@@ -23,6 +23,7 @@ from dynctl.documents.client import Versions
 from dynctl.documents.config import ConfigReport
 from dynctl.documents.contexts import ContextChange, ContextDetail, ContextList
 from dynctl.documents.demo import DemoEnd, DemoStep
+from dynctl.documents.hits import HitsReport
 from dynctl.documents.recording import RecordingReport
 from dynctl.documents.replay import ReplayReport
 from dynctl.documents.route_result import RouteResult
@@ -46,6 +47,7 @@ from dynctl.screens import (
     contexts,
     decisions,
     demo,
+    hits,
     plan,
     recording,
     replay,
@@ -241,6 +243,7 @@ _SCREENS: dict[type, Any] = {
     CodePage: checks.code_page,
     CodeList: checks.code_list,
     AuditReport: audit.audit_screen,
+    HitsReport: hits.hits_screen,
     DecisionReport: decisions.decision_report,
     ReplayReport: replay.replay_report,
     DemoStep: demo.demo_step,
@@ -277,6 +280,8 @@ def items(result: Any) -> Iterable[Any]:
         return result.codes
     if isinstance(result, AuditReport):
         return result.workers
+    if isinstance(result, HitsReport):
+        return result.rungs
     if isinstance(result, ReplayReport):
         return result.results
     return [result]
@@ -317,6 +322,8 @@ def names(result: Any) -> list[str]:
         return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
     if isinstance(result, AuditReport):
         return [row.worker for row in result.workers]
+    if isinstance(result, HitsReport):
+        return [one.cause for one in result.largest]
     if isinstance(result, ReplayReport):
         return [row.policy for row in result.summaries]
     if isinstance(result, CodeList | CodePage):

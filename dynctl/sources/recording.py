@@ -70,8 +70,8 @@ def time_text(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment(text: str, first: float, last: float) -> float:
-    """The wall-clock seconds of ``--at``; raises UsageProblem for another form, and for a time
+def moment(text: str, first: float, last: float, flag: str = "--at") -> float:
+    """The wall-clock seconds of ``flag``; raises UsageProblem for another form, and for a time
     outside the recording, which it names."""
     given = text.strip()
     offset, clock = _OFFSET.fullmatch(given), _CLOCK.fullmatch(given)
@@ -82,7 +82,7 @@ def moment(text: str, first: float, last: float) -> float:
         day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         hours, minutes, rest = int(clock[1]), int(clock[2]), float(clock[3] or 0)
         if hours > 23 or minutes > 59 or rest >= 60:
-            raise UsageProblem(f"--at {text}: not a time of a day", _FORMS)
+            raise UsageProblem(f"{flag} {text}: not a time of a day", _FORMS)
         at = day.timestamp() + hours * 3600 + minutes * 60 + rest
         if at < first and at + 86400 <= last:
             at += 86400  # the recording passes midnight
@@ -90,7 +90,7 @@ def moment(text: str, first: float, last: float) -> float:
         try:
             parsed = datetime.fromisoformat(given)
         except ValueError:
-            raise UsageProblem(f"--at {text[:64]}: not a time", _FORMS) from None
+            raise UsageProblem(f"{flag} {text[:64]}: not a time", _FORMS) from None
         at = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
     # A time with whole seconds or milliseconds may be just before the first record.
     if first - 1 < at < first:
@@ -99,7 +99,7 @@ def moment(text: str, first: float, last: float) -> float:
         at = last
     if not first <= at <= last:
         raise UsageProblem(
-            f"--at {text}: outside the recording, which is from {time_text(first)} to "
+            f"{flag} {text}: outside the recording, which is from {time_text(first)} to "
             f"{time_text(last)}",
             _FORMS,
         )

@@ -1,0 +1,139 @@
+"""`dynctl hits`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import seconds
+
+_TRACE = "Simulated fleet of a trace"
+
+
+def hits(
+    options: GlobalOptions,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]..",
+            help="A recording (of several routers one each), or a trace.",
+            show_default=False,
+        ),
+    ] = None,
+    length: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="DURATION",
+            help="Record a live router for this time, as 5m. [default: 1m]",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Group by model, domain, tenant, hour or worker."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Judge requests from this time on: 12:04:31, +90s, an ISO time.",
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="Judge requests before this time.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave damaged chunks and bad lines out.")
+    ] = False,
+    generate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Generate requests instead of a trace: agentic, chat, rag or batch.",
+            rich_help_panel=_TRACE,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="As replay --policy. [default: kv]", rich_help_panel=_TRACE
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=2000, help="Workers. [default: 8]", rich_help_panel=_TRACE
+        ),
+    ] = None,
+    total_blocks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=100_000_000,
+            help="KV blocks of a worker. [default: as serve engine]",
+            rich_help_panel=_TRACE,
+        ),
+    ] = None,
+    routers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=64, help="Routers. [default: 1]", rich_help_panel=_TRACE
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only the first N requests.", rich_help_panel=_TRACE),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, max=2**63, help="Seed. [default: 1]", rich_help_panel=_TRACE
+        ),
+    ] = None,
+) -> int:
+    """Show why the prefix hit rate is what it is, and the largest losses that an act can change.
+
+    The rates go from what one cache without limit could reuse to what the engines reused; each step
+    names its causes. Of a recording (dynctl record), of a trace through a simulated fleet, or of
+    the next minutes of a live router (--for with --frontend or --discovery).
+
+    For example: dynctl hits --frontend http://127.0.0.1:8000 --for 5m
+    """
+    from dynctl.base.errors import ExitCode, UsageProblem
+    from dynctl.documents.hits import BY
+    from dynctl.screens.render import emit, talk
+    from dynctl.sources.hits import HitsQuery, SimulatedTrace, of_files, of_live, of_trace
+
+    if by is not None and by not in BY:
+        raise UsageProblem(f"--by {by}: expected one of {', '.join(BY)}")
+    query = HitsQuery(by or "", start, end, skip_bad)
+    given = {
+        "generate": generate,
+        "policy": policy,
+        "workers": workers,
+        "total_blocks": total_blocks,
+        "routers": routers,
+        "limit": limit,
+        "seed": seed,
+    }
+    set_here = {name: value for name, value in given.items() if value is not None}
+    trace = SimulatedTrace(**set_here) if set_here else None  # type: ignore[arg-type]
+    if length is not None and (files or generate):
+        raise UsageProblem("--for is for a live router; expected it, or files, or --generate")
+    if files and generate:
+        raise UsageProblem(f"--generate {generate}: expected it or files, not both")
+    if files:
+        report = of_files(files, query, trace)
+    elif trace is not None and generate is not None:
+        report = of_trace(None, query, trace)
+    else:
+        if set_here:
+            raise UsageProblem(f"--{next(iter(set_here)).replace('_', '-')} is for a trace")
+        lasts = max(1, round(seconds(length or "1m")))
+        talk(f"recording for {lasts:,} s")
+        report = of_live(options, lasts, query)
+    emit(report, options)
+    return ExitCode.YES

@@ -1,0 +1,221 @@
+"""`hits`: the records of files, of a simulated trace, or of the next minutes of a live router."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from pathlib import Path
+from typing import Final
+
+from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.documents.hits import HitsReport
+from dynctl.documents.recording import Record, RecordingFile
+from dynctl.health.hits import Ladder, Window
+from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, is_recording
+from dynctl.sources.recording import moment
+
+#: Recordings that are judged together: those of the routers of one fleet.
+MOST_FILES: Final = 16
+#: A live recording may have this size; longer ones are for `dynctl record`.
+_MOST_BYTES: Final = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTrace:
+    """How a trace is run: the policy (as `replay --policy`), workers, blocks of each, routers.
+
+    ``generate``: the kind of a generated workload, in place of a file.
+    """
+
+    generate: str | None = None
+    policy: str = "kv"
+    workers: int = 8
+    total_blocks: int | None = None
+    routers: int = 1
+    limit: int | None = None
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HitsQuery:
+    """What is judged: groups (one of ``documents.hits.BY`` or empty), times, damaged chunks."""
+
+    by: str = ""
+    start: str | None = None
+    end: str | None = None
+    skip_bad: bool = False
+
+
+def of_files(files: Sequence[Path], query: HitsQuery, trace: SimulatedTrace | None) -> HitsReport:
+    """The ladder of recordings of one fleet, or of one trace. Raises UsageProblem.
+
+    ``trace``: how a trace is run; None where no such option was given.
+    """
+    if len(files) > MOST_FILES:
+        raise UsageProblem(f"{len(files)} files; expected at most {MOST_FILES}")
+    try:
+        recordings = [is_recording(path) for path in files]
+        if all(recordings):
+            if trace is not None:
+                raise UsageProblem(
+                    f"{files[0]} is a recording: --policy, --workers, --total-blocks, --routers, "
+                    "--limit and --seed are for a trace",
+                    f"dynctl replay {files[0]} simulates the requests of a recording",
+                )
+            return _of_recordings(files, query)
+        if len(files) > 1:
+            raise UsageProblem(
+                f"{len(files)} files, and {files[recordings.index(False)]} is not a recording; "
+                "expected recordings of the routers of one fleet, or one trace"
+            )
+        return of_trace(files[0], query, trace or SimulatedTrace())
+    except WireError as error:
+        raise UsageProblem(str(error)) from None
+    except OSError as error:
+        raise UsageProblem(f"{error.filename}: {error.strerror or error}") from None
+
+
+def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsReport:
+    """The ladder of the next ``seconds`` of the routers of the options. Raises UsageProblem,
+    Unreachable."""
+    if query.start is not None or query.end is not None:
+        raise UsageProblem("--from and --to are for files; a live router is judged with --for")
+    from dynctl.sources import recorded
+
+    origin, urls, token = recorded(options)
+    with tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
+        if origin == "--frontend":
+            paths = _streamed(options, urls, token, seconds, Path(folder))
+            title = ", ".join(urls)
+        else:
+            paths = [Path(folder) / "live"]
+            title = _observed(options, urls, seconds, paths[0])
+        report = _of_recordings(paths, query)
+    from msgspec.structs import replace
+
+    return replace(report, source=title)
+
+
+def _streamed(
+    options: GlobalOptions,
+    urls: Sequence[str],
+    token: str | None,
+    seconds: int,
+    folder: Path,
+) -> list[Path]:
+    """Record all frontends at the same time; the files."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from dynctl.sources.frontend.recording import stream_recording
+
+    if len(urls) > MOST_FILES:
+        raise UsageProblem(f"{len(urls)} frontends; expected at most {MOST_FILES}")
+    paths = [folder / f"frontend-{number}" for number in range(len(urls))]
+
+    def record(url: str, path: Path) -> str:
+        return stream_recording(
+            url, token, path, timeout=options.timeout, seconds=seconds, max_bytes=_MOST_BYTES
+        )
+
+    with ThreadPoolExecutor(len(urls)) as pool:
+        ends = list(pool.map(record, urls, paths))
+    for problem in ends:
+        if problem:
+            raise Unreachable(problem)
+    return paths
+
+
+def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: Path) -> str:
+    from dynctl.adapters.dynamo.planes import namespace, open_planes
+    from dynctl.serving.config import FrontendConfig, Limits
+    from dynctl.serving.http.observe_server import record_deployment
+    from dynctl.sources.dynamo.beside import BesideDynamo
+
+    record_deployment(
+        FrontendConfig(decision_memory_bytes=0, limits=Limits(drain_s=0.0)),
+        path,
+        open_planes=lambda: open_planes(options),
+        namespace=namespace(options),
+        beside=BesideDynamo(options, tuple(urls), None, None),
+        max_bytes=_MOST_BYTES,
+        seconds=seconds,
+    )
+    return "live Dynamo"
+
+
+def _of_recordings(files: Sequence[Path], query: HitsQuery) -> HitsReport:
+    opened = [RecordingFile(path, skip_bad=query.skip_bad) for path in files]
+    ladder = Ladder(by=query.by, window=_window(opened, query))
+    streams = [_numbered(one, number) for number, one in enumerate(opened)]
+    for _, number, record in merge(*streams, key=lambda item: item[0]):
+        ladder.take(record, number)
+    return ladder.report(", ".join(map(str, files)))
+
+
+def _numbered(records: RecordingFile, number: int) -> Iterator[tuple[float, int, Record]]:
+    for record in records:
+        yield record.at, number, record
+
+
+def _window(opened: Sequence[RecordingFile], query: HitsQuery) -> Window:
+    if query.start is None and query.end is None:
+        return Window()
+    spans = [(one.first, one.last) for file in opened for one in file.headers()]
+    if not spans:
+        raise UsageProblem(f"{opened[0].path}: the recording has no records")
+    first, last = min(one for one, _ in spans), max(one for _, one in spans)
+    window = Window()
+    start, end = window.start, window.end
+    if query.start is not None:
+        start = moment(query.start, first, last, "--from")
+    if query.end is not None:
+        end = moment(query.end, first, last, "--to")
+    if end <= start:
+        raise UsageProblem(f"--from {query.start} --to {query.end}: --to is not after --from")
+    return Window(start, end)
+
+
+def of_trace(path: Path | None, query: HitsQuery, trace: SimulatedTrace) -> HitsReport:
+    """The ladder of a simulated fleet that serves a trace, or a generated workload (``path`` None).
+
+    Raises UsageProblem, and WireError for a bad line.
+    """
+    from dynctl.simulation.replay.fleets import fleet_of_count, simulated_fleet
+    from dynctl.simulation.replay.policies import policies
+    from dynctl.simulation.replay.simulation import ReplayError, simulate
+    from dynctl.simulation.replay.workloads import workload
+
+    if query.start is not None or query.end is not None:
+        raise UsageProblem("--from and --to are for recordings; --limit N ends a trace")
+    kind = trace.generate
+    given = TraceInput(
+        path=path,
+        workload=None if kind is None else workload(kind),
+        block_size=None if kind is None else DEFAULT_BLOCK,
+        limit=trace.limit,
+        skip_bad=query.skip_bad,
+    )
+    engine = {} if trace.total_blocks is None else {"total_blocks": trace.total_blocks}
+    fleet = simulated_fleet(
+        fleet_of_count(trace.workers, (), 1),
+        engine,
+        block_size=min(given.first().block_size, 4096),
+    )
+    policy = policies([trace.policy])[0][0]
+    ladder = Ladder(by=query.by)
+    try:
+        simulate(
+            given.requests(trace.seed),
+            fleet,
+            policy,
+            trace.seed,
+            routers=trace.routers,
+            records=ladder.take,
+        )
+    except ReplayError as error:
+        raise UsageProblem(str(error)) from None
+    return ladder.report(f"{given.name} simulated with policy {policy.name}")
