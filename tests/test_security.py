@@ -139,6 +139,10 @@ HELD_BY = {
         "dynctl/serving/test_fleet_sync.py::test_unreadable_messages_are_counted",
         "contract/test_durable_events.py::test_acknowledged_messages_are_removed_and_a_snapshot_stays",
     ],
+    "`serve epp` listens": [
+        "dynctl/serving/test_epp.py::test_tls_with_a_certificate_of_its_own",
+        "dynctl/serving/test_epp.py::test_clients_cannot_choose_a_worker_by_the_pickers_headers",
+    ],
     "`serve attach` registers": [
         "contract/test_registration.py::test_entries_are_listed_until_the_lease_is_closed",
         "dynctl/serving/test_attach.py::test_an_engine_is_registered_and_answers_with_its_own_tokens",

@@ -389,6 +389,17 @@ _OPERATORS = (
     *("header_timeout", "keep_alive_timeout", "peer_connections"),
 )
 
+#: An endpoint picker has listeners of its own, and its gateway knows the clients.
+_PICKER = tuple(
+    name
+    for name in _OPTIONS
+    if name
+    not in (
+        *("api_key", "api_key_file", "key_requests_per_minute", "key_concurrency"),
+        *("tls_cert", "tls_key", "compressed_requests", "first_byte_timeout", "idle_timeout"),
+    )
+)
+
 
 def with_access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command; it receives their values as ``access``."""
@@ -398,6 +409,11 @@ def with_access_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def with_operator_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a process without inference; ``access`` has defaults for all others."""
     return _with_options(function, _OPERATORS)
+
+
+def with_picker_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of an endpoint picker; ``access`` has defaults for all others."""
+    return _with_options(function, _PICKER)
 
 
 def _with_options(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:

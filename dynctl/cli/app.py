@@ -48,6 +48,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("serve indexer", "serve_indexer:indexer", "Run the index of cached blocks alone, over HTTP."),
     ("serve observe", "serve:observe", "Run a shadow router beside a live Dynamo."),
     ("serve attach", "serve_attach:attach", "Register an engine as a worker of a Dynamo fleet."),
+    ("serve epp", "serve_epp:epp", "Run the router as a gateway's endpoint picker."),
     ("serve engine", "serve_engine:engine", "Run a simulated OpenAI engine."),
     ("route", "route:route", "Show which workers would serve a prompt, and why."),
     ("workers list", "workers:list_workers", "List the workers: role, topology, load, caches."),

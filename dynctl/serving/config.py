@@ -29,7 +29,8 @@ class Limits:
     first output, and a prefill hop its response, within ``first_byte_s``; streams and prefill hops
     within ``first_output_s``, None: as measured (see `dynctl.serving.engines.ejection`). A stream
     may pause for ``idle_s`` and has at most ``stream_answer_bytes``. ``attempts`` counts dispatches
-    of one request, the first included.
+    of one request, the first included. ``stream_silence_s`` bounds the pause between two messages
+    of a gateway about a request that was routed.
     """
 
     body_bytes: int = 16 * 1024 * 1024
@@ -48,6 +49,7 @@ class Limits:
     unary_answer_bytes: int = 64 * 1024 * 1024
     stream_answer_bytes: int = 1024 * 1024 * 1024
     attempts: int = 3
+    stream_silence_s: float = 3600.0
     drain_s: float = 30.0
     workers: int = 4096
 
@@ -109,6 +111,41 @@ class DynamoConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The InferencePool whose pods are the workers of an endpoint picker.
+
+    ``cluster`` names the cluster and its namespace. ``events_port`` and ``replay_port``: where the
+    first rank of each pod publishes KV events and answers replays, None: not at all; those of the
+    next target port are one higher each. ``role_label`` is the pod label with the role;
+    ``domains``: topology domain -> pod label.
+    """
+
+    cluster: GlobalOptions
+    name: str
+    events_port: int | None = None
+    replay_port: int | None = None
+    role_label: str = "llm-d.ai/role"
+    domains: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PickerConfig:
+    """The listeners of an endpoint picker and where its workers come from.
+
+    ``tls`` without ``cert`` and ``key``: a certificate is made at the start. ``health_port`` None:
+    health is on ``port`` alone. ``pool`` None: the workers are engines of the options.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 9002
+    health_port: int | None = 9003
+    tls: bool = True
+    cert: Path | None = None
+    key: Path | None = None
+    pool: PoolConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FrontendConfig:
     """Settings of a frontend process.
 
@@ -138,6 +175,7 @@ class FrontendConfig:
     ``dynamo``: the deployment whose workers are served; None: those of ``workers``.
     ``record``: the file in which the process records itself, of at most ``record_bytes``; then
     another one begins, and one older file is kept. None: no recording.
+    ``picker``: what ``serve epp`` has beside the rest; None: another command.
     ``origins`` has the origin of each router setting (``flag``, ``env``, ``preset``, ...).
     """
 
@@ -190,3 +228,4 @@ class FrontendConfig:
     dynamo: DynamoConfig | None = None
     record: Path | None = None
     record_bytes: int = 1024 * 1024 * 1024
+    picker: PickerConfig | None = None

@@ -80,6 +80,20 @@ not on it (DYR0501).
 
 """
 
+_GATEWAYS: Final = """
+## Gateways
+
+| with `serve epp` | tried |
+|---|---|
+| Envoy 1.40 (`make test-envoy`) | body modes `FULL_DUPLEX_STREAMED`, \
+`BUFFERED`, `STREAMED` and `NONE`, subsets, refusals, \
+clients that leave, a picker that is killed, TLS |
+| messages of `ext_proc` v3 | bytes equal to those of Envoy's own stubs |
+| InferencePool `inference.networking.k8s.io/v1` | on the simulated API server |
+| Envoy Gateway, Istio, kgateway, llm-d's sidecar, Dynamo's sidecar | not tried: \
+from their documentation |
+"""
+
 
 def compatibility_page() -> str:
     """The whole page."""
@@ -101,7 +115,7 @@ def compatibility_page() -> str:
         versions = [one for one in rows if first <= minor(one) <= last]
         if versions:
             notes.append(f"- **{', '.join(versions)}**: {text}")
-    return _HEAD + "\n".join([*lines, *notes]) + "\n"
+    return _HEAD + "\n".join([*lines, *notes]) + "\n" + _GATEWAYS
 
 
 def _cell(row: Row | None) -> str:

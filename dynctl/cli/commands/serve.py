@@ -466,7 +466,7 @@ def frontend(
         own=own,
     )
     shared = _shared_router(router, router_token, router_token_file, share_port=share_port)
-    config = _config(
+    config = frontend_config(
         router_flags,
         access,
         **shared,
@@ -547,7 +547,7 @@ def router(
         dynamo = _component(
             options, endpoint, rpc_host, response_port, given=(worker, workers_file)
         )
-    config = _config(
+    config = frontend_config(
         router_flags,
         access,
         dynamo=dynamo,
@@ -850,7 +850,7 @@ def _about_workers(given: Mapping[str, Any]) -> Iterator[str]:
             yield flag
 
 
-def _config(
+def frontend_config(
     router_flags: Mapping[str, str | bool],
     access: Mapping[str, Any],
     **given: Any,

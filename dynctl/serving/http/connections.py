@@ -320,10 +320,14 @@ class CertificateError(ValueError):
 
 
 class Certificate:
-    """The certificate of a listener, from PEM files; :meth:`watch` loads them when they change."""
+    """The certificate of a listener, from PEM files; :meth:`watch` loads them when they change.
 
-    def __init__(self, chain: Path, key: Path) -> None:
+    ``protocols`` are those of ALPN.
+    """
+
+    def __init__(self, chain: Path, key: Path, protocols: tuple[str, ...] = ("http/1.1",)) -> None:
         self._files = (chain, key)
+        self._protocols = protocols
         self._seen: tuple[tuple[int, ...], ...] = ()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
@@ -337,7 +341,7 @@ class Certificate:
                 return False
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.set_alpn_protocols(["http/1.1"])
+            context.set_alpn_protocols(self._protocols)
             # An encrypted key would ask on the terminal.
             context.load_cert_chain(chain, key, password=_no_password)
         except ssl.SSLError as error:

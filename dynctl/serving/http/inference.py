@@ -153,7 +153,7 @@ class Inference:
     async def _work(
         self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
-        parsed = self._named(self._parse(http, raw, record, endpoint))
+        parsed = self._named(self._parse(http.headers, raw, record, endpoint))
         record.model = parsed.model
         for observer in self._service.observers:
             observer.on_received(record)
@@ -186,7 +186,7 @@ class Inference:
         except Refused as error:
             raise self._refusal(error, prepared, record) from None
         except HandoffRefused as error:
-            _check_one_engine(prepared, parsed, handed_off=error.plan.prefill is not None)
+            check_one_engine(prepared, parsed, handed_off=error.plan.prefill is not None)
             raise
         except GaveUp as error:
             raise engine_failure_error(error, record) from None
@@ -271,10 +271,35 @@ class Inference:
         policy_class = None if http is None else policy_class_of(http.headers)
         prepared = await self._prepare(self._named(parsed), record, session, policy_class)
         found = await service.dry_route(prepared.request, preset=preset)
-        _check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
+        check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
         return found
 
     # -- reading ---------------------------------------------------------------------------
+
+    async def read(
+        self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
+    ) -> tuple[ChatRequest | CompletionRequest, Prepared]:
+        """A request that a gateway received: parsed, and ready to be routed. Raises HttpError."""
+        parsed = self._named(self._parse(headers, raw, record, endpoint))
+        record.model = parsed.model
+        for observer in self._service.observers:
+            observer.on_received(record)
+        session = None
+        if self._service.router.config.router_session_affinity_ttl_secs is not None:
+            try:
+                session = self._service.session(session_of(headers))
+            except RequestError as error:
+                raise client_error(error) from None
+        prepared = await self._prepare(parsed, record, session, policy_class_of(headers))
+        return parsed, prepared
+
+    def routed_model(self, name: str) -> str:
+        """The model that a request for ``name`` is routed by; without a name the only one that is
+        served. Raises HttpError."""
+        base = self._service.base_model(name or self.only_model())
+        if base is None:
+            raise self.unknown_model(name)
+        return base
 
     def refuse_while_draining(self) -> None:
         if self.draining:
@@ -302,11 +327,11 @@ class Inference:
             self._working -= 1
 
     def _parse(
-        self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
+        self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> ChatRequest | CompletionRequest:
         limit = self._config.limits.body_bytes
         try:
-            parsed = parse_request(raw, http, limit, endpoint)
+            parsed = parse_request(raw, headers, limit, endpoint)
         except RequestError as error:
             raise client_error(error) from None
         record.model, record.stream = parsed.model, parsed.stream
@@ -479,7 +504,7 @@ class Inference:
         plan = await self._service.place(request, dry=True)
         if not plan.ok:
             raise self._refusal(Refused(plan), prepared, record)
-        _check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)
+        check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)
         ids = None if prepared.tokens.ids is None else list(prepared.tokens.ids)
         body = msgspec.json.encode(dry_run_body(plan, ids, parsed))
         record.status, record.outcome = 200, "success"
@@ -555,7 +580,7 @@ def _length(message: Mapping[str, Any]) -> int:
     return len(content) if isinstance(content, str) else _INLINE_CHARS if content else 0
 
 
-def _check_one_engine(
+def check_one_engine(
     prepared: Prepared, parsed: ChatRequest | CompletionRequest, *, handed_off: bool
 ) -> None:
     """Refuse what cannot be handed off: a prefill engine returns the location of the KV cache of

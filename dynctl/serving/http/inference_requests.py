@@ -1,9 +1,7 @@
 """A client's request: the parsed body with the controls of its headers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
-
-from aiohttp import web
 
 from dynctl.serving.engines.apis import Endpoint
 from dynctl.wire.anthropic import parse_messages_request
@@ -29,14 +27,14 @@ _PARSE: Final[dict[Endpoint, Callable[..., Any]]] = {
 
 
 def parse_request(
-    raw: bytes, http: web.Request, limit: int, endpoint: Endpoint
+    raw: bytes, headers: Mapping[str, str], limit: int, endpoint: Endpoint
 ) -> ChatRequest | CompletionRequest:
     """The request of an endpoint, by its type. Raises RequestError."""
     # Most requests have none of our headers, and searching them is cheaper than applying them.
-    own = any(name in http.headers for name in _OWN_HEADERS)
+    own = any(name in headers for name in _OWN_HEADERS)
     parsed: ChatRequest | CompletionRequest = _PARSE[endpoint](raw, max_bytes=limit)
     if not own:
         return parsed
     if isinstance(parsed, ChatRequest):
-        return apply_headers(parsed, http.headers)
-    return apply_headers(parsed, http.headers)
+        return apply_headers(parsed, headers)
+    return apply_headers(parsed, headers)

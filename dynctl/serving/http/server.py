@@ -100,7 +100,7 @@ _CHECK_S = 10.0
 _METRICS_S = 8.0
 #: Seconds between two looks at what the collector of traces takes.
 _TRACES_S = 1.0
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
 _GC_THRESHOLDS = (1_000, 2, 10_000)
 
@@ -271,6 +271,13 @@ class Frontend:
         host = self.config.host
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def addresses(self) -> dict[str, Any]:
+        """The record of ``--announce``."""
+        record = {"frontend": self.url, "url": self.url, "port": self.port}
+        if self.system_port is not None:
+            record["system_port"] = self.system_port
+        return record
 
     # -- life ------------------------------------------------------------------------------
 
@@ -488,7 +495,7 @@ class Frontend:
                 changed=registration.update,
             )
         if self.config.router.router_durable_kv_events:
-            durable = RequestServer(_LOOPBACK[0])
+            durable = RequestServer(LOOPBACK[0])
         self.fleet.register(registration, sync=sync, durable=durable)
 
     async def _join(self) -> None:
@@ -610,7 +617,8 @@ class Frontend:
             fleet,
             len(self.fleet),
         )
-        given = (config.workers, config.workers_file, config.router_url, config.dynamo)
+        pool = None if config.picker is None else config.picker.pool
+        given = (config.workers, config.workers_file, config.router_url, config.dynamo, pool)
         services = (config.select_service_port, config.slot_tracker_port)
         if not any(given) and services == (None, None):
             _log.warning(
@@ -620,7 +628,7 @@ class Frontend:
         model = self.service.prefill_model
         for text in () if model is None else model.describe():
             _log.info("%s", text)
-        if config.host not in _LOOPBACK and config.api_token is None:
+        if config.host not in LOOPBACK and config.api_token is None:
             _log.warning(
                 "%s is reachable from other hosts: they get inference only; writes and routing "
                 "details answer 403 until --admin-token is set",
@@ -771,10 +779,7 @@ async def serve(build: Callable[[], Frontend]) -> int:
     try:
         frontend.log_start()
         if frontend.config.announce:
-            record = {"frontend": frontend.url, "url": frontend.url, "port": frontend.port}
-            if frontend.system_port is not None:
-                record["system_port"] = frontend.system_port
-            announce(record)
+            announce(frontend.addresses())
         await stop.wait()
         _log.info("stopping: %d requests are running", frontend.inference.in_flight)
         await frontend.drain()
@@ -831,7 +836,7 @@ def _replica_plane(config: ReplicaConfig) -> ReplicaPlane:
     bind = config.bind or "tcp://127.0.0.1:0"
     plane = ZmqReplicas(bind, config.peers, TOPICS)
     host = urlsplit(plane.endpoint).hostname
-    if plane.endpoint.startswith("tcp:") and host not in _LOOPBACK:
+    if plane.endpoint.startswith("tcp:") and host not in LOOPBACK:
         _log.warning(
             "--router-replica-bind %s is reachable from other hosts: each host that connects "
             "reads request ids and block hashes, no prompts; allow only routers of this fleet",

@@ -87,6 +87,7 @@ async def site(
     *,
     specs: dict[str, str] | None = None,
     config: FrontendConfig | None = None,
+    kind: type[Frontend] = Frontend,
     **settings: Any,
 ) -> AsyncIterator[Site]:
     """Start engines (their settings), and a frontend that knows them.
@@ -111,7 +112,7 @@ async def site(
             "limits": Limits(drain_s=2.0),
             **settings,
         }
-        frontend = Frontend(config or FrontendConfig(**values))
+        frontend = kind(config or FrontendConfig(**values))
         await frontend.start()
         stack.push_async_callback(frontend.close)
         client = await stack.enter_async_context(

@@ -1,0 +1,294 @@
+"""`dynctl serve epp`: the router as the endpoint picker of a gateway."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.access_options import with_picker_options
+from dynctl.cli.commands.serve import (
+    Announce,
+    ApiToken,
+    BlockSize,
+    DecisionMemory,
+    Drain,
+    Host,
+    IndexMemory,
+    LogDecisions,
+    LogFormat,
+    LogLevel,
+    ModelName,
+    ModelPath,
+    Record,
+    RecordBytes,
+    SystemPort,
+    TokenizerChoice,
+    TrustTemplate,
+    Workers,
+    WorkersFile,
+    frontend_config,
+)
+from dynctl.cli.router_flags import with_router_flags
+
+_GATEWAY = "Gateway"
+_POOL = "Workers of an InferencePool"
+#: HTTP status for a request that is shed, as gateways expect it.
+_SHED = 429
+#: Topology domain -> the label of pods that Kubernetes copies from their nodes.
+_DOMAINS = ("zone=topology.kubernetes.io/zone", "region=topology.kubernetes.io/region")
+
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        envvar="DYNCTL_EPP_HOST",
+        help="Listen address for gateways and health; 0.0.0.0 accepts connections from other "
+        "hosts.",
+        rich_help_panel=_GATEWAY,
+    ),
+]
+PickerPort = Annotated[
+    int,
+    typer.Option(
+        "--port", metavar="PORT", min=0, max=65535,
+        help="ext_proc port for gateways (gRPC); 0: a free one.",
+        rich_help_panel=_GATEWAY,
+    ),
+]  # fmt: skip
+HealthPort = Annotated[
+    int,
+    typer.Option(
+        "--health-port", metavar="PORT", min=-1, max=65535,
+        help="gRPC health, without TLS; 0: a free one, -1: on --port alone.",
+        rich_help_panel=_GATEWAY,
+    ),
+]  # fmt: skip
+Tls = Annotated[
+    bool,
+    typer.Option(
+        "--tls/--no-tls",
+        help="TLS for gateways. Without --tls-cert the certificate is made at the start.",
+        rich_help_panel=_GATEWAY,
+    ),
+]
+Cert = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert", metavar="FILE",
+        help="Certificate chain (PEM) for gateways; loaded again when it changes.",
+        rich_help_panel=_GATEWAY,
+    ),
+]  # fmt: skip
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-key", metavar="FILE", help="Private key (PEM) of the certificate.",
+        rich_help_panel=_GATEWAY,
+    ),
+]  # fmt: skip
+BodyLimit = Annotated[
+    str,
+    typer.Option(
+        "--body-limit", metavar="SIZE",
+        help="Largest body of a request; larger ones get 413.",
+        rich_help_panel=_GATEWAY,
+    ),
+]  # fmt: skip
+Silence = Annotated[
+    float,
+    typer.Option(
+        "--stream-timeout", metavar="SECONDS", min=1, max=86400,
+        help="Longest time without a message of the gateway about a request.",
+        rich_help_panel=_GATEWAY,
+    ),
+]  # fmt: skip
+Pool = Annotated[
+    str | None,
+    typer.Option(
+        "--pool", metavar="NAME", envvar="DYNCTL_POOL",
+        help="An InferencePool of the cluster, in the namespace of -n: its ready pods are the "
+        "workers, each of its targetPorts a worker of its own.",
+        rich_help_panel=_POOL,
+    ),
+]  # fmt: skip
+EventsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--pod-kv-events", metavar="PORT", min=1, max=65535,
+        help="ZMQ port of the pods' KV events; that of the next targetPort is one higher. "
+        "[default: from the engine, where it reports it]",
+        rich_help_panel=_POOL,
+    ),
+]  # fmt: skip
+ReplayPort = Annotated[
+    int | None,
+    typer.Option(
+        "--pod-replay", metavar="PORT", min=1, max=65535,
+        help="ZMQ port of the pods' replay sockets, likewise.",
+        rich_help_panel=_POOL,
+    ),
+]  # fmt: skip
+RoleLabel = Annotated[
+    str,
+    typer.Option(
+        "--pod-role-label", metavar="LABEL",
+        help="Pod label with the role: prefill or decode; any other value: both.",
+        rich_help_panel=_POOL,
+    ),
+]  # fmt: skip
+Domains = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pod-domain", metavar="DOMAIN=LABEL",
+        help=f"A topology domain and the pod label with its value (repeatable). "
+        f"[default: {', '.join(_DOMAINS)}]",
+        rich_help_panel=_POOL,
+    ),
+]  # fmt: skip
+
+
+@with_router_flags
+@with_picker_options
+def epp(
+    options: GlobalOptions,
+    router_flags: Mapping[str, str | bool],
+    access: Mapping[str, Any],
+    host: Listen = "127.0.0.1",
+    port: PickerPort = 9002,
+    health_port: HealthPort = 9003,
+    tls: Tls = True,
+    tls_cert: Cert = None,
+    tls_key: Key = None,
+    body_limit: BodyLimit = "16MiB",
+    stream_timeout: Silence = 3600.0,
+    http_host: Host = "127.0.0.1",
+    http_port: Annotated[
+        int,
+        typer.Option(
+            "--http-port", metavar="PORT", min=0, max=65535, envvar="DYN_HTTP_PORT",
+            help="Port of metrics and of the operators' HTTP; 0: a free one.",
+            rich_help_panel="Listening",
+        ),
+    ] = 9090,
+    worker: Workers = None,
+    workers_file: WorkersFile = None,
+    pool: Pool = None,
+    pod_kv_events: EventsPort = None,
+    pod_replay: ReplayPort = None,
+    pod_role_label: RoleLabel = "llm-d.ai/role",
+    pod_domain: Domains = None,
+    model_path: ModelPath = None,
+    trust_template: TrustTemplate = False,
+    tokenizer: TokenizerChoice = "auto",
+    model_name: ModelName = None,
+    block_size: BlockSize = 16,
+    api_token: ApiToken = None,
+    log_decisions: LogDecisions = "off",
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
+    decision_memory: DecisionMemory = "64MiB",
+    record: Record = None,
+    record_max_bytes: RecordBytes = "1GiB",
+    index_memory: IndexMemory = "4GiB",
+    drain_timeout: Drain = 30.0,
+    system_port: SystemPort = None,
+    announce: Announce = False,
+) -> int:  # fmt: skip
+    """Run the router as the endpoint picker of a gateway (Envoy ext_proc).
+
+    For example: dynctl serve epp --pool my-pool -n inference --model-path DIR --host 0.0.0.0
+
+    The gateway sends each request here, and gets the worker to send it to
+    (docs/gateway.md).
+    """
+    from dynctl.cli.commands.serve import size_of
+    from dynctl.serving.config import PickerConfig
+    from dynctl.serving.epp.process import run_picker
+
+    if (tls_cert is None) != (tls_key is None):
+        given, missing = (
+            ("--tls-cert", "--tls-key") if tls_key is None else ("--tls-key", "--tls-cert")
+        )
+        raise UsageProblem(f"{given} needs {missing}", "set both, or none")
+    if tls_cert is not None and not tls:
+        raise UsageProblem("--no-tls and --tls-cert: set only one of them")
+    config = frontend_config(
+        router_flags,
+        access,
+        host=http_host,
+        port=http_port,
+        workers=tuple(worker or ()),
+        workers_file=workers_file,
+        model_path=model_path,
+        trust_template=trust_template,
+        tokenizer=tokenizer,
+        model_name=model_name,
+        block_size=block_size,
+        api_token=api_token,
+        log_decisions=log_decisions,
+        log_format=log_format,
+        log_level=log_level,
+        decision_memory=decision_memory,
+        record=record,
+        record_max_bytes=record_max_bytes,
+        index_memory=index_memory,
+        drain_timeout=drain_timeout,
+        system_port=system_port,
+        announce=announce,
+        picker=PickerConfig(
+            host,
+            port,
+            None if health_port == -1 else health_port,
+            tls,
+            tls_cert,
+            tls_key,
+            _pool(options, pool, pod_kv_events, pod_replay, pod_role_label, pod_domain),
+        ),
+    )
+    if config.origins.get("overload_status_code", "").partition(" ")[0] not in ("flag", "env"):
+        config = replace(
+            config,
+            router=config.router.with_values({"overload_status_code": _SHED}),
+            origins={**config.origins, "overload_status_code": "serve epp"},
+        )
+    size = size_of("--body-limit", body_limit)
+    if not 1024 <= size <= 1 << 30:
+        raise UsageProblem(f"--body-limit {body_limit}: expected 1KiB to 1GiB")
+    limits = replace(config.limits, body_bytes=size, stream_silence_s=stream_timeout)
+    return int(run_picker(replace(config, limits=limits)))
+
+
+def _pool(
+    options: GlobalOptions,
+    name: str | None,
+    events: int | None,
+    replay: int | None,
+    role_label: str,
+    domains: list[str] | None,
+) -> Any:
+    """The PoolConfig of the options; None without a pool."""
+    from dynctl.screens.render import talk
+    from dynctl.serving.config import PoolConfig
+
+    if name is None:
+        for flag, value in (
+            ("--pod-kv-events", events), ("--pod-replay", replay), ("--pod-domain", domains)
+        ):  # fmt: skip
+            if value:
+                talk(f"warning: {flag} has no effect without --pool")
+        return None
+    found: dict[str, str] = {}
+    for one in domains or _DOMAINS:
+        domain, equals, label = one.partition("=")
+        if not domain or not equals or not label:
+            raise UsageProblem(
+                f"--pod-domain {one[:200]}: expected DOMAIN=LABEL, for example "
+                "rack=example.com/rack"
+            )
+        found[domain] = label
+    return PoolConfig(options, name, events, replay, role_label, found)

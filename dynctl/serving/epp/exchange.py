@@ -1,0 +1,595 @@
+"""One HTTP request of a gateway: its messages in order, the choice, and its end.
+
+The request's body is collected, routed as the frontend's requests are, and passed on; the booking
+ends with the response, with the client, or with the gateway's stream, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from dynctl.serving.config import Limits
+from dynctl.serving.engines.apis import BY_PATH
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.epp.grpc_server import Call, Code
+from dynctl.serving.fleet import Fleet
+from dynctl.serving.http.inference import DECISION_HEADER, Inference, check_one_engine
+from dynctl.serving.http.inference_responses import (
+    OutputBlocks,
+    dry_run_body,
+    outcome_of,
+    queue_headers,
+)
+from dynctl.serving.http.json_responses import nested_too_deeply
+from dynctl.serving.prompts import CHARS_PER_TOKEN, Prompt
+from dynctl.serving.refusal import HttpError, refusal
+from dynctl.serving.service import Prepared, RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.serving.telemetry.recorder import tenant_of
+from dynctl.wire.envoy import ext_proc
+from dynctl.wire.envoy.ext_proc import BodyMode, ExtProcError, Modes, Processing
+from router_core import Decision, RoutingPlan, RoutingRequest, Worker
+
+_log = logging.getLogger(__name__)
+
+#: The end of a response in which its usage is looked for.
+_TAIL_BYTES: Final = 2048
+#: Tokens that an estimate of a body that is not seen may have.
+_MOST_ESTIMATED: Final = 1 << 20
+_NO_BODY: Final = "cache overlap not modelled: the gateway does not send the request's body"
+_OTHER_PATH: Final = "cache overlap not modelled: the path has no prompt that dynctl reads"
+_WHOLE: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
+_SINGLE: Final = "aggregated"
+_PAIR: Final = "disaggregated"
+
+
+class _Model(msgspec.Struct):
+    """What a body of any path may have."""
+
+    model: str = ""
+
+
+class Picker:
+    """What the exchanges of one process share."""
+
+    def __init__(
+        self, service: RoutingService, fleet: Fleet, inference: Inference, limits: Limits
+    ) -> None:
+        self.service = service
+        self.fleet = fleet
+        self.inference = inference
+        self.limits = limits
+        #: Bytes of the bodies that are collected now.
+        self.held = 0
+        #: HTTP status -> requests that were answered with an error.
+        self.refused: Counter[int] = Counter()
+        self._open: set[Exchange] = set()
+        self._addresses: dict[str, str] = {}
+
+    def begin(self, call: Call) -> Exchange:
+        """A new stream of a gateway."""
+        exchange = Exchange(self, call)
+        self._open.add(exchange)
+        return exchange
+
+    def left(self, exchange: Exchange) -> None:
+        self._open.discard(exchange)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def sweep(self) -> None:
+        """End exchanges that wait too long for their gateway, until cancelled."""
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.body_s / 4))
+            now = self.service.clock()
+            for exchange in tuple(self._open):
+                exchange.check(now)
+
+    def address(self, worker: Worker) -> str:
+        """``IP:PORT`` of a worker's HTTP API."""
+        url = worker.endpoint or ""
+        found = self._addresses.get(url)
+        if found is None:
+            parts = urlsplit(url)
+            host = parts.hostname or ""
+            if host == "localhost":
+                host = "127.0.0.1"
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            found = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            if len(self._addresses) > 2 * self.limits.workers:
+                self._addresses.clear()
+            self._addresses[url] = found
+        return found
+
+    def workers_at(self, subset: tuple[str, ...]) -> frozenset[int]:
+        """The workers at these addresses; one without a port: all ports of the host."""
+        wanted = frozenset(subset)
+        return frozenset(
+            worker.worker_id
+            for worker in self.service.router.registry
+            if (address := self.address(worker)) in wanted
+            or address.rpartition(":")[0].strip("[]") in wanted
+        )
+
+
+class Exchange:
+    """The handler of one stream."""
+
+    def __init__(self, picker: Picker, call: Call) -> None:
+        self._picker = picker
+        self._call = call
+        self._service = picker.service
+        self._modes = Modes()
+        self._headers: Mapping[str, str] = {}
+        self._strip: tuple[str, ...] = ()
+        self._subset: tuple[str, ...] | None = None
+        self._bodiless = False
+        self._path = ""
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._trailers = False
+        self._record: RequestRecord | None = None
+        self._request: RoutingRequest | None = None
+        self._plan: RoutingPlan | None = None
+        self._blocks: OutputBlocks | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._collecting = self._answered = self._over = False
+        self._tail = b""
+        self._seen = picker.service.clock()
+
+    # -- the stream ------------------------------------------------------------------------
+
+    def on_message(self, data: bytes) -> None:
+        try:
+            message = ext_proc.decode(data)
+        except ExtProcError as error:
+            self._call.finish(Code.INVALID_ARGUMENT, str(error))
+            return
+        self._seen = self._service.clock()
+        if message.observes:
+            self._call.finish(
+                Code.INVALID_ARGUMENT, "observability_mode: a picker must be able to answer"
+            )
+            return
+        begun = self._record is not None
+        if begun == (message.kind == "request_headers"):
+            self._call.finish(Code.INVALID_ARGUMENT, f"unexpected {message.kind}")
+            return
+        match message.kind:
+            case "request_headers":
+                self._request_headers(message)
+            case "request_body":
+                self._request_body(message)
+            case "request_trailers":
+                self._request_trailers()
+            case "response_headers":
+                self._response_headers(message)
+            case "response_body":
+                self._response_body(message)
+            case "response_trailers":
+                self._call.send(ext_proc.trailers_answer("response_trailers"))
+                self._complete()
+
+    def on_half_close(self) -> None:
+        # Without the response's body its end is that of the stream.
+        if self._answered and self._modes.response is BodyMode.NONE:
+            self._complete()
+        self._call.finish()
+
+    def on_closed(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._answered and self._modes.response is BodyMode.NONE:
+            self._complete()
+        self._end("cancelled")
+
+    def check(self, now: float) -> None:
+        """End the exchange if its gateway has been silent for too long."""
+        limits, silent = self._picker.limits, now - self._seen
+        if self._collecting and silent > limits.body_s:
+            problem = f"the request's body did not arrive within {limits.body_s:g} s"
+            self._refuse(HttpError(408, problem, "invalid_request_error", "request_timeout"))
+        elif self._task is None and silent > limits.stream_silence_s:
+            self._call.finish(Code.CANCELLED, f"no message within {limits.stream_silence_s:g} s")
+
+    # -- the request -----------------------------------------------------------------------
+
+    def _request_headers(self, message: Processing) -> None:
+        picker, service = self._picker, self._service
+        self._modes = modes = message.modes or Modes()
+        decision_id = service.new_id()
+        self._record = RequestRecord(
+            decision_id, decision_id, "gateway", service.clock(), service.wall()
+        )
+        picker.inference.in_flight += 1
+        if BodyMode.GRPC in (modes.request, modes.response):
+            self._call.finish(Code.UNIMPLEMENTED, "body mode GRPC is not supported")
+            return
+        self._strip = tuple(name for name in ext_proc.OWN_HEADERS if name in message.headers)
+        self._headers = {
+            name: value for name, value in message.headers.items() if name not in self._strip
+        }
+        self._subset = message.subset
+        self._path = self._headers.get(":path", "").partition("?")[0]
+        if picker.inference.draining:
+            self._refuse(
+                HttpError(
+                    503, "the endpoint picker is shutting down", "service_unavailable", 503,
+                    headers={"retry-after": "1"},
+                )
+            )  # fmt: skip
+        elif picker.inference.in_flight > picker.limits.in_flight:
+            self._refuse(
+                self._overloaded(f"{picker.limits.in_flight} requests are in flight, the maximum")
+            )
+        elif message.end:
+            self._bodiless = True
+            self._begin_choice(None)
+        elif modes.request is BodyMode.NONE or (
+            modes.request is BodyMode.STREAMED and not modes.eager
+        ):
+            self._begin_choice(None)
+        else:
+            self._collecting = True
+            if modes.request in _WHOLE:
+                self._call.send(ext_proc.headers_answer("request_headers", remove=self._strip))
+
+    def _request_body(self, message: Processing) -> None:
+        if not self._collecting:
+            if self._modes.request is not BodyMode.FULL_DUPLEX_STREAMED:
+                self._call.send(ext_proc.body_answer("request_body"))
+            return
+        size, limits = len(message.body), self._picker.limits
+        if self._size + size > limits.body_bytes:
+            problem = f"the body has more than {limits.body_bytes} bytes"
+            self._refuse(HttpError(413, problem, "invalid_request_error", "body_too_large"))
+            return
+        if self._picker.held + size > limits.all_bodies_bytes and self._picker.held > self._size:
+            problem = f"the requests in flight have {limits.all_bodies_bytes} bytes, the maximum"
+            self._refuse(self._overloaded(problem))
+            return
+        self._picker.held += size
+        self._size += size
+        self._pieces.append(message.body)
+        if message.end or self._modes.request in _WHOLE:
+            self._begin_choice(b"".join(self._pieces))
+
+    def _request_trailers(self) -> None:
+        self._trailers = True
+        if self._collecting:
+            self._begin_choice(b"".join(self._pieces))
+        elif self._task is None:
+            self._call.send(ext_proc.trailers_answer("request_trailers"))
+
+    def _begin_choice(self, body: bytes | None) -> None:
+        self._collecting = False
+        self._task = asyncio.get_running_loop().create_task(self._choose(body))
+
+    async def _choose(self, body: bytes | None) -> None:
+        record = self._record
+        assert record is not None
+        try:
+            plan = await self._placed(body, record)
+        except HttpError as error:
+            self._refuse(error)
+        except RecursionError:
+            self._refuse(nested_too_deeply())
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            _log.exception("request %s failed", record.decision_id)
+            record.outcome = record.error_type = "internal"
+            problem = f"internal error; the log has the details under {record.decision_id}"
+            self._refuse(HttpError(500, problem, "internal_error", 500))
+        else:
+            if plan is not None:
+                self._pass_on(plan, body)
+        finally:
+            self._task = None
+
+    async def _placed(self, body: bytes | None, record: RequestRecord) -> RoutingPlan | None:
+        """The plan of the request, booked; None: it is answered. Raises HttpError."""
+        service, inference = self._service, self._picker.inference
+        if not service.models():
+            raise HttpError(503, "no worker is registered", "service_unavailable", 503)
+        if self._bodiless:
+            return self._any_worker()
+        api = BY_PATH.get(self._path)
+        if api is not None and body is not None:
+            record.endpoint = api.endpoint
+            parsed, prepared = await inference.read(self._headers, body, record, api.endpoint)
+        else:
+            parsed, prepared = None, await self._estimated(body, record)
+        request = self._request = self._within(prepared.request)
+        if parsed is not None and parsed.nvext.dry_run:
+            plan = await service.place(request, dry=True)
+            if plan.ok:
+                ids = None if prepared.tokens.ids is None else list(prepared.tokens.ids)
+                answer = msgspec.json.encode(dry_run_body(plan, ids, parsed))
+                record.status, record.outcome = 200, "success"
+                self._answer_at_once(200, {}, answer, "dry_run")
+                return None
+        else:
+            if parsed is not None:
+                record.tenant = tenant_of(service.session_secret, parsed.cache_salt)
+                record.output_limit = parsed.max_tokens
+            for observer in service.observers:
+                observer.on_prepared(request, record)
+            service.held.add(request.id)
+            plan = await service.place(request)
+            if plan.waits:
+                plan = await service.admission.wait(plan, request, record)
+        if not plan.ok:
+            record.outcome = "refused"
+            service.decided(plan, request, record)
+            raise refusal(
+                plan, service.router.config, probe_interval_s=self._picker.fleet.probe_interval
+            )
+        if parsed is not None:
+            check_one_engine(prepared, parsed, handed_off=plan.prefill is not None)
+        for hop in (plan.prefill, plan.decode):
+            if hop is not None:
+                service.book(hop, request, record)
+        service.decided(plan, request, record)
+        record.dispatched_at = service.clock()
+        member = self._picker.fleet.by_id(plan.final.require().worker_id)
+        if member is not None:
+            self._picker.fleet.dispatched(member)
+        if service.router.config.router_track_output_blocks:
+            osl = None if parsed is None else parsed.nvext.agent_hints.osl
+            self._blocks = OutputBlocks(service, request, osl)
+        return plan
+
+    def _any_worker(self) -> RoutingPlan:
+        """A worker for a request without a body, as ``GET /v1/models``; it is no load."""
+        service = self._service
+        named = self._headers.get(ext_proc.MODEL_NAME)
+        plan: RoutingPlan | None = None
+        for model in [named] if named in service.models() else service.models():
+            assert model is not None
+            request = RoutingRequest(
+                service.new_id(), model, 1, service.block_size(model), overlap_modelled=False
+            )
+            plan = service.plan(self._within(request))
+            if plan.ok:
+                return plan
+        assert plan is not None
+        raise refusal(plan, service.router.config)
+
+    async def _estimated(self, body: bytes | None, record: RequestRecord) -> Prepared:
+        """A request that is routed by load: its prompt is not seen, or not understood."""
+        service = self._service
+        name = self._headers.get(ext_proc.MODEL_NAME, "")
+        length = self._headers.get("content-length", "") if body is None else str(len(body))
+        if not name and body:
+            try:
+                name = msgspec.json.decode(body, type=_Model).model
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                name = ""
+        model = self._picker.inference.routed_model(name)
+        record.model = name or model
+        for observer in service.observers:
+            observer.on_received(record)
+        note = _NO_BODY if body is None else _OTHER_PATH
+        prepared = await service.prepare(
+            model, Prompt(text=""), decision_id=record.decision_id, not_modelled=note,
+            lora_name=name if name in service.adapters else None,
+        )  # fmt: skip
+        known = length.isascii() and length.isdigit() and len(length) < 12
+        tokens = int(length) // CHARS_PER_TOKEN if known else 1
+        record.isl_tokens = min(max(1, tokens), _MOST_ESTIMATED)
+        request = replace(prepared.request, isl_tokens=record.isl_tokens)
+        return replace(prepared, request=request)
+
+    def _within(self, request: RoutingRequest) -> RoutingRequest:
+        """The request with the workers of the gateway's subset alone."""
+        if self._subset is None:
+            return request
+        allowed = self._picker.workers_at(self._subset)
+        if not allowed:
+            problem = "none of the endpoints in the gateway's subset is a worker"
+            raise HttpError(503, problem, "service_unavailable", "no_endpoint_in_subset")
+        if request.allowed_worker_ids is not None:
+            allowed &= request.allowed_worker_ids
+        return replace(request, allowed_worker_ids=allowed)
+
+    def _pass_on(self, plan: RoutingPlan, body: bytes | None) -> None:
+        """Send the choice, and the body where the gateway has given it away."""
+        self._plan, call = plan.settled(), self._call
+        headers = self._choice(plan)
+        mode = self._modes.request
+        buffered = mode in _WHOLE and not self._bodiless
+        call.send(
+            ext_proc.headers_answer(
+                "request_body" if buffered else "request_headers",
+                headers,
+                remove=[name for name in self._strip if name not in headers],
+                reroute=True,
+                endpoint=headers[ext_proc.DESTINATION],
+            )
+        )
+        if body is not None and mode is BodyMode.FULL_DUPLEX_STREAMED:
+            for piece in ext_proc.streamed_answers("request_body", body, end=not self._trailers):
+                call.send(piece)
+        elif body is not None and not buffered:
+            for _ in self._pieces:
+                call.send(ext_proc.body_answer("request_body"))
+        if self._trailers:
+            call.send(ext_proc.trailers_answer("request_trailers"))
+        self._release()
+
+    def _choice(self, plan: RoutingPlan) -> dict[str, str]:
+        """The headers that carry the choice."""
+        final, prefill = plan.final, plan.prefill
+        worker, ref = _worker(final), final.require()
+        headers = {
+            ext_proc.DESTINATION: self._picker.address(worker),
+            ext_proc.WORKER_ID: str(ref.worker_id),
+            ext_proc.DP_RANK: str(ref.dp_rank),
+            ext_proc.ROUTING_MODE: _SINGLE if prefill is None else _PAIR,
+        }
+        config = worker.runtime_config
+        if config.data_parallel_size > 1:
+            headers[ext_proc.ENGINE_RANK] = str(ref.dp_rank - config.data_parallel_start_rank)
+        if prefill is not None:
+            first = prefill.require()
+            headers[ext_proc.PREFILLER] = self._picker.address(_worker(prefill))
+            headers[ext_proc.PREFILL_WORKER_ID] = str(first.worker_id)
+            headers[ext_proc.PREFILL_DP_RANK] = str(first.dp_rank)
+        return headers
+
+    # -- the response ----------------------------------------------------------------------
+
+    def _response_headers(self, message: Processing) -> None:
+        record = self._record
+        assert record is not None
+        status = message.headers.get(":status", "")
+        record.status = int(status) if status.isascii() and status.isdigit() else 0
+        self._answered = True
+        self._report(record.status)
+        added = {DECISION_HEADER: record.decision_id} if self._request is not None else {}
+        self._call.send(
+            ext_proc.headers_answer("response_headers", {**added, **queue_headers(record)})
+        )
+        if self._modes.response is BodyMode.NONE or message.end:
+            self._first_output(record)
+        if message.end:
+            self._complete()
+
+    def _response_body(self, message: Processing) -> None:
+        record, body = self._record, message.body
+        assert record is not None
+        if body:
+            if record.first_token_at is None:
+                self._first_output(record)
+            events = body.count(b"data:")
+            record.output_events += events
+            record.output_bytes += len(body)
+            if self._blocks is not None and events:
+                self._blocks.add(events)
+            short = len(body) < _TAIL_BYTES
+            self._tail = (self._tail + body if short else body)[-_TAIL_BYTES:]
+        if self._modes.response is BodyMode.FULL_DUPLEX_STREAMED:
+            for piece in ext_proc.streamed_answers("response_body", body, end=message.end):
+                self._call.send(piece)
+        else:
+            self._call.send(ext_proc.body_answer("response_body"))
+        if message.end:
+            self._complete()
+
+    def _first_output(self, record: RequestRecord) -> None:
+        """The engine sent its first output: the prompt is computed."""
+        service, plan, request = self._service, self._plan, self._request
+        record.first_token_at = service.clock()
+        if plan is None or request is None or record.status >= 400:
+            return
+        service.prefill_done(request.id)
+        if plan.prefill is not None:
+            service.free(request.id, "prefill")
+            record.prefill_done_at = record.first_token_at
+        elif record.dispatched_at is not None and plan.final.parameters.track_prefill_tokens:
+            service.prefill_ended(plan.final, record.dispatched_at)
+        for observer in service.observers:
+            observer.on_first_token(record)
+
+    def _report(self, status: int) -> None:
+        """What the status says about the worker."""
+        plan, fleet = self._plan, self._picker.fleet
+        if plan is None or self._request is None:
+            return
+        worker = _worker(plan.final)
+        if status < 500:
+            fleet.answered(worker.worker_id)
+            return
+        problem = f"{worker.endpoint} answered with status {status}"
+        failure = UpstreamFailure("status", problem, status=status)
+        if self._record is not None:
+            self._record.attempts.append((worker.name, plan.final.stage, problem))
+        fleet.report_failure(worker.worker_id, failure)
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def _overloaded(self, problem: str) -> HttpError:
+        return HttpError(
+            self._service.router.config.overload_status_code, problem, "overloaded",
+            "too_many_requests_in_flight", headers={"retry-after": "1"},
+        )  # fmt: skip
+
+    def _refuse(self, error: HttpError) -> None:
+        """The gateway answers the client with the error."""
+        record = self._record
+        assert record is not None
+        record.outcome = record.outcome or outcome_of(error)
+        record.error_type, record.status = error.type, error.status
+        shown = error.for_client()
+        self._answer_at_once(error.status, error.headers, shown.body(self._path), str(error.code))
+
+    def _answer_at_once(
+        self, status: int, headers: Mapping[str, str], body: bytes, code: str
+    ) -> None:
+        record = self._record
+        assert record is not None
+        self._collecting = False
+        self._picker.refused[status] += status >= 400
+        given = {
+            "content-type": "application/json",
+            DECISION_HEADER: record.decision_id,
+            **queue_headers(record),
+            **headers,
+        }
+        self._call.send(ext_proc.immediate_answer(status, given, body, f"dynctl_{code}"))
+        self._end(record.outcome)
+
+    def _complete(self) -> None:
+        """The response ended."""
+        record = self._record
+        if record is None or self._over:
+            return
+        if self._tail:
+            record.take_usage(self._tail)
+        if record.status >= 500:
+            self._end("upstream_error")
+        else:
+            self._end("client_error" if record.status >= 400 else "success")
+
+    def _end(self, outcome: str) -> None:
+        """Free what the request holds; once."""
+        self._picker.left(self)
+        record, service = self._record, self._service
+        if record is None or self._over:
+            return
+        self._over = True
+        self._release()
+        self._picker.inference.in_flight -= 1
+        service.held.discard(record.decision_id)
+        service.free(record.decision_id)
+        record.outcome = record.outcome or outcome
+        if record.outcome == "cancelled":
+            record.status = record.status or 499
+        record.finished_at = service.clock()
+        if self._bodiless:
+            return  # as GET /v1/models: no inference
+        for observer in service.observers:
+            observer.on_finished(record)
+
+    def _release(self) -> None:
+        """The collected body is not needed any more."""
+        self._picker.held -= self._size
+        self._size = 0
+        self._pieces.clear()
+
+
+def _worker(decision: Decision) -> Worker:
+    worker = decision.worker
+    if worker is None:
+        raise ValueError(f"decision {decision.id} has no winner")
+    return worker

@@ -1,0 +1,483 @@
+"""A gRPC server: HTTP/2 by the ``h2`` package, messages of bidirectional streams as bytes.
+
+The streams of a gateway are many and short, and their messages small; grpcio's asyncio server costs
+ten times the CPU of this for them (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, Protocol, cast
+from urllib.parse import quote
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import H2Error, StreamClosedError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
+
+from dynctl.base.tasks import end_tasks
+from dynctl.serving.http.connections import Certificate
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 1024
+_ACCEPT_AGAIN_S: Final = 0.1
+_SWEEP_S: Final = 0.5
+#: Bytes of a stream that its peer does not read; above this no more of its data is acknowledged.
+_LAGGING_BYTES: Final = 1 << 20
+_STREAM_WINDOW: Final = 1 << 20
+_CONNECTION_WINDOW: Final = 16 << 20
+_PREFIX: Final = 5
+_LONGEST_MESSAGE: Final = 1024
+_HIGHEST_STREAM: Final = 2**31 - 1
+_BEGIN: Final = [(":status", "200"), ("content-type", "application/grpc")]
+
+
+class Code(IntEnum):
+    """gRPC's status codes, as far as they are used."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """Bounds of one listener. Sizes in bytes, times in seconds.
+
+    A connection begins within ``greeting_s`` with the preface of HTTP/2, after its handshake if
+    there is one; without streams it is closed after ``idle_s``.
+    """
+
+    connections: int = 1024
+    streams: int = 4096
+    header_bytes: int = 16 * 1024
+    message_bytes: int = 16 * 1024 * 1024 + 64 * 1024
+    greeting_s: float = 10.0
+    idle_s: float = 600.0
+
+
+class Handler(Protocol):
+    """One call: what the client sends. Called on the event loop; must not block."""
+
+    def on_message(self, data: bytes) -> None: ...
+
+    def on_half_close(self) -> None:
+        """The client sends no more."""
+
+    def on_closed(self) -> None:
+        """The call is over, in any way; called once."""
+
+
+Method = Callable[["Call"], Handler]
+"""Begins a call; what it returns gets its messages."""
+
+
+class Call:
+    """One call, as its handler answers it."""
+
+    __slots__ = (
+        *("_connection", "_stream", "_buffer", "_out", "_held", "_begun", "_ending"),
+        *("handler", "closed"),
+    )
+
+    def __init__(self, connection: _Connection, stream: int) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._buffer = bytearray()
+        self._out = bytearray()
+        self._held = 0
+        self._begun = False
+        self._ending: tuple[Code, str] | None = None
+        self.handler: Handler | None = None
+        self.closed = False
+
+    def send(self, message: bytes) -> None:
+        """Send a message; nothing happens once the call is over."""
+        if self.closed or self._ending is not None:
+            return
+        self._out += b"\0" + len(message).to_bytes(4) + message
+        self._connection.flush(self)
+
+    def finish(self, code: Code = Code.OK, message: str = "") -> None:
+        """End the call after what was sent."""
+        if self.closed or self._ending is not None:
+            return
+        self._ending = (code, message)
+        self._connection.flush(self)
+
+    def over(self) -> None:
+        """The call ended: its handler is notified once."""
+        if not self.closed:
+            self.closed = True
+            self._out.clear()
+            self._buffer.clear()
+            if self.handler is not None:
+                self.handler.on_closed()
+
+
+class GrpcServer:
+    """One listener. ``methods``: path -> what begins a call. ``certificate`` None: without TLS."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        limits: GrpcLimits,
+        certificate: Certificate | None = None,
+    ) -> None:
+        self.methods = methods
+        self.limits = limits
+        self._certificate = certificate
+        self._connections: set[_Connection] = set()
+        self._opening = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self.refused = 0
+
+    def start(self, listener: socket.socket) -> None:
+        """Accept connections of a bound socket."""
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._listener = listener
+        self._spawn(self._accept(listener), "gRPC connections")
+        self._spawn(self._sweep(), "idle gRPC connections")
+
+    @property
+    def listening(self) -> bool:
+        return self._listener is not None
+
+    def drain(self) -> None:
+        """Ask clients to begin new calls elsewhere; running ones go on."""
+        for connection in tuple(self._connections):
+            connection.go_away()
+
+    async def close(self) -> None:
+        """End everything."""
+        await end_tasks(self._tasks)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in tuple(self._connections):
+            connection.close()
+
+    def entered(self, connection: _Connection) -> None:
+        self._connections.add(connection)
+
+    def left(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError:  # no descriptor is left, or the client left already
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(self._connections) + self._opening >= self.limits.connections:
+                self.refused += 1
+                accepted.close()
+                continue
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._opening += 1
+            self._spawn(self._open(accepted), "gRPC handshake")
+
+    async def _open(self, accepted: socket.socket) -> None:
+        loop, certificate = asyncio.get_running_loop(), self._certificate
+        try:
+            if certificate is None:
+                await loop.connect_accepted_socket(lambda: _Connection(self), accepted)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: _Connection(self),
+                    accepted,
+                    ssl=certificate.context,
+                    ssl_handshake_timeout=self.limits.greeting_s,
+                )
+        except (OSError, EOFError):
+            accepted.close()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        finally:
+            self._opening -= 1
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEP_S, self.limits.greeting_s / 2))
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self._connections):
+                connection.sweep(now)
+
+
+class _Connection(asyncio.Protocol):
+    """One HTTP/2 connection."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+        limits = server.limits
+        self._h2 = H2Connection(
+            H2Configuration(
+                client_side=False, header_encoding="latin-1", validate_outbound_headers=False
+            )
+        )
+        self._h2.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: limits.streams,
+                SettingCodes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
+                SettingCodes.MAX_HEADER_LIST_SIZE: limits.header_bytes,
+                SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
+            },
+        )
+        self._calls: dict[int, Call] = {}
+        self._transport: asyncio.Transport | None = None
+        self._paused = self._reading = self._leaving = False
+        self._writing: asyncio.Handle | None = None
+        self._greeted = False
+        self._since = 0.0
+
+    # -- the transport ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._since = asyncio.get_running_loop().time()
+        self._server.entered(self)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(_CONNECTION_WINDOW)
+        self._write()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._server.left(self)
+        if self._writing is not None:
+            self._writing.cancel()
+        for call in tuple(self._calls.values()):
+            call.over()
+        self._calls.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._reading = True
+        try:
+            for event in self._h2.receive_data(data):
+                self._take(event)
+        except H2Error as error:
+            _log.debug("a gRPC connection is closed: %s", error)
+            self._write()
+            self.close()
+        finally:
+            self._reading = False
+            self._write()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        for call in tuple(self._calls.values()):
+            self.flush(call)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def go_away(self) -> None:
+        """Take no new calls. (h2 would take no more of the running ones either.)"""
+        if self._leaving or self._transport is None:
+            return
+        self._leaving = True
+        self._write()
+        last = self._h2.highest_inbound_stream_id
+        self._transport.write(GoAwayFrame(0, last_stream_id=last).serialize())
+        if not self._calls:
+            self.close()
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if it waited too long."""
+        limits = self._server.limits
+        waited = now - self._since
+        if not self._greeted and waited > limits.greeting_s:
+            self.close()
+        elif self._greeted and not self._calls and waited > limits.idle_s:
+            self.go_away()
+
+    # -- events ----------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, DataReceived):
+            self._data(event)
+        elif isinstance(event, RequestReceived):
+            self._begin(event)
+        elif isinstance(event, WindowUpdated):
+            calls = (
+                [self._calls.get(event.stream_id or 0)] if event.stream_id else self._calls.values()
+            )
+            for call in tuple(calls):
+                if call is not None:
+                    self.flush(call)
+        elif isinstance(event, StreamEnded):
+            call = self._calls.get(event.stream_id or 0)
+            if call is not None and call.handler is not None:
+                call.handler.on_half_close()
+        elif isinstance(event, StreamReset):
+            self._forget(event.stream_id or 0)
+        elif isinstance(event, RemoteSettingsChanged):
+            self._greeted = True
+            for call in tuple(self._calls.values()):
+                self.flush(call)
+        elif isinstance(event, ConnectionTerminated):
+            self._leaving = True
+
+    def _begin(self, event: RequestReceived) -> None:
+        stream = event.stream_id or 0
+        if self._leaving:
+            self._h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
+            return
+        headers = {str(name): str(value) for name, value in event.headers or ()}
+        call = self._calls[stream] = Call(self, stream)
+        kind = headers.get("content-type", "")
+        if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):
+            self._h2.send_headers(stream, [(":status", "415")], end_stream=True)
+            self._forget(stream)
+            return
+        path = headers.get(":path", "")
+        method = self._server.methods.get(path)
+        if method is None:
+            call.finish(Code.UNIMPLEMENTED, f"unknown method {path[:200]}")
+            return
+        call.handler = method(call)
+
+    def _data(self, event: DataReceived) -> None:
+        stream = event.stream_id or 0
+        size = event.flow_controlled_length or 0
+        call = self._calls.get(stream)
+        if call is None or call.handler is None:
+            self._acknowledge(size, stream)
+            return
+        if len(call._out) > _LAGGING_BYTES:
+            call._held += size
+        else:
+            self._acknowledge(size, stream)
+        buffer = call._buffer
+        buffer += event.data or b""
+        begin = 0
+        while len(buffer) - begin >= _PREFIX:
+            length = int.from_bytes(buffer[begin + 1 : begin + _PREFIX])
+            if buffer[begin]:
+                call.finish(Code.UNIMPLEMENTED, "compressed messages are not supported")
+                return
+            if length > self._server.limits.message_bytes:
+                most = self._server.limits.message_bytes
+                call.finish(
+                    Code.RESOURCE_EXHAUSTED, f"a message of {length:,} bytes; at most {most:,}"
+                )
+                return
+            end = begin + _PREFIX + length
+            if len(buffer) < end:
+                break
+            message = bytes(memoryview(buffer)[begin + _PREFIX : end])
+            begin = end
+            self._deliver(call, message)
+            if call.closed or call._ending is not None:
+                return
+        del buffer[:begin]
+
+    def _deliver(self, call: Call, message: bytes) -> None:
+        try:
+            assert call.handler is not None
+            call.handler.on_message(message)
+        except Exception:
+            _log.exception("a gRPC call failed")
+            call.finish(Code.INTERNAL, "internal error; the log has the details")
+
+    # -- sending ---------------------------------------------------------------------------
+
+    def flush(self, call: Call) -> None:
+        """Send what the peer's windows allow."""
+        if self._paused or call.closed or self._transport is None:
+            return
+        try:
+            self._send(call)
+        except (H2Error, KeyError):
+            self._forget(call._stream)
+        if not self._reading and self._writing is None:
+            self._writing = asyncio.get_running_loop().call_soon(self._write)
+
+    def _send(self, call: Call) -> None:
+        connection, stream, out = self._h2, call._stream, call._out
+        if out and not call._begun:
+            connection.send_headers(stream, _BEGIN)
+            call._begun = True
+        while out:
+            room = min(
+                connection.local_flow_control_window(stream), connection.max_outbound_frame_size
+            )
+            if room <= 0:
+                return
+            connection.send_data(stream, bytes(memoryview(out)[:room]))
+            del out[:room]
+        if call._held:
+            held, call._held = call._held, 0
+            self._acknowledge(held, stream)
+        if call._ending is not None:
+            code, text = call._ending
+            end = [("grpc-status", str(int(code)))]
+            if text:
+                end.append(("grpc-message", quote(text[:_LONGEST_MESSAGE], safe=" ,:;/()'\"=-_.")))
+            connection.send_headers(stream, end if call._begun else _BEGIN + end, end_stream=True)
+            self._forget(stream)
+
+    def _acknowledge(self, size: int, stream: int) -> None:
+        if size:
+            try:
+                self._h2.acknowledge_received_data(size, stream)
+            except (StreamClosedError, KeyError):
+                return
+
+    def _forget(self, stream: int) -> None:
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            held, call._held = call._held, 0
+            self._acknowledge(held, stream)
+            call.over()
+        if not self._calls and self._transport is not None:
+            self._since = asyncio.get_running_loop().time()
+            if self._leaving:
+                self._write()
+                self.close()
+
+    def _write(self) -> None:
+        self._writing = None
+        if self._transport is not None:
+            data = self._h2.data_to_send()
+            if data:
+                self._transport.write(data)

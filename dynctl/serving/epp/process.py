@@ -1,0 +1,271 @@
+"""``serve epp``: the router as the endpoint picker of a gateway (Gateway API Inference Extension).
+
+The gateway sends requests and responses through ext_proc; workers, decisions, thresholds, metrics
+and their HTTP interface are those of ``serve router``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from dynctl.serving.config import FrontendConfig, PickerConfig
+from dynctl.serving.epp.exchange import Picker
+from dynctl.serving.epp.grpc_server import Call, Code, GrpcLimits, GrpcServer, Method
+from dynctl.serving.epp.pool import PoolFollower
+from dynctl.serving.http.connections import Certificate, CertificateError
+from dynctl.serving.http.server import LOOPBACK, Frontend, StartError, listen, run
+from dynctl.wire.envoy import ext_proc, health
+from dynctl.wire.envoy.health import Serving
+
+_log = logging.getLogger(__name__)
+
+LIVENESS: Final = "liveness"
+READINESS: Final = "readiness"
+#: Streams that follow the health of one listener.
+_MOST_WATCHERS: Final = 1024
+_HEALTH_S: Final = 0.5
+_OPENSSL_S: Final = 30.0
+#: Bytes of a message beside its body: headers and metadata.
+_BESIDE_BODY: Final = 1 << 20
+
+
+class EndpointPicker(Frontend):
+    """A frontend process that a gateway asks, in place of inference."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        super().__init__(config, inference=False)
+        assert config.picker is not None
+        self.options: PickerConfig = config.picker
+        self._tokenizes = True
+        self.picker = Picker(self.service, self.fleet, self.inference, config.limits)
+        self.health = Health(self._serving)
+        self._certificate = _certificate_of(self.options)
+        limits = GrpcLimits(
+            connections=max(1, config.limits.in_flight // 4),
+            header_bytes=config.limits.header_bytes,
+            message_bytes=config.limits.body_bytes + _BESIDE_BODY,
+            greeting_s=config.limits.header_s,
+            idle_s=max(config.limits.keep_alive_s, 1.0) * 8,
+        )
+        self.gateways = GrpcServer(
+            {ext_proc.PROCESS: self.picker.begin, **self.health.methods()},
+            limits,
+            self._certificate,
+        )
+        self.probes = GrpcServer(self.health.methods(), limits)
+        self.picker_port = self.options.port
+        self.health_port = self.options.health_port
+        self.pool = None
+        if self.options.pool is not None:
+            self.pool = PoolFollower(self.service, self.fleet, self.options.pool)
+
+    def addresses(self) -> dict[str, Any]:
+        return {
+            **super().addresses(),
+            "picker_port": self.picker_port,
+            "health_port": self.health_port,
+        }
+
+    async def start(self) -> None:
+        options = self.options
+        listener = listen(options.host, options.port, "--port")
+        self.picker_port = listener.getsockname()[1]
+        try:
+            if options.health_port is not None:
+                probes = listen(options.host, options.health_port, "--health-port")
+                self.health_port = probes.getsockname()[1]
+                # At once, so that a slow start is not taken for a dead process.
+                self.probes.start(probes)
+            await super().start()
+        except BaseException:
+            listener.close()
+            await self.probes.close()
+            raise
+        self.gateways.start(listener)
+        tasks = self.service.tasks
+        tasks.start("silent gateways", self.picker.sweep)
+        tasks.start("gRPC health", self.health.follow)
+        if self._certificate is not None and options.cert is not None:
+            tasks.start("certificate reload", self._certificate.watch)
+
+    async def _join(self) -> None:
+        await super()._join()
+        if self.pool is not None:
+            await self.pool.start()
+
+    async def drain(self) -> None:
+        """Not ready any more; requests that were routed end in their gateways."""
+        self.inference.draining = self.service.draining = True
+        self.health.notify()
+        self.gateways.drain()
+        await super().drain()
+
+    async def close(self) -> None:
+        if self.pool is not None:
+            await self.pool.close()
+        await self.gateways.close()
+        await self.probes.close()
+        await super().close()
+
+    def log_start(self) -> None:
+        super().log_start()
+        options = self.options
+        tls = "without TLS" if self._certificate is None else "TLS"
+        if self._certificate is not None and options.cert is None:
+            tls = "TLS with a certificate made at this start"
+        _log.info("gateways: %s:%d (%s)", options.host, self.picker_port, tls)
+        if self.health_port is not None:
+            _log.info("gRPC health: %s:%d", options.host, self.health_port)
+        if options.host not in LOOPBACK:
+            _log.warning(
+                "%s:%d is reachable from other hosts: each of them can have requests routed and "
+                "read workers' addresses; allow only gateways",
+                options.host, self.picker_port,
+            )  # fmt: skip
+        for member in self.fleet:
+            host = member.spec.host
+            if host != "localhost" and not _is_address(host):
+                _log.warning(
+                    "worker %s: %s is a name; a gateway needs an IP address to send requests to",
+                    member.spec.name, host,
+                )  # fmt: skip
+
+    def _serving(self, service: str) -> Serving:
+        """The state of a service of gRPC's health."""
+        if service == LIVENESS:
+            return Serving.SERVING
+        if service not in ("", READINESS, ext_proc.SERVICE):
+            return Serving.SERVICE_UNKNOWN
+        if not self.gateways.listening or self.service.draining:
+            return Serving.NOT_SERVING
+        models = self.service.models()
+        ready = any(self.control.readiness(name).ready for name in models)
+        return Serving.SERVING if ready else Serving.NOT_SERVING
+
+
+class Health:
+    """gRPC's health service. ``state``: of a service, by its name."""
+
+    def __init__(self, state: Callable[[str], Serving]) -> None:
+        self._state = state
+        self._watchers: set[_HealthCall] = set()
+
+    def methods(self) -> dict[str, Method]:
+        return {
+            health.CHECK: lambda call: _HealthCall(self, call, watch=False),
+            health.WATCH: lambda call: _HealthCall(self, call, watch=True),
+        }
+
+    async def follow(self) -> None:
+        """Notify watchers of changes, until cancelled."""
+        while True:
+            await asyncio.sleep(_HEALTH_S)
+            self.notify()
+
+    def notify(self) -> None:
+        for watcher in tuple(self._watchers):
+            watcher.show(self._state(watcher.service))
+
+    def answer(self, call: _HealthCall) -> None:
+        state = self._state(call.service)
+        if not call.watch:
+            if state is Serving.SERVICE_UNKNOWN:
+                call.call.finish(Code.NOT_FOUND, f"unknown service {call.service[:200]}")
+                return
+            call.call.send(health.status_message(state))
+            call.call.finish()
+        elif len(self._watchers) >= _MOST_WATCHERS:
+            call.call.finish(Code.RESOURCE_EXHAUSTED, f"{_MOST_WATCHERS:,} watches, the maximum")
+        else:
+            self._watchers.add(call)
+            call.show(state)
+
+    def left(self, call: _HealthCall) -> None:
+        self._watchers.discard(call)
+
+
+class _HealthCall:
+    """One Check or Watch."""
+
+    def __init__(self, owner: Health, call: Call, *, watch: bool) -> None:
+        self._owner = owner
+        self.call = call
+        self.watch = watch
+        self.service = ""
+        self._shown: Serving | None = None
+
+    def show(self, state: Serving) -> None:
+        if state is not self._shown:
+            self._shown = state
+            self.call.send(health.status_message(state))
+
+    def on_message(self, data: bytes) -> None:
+        try:
+            self.service = health.service_of(data)
+        except ValueError as error:
+            self.call.finish(Code.INVALID_ARGUMENT, str(error))
+            return
+        self._owner.answer(self)
+
+    def on_half_close(self) -> None:
+        """A client asks once."""
+
+    def on_closed(self) -> None:
+        self._owner.left(self)
+
+
+def run_picker(config: FrontendConfig) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. Blocks. Errors as :class:`Frontend`."""
+    return run(lambda: EndpointPicker(config), config)
+
+
+def _certificate_of(options: PickerConfig) -> Certificate | None:
+    if not options.tls:
+        return None
+    try:
+        if options.cert is not None and options.key is not None:
+            certificate = Certificate(options.cert, options.key, ("h2",))
+            certificate.load()
+            return certificate
+        with tempfile.TemporaryDirectory(prefix="dynctl-epp-") as directory:
+            chain, key = Path(directory, "cert.pem"), Path(directory, "key.pem")
+            _self_signed(chain, key)
+            certificate = Certificate(chain, key, ("h2",))
+            certificate.load()
+            return certificate
+    except CertificateError as error:
+        raise StartError(f"--tls-cert, --tls-key: {error}") from None
+
+
+def _self_signed(chain: Path, key: Path) -> None:
+    """A certificate that nothing trusts, as other endpoint pickers have one: it encrypts, and the
+    gateway does not verify it."""
+    program = shutil.which("openssl")
+    hint = "set --tls-cert and --tls-key, or --no-tls"
+    if program is None:
+        raise StartError("the openssl program, which makes a certificate, is missing", hint)
+    command = [
+        *(program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+        *("-nodes", "-days", "3650", "-subj", "/CN=dynctl-epp", "-addext"),
+        *("subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(chain)),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=_OPENSSL_S)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StartError(f"openssl could not make a certificate: {error}", hint) from None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,573 @@
+"""`serve epp`: choices, bookings and refusals by ext_proc; grpcio is the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import msgspec
+import pytest
+from grpc import aio
+
+from dynctl.serving.config import Limits, PickerConfig
+from dynctl.serving.epp import process
+from dynctl.serving.http.server import StartError
+from dynctl.wire.envoy import ext_proc, health
+from dynctl.wire.envoy.ext_proc import BodyMode
+from dynctl.wire.envoy.health import Serving
+from dynctl.wire.envoy.schema import message
+from router_core import RouterConfig, ThresholdsSet
+from tests.dynctl.serving.fleets import WORDS, chat_body, zone
+from tests.dynctl.serving.gateways import (
+    FULL,
+    check,
+    gateway,
+    headers_message,
+    refusal_of,
+    removed_headers,
+    set_headers,
+)
+from tests.waiting import patience, until
+
+TWO = ({"name": "a"}, {"name": "b"})
+CHAT = chat_body(WORDS * 20)
+TOKENS = 472
+
+
+def bodies(answers: list[Any], kind: str) -> bytes:
+    return b"".join(
+        getattr(one, kind).response.body_mutation.streamed_response.body for one in answers
+    )
+
+
+# -- a request from its first message to its end ---------------------------------------------
+
+
+async def test_a_request_is_routed_booked_and_freed() -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        first = await stream.ask(CHAT, x_request_id="mine")
+        headers = set_headers(first)
+        engines = {
+            engine.url.removeprefix("http://"): name for name, engine in site.engines.items()
+        }
+        name = engines[headers[ext_proc.DESTINATION]]
+        worker = site.service.router.registry.by_name(name)
+        assert first.WhichOneof("kind") == "request_headers"
+        assert first.request_headers.response.clear_route_cache
+        (outer,) = first.dynamic_metadata.fields
+        (inner,) = outer.value.struct_value.fields
+        assert (outer.key, inner.key) == ("envoy.lb", ext_proc.DESTINATION)
+        assert inner.value.string_value == headers[ext_proc.DESTINATION]
+        assert headers[ext_proc.WORKER_ID] == str(worker.worker_id)
+        assert headers[ext_proc.ROUTING_MODE] == "aggregated"
+        piece = (await stream.answer()).request_body.response.body_mutation.streamed_response
+        assert msgspec.json.decode(piece.body) == CHAT
+        assert piece.end_of_stream
+        assert site.load()[name][:2] == (1, TOKENS)
+        await stream.response()
+        decision = set_headers(await stream.answer())["x-dynctl-decision"]
+        assert site.load()[name][:2] == (1, TOKENS)
+        await stream.body(b"data: {}\n\n", kind="response_body")
+        answered = await stream.answer()
+        assert bodies([answered], "response_body") == b"data: {}\n\n"
+        # The first output: the prompt is computed.
+        assert site.load()[name][:2] == (1, 0)
+        usage = b'data: {"usage":{"prompt_tokens":472,"completion_tokens":5}}\n\n'
+        await stream.body(usage, kind="response_body", end=True)
+        await stream.answer()
+        assert site.load()[name] == (0, 0, 0)
+        assert not site.frontend.inference.in_flight
+        await stream.call.done_writing()
+        assert await stream.answer() is None
+        assert await stream.call.code() == grpc.StatusCode.OK
+        _, why = await site.get(f"/v1/decisions/{decision}")
+        assert why["decode"]["winner"]["worker"] == name
+        _, metrics = await site.get("/metrics")
+        assert b'dynamo_frontend_requests_total{endpoint="chat_completions",' in metrics
+
+
+async def test_a_body_in_many_pieces_comes_back_in_pieces_of_at_most_62000_bytes() -> None:
+    body = msgspec.json.encode(chat_body("x " * 200_000))
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.send(headers_message())
+        for begin in range(0, len(body), 30_000):
+            await stream.body(body[begin : begin + 30_000])
+        await stream.body(b"", end=True)
+        found = [await stream.answer()]
+        status = found[0].WhichOneof("kind")
+        if status == "immediate_response":  # longer than the engines' context
+            assert refusal_of(found[0])[1]["code"] == "context_length_exceeded"
+    short = msgspec.json.encode(chat_body("y", metadata={"pad": "z" * 300_000}))
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.send(headers_message())
+        await stream.body(short)
+        await stream.trailers("request_trailers")
+        await stream.choice()
+        found = [await stream.answer() for _ in range(-(-len(short) // ext_proc.MOST_BODY))]
+        assert bodies(found, "request_body") == short
+        pieces = [one.request_body.response.body_mutation.streamed_response for one in found]
+        assert not any(piece.end_of_stream for piece in pieces)
+        assert (await stream.answer()).WhichOneof("kind") == "request_trailers"
+
+
+async def test_equal_beginnings_go_to_the_same_worker() -> None:
+    async with gateway(TWO) as site:
+        await site.connected()
+        status, _, _ = await site.engine_chat("a", WORDS * 20)
+        assert status == 200
+        router = site.service.router
+        slot = router.registry.slots(router.registry.by_name("a").worker_id)[0]
+        await until(lambda: router.cached_blocks(slot) > 0)
+        for _ in range(6):
+            stream = site.request()
+            headers = set_headers(await stream.ask(CHAT))
+            assert headers[ext_proc.DESTINATION] == site.engines["a"].url.removeprefix("http://")
+            stream.call.cancel()
+
+
+async def test_prefill_and_decode_are_named_and_freed_apart() -> None:
+    engines = [
+        {"name": "p", "role": "prefill", **zone("zone-a")},
+        {"name": "d", "role": "decode", **zone("zone-a")},
+    ]
+    async with gateway(engines) as site:
+        stream = site.request()
+        headers = set_headers(await stream.ask(CHAT))
+        address = {name: one.url.removeprefix("http://") for name, one in site.engines.items()}
+        registry = site.service.router.registry
+        assert headers[ext_proc.DESTINATION] == address["d"]
+        assert headers[ext_proc.PREFILLER] == address["p"]
+        assert headers[ext_proc.ROUTING_MODE] == "disaggregated"
+        assert headers[ext_proc.PREFILL_WORKER_ID] == str(registry.by_name("p").worker_id)
+        assert headers[ext_proc.WORKER_ID] == str(registry.by_name("d").worker_id)
+        assert headers[ext_proc.PREFILL_DP_RANK] == headers[ext_proc.DP_RANK] == "0"
+        assert site.load()["p"][0] == site.load()["d"][0] == 1
+        await stream.answer()
+        await stream.response()
+        await stream.answer()
+        await stream.body(b"x", kind="response_body")
+        await stream.answer()
+        assert site.load()["p"] == (0, 0, 0)
+        assert site.load()["d"][0] == 1
+        stream.call.cancel()
+        await site.idle()
+
+
+# -- the modes of a gateway ------------------------------------------------------------------
+
+
+async def test_a_buffered_body_is_answered_with_the_choice() -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        own: dict[str, Any] = {"x_worker_instance_id": "1", "x_prefiller_host_port": "evil:1"}
+        modes = (BodyMode.BUFFERED, BodyMode.BUFFERED)
+        await stream.send(headers_message(modes=modes, **own))
+        passed = await stream.answer()
+        assert passed.WhichOneof("kind") == "request_headers"
+        assert removed_headers(passed) == ["x-prefiller-host-port", "x-worker-instance-id"]
+        await stream.body(msgspec.json.encode(CHAT), end=True)
+        answer = await stream.answer()
+        assert answer.WhichOneof("kind") == "request_body"
+        assert ext_proc.DESTINATION in set_headers(answer)
+        await stream.response()
+        await stream.answer()
+        await stream.body(b'{"usage":{"prompt_tokens":3}}', kind="response_body", end=True)
+        assert (await stream.answer()).response_body.HasField("response")
+        await site.idle()
+
+
+async def test_a_streamed_body_that_comes_before_the_answer() -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        modes = (BodyMode.STREAMED, BodyMode.STREAMED)
+        await stream.send(headers_message(modes=modes, eager=True))
+        body = msgspec.json.encode(CHAT)
+        await stream.body(body[:10])
+        await stream.body(body[10:], end=True)
+        kinds = [(await stream.answer()).WhichOneof("kind") for _ in range(3)]
+        assert kinds == ["request_headers", "request_body", "request_body"]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED])
+async def test_without_a_body_the_load_decides(mode: BodyMode) -> None:
+    async with gateway(TWO) as site:
+        streams = []
+        seen = set()
+        for _ in range(2):
+            stream = site.request()
+            streams.append(stream)
+            await stream.send(headers_message(modes=(mode, BodyMode.NONE), content_length="4000"))
+            seen.add((await stream.choice())[ext_proc.DESTINATION])
+        assert len(seen) == 2
+        assert {row[:2] for row in site.load().values()} == {(1, 1000)}
+        _, found = await site.get("/v1/decisions")
+        _, why = await site.get(f"/v1/decisions/{found['decisions'][0]['id']}")
+        assert "cache overlap not modelled" in str(why["decode"]["notes"])
+        for stream in streams:
+            await stream.response()
+            await stream.answer()
+            # Without the response's body the prompt is computed when its headers come.
+            await stream.call.done_writing()
+        await site.idle()
+
+
+async def test_a_request_without_a_body_gets_a_worker_and_is_no_load() -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.send(headers_message("/v1/models", method="GET", end=True))
+        assert ext_proc.DESTINATION in await stream.choice()
+        assert set(site.load().values()) == {(0, 0, 0)}
+
+
+async def test_another_path_is_routed_by_load_and_by_its_model() -> None:
+    async with gateway([*TWO, {"name": "c", "model": "other"}]) as site:
+        stream = site.request()
+        answer = await stream.ask({"model": "other", "input": "x"}, path="/v1/audio/speech")
+        at = site.engines["c"].url.removeprefix("http://")
+        assert set_headers(answer)[ext_proc.DESTINATION] == at
+        assert site.load()["c"][0] == 1
+        assert (await site.request().refused({"a": 1}, path="/v1/other"))[0] == 400
+        assert (await site.request().refused({"model": "no"}, path="/v1/other"))[0] == 404
+
+
+@pytest.mark.parametrize("name", ["grpc mode", "observability", "body first", "twice", "nothing"])
+async def test_what_cannot_be_processed_ends_the_stream_with_a_reason(name: str) -> None:
+    request = message("ProcessingRequest")
+    body = request()
+    body.request_body.body = b"x"
+    silent = headers_message()
+    silent.observability_mode = True
+    cases: Mapping[str, tuple[list[Any], grpc.StatusCode, str]] = {
+        "grpc mode": ([headers_message(modes=(5, 5))], grpc.StatusCode.UNIMPLEMENTED, "GRPC"),
+        "observability": ([silent], grpc.StatusCode.INVALID_ARGUMENT, "observability_mode"),
+        "body first": ([body], grpc.StatusCode.INVALID_ARGUMENT, "unexpected request_body"),
+        "twice": (
+            [headers_message(), headers_message()],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "unexpected request_headers",
+        ),
+        "nothing": ([request()], grpc.StatusCode.INVALID_ARGUMENT, "without headers"),
+    }
+    sent, code, text = cases[name]
+    async with gateway(TWO) as site:
+        stream = site.request()
+        for one in sent:
+            await stream.send(one)
+        assert await stream.call.code() == code
+        assert text in await stream.call.details()
+        await until(lambda: not site.frontend.inference.in_flight)
+        assert not len(site.frontend.picker)
+
+
+# -- headers of clients ----------------------------------------------------------------------
+
+
+async def test_clients_cannot_choose_a_worker_by_the_pickers_headers() -> None:
+    async with gateway(TWO) as site:
+        await site.connected()
+        assert (await site.engine_chat("a", WORDS * 20))[0] == 200
+        router = site.service.router
+        slot = router.registry.slots(router.registry.by_name("a").worker_id)[0]
+        await until(lambda: router.cached_blocks(slot) > 0)
+        other = str(router.registry.by_name("b").worker_id)
+        stream = site.request()
+        own = {name.replace("-", "_"): other for name in ext_proc.OWN_HEADERS}
+        answer = await stream.ask(CHAT, **own)
+        headers = set_headers(answer)
+        assert headers[ext_proc.DESTINATION] == site.engines["a"].url.removeprefix("http://")
+        # Each is replaced or removed.
+        assert set(headers) | set(removed_headers(answer)) == set(ext_proc.OWN_HEADERS)
+        assert not set(headers) & set(removed_headers(answer))
+
+
+# -- subsets and refusals --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["list", "text", "host"])
+async def test_only_endpoints_of_the_subset_are_picked(form: str) -> None:
+    async with gateway(TWO) as site:
+        at = site.engines["b"].url.removeprefix("http://")
+        subset: Any = {"list": ["10.9.9.9:1", at], "text": f"10.9.9.9:1, {at}", "host": "127.0.0.1"}
+        found = set()
+        for _ in range(4):
+            stream = site.request()
+            headers = set_headers(await stream.ask(CHAT, subset=subset[form]))
+            found.add(headers[ext_proc.DESTINATION])
+        assert found == ({at} if form != "host" else {e.url[7:] for e in site.engines.values()})
+
+
+@pytest.mark.parametrize("subset", [[], ["10.9.9.9:1"], ""])
+async def test_a_subset_without_a_worker_is_503(subset: Any) -> None:
+    async with gateway(TWO) as site:
+        status, error = await site.request().refused(CHAT, subset=subset)
+        assert (status, error["code"]) == (503, "no_endpoint_in_subset")
+        assert set(site.load().values()) == {(0, 0, 0)}
+
+
+async def test_without_workers_503() -> None:
+    async with gateway([]) as site:
+        status, error = await site.request().refused(CHAT)
+        assert (status, error["type"]) == (503, "service_unavailable")
+        assert await site.health("readiness") == Serving.NOT_SERVING
+
+
+async def test_unknown_models_and_broken_bodies_are_the_clients_errors() -> None:
+    async with gateway(TWO) as site:
+        status, error = await site.request().refused({**CHAT, "model": "no"})
+        assert (status, error["code"]) == (404, "model_not_found")
+        status, error = await site.request().refused({"model": "demo", "messages": 1})
+        assert status == 400
+        assert "messages" in error["message"]
+
+
+async def test_busy_workers_are_429_with_the_time_to_retry() -> None:
+    config = RouterConfig().with_values({"overload_status_code": 429})
+    async with gateway(TWO, router=config) as site:
+        site.service.apply(ThresholdsSet("demo", {"active_prefill_tokens_threshold": 100}))
+        streams = [site.request() for _ in range(2)]
+        for stream in streams:
+            await stream.ask(CHAT)
+        answer = await (late := site.request()).ask(CHAT)
+        status, error = refusal_of(answer)
+        assert (status, error["type"]) == (429, "overloaded")
+        given = {
+            one.header.key: one.header.raw_value
+            for one in answer.immediate_response.headers.set_headers
+        }
+        assert given["retry-after"] == b"1"
+        assert given["content-type"] == b"application/json"
+        assert "a" not in error["message"].split()
+        late.call.cancel()
+        for stream in streams:
+            stream.call.cancel()
+        await site.idle()
+
+
+async def test_a_request_waits_in_the_queue_until_there_is_room() -> None:
+    config = RouterConfig().with_values({"router_queue_threshold": 0.01})
+    async with gateway([{"name": "a", "max_num_batched_tokens": 8192}], router=config) as site:
+        first, second = site.request(), site.request()
+        await first.ask(CHAT)
+        waiting = asyncio.create_task(second.ask(CHAT))
+        await until(lambda: len(site.service.router.queue) == 1)
+        first.call.cancel()
+        assert ext_proc.DESTINATION in set_headers(await waiting)
+        third = site.request()
+        gone = asyncio.create_task(third.ask(CHAT))
+        await until(lambda: len(site.service.router.queue) == 1)
+        third.call.cancel()
+        with suppress(asyncio.CancelledError, aio.AioRpcError):
+            await gone
+        await until(lambda: not len(site.service.router.queue))
+        second.call.cancel()
+        await site.idle()
+
+
+async def test_a_dry_run_is_answered_at_once() -> None:
+    async with gateway(TWO) as site:
+        body = {**CHAT, "nvext": {"annotations": ["query_instance_id:"]}}
+        answer = await site.request().ask(body)
+        assert answer.immediate_response.status.code == 200
+        assert b"worker_id" in answer.immediate_response.body
+        assert set(site.load().values()) == {(0, 0, 0)}
+
+
+# -- bounds ----------------------------------------------------------------------------------
+
+
+async def test_a_body_over_the_limit_is_413() -> None:
+    async with gateway(TWO, limits=Limits(body_bytes=2000)) as site:
+        stream = site.request()
+        await stream.send(headers_message())
+        await stream.body(b"x" * 1500)
+        await stream.body(b"x" * 1500)
+        status, error = refusal_of(await stream.answer())
+        assert (status, error["code"]) == (413, "body_too_large")
+        assert site.frontend.picker.held == 0
+
+
+async def test_all_bodies_together_have_a_bound() -> None:
+    limits = Limits(body_bytes=2000, all_bodies_bytes=3000)
+    async with gateway(TWO, limits=limits) as site:
+        first, second = site.request(), site.request()
+        await first.send(headers_message())
+        await first.body(b"x" * 1900)
+        await until(lambda: site.frontend.picker.held == 1900)
+        await second.send(headers_message())
+        await second.body(b"x" * 1900)
+        status, error = refusal_of(await second.answer())
+        assert (status, error["code"]) == (529, "too_many_requests_in_flight")
+        first.call.cancel()
+        await until(lambda: site.frontend.picker.held == 0)
+
+
+async def test_a_body_that_does_not_arrive_is_408() -> None:
+    async with gateway(TWO, limits=Limits(body_s=0.2)) as site:
+        stream = site.request()
+        await stream.send(headers_message())
+        status, error = refusal_of(await stream.answer())
+        assert (status, error["code"]) == (408, "request_timeout")
+
+
+async def test_a_gateway_that_is_silent_about_a_request_loses_its_stream() -> None:
+    async with gateway(TWO, limits=Limits(stream_silence_s=0.3, body_s=0.4)) as site:
+        stream = site.request()
+        await stream.ask(CHAT)
+        await stream.answer()
+        with pytest.raises(aio.AioRpcError, match="no message within"):
+            await stream.answer()
+        await site.idle()
+
+
+async def test_more_requests_than_the_limit_are_shed() -> None:
+    async with gateway(TWO, limits=Limits(in_flight=1)) as site:
+        first = site.request()
+        await first.ask(CHAT)
+        await (second := site.request()).send(headers_message())
+        assert refusal_of(await second.answer())[1]["code"] == "too_many_requests_in_flight"
+
+
+async def test_a_message_over_the_limit_ends_the_stream() -> None:
+    async with gateway(TWO, limits=Limits(body_bytes=1000)) as site:
+        stream = site.request()
+        await stream.send(headers_message())
+        await stream.body(b"x" * (3 << 20))
+        assert await stream.call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_bytes_that_are_not_http2_end_the_connection() -> None:
+    async with gateway(TWO, limits=Limits(header_s=0.3)) as site:
+        port = site.frontend.picker_port
+        for sent in (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"\x00" * 100, b""):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(patience(10)):
+                while await reader.read(4096):
+                    pass
+            writer.close()
+        assert ext_proc.DESTINATION in set_headers(await site.request().ask(CHAT))
+
+
+async def test_a_client_that_leaves_frees_its_booking() -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.ask(CHAT)
+        assert sum(row[0] for row in site.load().values()) == 1
+        stream.call.cancel()
+        await site.idle()
+        await until(lambda: not site.frontend.inference.in_flight)
+        _, metrics = await site.get("/metrics")
+        assert b"dynamo_frontend_disconnected_clients 1" in metrics
+
+
+async def test_a_gateway_that_dies_frees_all_its_bookings() -> None:
+    async with gateway(TWO) as site:
+        for _ in range(8):
+            await site.request().ask(CHAT)
+        assert sum(row[0] for row in site.load().values()) == 8
+        await site.channel.close()
+        await site.idle()
+
+
+async def test_a_failed_response_counts_against_its_worker() -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.ask(CHAT)
+        await stream.answer()
+        await stream.response(500, end=True)
+        await stream.answer()
+        assert sum(site.service.engine_failures.values()) == 1
+        assert set(site.load().values()) == {(0, 0, 0)}
+
+
+# -- health, TLS, the end ----------------------------------------------------------------------
+
+
+async def test_health() -> None:
+    async with gateway(TWO) as site:
+        for service in ("", "liveness", "readiness", ext_proc.SERVICE):
+            assert await site.health(service) == Serving.SERVING
+        assert await check(site.channel, "readiness") == Serving.SERVING
+        with pytest.raises(aio.AioRpcError) as caught:
+            await site.health("other")
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_watched_health_changes_when_the_workers_leave() -> None:
+    async with gateway(TWO) as site:
+        async with aio.insecure_channel(f"127.0.0.1:{site.frontend.health_port}") as channel:
+            watch = channel.unary_stream(
+                health.WATCH, request_serializer=None, response_deserializer=None
+            )
+            request = message("HealthCheckRequest")(service="readiness").SerializeToString()
+            call = watch(request)
+            assert await call.read() == health.status_message(Serving.SERVING)
+            for engine in site.engines.values():
+                await engine.close()
+            async with asyncio.timeout(patience(20)):
+                assert await call.read() == health.status_message(Serving.NOT_SERVING)
+            call.cancel()
+        assert await site.health("liveness") == Serving.SERVING
+
+
+async def test_a_drained_picker_ends_what_runs_and_refuses_what_comes() -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.ask(CHAT)
+        await stream.answer()
+        draining = asyncio.create_task(site.frontend.drain())
+        await until(lambda: site.service.draining)
+        assert await site.health("readiness") == Serving.NOT_SERVING
+        assert await site.health("liveness") == Serving.SERVING
+        await stream.response()
+        await stream.answer()
+        await stream.body(b"x", kind="response_body", end=True)
+        assert bodies([await stream.answer()], "response_body") == b"x"
+        async with asyncio.timeout(patience(10)):
+            await draining
+        await until(lambda: not len(site.frontend.picker))
+
+
+async def test_tls_with_a_certificate_of_its_own() -> None:
+    async with gateway(TWO, picker=PickerConfig(port=0, health_port=0)) as site:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        port = site.frontend.picker_port
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        spoken = writer.get_extra_info("ssl_object")
+        assert spoken.selected_alpn_protocol() == "h2"
+        pem = ssl.DER_cert_to_PEM_cert(spoken.getpeercert(binary_form=True)).encode()
+        writer.close()
+        trusted = grpc.ssl_channel_credentials(pem)
+        async with aio.secure_channel(f"localhost:{port}", trusted) as channel:
+            assert await check(channel, ext_proc.SERVICE) == Serving.SERVING
+        # Plain HTTP/2 gets no answer.
+        with pytest.raises(aio.AioRpcError):
+            await check(site.channel, "")
+
+
+def test_without_openssl_the_certificate_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(StartError, match="openssl"):
+        process._certificate_of(PickerConfig())
+
+
+def test_a_certificate_that_is_not_one(tmp_path: Path) -> None:
+    file = tmp_path / "x.pem"
+    file.write_text("no")
+    with pytest.raises(StartError, match="--tls-cert, --tls-key"):
+        process._certificate_of(PickerConfig(cert=file, key=file))
+
+
+def test_modes_of_a_gateway_without_them() -> None:
+    assert ext_proc.decode(headers_message(modes=None).SerializeToString()).modes is None
+    assert ext_proc.Modes() == ext_proc.Modes(FULL, FULL)

@@ -1,0 +1,1 @@
+"""`serve epp` behind a real Envoy."""
