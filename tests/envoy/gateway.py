@@ -43,7 +43,6 @@ def configuration(
     subset: Sequence[str] | str | None = None,
     tls: bool = True,
     fail_open: bool = False,
-    threads: int = 1,
 ) -> dict[str, Any]:
     """The configuration of an Envoy that asks the picker at ``picker``."""
     trailers = {"request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
@@ -185,11 +184,14 @@ class Gateway:
 
 
 def start_gateway(group: ProcessGroup, directory: Path, picker: int, **given: Any) -> Gateway:
-    """Start an Envoy before the picker and wait until it accepts requests."""
+    """Start an Envoy before the picker and wait until it accepts requests. ``shown``: its whole
+    configuration, with ``admin``."""
     port, admin = free_port(), free_port()
-    threads = given.pop("threads", 1)
+    threads, shown = given.pop("threads", 1), given.pop("shown", None)
+    if shown is not None:
+        admin = shown["admin"]["address"]["socket_address"]["port_value"]
     file = directory / f"envoy-{port}.json"
-    file.write_text(json.dumps(configuration(port, admin, picker, **given)))
+    file.write_text(json.dumps(shown or configuration(port, admin, picker, **given)))
     command = [PROGRAM, "-c", str(file), "--use-dynamic-base-id", "--log-level", "warning"]
     command += ["--concurrency", str(threads)]
     process = group.start(f"envoy-{port}", command, {"PATH": os.environ["PATH"]})

@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
 _SWEEP_S: Final = 0.5
+_CLOSE_S: Final = 0.5
 #: Bytes of a stream that its peer does not read; above this no more of its data is acknowledged.
 _LAGGING_BYTES: Final = 1 << 20
 _STREAM_WINDOW: Final = 1 << 20
@@ -180,6 +181,13 @@ class GrpcServer:
             self._listener.close()
         for connection in tuple(self._connections):
             connection.close()
+        # What was sent last is written first; a TLS client may not take part in the end.
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _CLOSE_S
+        while self._connections and loop.time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for connection in tuple(self._connections):
+            connection.abort()
 
     def entered(self, connection: _Connection) -> None:
         self._connections.add(connection)
@@ -309,6 +317,10 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def go_away(self) -> None:
         """Take no new calls. (h2 would take no more of the running ones either.)"""
