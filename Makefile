@@ -21,7 +21,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser soak test-busy test-dynamo test-sdk test-vllm test-envoy check completions docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-vllm test-envoy check completions docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -85,6 +85,11 @@ test-chaos: $(VENV)/.dev-stamp  ## faults of engines and networks under load (AR
 test-browser: $(VENV)/.dev-stamp  ## the web page in headless Chromium; leaves pictures in build/browser
 	@command -v "$${DYNCTL_CHROMIUM:-chromium}" >/dev/null || $(MAKE) --no-print-directory debian-package PACKAGE="chromium fonts-dejavu-core"
 	$(BIN)/python -m pytest tests/browser $(ARGS)
+
+# Debian's Prometheus and promtool, as above.
+test-prometheus: $(VENV)/.dev-stamp  ## rules, metrics and the dashboard with promtool and a real Prometheus
+	@{ command -v promtool && command -v prometheus; } >/dev/null || $(MAKE) --no-print-directory debian-package PACKAGE=prometheus
+	$(BIN)/python -m pytest tests/prometheus $(ARGS)
 
 PACKAGE ?=
 .PHONY: debian-package

@@ -11,6 +11,7 @@ from tests.docs.cli_page import cli_page
 from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json
 from tests.docs.pages import DOCS
+from tests.docs.prometheus_rules import rules_yaml
 from tests.docs.seeds_page import seeds_page
 from tests.docs.settings_table import settings_tables
 
@@ -35,6 +36,7 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "seeds.md": seeds_page,
     DOCS / "operations.md": lambda: _between(DOCS / "operations.md", "settings", settings_tables()),
     DOCS / "grafana" / "dynctl.json": dashboard_json,
+    DOCS / "prometheus" / "rules.yaml": rules_yaml,
 }
 
 if __name__ == "__main__":

@@ -426,6 +426,11 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                 says="Probes that failed while the frontend's own event loop was late.",
             ),
             Panel(
+                "Spans for the collector",
+                (Query(_rate("dynctl_trace_spans_total", _FILTER, "result"), "{{result}}"),),
+                says="Only with --otlp-endpoint. Failed and dropped spans are lost.",
+            ),
+            Panel(
                 "Tokenizer cache",
                 (
                     Query(

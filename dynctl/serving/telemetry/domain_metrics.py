@@ -65,7 +65,10 @@ class DomainCounters:
         """Count a hand-off, for each domain of the prefill worker."""
         for domain, value in prefill.domains.items():
             kind = "local" if decode.domains.get(domain) == value else "crossing"
-            self._transfers.inc((domain, self._known(domain, value), kind))
+            shown = self._known(domain, value)
+            # Both series from the first hand-off on: a share of 0 is a number, not "no data".
+            for one in ("local", "crossing"):
+                self._transfers.inc((domain, shown, one), int(one == kind))
 
     def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(domain, value) -> (hand-offs that stayed in it, hand-offs that left it)."""

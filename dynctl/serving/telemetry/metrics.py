@@ -54,6 +54,7 @@ COUNTED_ELSEWHERE = frozenset(
         "dynctl_probes_excused_total",
         "dynctl_replica_events_total",
         "dynctl_replica_missed_total",
+        "dynctl_tokenizer_cache_total",
         "dynctl_trace_spans_total",
         "dynctl_worker_predictions_total",
         "dynctl_worker_predicted_cached_tokens_total",
@@ -360,11 +361,11 @@ class Metrics(ServiceObserver):
         if self._memory is not None:
             yield self._text("dynctl_decision_memory_bytes", [((), self._memory.size)])
             yield self._text("dynctl_decision_memory_plans", [((), len(self._memory))])
-        if self._service.traces is not None:
-            spans = self._service.traces.export.counts()
-            yield self._text(
-                "dynctl_trace_spans_total", [((name,), number) for name, number in spans.items()]
-            )
+        traces = self._service.traces
+        spans = {} if traces is None else traces.export.counts()
+        yield self._text(
+            "dynctl_trace_spans_total", [((name,), number) for name, number in spans.items()]
+        )
         cache = self._tokenizer_cache()
         yield self._text("dynctl_tokenizer_cache_bytes", [((), cache.get("bytes", 0))])
         found = {("hit",): cache.get("hits", 0), ("miss",): cache.get("misses", 0)}
