@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import uvloop
 
@@ -57,7 +59,7 @@ class Cost:
     ours_us: float
 
 
-def _without_picker(engines: list[int], port: int, admin: int) -> dict[str, object]:
+def _without_picker(engines: list[int], port: int, admin: int) -> dict[str, Any]:
     """An Envoy that spreads requests over the engines by itself."""
     found = configuration(port, admin, 1)
     resources = found["static_resources"]
@@ -125,12 +127,12 @@ class Measuring:
             argv += ["--worker", url]
         return self._start(Command("picker", tuple(argv), http, "/ready")), port
 
-    def _gateway(self, picker: int | None, modes: dict[str, object]) -> Contestant:
+    def _gateway(self, picker: int | None, modes: Mapping[str, Any]) -> Contestant:
         port, admin = free_ports(2)
         shown = (
             _without_picker(self._engines, port, admin)
             if picker is None
-            else configuration(port, admin, picker, **modes)  # type: ignore[arg-type]
+            else configuration(port, admin, picker, **modes)
         )
         file = self._directory / f"{port}.json"
         file.write_text(json.dumps(shown))
