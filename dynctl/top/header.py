@@ -15,7 +15,7 @@ from dynctl.documents.snapshot import DomainView, Meter, Snapshot
 from dynctl.screens.decisions import clock
 from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
-from dynctl.top.history import History
+from dynctl.top.history import History, Rates
 from dynctl.top.marks import ACCENT, BAD, BLOCKS, BOLD, DIM, GOOD, PLAIN, WARN, Line, Marks, plain
 
 #: A snapshot is out of date after this many intervals without a new one.
@@ -70,13 +70,9 @@ def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
     def spark(name: str, top: float | None = None) -> str:
         return marks.sparkline([getattr(one, name) if one else None for one in trend], top)
 
-    times = "-" if now.ttft_p50 is None else f"{_time(now.ttft_p50)} p99 {_time(now.ttft_p99)}"
+    styles = {"refused": WARN if now.refused else PLAIN, "errors": BAD if now.errors else PLAIN}
     parts = [
-        (f"{_number(now.per_second)} req/s", spark("per_second"), PLAIN),
-        (f"TTFT p50 {times}", spark("ttft_p99"), PLAIN),
-        (f"hits {_share(now.hits)}", spark("hits", 1.0), PLAIN),
-        (f"refused {_share(now.refused)}", spark("refused", 0.2), WARN if now.refused else PLAIN),
-        (f"errors {_share(now.errors)}", spark("errors", 0.2), BAD if now.errors else PLAIN),
+        (text, spark(name, top), styles.get(name, PLAIN)) for name, text, top in rate_texts(now)
     ]
     line: list[tuple[str, Style]] = [(" ", PLAIN)]
     room = width - 1
@@ -86,6 +82,19 @@ def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
             break
         line += [(f"{text} ", BOLD + style), (drawn, ACCENT), (GAP[:-1], PLAIN)]
     return line
+
+
+def rate_texts(now: Rates) -> Sequence[tuple[str, str, float | None]]:
+    """The rates of the last seconds as texts: the field whose trend belongs to it, the text, and
+    the value of a full mark (None: the largest)."""
+    times = "-" if now.ttft_p50 is None else f"{_time(now.ttft_p50)} p99 {_time(now.ttft_p99)}"
+    return (
+        ("per_second", f"{_number(now.per_second)} req/s", None),
+        ("ttft_p99", f"TTFT p50 {times}", None),
+        ("hits", f"hits {_share(now.hits)}", 1.0),
+        ("refused", f"refused {_share(now.refused)}", 0.2),
+        ("errors", f"errors {_share(now.errors)}", 0.2),
+    )
 
 
 def _number(value: float) -> str:

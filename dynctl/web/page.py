@@ -34,7 +34,8 @@ from dynctl.screens.numbers import age, plural
 from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import topology_notes
 from dynctl.screens.workers import ordered
-from dynctl.top.header import currency, facts, meter_line, numbers
+from dynctl.top.header import currency, facts, meter_line, numbers, rate_texts
+from dynctl.top.history import History
 from dynctl.top.marks import BLOCKS
 from dynctl.top.panels.columns import (
     alert_table,
@@ -57,6 +58,9 @@ CELL: Final = 300
 _COLORS: Final = 8
 #: Width of the explain, in characters.
 _EXPLAIN: Final = 96
+#: Points of a trend, and the seconds of each.
+_TREND: Final = 20
+_TREND_S: Final = 15.0
 _NARROW_RANK: Final = 2
 _MIDDLE_RANK: Final = 5
 
@@ -154,7 +158,44 @@ class Finding:
     fix: str
 
 
-def page(frame: TopFrame, view: View, *, signed_in: bool = False) -> str:
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A rate of the last seconds; ``points``: its last minutes, for a polyline in 100 x 20."""
+
+    text: str
+    points: str
+    style: str = ""
+
+
+def rate_tiles(history: History, at: float) -> list[Tile]:
+    """The rates of the header of ``top``; empty before they are known."""
+    now = history.rates(at)
+    if now is None:
+        return []
+    trend = history.trend(_TREND, _TREND_S, at)
+    tiles = []
+    for name, text, top in rate_texts(now):
+        values = [None if one is None else getattr(one, name) for one in trend]
+        style = "warn" if name in ("refused", "errors") and getattr(now, name) else ""
+        tiles.append(Tile(text, _points(values, top), style))
+    return tiles
+
+
+def _points(values: Sequence[float | None], top: float | None) -> str:
+    """The known values as points; unknown ones are left out."""
+    high = max([value for value in values if value is not None], default=0.0)
+    high = max(high, top or 0.0) or 1.0
+    step = 100 / max(1, len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{19 - 18 * value / high:.1f}"
+        for place, value in enumerate(values)
+        if value is not None
+    )
+
+
+def page(
+    frame: TopFrame, view: View, rates: Sequence[Tile] = (), *, signed_in: bool = False
+) -> str:
     """The whole page."""
     snapshot, domains = frame.snapshot, frame.domains
     colors = _colors(domains)
@@ -167,6 +208,7 @@ def page(frame: TopFrame, view: View, *, signed_in: bool = False) -> str:
         title=", ".join(snapshot.header.models[:2]) or "no model",
         facts=_facts(snapshot, domains),
         numbers=numbers(snapshot),
+        rates=rates,
         old=currency(snapshot, snapshot.at),
         time=clock(snapshot.at, tenths=False),
         moment=at.isoformat(timespec="seconds"),

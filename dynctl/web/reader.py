@@ -26,6 +26,7 @@ from dynctl.serving.service import HEALTH_AGE_S
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
+from dynctl.top.history import History
 
 Document = TypeVar("Document", bound=msgspec.Struct)
 
@@ -93,6 +94,8 @@ class Readings:
         self._clock, self._wall = clock, wall
         self._readings = FrontendReadings(reader, wall)
         self._domains, self._alerts = DomainBoard(), AlertBoard()
+        #: The last minutes, as far as the page was seen then.
+        self.history = History()
         self._reading = asyncio.Lock()
         self._read_at: float | None = None
         self._frame: TopFrame | None = None
@@ -104,6 +107,7 @@ class Readings:
                 await self._readings.read()
                 await self._readings.read_decisions()
                 snapshot = frontend_snapshot([self._readings], self._title, self._wall())
+                self.history.add(snapshot)
                 alerts = self._alerts.alerts(snapshot, self._domains.capacity(snapshot))
                 self._frame = TopFrame(snapshot, self._domains.view(snapshot), list(alerts))
                 self._read_at = self._clock()

@@ -25,7 +25,7 @@ from dynctl.serving.http.auth import is_operator
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.refusal import HttpError
-from dynctl.web.page import View, explain_page, finding_page, page, problem_page
+from dynctl.web.page import View, explain_page, finding_page, page, problem_page, rate_tiles
 from dynctl.web.reader import OwnReader, Readings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -98,7 +98,8 @@ class WebPage:
             text = self._views.get((view, signed_in))
             if text is None:
                 # In a thread: a full page takes milliseconds, and streams of tokens wait here.
-                text = await asyncio.to_thread(page, frame, view, signed_in=signed_in)
+                rates = rate_tiles(self._readings.history, frame.snapshot.at)
+                text = await asyncio.to_thread(page, frame, view, rates, signed_in=signed_in)
                 self._views[view, signed_in] = text
                 if len(self._views) > _KEPT:
                     self._views.popitem(last=False)

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.server import Frontend
-from dynctl.web.routes import page_routes
 from tests.browser.chromium import chromium
-from tests.dynctl.serving.fleets import SLOW_HEALTH, site, zone
+from tests.dynctl.serving.fleets import SLOW_HEALTH, FrontendWithPage, site, zone
 from tests.waiting import until
 
 pytestmark = pytest.mark.browser
@@ -27,15 +24,9 @@ ENGINES = [
 
 
 @asynccontextmanager
-async def shown(directory: Path, monkeypatch, engines=ENGINES, **values):
+async def shown(directory: Path, engines=ENGINES, **values):
     """A fleet with a few decisions, and a browser."""
-
-    class WithPage(Frontend):
-        def __init__(self, config: FrontendConfig) -> None:
-            super().__init__(config, extra_routes=(page_routes,))
-
-    monkeypatch.setattr("tests.dynctl.serving.fleets.Frontend", WithPage)
-    async with site(engines, health=SLOW_HEALTH, **values) as fleet:
+    async with site(engines, health=SLOW_HEALTH, kind=FrontendWithPage, **values) as fleet:
         headers = {"authorization": f"Bearer {values['api_token']}"} if values else {}
         for number in range(6):
             body = {"model": "demo", "messages": [{"role": "user", "content": f"{number} words"}]}
@@ -47,8 +38,8 @@ async def shown(directory: Path, monkeypatch, engines=ENGINES, **values):
 NAMES = "[...document.querySelectorAll('tbody th')].map(one => one.textContent)"
 
 
-async def test_it_renders_sorts_updates_and_explains(tmp_path, monkeypatch):
-    async with shown(tmp_path, monkeypatch) as (fleet, tab):
+async def test_it_renders_sorts_updates_and_explains(tmp_path):
+    async with shown(tmp_path) as (fleet, tab):
         await tab.size(1280)
         await tab.open(fleet.url("/ui"))
         assert await tab.run("document.querySelectorAll('.card').length") == 2
@@ -93,9 +84,9 @@ async def test_it_renders_sorts_updates_and_explains(tmp_path, monkeypatch):
         assert {"/".join(one.split("/")[:3]) for one in tab.requests} == {fleet.frontend.url}
 
 
-async def test_pictures_dark_and_light_wide_and_narrow(tmp_path, monkeypatch):
+async def test_pictures_dark_and_light_wide_and_narrow(tmp_path):
     await asyncio.to_thread(PICTURES.mkdir, parents=True, exist_ok=True)
-    async with shown(tmp_path, monkeypatch) as (fleet, tab):
+    async with shown(tmp_path) as (fleet, tab):
         backs = {}
         for dark in (False, True):
             for width in (1280, 400):
@@ -137,8 +128,8 @@ _CONTRAST = """(() => {
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_text_has_contrast_and_controls_have_names(tmp_path, monkeypatch, dark):
-    async with shown(tmp_path, monkeypatch) as (fleet, tab):
+async def test_text_has_contrast_and_controls_have_names(tmp_path, dark):
+    async with shown(tmp_path) as (fleet, tab):
         await tab.size(1280, dark=dark)
         await tab.open(fleet.url("/ui"))
         assert await tab.run(_CONTRAST) == []
@@ -149,8 +140,8 @@ async def test_text_has_contrast_and_controls_have_names(tmp_path, monkeypatch, 
                 assert node.get("name", {}).get("value"), node
 
 
-async def test_without_script_it_is_read_sorted_and_explained(tmp_path, monkeypatch):
-    async with shown(tmp_path, monkeypatch) as (fleet, tab):
+async def test_without_script_it_is_read_sorted_and_explained(tmp_path):
+    async with shown(tmp_path) as (fleet, tab):
         await tab.command("Emulation.setScriptExecutionDisabled", value=True)
         await tab.open(fleet.url("/ui"))
         # Evaluating is the debugger's; scripts of the page do not run.
@@ -165,9 +156,9 @@ async def test_without_script_it_is_read_sorted_and_explained(tmp_path, monkeypa
         assert tab.problems == []
 
 
-async def test_a_browser_signs_in_with_the_token(tmp_path, monkeypatch):
+async def test_a_browser_signs_in_with_the_token(tmp_path):
     token = "the token of this test"
-    async with shown(tmp_path, monkeypatch, api_token=token) as (fleet, tab):
+    async with shown(tmp_path, api_token=token) as (fleet, tab):
         await tab.open(fleet.url("/ui"))
         assert await tab.run("document.querySelector('.card') === null")
         await tab.run(f"document.getElementById('token').value = '{token}'")
@@ -180,9 +171,9 @@ async def test_a_browser_signs_in_with_the_token(tmp_path, monkeypatch):
         await tab.until("document.getElementById('token') !== null")
 
 
-async def test_a_hostile_name_is_only_shown(tmp_path, monkeypatch):
+async def test_a_hostile_name_is_only_shown(tmp_path):
     engines = [{"name": "a0", **zone(HOSTILE)}]
-    async with shown(tmp_path, monkeypatch, engines) as (fleet, tab):
+    async with shown(tmp_path, engines) as (fleet, tab):
         await tab.open(fleet.url("/ui"))
         await tab.until("document.querySelector('.card') !== null")
         title = await tab.run("document.querySelector('.card h3').textContent")
@@ -192,8 +183,8 @@ async def test_a_hostile_name_is_only_shown(tmp_path, monkeypatch):
         assert tab.problems == []
 
 
-async def test_a_frontend_that_is_gone_is_named_and_the_data_stays(tmp_path, monkeypatch):
-    async with shown(tmp_path, monkeypatch) as (fleet, tab):
+async def test_a_frontend_that_is_gone_is_named_and_the_data_stays(tmp_path):
+    async with shown(tmp_path) as (fleet, tab):
         await tab.open(fleet.url("/ui"))
         loop = asyncio.get_running_loop()
         closing = loop.create_task(fleet.frontend.close())

@@ -13,6 +13,7 @@ from dynctl.serving.http.server import Frontend
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
+from dynctl.web.routes import page_routes
 from tests.waiting import patience
 
 TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
@@ -20,6 +21,13 @@ QUICK_HEALTH = HealthConfig(interval_s=0.1, timeout_s=patience(1.0))
 #: For tests in which requests find out, not probes.
 SLOW_HEALTH = HealthConfig(interval_s=60.0, timeout_s=patience(1.0))
 WORDS = "the quick brown fox jumps over the lazy dog near the river bank at dawn "
+
+
+class FrontendWithPage(Frontend):
+    """A frontend with the web page, as those of the command line."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        super().__init__(config, extra_routes=(page_routes,))
 
 
 class Site:

@@ -11,7 +11,14 @@ from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.web.routes import page_routes
-from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, events_of, site, zone
+from tests.dynctl.serving.fleets import (
+    SLOW_HEALTH,
+    FrontendWithPage,
+    chat_body,
+    events_of,
+    site,
+    zone,
+)
 
 #: Endpoint -> who may use it: every client, clients with a key, operators, holders of a token.
 TABLE = {
@@ -103,17 +110,6 @@ def processes() -> list[Frontend]:
     return [Frontend(config, extra_routes=page), RouterProcess(config, page)]
 
 
-@pytest.fixture(autouse=True)
-def with_page(monkeypatch):
-    """Frontends of these tests have the web page, as those of the command line."""
-
-    class WithPage(Frontend):
-        def __init__(self, config: FrontendConfig) -> None:
-            super().__init__(config, extra_routes=(page_routes,))
-
-    monkeypatch.setattr("tests.dynctl.serving.fleets.Frontend", WithPage)
-
-
 async def test_the_table_has_every_endpoint():
     found = set().union(*(endpoints(process) for process in processes()))
     assert found == set(TABLE)
@@ -150,7 +146,7 @@ def judge(found, *, operator: int | None, token: int | None, key: int | None) ->
 @pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 async def test_without_a_token_others_get_inference_only(headers, router):
-    async with site([{"name": "a0"}], health=SLOW_HEALTH) as fleet:
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
         process = await _other(fleet) if router else fleet.frontend
         try:
             found = await statuses(process.url, headers)
@@ -166,7 +162,7 @@ async def test_without_a_token_others_get_inference_only(headers, router):
 
 
 async def test_without_a_token_programs_of_this_machine_are_operators():
-    async with site([{"name": "a0"}], health=SLOW_HEALTH) as fleet:
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
         for headers in ({}, {"host": "localhost:1"}, {"host": "[::1]:1"}):
             judge(await statuses(fleet.frontend.url, headers), operator=None, token=403, key=None)
 
@@ -174,7 +170,7 @@ async def test_without_a_token_programs_of_this_machine_are_operators():
 @pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
 async def test_with_a_token_and_keys(router):
     values: dict[str, Any] = {"api_token": "t0ken", "api_keys": ("sk-1",)}
-    async with site([{"name": "a0"}], health=SLOW_HEALTH, **values) as fleet:
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage, **values) as fleet:
         process = await _other(fleet, **values) if router else fleet.frontend
         try:
             for headers, operator, key in (
@@ -197,7 +193,9 @@ async def test_from_another_address_than_loopback():
         except OSError:
             pytest.skip("this machine has no address but loopback")
         own = probe.getsockname()[0]
-    async with site([{"name": "a0"}], health=SLOW_HEALTH, host="0.0.0.0") as fleet:
+    async with site(
+        [{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage, host="0.0.0.0"
+    ) as fleet:
         url = f"http://{own}:{fleet.frontend.port}"
         # The Host of an attacker may say localhost.
         for headers in ({}, {"host": "localhost"}):
@@ -232,7 +230,7 @@ def clean(text: str) -> None:
 
 
 async def test_refusals_name_no_worker_or_zone_to_clients():
-    async with site(ZONES, health=SLOW_HEALTH) as fleet:
+    async with site(ZONES, health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
         for more in (
             {},
             {"nvext": {"routing_constraints": {"required_taints": ["nowhere"]}}},
@@ -258,7 +256,7 @@ async def test_refusals_name_no_worker_or_zone_to_clients():
 
 async def test_failures_of_engines_name_no_engine_to_clients():
     engines = [{"name": "secret-a0"}]
-    async with site(engines, health=SLOW_HEALTH) as fleet:
+    async with site(engines, health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
         await fleet.engines["secret-a0"].close()
         _, ours, _ = await fleet.chat()
         assert "127.0.0.1" in str(ours)
@@ -271,7 +269,7 @@ async def test_failures_of_engines_name_no_engine_to_clients():
 
 async def test_a_stream_that_breaks_names_no_engine_to_clients():
     engines = [{"name": "secret-a0", "speedup_ratio": 5.0}]
-    async with site(engines, health=SLOW_HEALTH) as fleet:
+    async with site(engines, health=SLOW_HEALTH, kind=FrontendWithPage) as fleet:
         body = chat_body("hi", stream=True, max_tokens=2000)
         for headers, named in ((OUTSIDE, False), ({}, True)):
             if named:

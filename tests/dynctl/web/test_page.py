@@ -6,12 +6,14 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from dynctl.documents.snapshot import Alert, TopFrame
+from dynctl.documents.fleet_load import Traffic
+from dynctl.documents.snapshot import Alert, Header, Snapshot, TopFrame
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.demo.live import LiveDemo
 from dynctl.sources.domains import DomainBoard
+from dynctl.top.history import History
 from dynctl.web import page as pages
-from dynctl.web.page import View, page
+from dynctl.web.page import View, page, rate_tiles
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}</script>"
 
@@ -130,8 +132,22 @@ async def test_it_can_be_used_with_a_keyboard_and_read_aloud():
     assert 'aria-sort="descending"' in text
     assert '<label for="q">' in text
     for image in re.findall(r"<svg[^>]*>", text):
-        assert 'role="img"' in image
-        assert "aria-label=" in image
+        assert 'aria-hidden="true"' in image or ('role="img"' in image and "aria-label=" in image)
+
+
+def test_rates_are_lines_within_their_box():
+    history = History()
+    assert rate_tiles(history, 0.0) == []
+    for at in range(120):
+        traffic = Traffic(requests=at * at, errors=at, refused=0)
+        history.add(Snapshot(at=float(at), source="x", header=Header(traffic=traffic)))
+    tiles = rate_tiles(history, 119.0)
+    assert tiles[0].text.endswith("req/s")
+    for tile in tiles:
+        for point in tile.points.split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= 100
+            assert 0 <= y <= 20
 
 
 async def test_workers_are_sorted_by_any_column_unknown_values_last():

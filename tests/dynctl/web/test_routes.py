@@ -11,26 +11,17 @@ from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.web.routes import SESSION_S, page_routes
-from tests.dynctl.serving.fleets import SLOW_HEALTH, Site, site
+from tests.dynctl.serving.fleets import SLOW_HEALTH, FrontendWithPage, Site, site
 from tests.dynctl.serving.fleets import zone as in_zone
 
 SECRET = "an admin token of the tests"
 PAGES = ("/ui", "/ui?sort=name", "/ui/decisions/x", "/ui/codes/DYT0901")
 
 
-@pytest.fixture(autouse=True)
-def with_page(monkeypatch):
-    """Frontends of the tests have the page, as those of the command line."""
-
-    class WithPage(Frontend):
-        def __init__(self, config: FrontendConfig) -> None:
-            super().__init__(config, extra_routes=(page_routes,))
-
-    monkeypatch.setattr("tests.dynctl.serving.fleets.Frontend", WithPage)
-
-
 def fleet(**values):
-    return site([{"name": "a0", **in_zone("zone-a")}], health=SLOW_HEALTH, **values)
+    return site(
+        [{"name": "a0", **in_zone("zone-a")}], health=SLOW_HEALTH, kind=FrontendWithPage, **values
+    )
 
 
 async def get(found: Site, path: str, **headers: str) -> tuple[int, str, Mapping[str, str]]:
