@@ -8,7 +8,7 @@ cache events are complete: no rank holds a block without the blocks before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from router_core.config import RouterConfig
@@ -39,42 +39,34 @@ _FOLLOWED = (
 
 
 class LeanIndex:
-    """Which ranks hold which blocks: hash of a block -> mask of ranks. Routers may share it.
+    """The blocks that each rank holds, by its position. Routers may share it.
 
-    Engines report each copy of a block, and later the removal of each.
+    ``holdings[position]``: a mapping with the hashes of the rank's blocks. It may be the engine's
+    own, where its events take no time; else `store` and `remove` keep it. Engines report each copy
+    of a block, and later the removal of each.
     """
 
-    __slots__ = ("_copies", "holders")
+    __slots__ = ("_own", "holdings")
 
-    def __init__(self) -> None:
-        self.holders: dict[int, int] = {}
-        #: (bit of the rank, block) -> copies beyond the first.
-        self._copies: dict[tuple[int, int], int] = {}
+    def __init__(self, count: int, holdings: Sequence[Mapping[int, int]] | None = None) -> None:
+        self._own: list[dict[int, int]] = [{} for _ in range(count)]
+        self.holdings: Sequence[Mapping[int, int]] = self._own if holdings is None else holdings
 
-    def store(self, bit: int, hashes: Sequence[int]) -> None:
-        """The rank of ``bit`` holds blocks, each behind the one before it."""
-        holders = self.holders
+    def store(self, rank: int, hashes: Sequence[int]) -> None:
+        """A rank holds blocks, each behind the one before it."""
+        copies = self._own[rank]
         for block in hashes:
-            mask = holders.get(block, 0)
-            if mask & bit:
-                self._copies[bit, block] = self._copies.get((bit, block), 0) + 1
-            else:
-                holders[block] = mask | bit
+            copies[block] = copies.get(block, 0) + 1
 
-    def remove(self, bit: int, hashes: Sequence[int]) -> None:
-        """The rank of ``bit`` reused blocks, which held these."""
-        holders, copies = self.holders, self._copies
+    def remove(self, rank: int, hashes: Sequence[int]) -> None:
+        """A rank reused blocks that held these."""
+        copies = self._own[rank]
         for block in hashes:
-            if copies and (bit, block) in copies:
-                copies[bit, block] -= 1
-                if not copies[bit, block]:
-                    del copies[bit, block]
-                continue
-            left = holders.get(block, 0) & ~bit
-            if left:
-                holders[block] = left
+            left = copies.get(block, 0) - 1
+            if left > 0:
+                copies[block] = left
             else:
-                holders.pop(block, None)
+                copies.pop(block, None)
 
 
 class LeanBooking:
@@ -118,7 +110,6 @@ class LeanRouter:
         self._cycle = sorted(range(len(refs)), key=refs.__getitem__)
         self._turn = 0
         count = len(refs)
-        self._all = (1 << count) - 1
         self._count = count
         self.prefill_tokens = [0] * count
         self.requests = [0] * count
@@ -139,18 +130,24 @@ class LeanRouter:
     def overlaps(self, hashes: Sequence[int], limit: int) -> dict[int, int]:
         """Leading blocks of a prompt, at most ``limit``, that each rank holds; without zeros."""
         found: dict[int, int] = {}
-        holders, mask, depth = self._index.holders, self._all, 0
-        for block in hashes[:limit]:
-            left = holders.get(block, 0) & mask
-            if left != mask:
-                if depth:
-                    _note(found, mask & ~left, depth)
-                if not left:
-                    return found
-                mask = left
-            depth += 1
-        if depth:
-            _note(found, mask, depth)
+        limit = min(limit, len(hashes))
+        if not limit:
+            return found
+        first = hashes[0]
+        for rank, holding in enumerate(self._index.holdings):
+            if first not in holding:
+                continue
+            # A rank that holds a block holds those in front of it: bisect where it ends.
+            low, high = 1, limit
+            if limit > 1 and hashes[1] not in holding:
+                high = 1
+            while low < high:
+                middle = (low + high) // 2
+                if hashes[middle] in holding:
+                    low = middle + 1
+                else:
+                    high = middle
+            found[rank] = low
         return found
 
     def choose(
@@ -295,13 +292,6 @@ class LeanRouter:
                 del held[block]
             else:
                 held[block] = more - 1
-
-
-def _note(found: dict[int, int], mask: int, depth: int) -> None:
-    while mask:
-        lowest = mask & -mask
-        found[lowest.bit_length() - 1] = depth
-        mask ^= lowest
 
 
 def _leading(hashes: Sequence[int], held: dict[int, int]) -> int:

@@ -73,7 +73,7 @@ def test_a_lean_router_is_a_router(values, workers, script):
         card = ModelRuntimeConfig(total_kv_blocks=1000)
         worker = Worker(worker_id, f"w{worker_id}", "m", block_size=SIZE, runtime_config=card)
         router.apply(WorkerUpserted(worker), 0.0)
-    index = LeanIndex()
+    index = LeanIndex(workers)
     lean = LeanRouter(config, [WorkerWithDpRank(one) for one in ids], SIZE, index)
     held: list[Counter[tuple[int, ...]]] = [Counter() for _ in ids]  # chains, with their copies
     live: list[tuple[str, LeanBooking]] = []
@@ -112,7 +112,7 @@ def test_a_lean_router_is_a_router(values, workers, script):
             names = sequence_hashes(local)
             event = BlocksStored(None, names, local, counted=True)
             router.apply(KvEvent(ids[rank], 0, event), now)
-            index.store(1 << rank, names)
+            index.store(rank, names)
             held[rank].update(local[:depth] for depth in range(1, len(local) + 1))
         elif what == "remove" and held[more[0] % workers]:
             rank = more[0] % workers
@@ -126,7 +126,7 @@ def test_a_lean_router_is_a_router(values, workers, script):
             chains -= Counter([gone])
             name_of = sequence_hashes(gone)[-1]
             router.apply(KvEvent(ids[rank], 0, BlocksRemoved([name_of])), now)
-            index.remove(1 << rank, [name_of])
+            index.remove(rank, [name_of])
         capacity = range(workers)
         assert lean.prefill_tokens == [router.load.prefill_tokens[n] for n in capacity]
         assert lean.requests == [router.load.requests[n] for n in capacity]

@@ -115,14 +115,18 @@ class RankModel(Generic[AnyGeneration]):
     """The requests of one rank and its prefix cache.
 
     A step is `admit`, then `next_batch`, then (after its duration) `complete`. ``block_tokens``:
-    entries of a block in `Generation.contents`, by default its tokens.
+    entries of a block in `Generation.contents`, by default its tokens. ``events``: whether the
+    cache queues its events.
     """
 
-    def __init__(self, config: EngineConfig, block_tokens: int | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, block_tokens: int | None = None, *, events: bool = True
+    ) -> None:
         self._config = config
         self._block_size = config.block_size
         self._block_tokens = block_tokens or config.block_size
-        self.cache = PrefixCache(config.total_blocks, self._block_tokens)
+        self._events = events
+        self.cache = PrefixCache(config.total_blocks, self._block_tokens, events=events)
         self.waiting: deque[AnyGeneration] = deque()
         self.running: list[AnyGeneration] = []
         self.queries = 0
@@ -173,7 +177,7 @@ class RankModel(Generic[AnyGeneration]):
 
     def forget(self) -> None:
         """Empty the cache, as a restart does; no event is queued."""
-        self.cache = PrefixCache(self._config.total_blocks, self._block_tokens)
+        self.cache = PrefixCache(self._config.total_blocks, self._block_tokens, events=self._events)
 
     # -- a step ----------------------------------------------------------------------------
 

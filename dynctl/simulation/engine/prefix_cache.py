@@ -81,16 +81,20 @@ class BlockTable:
 class PrefixCache:
     """Block pool of `total_blocks` blocks of `block_size` tokens.
 
-    Changes of the cached set are queued as events; `take_events` returns them in order.
+    Changes of the cached set are queued as events; `take_events` returns them in order. Without
+    ``events`` they are not: ``blocks`` has what is cached.
     """
 
-    def __init__(self, total_blocks: int, block_size: int) -> None:
+    def __init__(self, total_blocks: int, block_size: int, *, events: bool = True) -> None:
         self.total_blocks = total_blocks
         self.block_size = block_size
         self._hash_of: list[int | None] = [None] * total_blocks
         self._holders = [0] * total_blocks
-        #: The oldest block with a hash, and further ones with the same, oldest first.
-        self._block_of: dict[int, int] = {}
+        self._queues = events
+        #: Blocks that were reused although they were cached.
+        self.evictions = 0
+        #: Each cached hash -> the oldest block with it; further ones with the same, oldest first.
+        self.blocks: dict[int, int] = {}
         self._copies: dict[int, dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total_blocks))
         self._events: list[CacheEvent] = []
@@ -106,11 +110,11 @@ class PrefixCache:
 
     @property
     def cached_hashes(self) -> frozenset[int]:
-        return frozenset(self._block_of)
+        return frozenset(self.blocks)
 
     @property
     def cached_blocks(self) -> int:
-        return len(self._block_of)
+        return len(self.blocks)
 
     def holders(self, block: int) -> int:
         """The number of tables that hold `block`."""
@@ -119,7 +123,7 @@ class PrefixCache:
     def match(self, hashes: Sequence[int]) -> int:
         """Number of leading `hashes` that are cached; changes nothing."""
         for index, digest in enumerate(hashes):
-            if digest not in self._block_of:
+            if digest not in self.blocks:
                 return index
         return len(hashes)
 
@@ -128,7 +132,7 @@ class PrefixCache:
 
         `hashes` may be shorter than `size`. The result's `cached` counts the reused blocks.
         """
-        block_of, holders, free = self._block_of, self._holders, self._free
+        block_of, holders, free = self.blocks, self._holders, self._free
         hits: list[int] = []
         idle = 0
         for digest in hashes[:size]:
@@ -170,7 +174,7 @@ class PrefixCache:
         already is cached twice then: a request that computed it too keeps its own.
         """
         start = table.cached
-        block_of, hash_of = self._block_of, self._hash_of
+        block_of, hash_of = self.blocks, self._hash_of
         for digest, block in zip(
             hashes[start:full_blocks], table.blocks[start:full_blocks], strict=True
         ):
@@ -178,7 +182,7 @@ class PrefixCache:
                 self._copies.setdefault(digest, {})[block] = None
             hash_of[block] = digest
         table.cached = max(start, full_blocks)
-        if start < full_blocks:
+        if start < full_blocks and self._queues:
             size = self.block_size
             self._events.append(
                 Stored(
@@ -211,7 +215,7 @@ class PrefixCache:
         """Remove all cached blocks; False, without a change, if a block is held."""
         if self.held_blocks:
             return False
-        self._block_of.clear()
+        self.blocks.clear()
         self._copies.clear()
         self._hash_of = [None] * self.total_blocks
         self._events.append(Cleared())
@@ -228,11 +232,14 @@ class PrefixCache:
         return events
 
     def _append_new(self, table: BlockTable, count: int) -> None:
+        if not count:
+            return
+        hash_of, holders, next_free = self._hash_of, self._holders, self._free.popitem
+        taken = [next_free(last=False)[0] for _ in range(count)]
+        table.blocks += taken
         evicted: list[int] = []
-        block_of, hash_of, holders = self._block_of, self._hash_of, self._holders
-        next_free, append = self._free.popitem, table.blocks.append
-        for _ in range(count):
-            block, _nothing = next_free(last=False)
+        for block in taken:
+            holders[block] = 1
             digest = hash_of[block]
             if digest is not None:
                 hash_of[block] = None
@@ -240,17 +247,16 @@ class PrefixCache:
                 if digest in self._copies:
                     self._drop_copy(digest, block)
                 else:
-                    del block_of[digest]
-            holders[block] = 1
-            append(block)
-        if evicted:
+                    del self.blocks[digest]
+        self.evictions += len(evicted)
+        if evicted and self._queues:
             self._events.append(Removed(tuple(evicted)))
 
     def _drop_copy(self, digest: int, block: int) -> None:
         """One of several blocks with a hash is reused: the hash stays findable."""
         copies = self._copies[digest]
-        if self._block_of[digest] == block:
-            self._block_of[digest] = block = next(iter(copies))
+        if self.blocks[digest] == block:
+            self.blocks[digest] = block = next(iter(copies))
         del copies[block]
         if not copies:
             del self._copies[digest]

@@ -52,8 +52,8 @@ class VirtualRank(RankModel[VirtualRequest]):
     steps that run end, in ns; -1 while the rank is idle.
     """
 
-    def __init__(self, config: EngineConfig, *, leaps: bool = True) -> None:
-        super().__init__(config, block_tokens=1)
+    def __init__(self, config: EngineConfig, *, leaps: bool = True, events: bool = True) -> None:
+        super().__init__(config, block_tokens=1, events=events)
         self._leaps = leaps
         self._batch: Batch[VirtualRequest] | None = None
         # The steps that run: ``_count`` equal ones from ``_began`` on, each of ``_duration`` ns.

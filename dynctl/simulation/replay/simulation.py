@@ -258,16 +258,22 @@ class _Replay:
             raise ReplayError("workers: expected at least one, got none")
         self._events = policy.config.use_kv_events
         self._ranks = list(self.ranks.values())
+        self._events_delay = round(fleet.events_delay_s * NS)
         #: What lean routers share; None: routers of the full kind.
         self._lean_index: LeanIndex | None = None
         if self._may_be_lean(records, routers, lean):
-            self._lean_index = LeanIndex()
+            holdings = None
+            if not self._events_delay:
+                # What a router knows of a rank is always what its engine has.
+                for one in self._ranks:
+                    one.engine = VirtualRank(self._config, leaps=leaps, events=False)
+                holdings = [one.engine.cache.blocks for one in self._ranks]
+            self._lean_index = LeanIndex(len(self._ranks), holdings)
             refs = [WorkerWithDpRank(*one.key) for one in self._ranks]
             for frontend in self.frontends:
                 frontend.lean = LeanRouter(
                     policy.config, refs, self._config.block_size, self._lean_index
                 )
-        self._events_delay = round(fleet.events_delay_s * NS)
         self._sync_delay = round(sync.delay_s * NS) if sync.mode == "delayed" else -1
         self._shares = routers > 1 and self._sync_delay >= 0
         self._now = 0
@@ -605,11 +611,14 @@ class _Replay:
         engine = rank.engine
         for generation, missing in engine.start_step(self._now):
             self._pull(rank, generation, missing)
-        self._flush(rank)
-        held = engine.cache.held_blocks
+        cache = engine.cache
+        if cache.changed:
+            self._flush(rank)
+        held = cache.held_blocks
         if held > rank.peak:
             rank.peak = held
-        self._watch(rank)
+        if engine.due >= 0:
+            self._watch(rank)
 
     def _watch(self, rank: _Rank) -> None:
         due = rank.engine.due
@@ -628,7 +637,8 @@ class _Replay:
             return  # the leap ended before, or the worker was lost
         rank.watched = -1
         engine.finish_step()
-        self._flush(rank)
+        if engine.cache.changed:
+            self._flush(rank)
         if rank.news:
             news = rank.news[:]
             rank.news.clear()
@@ -781,10 +791,9 @@ class _Replay:
     def _flush(self, rank: _Rank) -> None:
         """Send the cache events of a step to the routers."""
         cache = rank.engine.cache
-        if not cache.changed:
-            return
         if self._lean_index is not None:
-            self._flush_lean(rank, cache.take_events())
+            events = cache.take_events()
+            self._at(self._now + self._events_delay, self._deliver_lean, (rank, events))
             return
         found: list[CacheEvent] = []
         for event in cache.take_events():
@@ -792,7 +801,6 @@ class _Replay:
                 stored = BlocksStored(event.parent, event.hashes, event.tokens, counted=True)
                 found.append(stored)
             elif isinstance(event, Removed):
-                rank.evicted += len(event.hashes)
                 found.append(BlocksRemoved(event.hashes))
             else:
                 found.append(Cleared())
@@ -812,23 +820,14 @@ class _Replay:
             for change in changes:
                 self._everywhere(change)
 
-    def _flush_lean(self, rank: _Rank, events: list[EngineEvent]) -> None:
-        for event in events:
-            if isinstance(event, Removed):
-                rank.evicted += len(event.hashes)
-        if self._events_delay:
-            self._at(self._now + self._events_delay, self._deliver_lean, (rank, events))
-        else:
-            self._deliver_lean((rank, events))
-
     def _deliver_lean(self, what: tuple[_Rank, list[EngineEvent]]) -> None:
         rank, events = what
-        index, bit = self._lean_index or LeanIndex(), 1 << rank.number
+        index = self._lean_index or LeanIndex(0)
         for event in events:
             if isinstance(event, Stored):
-                index.store(bit, event.hashes)
+                index.store(rank.number, event.hashes)
             elif isinstance(event, Removed):
-                index.remove(bit, event.hashes)
+                index.remove(rank.number, event.hashes)
 
     def _deliver(self, what: tuple[_Rank, VirtualRank, list[Change]]) -> None:
         rank, engine, changes = what
@@ -880,6 +879,7 @@ class _Replay:
                 rank.lost_requests += len(engine.running) + len(engine.waiting)
                 engine.stop(self._now)
                 rank.busy_ns += engine.busy_ns
+                rank.evicted += engine.cache.evictions
                 rank.preemptions += engine.preemptions
                 rank.news.clear()
                 rank.engine = VirtualRank(self._config, leaps=self._leaps)
@@ -1128,7 +1128,7 @@ class _Replay:
             rank.cached_tokens,
             rank.output_tokens,
             (rank.busy_ns + engine.busy_ns) / NS,
-            rank.evicted,
+            rank.evicted + engine.cache.evictions,
             rank.preemptions + engine.preemptions,
             rank.lost_requests,
             rank.peak / self._config.total_blocks,
@@ -1162,11 +1162,8 @@ def _local_hashes(trace: TraceRequest, size: int) -> list[int]:
 
 def _chained(local: Sequence[int]) -> list[int]:
     """Names of the blocks in which each stands for those in front of it too."""
-    names, name = [], 0
-    for one in local:
-        name = hash((name, one))
-        names.append(name)
-    return names
+    name = 0
+    return [name := hash((name, one)) for one in local]
 
 
 def _engine_config(fleet: SimulatedFleet) -> EngineConfig:
