@@ -14,7 +14,7 @@ _SCALE = 1 / math.log(_BASE)
 #: What is smaller counts as this, seconds.
 _LEAST = 1e-9
 #: Prompt blocks that the ceiling remembers by default: about 100 bytes each.
-MOST_BLOCKS = 4_000_000
+MOST_BLOCKS = 2_000_000
 
 
 class Distribution:

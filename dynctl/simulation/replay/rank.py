@@ -45,6 +45,9 @@ class VirtualRequest(Generation):
         return self.local, None, None
 
 
+_NOTHING: Batch[VirtualRequest] = Batch([], 0, 0)
+
+
 class VirtualRank(RankModel[VirtualRequest]):
     """The model with a virtual clock. The caller calls `finish_step` at ``due``.
 
@@ -55,7 +58,9 @@ class VirtualRank(RankModel[VirtualRequest]):
     def __init__(self, config: EngineConfig, *, leaps: bool = True, events: bool = True) -> None:
         super().__init__(config, block_tokens=1, events=events)
         self._leaps = leaps
-        self._batch: Batch[VirtualRequest] | None = None
+        self._batch = _NOTHING
+        #: The requests of these steps, where they only decode.
+        self._decoding: list[VirtualRequest] = []
         # The steps that run: ``_count`` equal ones from ``_began`` on, each of ``_duration`` ns.
         self._began = self._duration = self._count = 0
         self.due = -1
@@ -79,33 +84,42 @@ class VirtualRank(RankModel[VirtualRequest]):
             for request in self.running[before:]:
                 if request.admitted_ns < 0:
                     request.admitted_ns = now
-        preemptions = self.preemptions
+        self._began = now
+        self._decoding = self._decode_only() if self._leaps else []
+        if self._decoding:
+            self.due = now + self._count * self._decode_ns
+            return pulls
         self._batch = batch = self.next_batch()
         if not batch.entries:
             self.due = -1
             return pulls
-        self._began = now
         self._count = 1
-        if batch.prefill_tokens:
-            seconds = step_seconds(self._config, batch.prefill_tokens, batch.decodes)
-            self._duration = round(seconds * NS)
-        else:
-            self._duration = self._decode_ns
-            # After a preemption there is room that a waiting request may take in the next step.
-            if self._leaps and self.preemptions == preemptions:
-                self._count = self._uneventful(batch)
-        self.due = now + self._count * self._duration
+        seconds = step_seconds(self._config, batch.prefill_tokens, batch.decodes)
+        self._duration = round(seconds * NS)
+        self.due = now + self._duration
         return pulls
 
     def finish_step(self) -> None:
         """End the steps that run, at ``due``."""
         batch, count = self._batch, self._count
-        if batch is None:
-            return
-        self._batch, self.due = None, -1
+        self._batch, self.due = _NOTHING, -1
         self.busy_ns += count * self._duration
         self.steps += count
-        self.complete(batch, count - 1)
+        silent = count - 1
+        if self._decoding:
+            size, eventful = self._block_size, []
+            for request in self._decoding:
+                if request.ended:
+                    continue
+                produced = request.produced + count
+                if produced < request.max_tokens and request.computed % size + count < size:
+                    request.produced = produced
+                    request.computed += count
+                    self.generation_tokens += count
+                else:
+                    eventful.append((request, 1))
+            batch = Batch(eventful, 0, len(eventful))
+        self.complete(batch, silent)
 
     def stop(self, now: int) -> None:
         """The engine fails at ``now``: only the steps that ended before count."""
@@ -113,22 +127,38 @@ class VirtualRank(RankModel[VirtualRequest]):
             passed = min(self._count, (now - self._began) // self._duration)
             self.busy_ns += passed * self._duration
             self.steps += passed
-        self._batch, self.due = None, -1
+        self._batch, self.due = _NOTHING, -1
 
-    def _uneventful(self, batch: Batch[VirtualRequest]) -> int:
-        """How many steps like this one run before something else happens: at the end of the last
-        one a request ends or fills a block, which is cached then, and after which it needs
-        another."""
-        parts, running = len(batch.entries), self.running
-        # Those that load take part in no step; others were left out by the budget.
-        if parts != len(running) and parts < sum(not one.loading for one in running):
-            return 1
-        least = size = self._block_size
-        for request, _one in batch.entries:
-            left = request.max_tokens - request.produced
+    def _decode_only(self) -> list[VirtualRequest]:
+        """The requests of the next step, if it only decodes, for all and without a preemption.
+
+        Then ``_count`` such steps run: at the end of the last one a request ends, or fills a block,
+        which is cached then, and after which it needs another. Those that load take no part.
+        """
+        running, size = self.running, self._block_size
+        if not running or len(running) > self._config.max_num_batched_tokens:
+            return []
+        if not running[-1].produced and not running[-1].loading:
+            return []  # the newest one: its prompt is computed
+        least, grows, parts = size + 1, [], []
+        for request in running:
+            if request.loading:
+                continue
+            produced, computed, table = request.produced, request.computed, request.table
+            if not produced or computed + 1 != request.prompt_tokens + produced or table is None:
+                return []
+            filled = computed % size
+            if not filled and computed == len(table.blocks) * size:
+                grows.append(table)
+            parts.append(request)
+            left = request.max_tokens - produced
             if left < least:
                 least = left
-            left = size - request.computed % size
-            if left < least:
-                least = left
-        return least
+            if size - filled < least:
+                least = size - filled
+        if least > size or len(grows) > self.cache.free_blocks:
+            return []
+        for table in grows:
+            self.cache.grow(table)
+        self._count, self._duration = least, self._decode_ns
+        return parts
