@@ -34,6 +34,7 @@ NAMES = (
     "gateway",
     "processes",
     "recovery",
+    "replay",
     "turns",
     "scale",
     "startup",
