@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -16,6 +17,8 @@ from dynctl.sources.source import LiveSource
 from dynctl.top.custody import ReadChain, chain_reader
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+#: Seconds between two looks whether the terminal is still there.
+_LOOKS_EVERY_S = 1.0
 
 
 def run_dashboard(
@@ -68,14 +71,27 @@ async def _run(
 
             for number in _ENDS:
                 loop.add_signal_handler(number, end, number)
+            watch = asyncio.create_task(_terminal_gone(lambda: end(signal.SIGHUP)))
             try:
                 left = await app.run_async(mouse=False)
             finally:
+                watch.cancel()
                 for number in _ENDS:
                     loop.remove_signal_handler(number)
     if app.failure is not None:
         raise app.failure
     return int(left) if left is not None else int(code)
+
+
+async def _terminal_gone(end: Callable[[], None]) -> None:
+    """Call ``end`` once the terminal is closed. The kernel sends SIGHUP for it to the first process
+    of the terminal only, and a shell that ignores it leaves the dashboard without a screen."""
+    poll = select.poll()
+    poll.register(0, select.POLLHUP)
+    # A hangup has no event that could be awaited: the dashboard reads the terminal itself.
+    while not any(found & (select.POLLHUP | select.POLLERR) for _, found in poll.poll(0)):  # noqa: ASYNC110
+        await asyncio.sleep(_LOOKS_EVERY_S)
+    end()
 
 
 def _keys_from_terminal() -> None:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from dynctl.simulation.demo.fleet import DemoFleet
-from tests.waiting import patience
+from tests.waiting import patience, until_now
 
 TMUX = shutil.which("tmux")
 ROOT = Path(__file__).parents[3]
@@ -234,3 +234,19 @@ def test_it_works_with_a_log_on_standard_input(terminal, tmp_path: Path):
     screen.wait("4 alerts")
     screen.keys("q")
     screen.wait(lambda text: "4 alerts" not in text)
+
+
+def test_it_ends_with_its_terminal_where_the_shell_ignores_the_hangup(terminal, tmp_path: Path):
+    store = tmp_path / "kv"
+    store.mkdir()
+    screen = terminal(f"trap '' HUP; {command('--file-kv', str(store))}; exit")
+    screen.wait("no workers are registered")
+    found = subprocess.run(["pgrep", "-f", f"top --file-kv {store}"], capture_output=True)
+    pids = [int(pid) for pid in found.stdout.split()]
+    assert pids
+    screen.close()
+
+    def ended() -> bool:
+        return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+    until_now(ended, 20)
