@@ -82,10 +82,14 @@ def _ladder(report: HitsReport, canvas: Canvas) -> list[str]:
         told = [_part(one, wide) for one in rung.causes if abs(one.share) >= _SMALL or canvas.wide]
         if len(rung.causes) == 1 and told:
             told = [_named(rung.causes[0], wide)]
-        # A line ends between two causes, not within one.
-        text = ", ".join(one.replace(" ", _KEPT) for one in told)
-        wrapped = canvas.paragraph(text, first=f"{start}  ", rest=" " * (len(start) + 2))
-        lines += [one.replace(_KEPT, " ") for one in wrapped] or [start]
+        first, rest = f"{start}  ", " " * (len(start) + 2)
+        # A line ends between two causes if they are short enough.
+        kept = canvas.paragraph(
+            ", ".join(one.replace(" ", _KEPT) for one in told), first=first, rest=rest
+        )
+        if any(len(one) > canvas.screen_width for one in kept):
+            kept = canvas.paragraph(", ".join(told), first=first, rest=rest)
+        lines += [one.replace(_KEPT, " ") for one in kept] or [start]
     return lines
 
 

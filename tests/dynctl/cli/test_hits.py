@@ -1,0 +1,242 @@
+"""`dynctl hits`: of recordings, traces and live routers; what the screen shows, and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from dynctl.documents.recording import encode_records
+from dynctl.health.hits import hits
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.hits import hits_screen
+from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
+from tests.dynctl.serving.fleets import chat_body
+from tests.dynctl.serving.test_process import engine, process
+from tests.waiting import patience
+
+FLEET = RecordedFleet(workers=5, config={"router_mode": "round-robin"}, state=True)
+CHATS = chats(13, 6)
+SMALL = ("--generate", "chat", "--limit", 300, "--workers", 3)
+
+
+def recording(path: Path, fleet: RecordedFleet = FLEET, first: float = 0.0) -> Path:
+    prompts = [one for one in CHATS if one.at >= first]
+    path.write_bytes(encode_records(fleet.records(prompts)))
+    return path
+
+
+def test_the_ladder_of_a_recording(dynctl, tmp_path: Path):
+    ran = dynctl("hits", recording(tmp_path / "a.dynrec"))
+    assert ran.code == 0, ran.err
+    assert "78 requests, 5 workers, model tiny" in ran.out
+    lines = ran.out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "reachable, one cache without limit  64.6 %" in lines
+    assert any(line.startswith("as the router expected") and "-" in line for line in lines)
+    assert "largest loss you can act on" in lines
+    assert any(line.strip() == "--router-mode kv" for line in lines)
+    report = dynctl("hits", tmp_path / "a.dynrec", "-o", "json").json
+    assert (report["kind"], report["largest"][0]["cause"]) == ("HitsReport", "spread")
+    assert dynctl("hits", tmp_path / "a.dynrec", "-o", "name").out.splitlines()[0] == "spread"
+    rungs = dynctl("hits", tmp_path / "a.dynrec", "-o", "jsonl").out.splitlines()
+    assert json.loads(rungs[0])["rung"] == "reachable"
+
+
+def test_groups_and_times(dynctl, tmp_path: Path):
+    path = recording(tmp_path / "a.dynrec")
+    ran = dynctl("hits", path, "--by", "worker", "--from", "+2s", "--to", "+5s", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert 0 < ran.json["requests"] < 78
+    assert len(ran.json["groups"]) == 5
+    table = dynctl("hits", path, "--by", "worker").out
+    assert "LARGEST LOSS" in table
+    assert "worker-3" in table
+
+
+def test_the_recordings_of_several_routers_are_one_fleet(dynctl, tmp_path: Path):
+    one = recording(tmp_path / "a.dynrec")
+    other = recording(tmp_path / "b.dynrec")
+    ran = dynctl("hits", one, other, "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["requests"] == 2 * 78
+    assert ran.json["workers"] == 5
+
+
+def test_a_trace_runs_through_a_simulated_fleet(dynctl, tmp_path: Path):
+    lines = [
+        {"timestamp": i * 500, "input_length": 2048, "output_length": 4, "hash_ids": [1, 2, 3, i]}
+        for i in range(10, 40)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    ran = dynctl("hits", trace, "--workers", 3, "--policy", "round-robin", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["requests"] == 30
+    reachable = ran.json["rungs"][0]
+    assert (reachable["rung"], reachable["tokens"]) == ("reachable", 29 * 3 * 512)
+    assert ran.json["largest"][0]["cause"] == "spread"
+    again = dynctl("hits", trace, "--workers", 3, "--policy", "round-robin", "-o", "json")
+    assert again.out == ran.out
+    kv = dynctl("hits", trace, "--workers", 3, "-o", "json").json
+    assert kv["rungs"][-1]["rate"] > ran.json["rungs"][-1]["rate"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "cause"),
+    [
+        ("round-robin", (), "spread"),
+        ("kv", ("--total-blocks", 700), "capacity"),
+        ("kv,temperature=5", (), "temperature"),
+        ("approximate", ("--routers", 4), "blind"),
+    ],
+)
+def test_a_generated_workload_names_the_cause(dynctl, policy: str, more: tuple, cause: str):
+    ran = dynctl("hits", *SMALL, "--policy", policy, *more, "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["largest"][0]["cause"] == cause
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["FILE", "--workers", 3], "is a recording: --policy"),
+        (["FILE", "TRACE"], "TRACE is not a recording"),
+        (["FILE", "--for", "5m"], "--for is for a live router"),
+        (["FILE", "--by", "color"], "--by color: expected one of model, domain"),
+        (["FILE", "--from", "+9h"], "--from +9h: outside the recording"),
+        (["FILE", "--from", "+3s", "--to", "+2s"], "--to is not after --from"),
+        (["FILE", "--generate", "chat"], "expected it or files, not both"),
+        (["TRACE", "--from", "+3s"], "--from and --to are for recordings"),
+        (["none.dynrec"], "none.dynrec: No such file"),
+        (["JUNK"], "not a trace"),
+        (["--workers", 3], "--workers is for a trace"),
+        (["--generate", "chat", "--policy", "no-such"], "--policy no-such"),
+        (["--demo"], "a recording is of a running router"),
+    ],
+)
+def test_bad_input_is_named(dynctl, tmp_path: Path, monkeypatch, arguments: list, said: str):
+    monkeypatch.chdir(tmp_path)
+    recording(Path("FILE"))
+    Path("TRACE").write_text(
+        '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n'
+    )
+    Path("JUNK").write_bytes(b"\x00\x01 junk")
+    ran = dynctl("hits", *arguments)
+    assert ran.code == 2, ran.out
+    assert said in ran.err
+
+
+def test_a_damaged_recording_is_refused_or_read_without_the_damage(dynctl, tmp_path: Path):
+    path = tmp_path / "a.dynrec"
+    whole = encode_records(FLEET.records(CHATS), per_chunk=64)
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + b"\xff" * 40 + whole[middle + 40 :])
+    assert dynctl("hits", path).code == 2
+    ran = dynctl("hits", path, "--skip-bad", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["left_out"]["gaps in the recording"] >= 1
+    path.write_bytes(whole[:-30])
+    cut = dynctl("hits", path, "-o", "json")
+    assert cut.code == 0, cut.err
+    assert cut.json["left_out"] == {"the end of a recording that is cut": 1}
+
+
+@pytest.mark.parametrize("width", [64, 80, 200])
+def test_the_screen_fits(width: int):
+    fleet = RecordedFleet(workers=5, silent=dict.fromkeys(range(5), 1.5), state=True)
+    report = hits(fleet.records(CHATS), by="worker")
+    text = hits_screen(report, Canvas(width))
+    assert all(len(line) <= width for line in text.splitlines()), text
+    assert "dynctl explain EVENTS_LOST" in " ".join(text.split())
+    assert ("(worker-" in text) == (width == 200)
+
+
+def test_the_screen_of_nothing_says_why():
+    assert "no request to judge" in hits_screen(hits([]), Canvas(80))
+
+
+#: The caches never evict.
+ROOM = ("--total-blocks", "1000000")
+FRONTEND = """
+import sys
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.server import run_frontend
+from dynctl.tokenization import DEMO_MODEL_DIR
+from router_core import RouterConfig
+sys.exit(run_frontend(FrontendConfig(
+    port=0, workers=tuple(sys.argv[2:]), model_path=DEMO_MODEL_DIR, announce=True,
+    router=RouterConfig().with_values({"router_mode": sys.argv[1]}),
+)))
+"""
+
+
+async def _ask(client: aiohttp.ClientSession, url: str, text: str) -> None:
+    async with client.post(
+        f"{url}/v1/chat/completions", json=chat_body(text, max_tokens=2)
+    ) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def _indexed(client: aiohttp.ClientSession, url: str) -> int:
+    """Blocks in the index of all workers."""
+    async with client.get(f"{url}/v1/workers") as answer:
+        rows = (await answer.json())["workers"]
+    return sum(rank["cached_blocks"] or 0 for row in rows for rank in row["ranks"])
+
+
+async def _live(mode: str, *engines: dict[str, Any]) -> dict[str, Any]:
+    """The report of `hits --for 2s` while three prompts of each conversation are sent in turn."""
+    workers = [f"{one['url']},name={one['engine']}" for one in engines]
+    async with (
+        aiohttp.ClientSession() as client,
+        process("-c", FRONTEND, mode, *workers) as (_, ready),
+    ):
+        url = ready["url"]
+        judge = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dynctl", "hits", "--frontend", url, "--for", "2s"),
+            *("-o", "json"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        reading = asyncio.create_task(judge.communicate())
+        try:
+            turn = 0
+            async with asyncio.timeout(patience(20)):
+                while not reading.done():
+                    turn += 1
+                    text = " ".join(f"{word} of {mode} {turn}" for word in range(40))
+                    before = await _indexed(client, url)
+                    await _ask(client, url, text)
+                    while await _indexed(client, url) == before:  # noqa: ASYNC110 - HTTP
+                        await asyncio.sleep(0.01)
+                    for more in range(2):
+                        await _ask(client, url, f"{text} and {more}")
+            out, err = await reading
+        finally:
+            if judge.returncode is None:
+                judge.kill()
+            await reading
+    assert judge.returncode == 0, err.decode()
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+async def test_a_live_frontend_is_judged_while_it_works():
+    async with engine("a0", *ROOM) as (_, a0), engine("a1", *ROOM) as (_, a1):
+        spread = await _live("round-robin", a0, a1)
+        kv = await _live("kv", a0, a1)
+    assert spread["requests"] > 0
+    assert [one["code"] for one in spread["doubts"]] == []
+    assert spread["largest"][0]["cause"] == "spread", spread
+    rates = {one["rung"]: one["rate"] for one in spread["rungs"]}
+    assert rates["reused"] < rates["best"] <= rates["reachable"]
+
+    rates = {one["rung"]: one["rate"] for one in kv["rungs"]}
+    assert rates["reused"] > 0.9 * rates["reachable"]
+    assert "spread" not in [one["cause"] for one in kv["largest"]]
