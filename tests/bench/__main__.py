@@ -31,7 +31,6 @@ NAMES = (
     "pairs",
     "peers",
     "frontend",
-    "gateway",
     "processes",
     "recovery",
     "replay",

@@ -28,12 +28,12 @@ def cli_page() -> str:
     root = typer.main.get_command(build_app())
     parts = [_HEAD, _overview()]
     for path, _, _ in COMMANDS:
-        parts.append("\n".join(_command(path, _find(root, path))) + "\n")
+        parts.append("\n".join(_command(path, find_command(root, path))) + "\n")
     parts.append("\n".join(_global(root)) + "\n")
     return "\n".join(parts)
 
 
-def _find(root: Any, path: str) -> Any:
+def find_command(root: Any, path: str) -> Any:
     found = root
     for word in path.split():
         found = found.commands[word]
@@ -59,7 +59,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
     yield f"`dynctl {path}{' ' + usage if usage else ''}`"
     yield ""
     yield _prose(command.help)
-    sections = _sections(command, context)
+    sections = command_sections(command, context)
     for title, records in sections.items():
         yield ""
         yield f"| {title.lower() if title in ('Arguments', 'Options') else title} | |"
@@ -67,7 +67,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
         yield from (_row(*record) for record in records)
 
 
-def _sections(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
+def command_sections(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
     """Heading -> (spelling, meaning), without the options that every command has."""
     found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(context):

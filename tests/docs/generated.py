@@ -10,6 +10,7 @@ from typing import Final
 from tests.docs.cli_page import cli_page
 from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json
+from tests.docs.man_page import man_page
 from tests.docs.pages import DOCS
 from tests.docs.prometheus_rules import rules_yaml
 from tests.docs.seeds_page import seeds_page
@@ -37,6 +38,7 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "operations.md": lambda: _between(DOCS / "operations.md", "settings", settings_tables()),
     DOCS / "grafana" / "dynctl.json": dashboard_json,
     DOCS / "prometheus" / "rules.yaml": rules_yaml,
+    DOCS / "deploy" / "dynctl.1": man_page,
 }
 
 if __name__ == "__main__":
