@@ -63,6 +63,8 @@ from dynctl.wire.dynamo.request_plane import (
 )
 from dynctl.wire.dynamo.router_settings import read_router_config
 from dynctl.wire.engine_metrics import read_engine_metrics
+from dynctl.wire.envoy import ext_proc
+from dynctl.wire.envoy.ext_proc import ExtProcError
 from dynctl.wire.index_events import to_index_events
 from dynctl.wire.json_body import decode_object
 from dynctl.wire.nvext import parse_nvext
@@ -124,6 +126,7 @@ def targets() -> Iterator[Target]:
     yield Target("fleet-load", _fleet_load, _fleet_loads)
     yield Target("replica-message", decode_replica_message, _replica_messages)
     yield Target("index-dump", _index_dump, _index_dumps)
+    yield Target("ext-proc", ext_proc.decode, _gateway_messages, (ExtProcError,))
 
 
 # ---- events
@@ -289,6 +292,11 @@ def _engine_reports() -> list[Message]:
         {**server, "kv_events_config": json.dumps(events), "disaggregation_mode": "prefill"},
         {**server, "kv_events_config": events, "disaggregation_bootstrap_port": 8998},
     )
+
+
+def _gateway_messages() -> list[Message]:
+    made = json.loads((_CAPTURES.parent / "dynctl/wire/ext_proc_messages.json").read_text())
+    return [(bytes.fromhex(one),) for one in made["requests"].values()]
 
 
 def _usages() -> list[Message]:
