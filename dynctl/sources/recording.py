@@ -353,7 +353,7 @@ class RecordedMoment(ViewSource):
             ids = ", ".join(list(last)[:_MATCHES])
             raise UsageProblem(f"{wanted!r} matches several decisions: {ids}")
         if not last:
-            shown = "a decision" if wanted is None else f"decision {wanted[:64]!r}"
+            shown = "decision" if wanted is None else f"decision {wanted[:64]!r}"
             raise UsageProblem(
                 f"{self.title}: it has no {shown} up to then",
                 "dynctl record --show FILE counts what it has",

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from dynctl import version
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.codec import encode
-from dynctl.documents.decisions import Choice, past_decision, short_reason
+from dynctl.documents.decisions import Choice, past_decision
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.recording import (
     HEADER,
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES: Final = 1 << 30
 #: Records that wait to be encoded; more are dropped and counted.
-MAX_PENDING: Final = 20_000
+MAX_PENDING: Final = 60_000
 #: Seconds between two turns of the encoder, and the longest that a record waits for its chunk.
 _TURN_S: Final = 0.2
 _CHUNK_S: Final = 1.0
@@ -73,7 +73,7 @@ _SLICE: Final = 100
 _STATE_S: Final = 60.0
 _STATE_SHARE: Final = 500
 #: Decisions whose explanation is kept in a second; the others are explained by routing again.
-_DOCUMENTS_A_SECOND: Final = 10
+_DOCUMENTS_A_SECOND: Final = 4
 #: One in this many plain decisions is kept whole, as far as that allows.
 _SAMPLE_EVERY: Final = 16
 _TENANT_BYTES: Final = 8
@@ -260,13 +260,15 @@ class Recorder(ServiceObserver):
     # -- what happens ----------------------------------------------------------------------
 
     def _changed(self, change: Change, now: float, applied: Applied) -> None:
-        at = now + self._offset
-        if isinstance(change, Enqueued):
-            change = replace(change, arrived_at=change.arrived_at + self._offset)
-        self._append((at, change))
-        if applied.code == "over_limit" and isinstance(change, KvEvent):
+        # This runs for every change of the router: what can wait is done by _encode.
+        pending = self._pending
+        if len(pending) >= MAX_PENDING:
+            self._dropped += 1
+            return
+        pending.append((now, change))
+        if not applied.ok and applied.code == "over_limit" and isinstance(change, KvEvent):
             # A router that replays has no bound, so it is told what the bound did.
-            self._append((at, replace(change, event=Cleared())))
+            pending.append((now, replace(change, event=Cleared())))
 
     def add(self, record: Observed) -> None:
         """Add what was seen of other routers. Its time is now."""
@@ -359,7 +361,11 @@ class Recorder(ServiceObserver):
             item = self._pending.popleft()
             try:
                 if isinstance(item, tuple):
-                    self._writer.add_change(*item)
+                    now, change = item
+                    if isinstance(change, Enqueued):
+                        arrived_at = change.arrived_at + self._offset
+                        change = replace(change, arrived_at=arrived_at)
+                    self._writer.add_change(now + self._offset, change)
                 elif isinstance(item, _Capture):
                     await self._encode_state(item)
                 else:
@@ -568,7 +574,7 @@ def decided(at: float, plan: RoutingPlan, document: bytes = b"") -> Decided:
             cached = float(first.overlap_blocks(first.winner))
             inputs = first.inputs
             best = cached if inputs is None else float(max(inputs.overlap_blocks, default=0))
-        why = short_reason(first)
+        why = _why(first, cached, best)
     return Decided(
         at,
         plan.id,
@@ -617,3 +623,15 @@ def observed(at: float, request_id: str, choice: Choice, predicted: Decision | N
         "",
         message,
     )
+
+
+def _why(decision: Decision, cached: float | None, best: float | None) -> str:
+    """In a word, what was for the winner. `decisions.short_reason` compares all parts of the costs,
+    which takes longer than the rest of a record."""
+    if decision.session_kept:
+        return "session"
+    if len(decision.costs) == 1:
+        return "only one"
+    if decision.mode != "kv":
+        return decision.mode
+    return "cache" if cached and cached == best else "load"

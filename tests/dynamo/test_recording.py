@@ -1,0 +1,94 @@
+"""A recording of a live Dynamo: of its shadow router and of `dynctl record`, routed again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dynctl.documents.recording import (
+    Arrived,
+    Decided,
+    Finished,
+    Start,
+    read_recording,
+    recording_report,
+)
+from dynctl.sources.recording import RecordedMoment, replayed
+from tests.dynamo.fleet import DynamoFleet, aggregated
+from tests.dynamo.test_observe import REPLICA_SYNC, _clean, ask, register_events, shadowing
+from tests.waiting import patience, until_now
+
+#: Choices that may differ: those made from events that arrived here in another order.
+_RACES = 2
+
+
+def test_a_recording_of_a_live_dynamo_routes_again_as_it_did(
+    tmp_path: Path, finding: Callable[[str], None]
+) -> None:
+    observed, recorded = tmp_path / "observed.dynrec", tmp_path / "recorded.dynrec"
+    with DynamoFleet(aggregated(3), frontend_args=REPLICA_SYNC, speedup=0) as fleet:
+        register_events(fleet.frontend)
+        url = f"http://127.0.0.1:{fleet.frontend.port}"
+        source = ("--file-kv", str(fleet.file_kv), "--frontend", url)
+        command = [sys.executable, "-m", "dynctl", "record", str(recorded), *source, "-o", "json"]
+        alone = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_clean()
+        )
+        try:
+            # The file has its first chunk once everything is followed.
+            until_now(lambda: recorded.exists() and recorded.stat().st_size > 100, 30.0)
+            with shadowing(*source, "--record", str(observed)) as shadow:
+                answers = [ask(fleet, number) for number in range(12)]
+                with ThreadPoolExecutor(3) as pool:
+                    answers += pool.map(lambda number: ask(fleet, number), range(12, 24))
+                ids = [answer.body["id"].removeprefix("chatcmpl-") for answer in answers]
+                until_now(lambda: set(ids) <= shadow.decisions().keys(), 20.0)
+                rows = shadow.decisions()
+                live_right = sum(bool(rows[one]["observed"]["as_predicted"]) for one in ids)
+            until_now(lambda: _has(recorded, ids[-1]), 20.0)
+            alone.send_signal(signal.SIGINT)
+            out, err = alone.communicate(timeout=patience(20))
+            assert alone.returncode == 0, err
+            assert '"kind": "RecordingReport"' in out
+        finally:
+            alone.kill()
+            alone.wait()
+
+    for path, kind in ((observed, "observe"), (recorded, "dynamo")):
+        records = list(read_recording(path))
+        start = records[0]
+        assert isinstance(start, Start)
+        assert start.source == kind
+        assert {"arrivals", "decisions", "kv_events", "loads"} <= start.complete
+        assert "outcomes" not in start.complete
+        decided = {one.id: one for one in records if isinstance(one, Decided)}
+        arrived = {one.id: one for one in records if isinstance(one, Arrived)}
+        finished = {one.id for one in records if isinstance(one, Finished)}
+        for name, answer in zip(ids, answers, strict=True):
+            chosen = decided[name].decode
+            assert chosen is not None
+            assert chosen[0] == answer.placement.decode
+            assert arrived[name].hashes
+        assert len(finished & set(ids)) >= len(ids) - 1
+        again = replayed(records)
+        finding(
+            f"record ({kind}): {again.same} of {again.same + len(again.differ)} choices are the "
+            f"same on the recorded state; {sum(again.skipped.values())} were not compared"
+        )
+        differ = [name for name, _, _ in again.differ if name in ids]
+        assert len(differ) <= max(_RACES, len(ids) - live_right)
+        assert recording_report(path).records["KvEvent"] > 0
+        moment = RecordedMoment(path, None)
+        assert len(moment.workers()) == 3
+        assert moment.decision(ids[0]).id == ids[0]
+    assert live_right >= len(ids) - _RACES
+
+
+def _has(path: Path, request_id: str) -> bool:
+    time.sleep(0.2)  # reading the file is work
+    return any(isinstance(one, Finished) and one.id == request_id for one in read_recording(path))
