@@ -355,7 +355,7 @@ class _Form(NamedTuple):
 
 
 #: Changes with values of their own form.
-_SPECIAL: Final = (KvEvent, WorkerUpserted, TransferTableSet)
+_SPECIAL: Final = (Enqueued, KvEvent, WorkerUpserted, TransferTableSet)
 
 
 def _form(tag: int, form: type[Any]) -> _Form:
@@ -374,6 +374,8 @@ _EVENT_BY_TAG: Final = {one.tag: one for one in _OF_EVENT.values()}
 
 #: The place of `Start.complete` behind the tag.
 _COMPLETE: Final = _names(Start).index("complete") + 1
+#: And of the time in an Enqueued.
+_ARRIVED_AT: Final = _names(Enqueued).index("arrived_at") + 2
 
 
 class ChunkHeader(NamedTuple):
@@ -394,14 +396,16 @@ class ChunkHeader(NamedTuple):
 
 
 class ChunkWriter:
-    """Encodes records into the bytes of one chunk; then it begins the next one.
+    """Encodes records into one chunk; then it begins the next one.
 
-    :meth:`add` is cheap enough for an event loop; :meth:`take` gives what :func:`packed` compresses
-    in another thread.
+    Each record is encoded when it is added, about a microsecond while its values are at hand:
+    to keep them until later costs more. Compression is left to :func:`packed`, in another thread.
+    Adding raises OverflowError or TypeError for a value that the file has no form for; the chunk
+    is then as before.
     """
 
     def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode_into
         self._begin()
 
     def _begin(self) -> None:
@@ -416,10 +420,11 @@ class ChunkWriter:
 
     @property
     def size(self) -> int:
-        """Bytes of the chunk so far."""
-        return len(self._body) - _ROOM
+        """Bytes of the chunk so far, before compression."""
+        return len(self._body)
 
     def add(self, record: Record) -> None:
+        """Add a record. That of a State takes long where the index is large."""
         if isinstance(record, Changed):
             self.add_change(record.at, record.change)
             return
@@ -432,12 +437,11 @@ class ChunkWriter:
         self._append(record.at, values)
         self._starts = self._starts or isinstance(record, State)
 
-    def add_change(self, at: float, change: Change) -> None:
-        """As :meth:`add` of a :class:`Changed`. Raises OverflowError or TypeError for a value that
-        the file has no form for."""
+    def add_change(self, at: float, change: Change, offset: float = 0.0) -> None:
+        """As :meth:`add` of a :class:`Changed`. ``offset``: is added to the times in the change."""
         form = _OF_CHANGE[type(change)]
         if form.plain:
-            # Most changes are of this kind: output blocks, progress, ends of requests.
+            # Most changes are of this kind: output blocks, load reports, ends of requests.
             self._append(at, (form.tag, at, *form.get(change)))
             return
         values = [form.tag, at, *form.get(change)]
@@ -447,24 +451,28 @@ class ChunkWriter:
             values[-1] = self._event(change.event)
         elif isinstance(change, WorkerUpserted):
             values[-1] = change.worker.to_dict()
+        elif isinstance(change, Enqueued):
+            values[_ARRIVED_AT] += offset
         elif isinstance(change, TransferTableSet) and change.table is not None:
             values[-1] = change.table.to_dict()
         self._append(at, values)
 
     def take(self) -> PlainChunk:
         """What was added since the last call."""
-        body = self._body
-        body[:_ROOM] = b"\xdd" + self._count.to_bytes(4, "big")
-        chunk = PlainChunk(self._starts, self._count, self._first, self._last, body)
+        self._body[:_ROOM] = b"\xdd" + self._count.to_bytes(4, "big")
+        chunk = PlainChunk(self._starts, self._count, self._first, self._last, self._body)
         self._begin()
         return chunk
 
     def _append(self, at: float, values: Sequence[Any]) -> None:
-        before = len(self._body)
+        body = self._body
+        before = len(body)
         try:
-            self._encoder.encode_into(values, self._body, -1)
+            self._encode(values, body, -1)
         except BaseException:
-            del self._body[before:]
+            del body[before:]
+            # Its columns are not in the chunk, so none may refer to them.
+            self._columns.clear()
             raise
         if not self._count:
             self._first = at

@@ -1,9 +1,9 @@
 """Records what a router sees and does (:mod:`dynctl.documents.recording`) while it works.
 
-A tap of the service gets every change; hooks get requests. Both only append to a list. A task
-encodes it in short slices, compresses in another thread, and gives whole chunks to a sink. A sink
-that is too slow loses records, never time of the router: what was lost is noted, and the state that
-follows makes the recording whole again.
+A tap of the service gets every change; hooks get requests. Both encode what they get at once, into
+memory. A task compresses whole chunks in another thread and gives them to a sink. A sink that is
+too slow loses records, never time of the router: what was lost is noted, and the state that follows
+makes the recording whole again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dynctl.documents.recording import (
     Decided,
     Finished,
     Noted,
+    PlainChunk,
     Record,
     RecordingSource,
     Start,
@@ -49,7 +50,6 @@ from router_core import (
     Change,
     Cleared,
     Decision,
-    Enqueued,
     KvEvent,
     RoutingPlan,
     RoutingRequest,
@@ -58,24 +58,20 @@ from router_core import (
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES: Final = 1 << 30
-#: Records that wait to be encoded; more are dropped and counted.
-MAX_PENDING: Final = 60_000
-#: Seconds between two turns of the encoder, and the longest that a record waits for its chunk.
+#: Bytes that wait for the sink, before compression; more records are dropped and counted.
+MAX_HELD: Final = 64 * 1024 * 1024
+#: Seconds between two turns of the task, and the longest that a record waits for its chunk.
 _TURN_S: Final = 0.2
 _CHUNK_S: Final = 1.0
 #: Seconds after which a recording without records has a sign of life.
 _QUIET_S: Final = 5.0
 _CHUNK_BYTES: Final = 256 * 1024
-#: Records that are encoded at a time, about a millisecond.
-_SLICE: Final = 100
 #: Seconds between two states at least, and how many times as long as a state takes to copy and
 #: encode: it costs at most that share of the CPU.
 _STATE_S: Final = 60.0
 _STATE_SHARE: Final = 500
-#: Decisions whose explanation is kept in a second; the others are explained by routing again.
+#: Explanations that are kept in a second; other decisions are explained by routing again.
 _DOCUMENTS_A_SECOND: Final = 4
-#: One in this many plain decisions is kept whole, as far as that allows.
-_SAMPLE_EVERY: Final = 16
 _TENANT_BYTES: Final = 8
 #: Recordings of one process at a time: each encodes every record again.
 MOST_RECORDINGS: Final = 3
@@ -171,16 +167,16 @@ class Recorder(ServiceObserver):
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._offset = service.wall() - service.clock()
-        #: What waits to be encoded: changes as pairs with their times, and records.
-        self._pending: deque[tuple[float, Change] | Record | _Capture] = deque()
+        #: What waits for the sink, in order, and its bytes; what comes next is in the writer.
+        self._waiting: deque[PlainChunk | _Capture] = deque()
+        self._held = 0
         self._writer = ChunkWriter()
         self._stop = asyncio.Event()
         self._why = ""
         #: Whether it ended because it reached ``max_bytes``.
         self.full = False
         self._dropped = 0
-        self._decisions = self._documents = 0
-        self._second = 0
+        self._documents = self._second = 0
         self._state_at = self._begun = service.clock()
         self._state_every = _STATE_S
         #: Bytes and records that the sink has, and records that were lost.
@@ -200,22 +196,22 @@ class Recorder(ServiceObserver):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TURN_S):
                         await self._stop.wait()
-                await self._encode()
                 now = service.clock()
                 if now - sent >= _QUIET_S:
                     # A reader of the stream sees that it lives, and the file how far it reaches.
-                    self._writer.add(Noted(self._now(), "quiet", "recording"))
+                    self._append(Noted(self._now(), "quiet", "recording"))
                 if len(self._writer) and now - sent >= _CHUNK_S:
-                    await self._send()
+                    self._close_chunk()
                     sent = now
+                await self._send()
                 self._keep_state(now)
                 if deadline is not None and now >= deadline:
                     self.stop(f"the recording lasted {self._seconds:g} s, as it was set")
         finally:
             self._detach()
         if not self.full:  # its last record has the reason
-            self._pending.append(Noted(self._now(), "stopped", "recording", "", self._why))
-            await self._encode()
+            self._append(Noted(self._now(), "stopped", "recording", "", self._why))
+            self._close_chunk()
             await self._send()
 
     def stop(self, why: str = "it was stopped") -> None:
@@ -242,7 +238,7 @@ class Recorder(ServiceObserver):
             {model: str(one.directory) for model, one in loaded.items() if one is not None},
             {model: one.fingerprint for model, one in loaded.items() if one is not None},
         )
-        self._pending.append(start)
+        self._append(start)
         self._capture()
         service.taps = (*service.taps, self._changed)
         service.observers.append(self)
@@ -260,15 +256,20 @@ class Recorder(ServiceObserver):
     # -- what happens ----------------------------------------------------------------------
 
     def _changed(self, change: Change, now: float, applied: Applied) -> None:
-        # This runs for every change of the router: what can wait is done by _encode.
-        pending = self._pending
-        if len(pending) >= MAX_PENDING:
+        # This runs for every change of the router.
+        if self._held > MAX_HELD:
             self._dropped += 1
             return
-        pending.append((now, change))
+        try:
+            self._writer.add_change(now + self._offset, change, self._offset)
+        except (OverflowError, TypeError, ValueError):
+            # A value that the file has no form for, such as an integer over 64 bits.
+            self._dropped += 1
         if not applied.ok and applied.code == "over_limit" and isinstance(change, KvEvent):
             # A router that replays has no bound, so it is told what the bound did.
-            pending.append((now, replace(change, event=Cleared())))
+            self._writer.add_change(now + self._offset, replace(change, event=Cleared()))
+        if self._writer.size >= _CHUNK_BYTES:
+            self._close_chunk()
 
     def add(self, record: Observed) -> None:
         """Add what was seen of other routers. Its time is now."""
@@ -278,11 +279,21 @@ class Recorder(ServiceObserver):
         """The time of a record that is added now."""
         return self._now()
 
-    def _append(self, item: tuple[float, Change] | Record) -> None:
-        if len(self._pending) >= MAX_PENDING:
+    def _append(self, record: Record) -> None:
+        if self._held > MAX_HELD:
             self._dropped += 1
             return
-        self._pending.append(item)
+        try:
+            self._writer.add(record)
+        except (OverflowError, TypeError, ValueError):
+            self._dropped += 1
+        if self._writer.size >= _CHUNK_BYTES:
+            self._close_chunk()
+
+    def _close_chunk(self) -> None:
+        if len(self._writer):
+            self._held += self._writer.size
+            self._waiting.append(self._writer.take())
 
     def on_prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
         self._append(arrived(self._now(), request, tenant=record.tenant, limit=record.output_limit))
@@ -318,10 +329,8 @@ class Recorder(ServiceObserver):
         self._append(Noted(self._now(), kind, condition.subject, condition.code, condition.message))
 
     def _document(self, plan: RoutingPlan, at: float) -> bytes:
-        """The explanation of a refusal, of an unusual plan, and of some others."""
-        turn = self._decisions
-        self._decisions += 1
-        if plan.ok and not plan.relaxed and turn % _SAMPLE_EVERY:
+        """The explanation of a refusal and of an unusual plan; others are routed again."""
+        if plan.ok and not plan.relaxed:
             return b""
         if int(at) != self._second:
             self._second, self._documents = int(at), 0
@@ -330,85 +339,69 @@ class Recorder(ServiceObserver):
             return b""
         return encode(past_decision(plan, at=at, whole=True))
 
-    # -- encoding --------------------------------------------------------------------------
+    # -- chunks ----------------------------------------------------------------------------
 
     def _capture(self) -> None:
         began = time.perf_counter()
         captured = self._service.router.capture()
         took = time.perf_counter() - began
         at = self._now()
-        self._pending.append(_Capture(at, captured, took))
+        self._close_chunk()
+        self._waiting.append(_Capture(at, captured, took))
         for one in self._service.conditions:
-            self._pending.append(Noted(at, "holds", one.subject, one.code, one.message))
+            self._append(Noted(at, "holds", one.subject, one.code, one.message))
         self._state_at = self._service.clock()
 
     def _keep_state(self, now: float) -> None:
         """Note what was lost, and add a state: after a loss, and now and then."""
-        if self._dropped and len(self._pending) < MAX_PENDING // 2:
+        if self._dropped and self._held < MAX_HELD // 2:
             text = f"{self._dropped:,} records are missing: they could not be written in time"
             self.lost += self._dropped
             self._dropped = 0
-            self._pending.append(Noted(self._now(), "dropped", "recording", "", text))
+            self._append(Noted(self._now(), "dropped", "recording", "", text))
             self._capture()
         elif now - self._state_at >= self._state_every:
             self._capture()
 
-    async def _encode(self) -> None:
-        """Encode what waits now, in slices between which the event loop turns."""
-        left = len(self._pending)
-        while left > 0 and self._pending:
-            left -= 1
-            item = self._pending.popleft()
-            try:
-                if isinstance(item, tuple):
-                    now, change = item
-                    if isinstance(change, Enqueued):
-                        arrived_at = change.arrived_at + self._offset
-                        change = replace(change, arrived_at=arrived_at)
-                    self._writer.add_change(now + self._offset, change)
-                elif isinstance(item, _Capture):
-                    await self._encode_state(item)
-                else:
-                    self._writer.add(item)
-            except (OverflowError, TypeError, ValueError):
-                # A value that the file has no form for, such as an integer over 64 bits.
-                self._dropped += 1
-            if not left % _SLICE:
-                await asyncio.sleep(0)
-            if self._writer.size >= _CHUNK_BYTES:
-                await self._send()
+    async def _send(self) -> None:
+        """Give the sink what waits now."""
+        for _ in range(len(self._waiting)):
+            item = self._waiting.popleft()
+            if isinstance(item, _Capture):
+                item = await self._encoded(item)
+            else:
+                self._held -= len(item.body)
+            data = await asyncio.to_thread(packed, item)
+            if self.bytes + len(data) > self._max_bytes and self.records:
+                await self._end_full(item)
+                return
+            await self._write(data)
+            self.records += item.records
 
-    async def _encode_state(self, item: _Capture) -> None:
-        # It begins a chunk, so that a reader that starts there reads nothing before it.
-        await self._send()
+    async def _encoded(self, item: _Capture) -> PlainChunk:
+        """A chunk with a state alone: a reader that starts there reads nothing before it."""
         began = time.perf_counter()
 
-        def work() -> None:
+        def work() -> PlainChunk:
+            writer = ChunkWriter()
             snapshot = moved_snapshot(item.captured.document(), self._offset)
-            self._writer.add(State(item.at, snapshot))
+            writer.add(State(item.at, snapshot))
+            return writer.take()
 
-        await asyncio.to_thread(work)
+        chunk = await asyncio.to_thread(work)
         took = time.perf_counter() - began + item.copying_s
         self._state_every = max(_STATE_S, _STATE_SHARE * took)
+        return chunk
 
-    async def _send(self) -> None:
-        if not len(self._writer):
-            return
-        chunk = self._writer.take()
-        data = await asyncio.to_thread(packed, chunk)
-        if self.bytes + len(data) > self._max_bytes and self.records:
-            if not self._stop.is_set():
-                self.full = True
-                self.stop(f"it reached its limit of {self._max_bytes:,} bytes")
-                note = f"{self._why}; {chunk.records:,} records and all later ones are missing"
-                self._pending.clear()
-                self._writer.add(Noted(chunk.first, "dropped", "recording", "", note))
-                last = self._writer.take()
-                await self._write(packed(last))
-                self.records += last.records
-            return
-        await self._write(data)
-        self.records += chunk.records
+    async def _end_full(self, left: PlainChunk) -> None:
+        self.full = True
+        self.stop(f"it reached its limit of {self._max_bytes:,} bytes")
+        note = f"{self._why}; {left.records:,} records and all later ones are missing"
+        writer = ChunkWriter()
+        writer.add(Noted(left.first, "dropped", "recording", "", note))
+        await self._write(packed(writer.take()))
+        self.records += 1
+        self._waiting.clear()
 
     async def _write(self, data: bytes) -> None:
         await self._sink.write(data)

@@ -205,7 +205,8 @@ async def test_a_full_file_of_a_process_becomes_the_old_one(tmp_path: Path):
 
 
 async def test_a_slow_sink_loses_records_and_never_time(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(recorder_module, "MAX_PENDING", 40)
+    monkeypatch.setattr(recorder_module, "MAX_HELD", 4_000)
+    monkeypatch.setattr(recorder_module, "_CHUNK_BYTES", 1_000)
     release = asyncio.Event()
 
     class Slow:
