@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -69,8 +68,6 @@ class Picker:
         self.limits = limits
         #: Bytes of the bodies that are collected now.
         self.held = 0
-        #: HTTP status -> requests that were answered with an error.
-        self.refused: Counter[int] = Counter()
         self._open: set[Exchange] = set()
         self._addresses: dict[str, str] = {}
 
@@ -191,6 +188,7 @@ class Exchange:
         if self._answered and self._modes.response is BodyMode.NONE:
             self._complete()
         self._end("cancelled")
+        self._picker.left(self)
 
     def check(self, now: float) -> None:
         """End the exchange if its gateway has been silent for too long."""
@@ -198,8 +196,17 @@ class Exchange:
         if self._collecting and silent > limits.body_s:
             problem = f"the request's body did not arrive within {limits.body_s:g} s"
             self._refuse(HttpError(408, problem, "invalid_request_error", "request_timeout"))
-        elif self._task is None and silent > limits.stream_silence_s:
+        elif self._record is None and silent > limits.body_s:
+            self._call.finish(Code.CANCELLED, f"no request within {limits.body_s:g} s")
+        elif self._over and silent > limits.body_s:
+            self._call.finish()
+        elif self._waits_for_gateway and silent > limits.stream_silence_s:
             self._call.finish(Code.CANCELLED, f"no message within {limits.stream_silence_s:g} s")
+
+    @property
+    def _waits_for_gateway(self) -> bool:
+        """Whether the request was routed and its end is awaited."""
+        return self._record is not None and self._task is None and not self._collecting
 
     # -- the request -----------------------------------------------------------------------
 
@@ -539,7 +546,6 @@ class Exchange:
         record = self._record
         assert record is not None
         self._collecting = False
-        self._picker.refused[status] += status >= 400
         given = {
             "content-type": "application/json",
             DECISION_HEADER: record.decision_id,
@@ -563,7 +569,6 @@ class Exchange:
 
     def _end(self, outcome: str) -> None:
         """Free what the request holds; once."""
-        self._picker.left(self)
         record, service = self._record, self._service
         if record is None or self._over:
             return

@@ -155,7 +155,6 @@ class GrpcServer:
         self._opening = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
-        self.refused = 0
 
     def start(self, listener: socket.socket) -> None:
         """Accept connections of a bound socket."""
@@ -211,7 +210,6 @@ class GrpcServer:
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             if len(self._connections) + self._opening >= self.limits.connections:
-                self.refused += 1
                 accepted.close()
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -417,8 +417,25 @@ async def test_a_body_that_does_not_arrive_is_408() -> None:
         assert (status, error["code"]) == (408, "request_timeout")
 
 
+async def test_a_stream_without_a_request_ends() -> None:
+    async with gateway(TWO, limits=Limits(body_s=0.2)) as site:
+        stream = site.request()
+        await stream.call.wait_for_connection()
+        with pytest.raises(aio.AioRpcError, match="no request within"):
+            await stream.answer()
+        assert not len(site.frontend.picker)
+
+
+async def test_a_stream_that_stays_open_after_its_answer_is_closed() -> None:
+    async with gateway(TWO, limits=Limits(body_s=2.0)) as site:
+        stream = site.request()
+        await stream.refused({**CHAT, "model": "no"})
+        assert await stream.answer() is None
+        assert not len(site.frontend.picker)
+
+
 async def test_a_gateway_that_is_silent_about_a_request_loses_its_stream() -> None:
-    async with gateway(TWO, limits=Limits(stream_silence_s=0.3, body_s=0.4)) as site:
+    async with gateway(TWO, limits=Limits(stream_silence_s=0.3)) as site:
         stream = site.request()
         await stream.ask(CHAT)
         await stream.answer()
@@ -533,7 +550,7 @@ async def test_a_drained_picker_ends_what_runs_and_refuses_what_comes() -> None:
         assert bodies([await stream.answer()], "response_body") == b"x"
         async with asyncio.timeout(patience(10)):
             await draining
-        await until(lambda: not len(site.frontend.picker))
+        assert not site.frontend.inference.in_flight
 
 
 async def test_tls_with_a_certificate_of_its_own() -> None:
