@@ -87,6 +87,8 @@ ATTEMPTS = 3
 #: Seconds between two load reports of a worker, where a threshold reads them.
 LOAD_INTERVAL_S = 1.0
 _U64 = (1 << 64) - 1
+#: The longest context of an engine, in tokens.
+_LONGEST = 10_000_000
 #: At one time: ends of steps, then what travels, then faults and limits.
 _STEP, _TRAVEL, _LATER = 0, 1, 2
 
@@ -1172,7 +1174,8 @@ def _engine_config(fleet: SimulatedFleet) -> EngineConfig:
     try:
         return replace(
             config,
-            max_model_len=config.max_model_len or config.total_blocks * config.block_size,
+            max_model_len=config.max_model_len
+            or min(_LONGEST, config.total_blocks * config.block_size),
         )
     except EngineConfigError as error:
         raise ReplayError(str(error)) from None
