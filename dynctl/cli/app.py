@@ -31,7 +31,7 @@ Other   bundle      file for a bug report     version    client and frontends
         completion  shell completion script   help       help page of a command
         options     the global options        config     settings, sources
 
-Try     dynctl demo --keep           then, in a second terminal: dynctl top
+Try     dynctl demo --keep --load    then, in a second terminal: dynctl top
         dynctl route --demo --explain "a prompt"
         dynctl check --discovery etcd
 

@@ -35,4 +35,6 @@ class DemoEnd(msgspec.Struct, frozen=True):
     seconds: float
     kept: bool = False
     found_by_default: bool = False
+    #: Traffic is sent until then.
+    loaded: bool = False
     kind: str = "DemoEnd"

@@ -42,5 +42,9 @@ def demo_end(end: DemoEnd, canvas: Canvas) -> str:
         "  -H 'content-type: application/json' \\",
         '  -d \'{"model":"demo","messages":[{"role":"user","content":"Hello"}]}\'',
     ]
-    lines = ["", canvas.bold("The fleet keeps running. In another terminal:"), ""]
+    title = "The fleet keeps running. In another terminal:"
+    if end.loaded:
+        tries.insert(1 - end.found_by_default + 1, "dynctl decisions tail")
+        title = "Traffic is running. Now run, in another terminal:"
+    lines = ["", canvas.bold(title), ""]
     return "\n".join([*lines, *(f"  {line}" for line in tries), "", "Ctrl-C stops it."]) + "\n"

@@ -26,16 +26,20 @@ from dynctl.screens.render import draw
 from dynctl.screens.route import ExplainScreen
 from dynctl.sources.demo.fleet import PROMPT, DemoSource
 from dynctl.sources.demo.live import LiveDemo
+from dynctl.sources.domains import DomainBoard
 from dynctl.sources.query import RouteQuery
 from dynctl.top.app import TopApp
 from dynctl.verify.run import VerifyOptions, verify_report
 from tests.docs.pages import DOCS
+from tests.docs.recording import recording
 from tests.kube.actors import living
 from tests.kube.objects import ZONE
 
 HERE: Final = DOCS / "screens"
 _WIDTH: Final = 92
 _TOP_SIZE: Final = (120, 36)
+#: Seconds of the demo fleet before the picture is taken.
+_HISTORY_S: Final = 240
 #: 21 November 2026, 12:04:31 UTC.
 _NOW: Final = 1_795_262_671.0
 _FONT = re.compile(r"@font-face \{.*?\}\s*", re.S)
@@ -70,15 +74,22 @@ def topology_verify() -> str:
 
 
 def top() -> str:
-    """The dashboard over the embedded fleet."""
+    """The dashboard over the embedded fleet, after some minutes under load."""
 
     async def run() -> str:
-        source = LiveDemo(clock=lambda: 0.0, wall=lambda: _NOW)
+        passed = [0.0]
+        source = LiveDemo(clock=lambda: passed[0], wall=lambda: _NOW + passed[0])
         async with source:
-            app = TopApp(source, wall=lambda: _NOW, rate=1.0)
+            app = TopApp(source, wall=lambda: _NOW + passed[0], rate=3600.0)
+            # Its own time: on a busy machine the board would keep numbers longer.
+            app._board = DomainBoard(lambda: passed[0])
             async with app.run_test(size=_TOP_SIZE) as pilot:
                 while app.snapshot is None:
                     await pilot.pause(0.01)
+                app.rate = 1.0  # as it is shown; the readings are taken below
+                for _ in range(_HISTORY_S // 2):
+                    passed[0] += 2.0
+                    app.take(await source.snapshot())
                 await pilot.pause()
                 return app.export_screenshot(title="dynctl top --demo")
 
@@ -89,6 +100,7 @@ SCREENS: Final[Mapping[str, Callable[[], str]]] = {
     "route-explain": route_explain,
     "topology-verify": topology_verify,
     "top": top,
+    "demo": lambda: recording(_NOW),
 }
 
 

@@ -1,6 +1,7 @@
 """`dynctl demo`."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
@@ -13,9 +14,21 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the fleet running until Ctrl-C.")
     ] = False,
+    load: Annotated[
+        bool,
+        typer.Option(
+            "--load",
+            help="With --keep: send traffic until Ctrl-C, with shared prefixes, a zone under "
+            "pressure and refusals; without the four requests.",
+        ),
+    ] = False,
     story: Annotated[
-        bool, typer.Option("--story/--no-story", help="Send four requests and explain them.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--story/--no-story",
+            help="Send four requests and explain them. [default: with --load no]",
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(
@@ -33,28 +46,38 @@ def demo(
     The processes stop with this command.
     """
     import time
+    from contextlib import nullcontext
 
-    from dynctl.base.errors import DynctlError, ExitCode
+    from dynctl.base.errors import DynctlError, ExitCode, UsageProblem
     from dynctl.documents.demo import DemoEnd
     from dynctl.screens.render import emit, talk
     from dynctl.simulation.demo.fleet import DemoError, DemoFleet
+    from dynctl.simulation.demo.load import ENGINE_ARGS, FRONTEND_ARGS, DemoLoad
     from dynctl.simulation.demo.story import run_steps
 
+    if load and not keep:
+        raise UsageProblem("--load: the fleet ends at once", "keep it: dynctl demo --keep --load")
     started = time.monotonic()
     steps = 0
     try:
         talk("starting six engines in two zones and a frontend ...")
-        with DemoFleet(port=_port(keep) if port is None else port) as fleet:
+        with DemoFleet(
+            port=_port(keep) if port is None else port,
+            engine_args=ENGINE_ARGS if load else (),
+            frontend_args=FRONTEND_ARGS if load else (),
+        ) as fleet:
             talk(f"ready after {fleet.started_in:.1f} s: {fleet.url}")
-            if story:
+            if story or (story is None and not load):
                 for step in run_steps(fleet):
                     steps += 1
                     emit(step, options)
             seconds = time.monotonic() - started
             found = _is_default_source(fleet.url, options)
-            end = DemoEnd(fleet.url, sorted(fleet.engines), steps, seconds, keep, found)
+            end = DemoEnd(fleet.url, sorted(fleet.engines), steps, seconds, keep, found, load)
             if keep:
-                _until_interrupted(lambda: emit(end, options))
+                # The load's thread starts where the signals are blocked, so that they end the wait.
+                sending = DemoLoad(fleet.url) if load else nullcontext()
+                _until_interrupted(lambda: emit(end, options), sending)
             else:
                 emit(end, options)
     except DemoError as error:
@@ -94,14 +117,17 @@ def _is_default_source(url: str, options: GlobalOptions) -> bool:
         return False
 
 
-def _until_interrupted(announce: Callable[[], None]) -> None:
+def _until_interrupted(
+    announce: Callable[[], None], meanwhile: AbstractContextManager[object]
+) -> None:
     """Wait for Ctrl-C, which is the normal end after the announcement."""
     import signal
 
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
-        announce()
-        signal.sigwait(ends)
+        with meanwhile:
+            announce()
+            signal.sigwait(ends)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)

@@ -126,7 +126,7 @@ def test_the_examples_of_the_first_screen_are_commands(dynctl):
     page = dynctl().out
     words = set(re.findall(r"dynctl ([a-z]+)", page[page.index("Try ") :]))
     assert words <= {path.split()[0] for path, _, _ in cli.COMMANDS}
-    assert set(re.findall(r"--[a-z-]+", page)) - {"--keep", "--explain", "--help"} <= set(
+    assert set(re.findall(r"--[a-z-]+", page)) - {"--keep", "--load", "--explain", "--help"} <= set(
         re.findall(r"--[a-z-]+", dynctl("options").out)
     )
 
