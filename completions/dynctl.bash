@@ -16,7 +16,7 @@ __dynctl_command() {
             flags+=' --version -V --output -o --timeout --token-file --wait'
             ;;
         'demo')
-            flags+=' --keep --story --no-story --port --output -o --timeout --token-file --wait'
+            flags+=' --keep --load --story --no-story --port --output -o --timeout --token-file --wait'
             ;;
         'serve')
             subs='frontend router indexer observe attach epp engine'

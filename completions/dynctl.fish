@@ -126,6 +126,7 @@ function __dynctl_flags
         case 'demo'
             printf '%s\n' \
                 '--keep'\t'Keep the fleet running until Ctrl-C' \
+                '--load'\t'With --keep: send traffic until Ctrl-C, with shared prefixes, a zone ..' \
                 '--story'\t'Send four requests and explain them' \
                 '--no-story'\t'Send four requests and explain them' \
                 '--port'\t'Port of the frontend' \
