@@ -31,6 +31,7 @@ NAMES = (
     "pairs",
     "peers",
     "frontend",
+    "gateway",
     "processes",
     "recovery",
     "replay",
