@@ -84,6 +84,8 @@ _MOST_TIMES: Final = 64
 _ENOUGH_REPORTS: Final = 8
 #: The content of a prompt's first block, which is not known where it has a salt.
 _FIRST: Final = 1
+#: Share of stored blocks above which another router sends requests too.
+_FOREIGN: Final = 0.1
 #: Earlier times are those of a trace, which begins at 0.
 _REAL_TIME: Final = 31_536_000.0
 _OTHERS: Final = "(others)"
@@ -445,6 +447,10 @@ class Ladder:
                     names[name] = block
                     self._was_stored(worker.model, rank, block, parent, local, record.at)
                     parent = block
+        # Whose blocks they are is not known.
+        self._foreign = self._stored = 0
+        for fate in self._fates.values():
+            fate.foreign = False
 
     def _changed(self, source: _Source, record: Changed) -> None:
         router = source.router
@@ -1210,10 +1216,9 @@ class Ladder:
             )
         if tally.requests and not self._warm:
             yield doubt("DYR0766")
-        if self._foreign and not self._warm:
-            share = self._foreign / max(1, self._stored)
-            if share > 0.01:
-                yield doubt("DYR0767", blocks=f"{self._foreign:,}", all=f"{self._stored:,}")
+        # Requests that were under way at the start have no arrival.
+        if self._foreign > _FOREIGN * self._stored:
+            yield doubt("DYR0767", blocks=f"{self._foreign:,}", all=f"{self._stored:,}")
         if self._left_out:
             yield doubt(
                 "DYR0768",

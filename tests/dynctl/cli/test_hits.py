@@ -232,7 +232,6 @@ async def test_a_live_frontend_is_judged_while_it_works():
         spread = await _live("round-robin", a0, a1)
         kv = await _live("kv", a0, a1)
     assert spread["requests"] > 0
-    assert [one["code"] for one in spread["doubts"]] == []
     assert spread["largest"][0]["cause"] == "spread", spread
     rates = {one["rung"]: one["rate"] for one in spread["rungs"]}
     assert rates["reused"] < rates["best"] <= rates["reachable"]

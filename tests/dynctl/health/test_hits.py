@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport
-from dynctl.documents.recording import KINDS, Decided, Finished, Record, Start
+from dynctl.documents.recording import KINDS, Arrived, Decided, Finished, Record, Start
 from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
 from tests.dynctl.health.recorded_fleet import (
@@ -253,6 +253,21 @@ def test_what_the_bounds_leave_out_is_said_and_not_guessed() -> None:
     assert report.left_out
     assert "DYR0768" in [one.code for one in report.doubts]
     _adds_up(report)
+
+
+def test_a_router_that_is_not_recorded_is_noticed_by_the_blocks_of_its_requests() -> None:
+    records = replace(FLEET, routers=2).records(CHATS)
+    taken = {one.id: one.router for one in records if isinstance(one, Arrived)}
+    mine = [
+        one
+        for one in records
+        if not isinstance(one, Arrived | Decided | Finished) or not taken[one.id]
+    ]
+    alone, both = hits(mine), hits(records)
+    assert alone.requests < both.requests
+    assert "DYR0767" in [one.code for one in alone.doubts]
+    assert both.foreign_blocks == 0
+    assert both.doubts == []
 
 
 def test_a_request_that_is_refused_or_runs_on_is_counted_apart() -> None:
