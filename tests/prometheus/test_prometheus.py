@@ -255,7 +255,7 @@ async def test_every_panel_shows_data_of_a_live_fleet(tmp_path):
             assert await found.values(name), name
         # A condition becomes an alert: pending, until it held long enough.
         async with asyncio.timeout(patience(20)):
-            while "DynctlWorkerEjected" not in await active_alerts(found):
+            while "DynctlWorkerEjected" not in await active_alerts(found):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
 
 
