@@ -230,6 +230,7 @@ def simulated_fleet(
         events_loss=events_loss,
         block_bytes=block_bytes,
         losses=losses,
+        link_domain=source.domain if source.places else "",
     )
 
 
