@@ -9,6 +9,8 @@ cluster             a healthy deployment over two zones, on a simulated Kubernet
 cluster FAULT       the same with a fault of the matrix (tests/kube/faults) in it
 files               a Dynamo registered in files whose processes have ended (DYN_FILE_KV)
 checkout            this repository, with the environment that make sets up
+traces              the folder with published traces that $DYNCTL_TRACES names; without one
+                    these commands do not run
 dynamo              a real Dynamo; tests/dynamo/test_docs.py runs these
 =================== ==========================================================================
 """
@@ -16,6 +18,7 @@ dynamo              a real Dynamo; tests/dynamo/test_docs.py runs these
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -32,11 +35,13 @@ from tests.dynctl.cli.test_check import CAPTURE, written
 from tests.kube.actors import Simulation, living
 from tests.kube.faults import FAULTS, fault_of, injected
 
-WORLDS = ("none", "engines", "demo", "cluster", "files", "checkout", "dynamo")
+WORLDS = ("none", "engines", "demo", "cluster", "files", "checkout", "traces", "dynamo")
 ELSEWHERE = ("dynamo",)
 """Worlds of pages that another test runs."""
 
 
+#: Read before each test gets a clean environment.
+TRACES: Final = os.environ.get("DYNCTL_TRACES")
 #: Age of a cluster with a fault. A worker that restarts for ever costs time for each restart.
 _AGE_S: Final = 900.0
 
@@ -68,6 +73,10 @@ def session(world: str, directory: Path, fleet: Fleet) -> Iterator[Session]:
             if not (ROOT / ".venv" / ".run-stamp").exists():
                 pytest.skip("make has set up no environment here")
             found = Session(directory, {}, place=ROOT)
+        case "traces":
+            if TRACES is None:
+                pytest.skip("DYNCTL_TRACES names no folder with the published traces")
+            found = Session(directory, {}, place=Path(TRACES))
         case "files":
             found = Session(directory, {"DYN_FILE_KV": str(_registered(directory))})
         case "demo":
