@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.openapi import openapi_document
+from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.server import Frontend
 from tests.docs.cli_page import cli_page
 from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json
@@ -15,6 +20,14 @@ from tests.docs.pages import DOCS
 from tests.docs.prometheus_rules import rules_yaml
 from tests.docs.seeds_page import seeds_page
 from tests.docs.settings_table import settings_tables
+
+
+def openapi_json(kind: type[Frontend]) -> str:
+    """The OpenAPI document of a process with the defaults."""
+    process = kind(FrontendConfig())
+    document = openapi_document(process.build_app(), process.title)
+    return json.dumps(document, indent=1) + "\n"
+
 
 _END: Final = "<!-- end -->"
 
@@ -39,6 +52,8 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "grafana" / "dynctl.json": dashboard_json,
     DOCS / "prometheus" / "rules.yaml": rules_yaml,
     DOCS / "deploy" / "dynctl.1": man_page,
+    DOCS / "openapi" / "frontend.json": lambda: openapi_json(Frontend),
+    DOCS / "openapi" / "router.json": lambda: openapi_json(RouterProcess),
 }
 
 if __name__ == "__main__":

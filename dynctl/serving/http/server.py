@@ -65,6 +65,7 @@ from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
+from dynctl.serving.http.openapi import document_route, routes_of
 from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
 from dynctl.serving.mirrored_fleet import MirroredFleet
@@ -267,6 +268,11 @@ class Frontend:
         )
 
     @property
+    def title(self) -> str:
+        """What the process is, for its OpenAPI document."""
+        return "dynctl serve frontend" if self._serves_inference else "dynctl serve router"
+
+    @property
     def url(self) -> str:
         host = self.config.host
         scheme = "http" if self.certificate is None else "https"
@@ -397,6 +403,7 @@ class Frontend:
         app.add_routes(routes)
         for more in self._extra_routes:
             app.add_routes(more(self))
+        app.add_routes([document_route(self.title)])
         return app
 
     # -- inside ----------------------------------------------------------------------------
@@ -745,12 +752,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
 
 def served_endpoints(app: web.Application) -> list[str]:
     """The endpoints of an application, as ``POST /v1/responses``."""
-    rows = {
-        (route.resource.canonical.replace(":.+", ""), route.method)
-        for route in app.router.routes()
-        if route.resource is not None and route.method != "HEAD"
-    }
-    return [f"{method} {path}" for path, method in sorted(rows)]
+    return [f"{method} {path}" for method, path, _ in routes_of(app)]
 
 
 def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:

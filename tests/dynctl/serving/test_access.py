@@ -38,6 +38,7 @@ TABLE = {
     ("POST", "/detokenize"): "key",
     ("GET", "/version"): "key",
     ("GET", "/ping"): "every client",
+    ("GET", "/openapi.json"): "every client",
     ("POST", "/ping"): "every client",
     ("GET", "/v1/models"): "key",
     ("GET", "/v1/models/{model}"): "key",
