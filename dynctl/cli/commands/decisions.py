@@ -94,7 +94,7 @@ def tail_decisions(
     zone: Zone = None,
     worker: Worker = None,
     last: Annotated[
-        int, typer.Option("--last", metavar="N", min=0, max=1000, help="Begin with the last N.")
+        int, typer.Option("--tail", metavar="N", min=0, max=1000, help="Begin with the last N.")
     ] = 10,
     limit: Limit = None,
     duration: Duration = None,

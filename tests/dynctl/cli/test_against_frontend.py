@@ -271,7 +271,7 @@ def test_decisions_tail_shows_those_that_are_made_while_it_runs(frontend: str, t
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
     environment = {**os.environ, "DYNCTL_FRONTEND": frontend, "DYNCTL_TOKEN": TOKEN}
     tail = subprocess.Popen(
-        [sys.executable, "-m", "dynctl", "decisions", "tail", "--last", "0", "--limit", "2",
+        [sys.executable, "-m", "dynctl", "decisions", "tail", "--tail", "0", "--limit", "2",
          "-o", "jsonl"],
         stdout=subprocess.PIPE, env=environment, text=True,
     )  # fmt: skip

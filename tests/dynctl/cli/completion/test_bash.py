@@ -14,6 +14,9 @@ from tests.dynctl.cli.completion.terminal import Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
+#: The commands of `dynctl workers`, in the order of its help.
+WORKERS = ["list", "show", "cordon", "uncordon", "drain"]
+
 #: Ctrl-T writes down the line and what was offered, Ctrl-U forgets both.
 SETUP = """\
 bind 'set bell-style none' 'set completion-query-items 0' 'set page-completions off'
@@ -74,7 +77,7 @@ def press(tmp_path: Path, program: Program) -> Iterator[Press]:
 
 def test_what_is_known_is_completed_without_starting_anything(press: Press, program: Program):
     assert press("dynctl wor").line == "dynctl workers "
-    assert press("dynctl workers ").offered == ["list", "show"]
+    assert press("dynctl workers ").offered == WORKERS
     assert press("dynctl workers sh").line == "dynctl workers show "
     assert press("dynctl --demo -o json workers li").line == "dynctl --demo -o json workers list "
     assert press("dynctl workers list --no-h").line == "dynctl workers list --no-headers "
@@ -176,7 +179,7 @@ def test_names_that_a_shell_would_run_are_never_offered(press: Press, fleet: Fle
 
 def test_a_shell_with_other_settings(press: Press, fleet: Fleet):
     more = "COMP_WORDBREAKS=' '; IFS=:; set -u; set -f; alias d=dynctl; complete -F spy d"
-    assert press("dynctl workers ", more=more).offered == ["list", "show"]
+    assert press("dynctl workers ", more=more).offered == WORKERS
     line = f"dynctl workers list --frontend {fleet.url} --selector=zone=zone-"
     assert press(line).offered == ["--selector=zone=zone-a", "--selector=zone=zone-b"]
     line = f"d workers show --frontend {fleet.url} prefill-a"
