@@ -1,0 +1,307 @@
+"""The caches of a recorded fleet: each router is replayed from its changes.
+
+They are as the routers knew them at each moment. Beside them stands one shared cache of each model
+with as many blocks as its whole fleet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from dynctl.documents.recording import Changed
+from dynctl.health.hits.past import Fate, Rank, RankKey, Source
+from router_core import (
+    DEVICE,
+    BlocksRemoved,
+    BlocksStored,
+    Cleared,
+    IndexConnected,
+    IndexMarked,
+    KvEvent,
+    PrefillDone,
+    Router,
+    WorkerLost,
+    sequence_hashes,
+    slots_of,
+)
+
+#: The content of a prompt's first block, which is not known where it has a salt.
+_FIRST: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is kept: distinct blocks ever seen, blocks of the shared cache, blocks whose fate is
+    known, requests that wait for their end. A block takes about 100 bytes in each."""
+
+    seen: int = 4_000_000
+    shared: int = 2_000_000
+    fates: int = 1_000_000
+    requests: int = 100_000
+
+
+class SharedCache:
+    """One LRU cache of ``most`` blocks, and the blocks that one of twice the size would have."""
+
+    __slots__ = ("_hot", "_warm", "most")
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._hot: OrderedDict[int, None] = OrderedDict()
+        self._warm: OrderedDict[int, None] = OrderedDict()
+
+    def resize(self, most: int) -> None:
+        """Let it have ``most`` blocks."""
+        self.most = most
+        while self._warm and len(self._hot) < most:
+            block, _ = self._warm.popitem()
+            self._hot[block] = None
+            self._hot.move_to_end(block, last=False)
+        self._shrink()
+
+    def leading(self, hashes: Sequence[int]) -> tuple[int, int]:
+        """Leading blocks that it has, and that one of twice the size has."""
+        hot, warm = self._hot, self._warm
+        first = both = 0
+        for block in hashes:
+            if block in hot:
+                first += first == both
+            elif block not in warm:
+                break
+            both += 1
+        return first, both
+
+    def use(self, hashes: Sequence[int]) -> None:
+        """A request uses these blocks: a block is less recent than the one before it."""
+        hot, warm = self._hot, self._warm
+        for block in reversed(hashes):
+            if block in hot:
+                hot.move_to_end(block)
+            else:
+                warm.pop(block, None)
+                hot[block] = None
+        self._shrink()
+
+    def add(self, block: int) -> None:
+        """An engine has a block that no request asked for yet, such as output."""
+        if block not in self._hot:
+            self._warm.pop(block, None)
+            self._hot[block] = None
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while len(self._hot) > self.most:
+            block, _ = self._hot.popitem(last=False)
+            self._warm[block] = None
+        while len(self._warm) > self.most:
+            self._warm.popitem(last=False)
+
+
+@dataclass(slots=True, eq=False)
+class ModelCaches:
+    """What requests and engines of one model had so far."""
+
+    seen: set[int] = field(default_factory=set)
+    cache: SharedCache = field(default_factory=SharedCache)
+    #: KV blocks of all its workers that compute prompts; None: a worker does not declare them.
+    blocks: int | None = 0
+    version: tuple[int, ...] = ()
+
+
+class Caches:
+    """What each rank and each model had so far, and what happened to each block."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.models: dict[str, ModelCaches] = {}
+        self.ranks: dict[RankKey, Rank] = {}
+        self.fates: dict[int, Fate] = {}
+        self._contents: dict[int, tuple[int, str, bool, float]] = {}
+        #: What a bound or a broken record left out, with how often.
+        self.left_out: Counter[str] = Counter()
+        #: Blocks that engines stored, and those of them that no known request had asked for.
+        self.stored = self.foreign = 0
+
+    def restore(self, router: Router, at: float) -> None:
+        """Take the blocks of a router that was read from a snapshot."""
+        for slot in router.freshness:
+            worker, ref = router.registry.worker(slot), router.registry.ref(slot)
+            rank = self.rank((ref.worker_id, ref.dp_rank))
+            names: dict[int, int] = {}
+            for event in router.index.stored_events(slot):
+                parent = None if event.parent_hash is None else names.get(event.parent_hash)
+                chained = sequence_hashes(event.local_hashes, parent)
+                columns = zip(event.block_hashes, event.local_hashes, chained, strict=True)
+                for name, local, block in columns:
+                    names[name] = block
+                    self._was_stored(worker.model, rank, block, parent, local, at)
+                    parent = block
+        # Whose blocks they are is not known.
+        self.foreign = self.stored = 0
+        for fate in self.fates.values():
+            fate.foreign = False
+
+    def change(self, source: Source, record: Changed) -> None:
+        """Apply a change to the router of ``source``, and note what happens to blocks."""
+        router = source.router
+        if router is None:
+            start = source.start
+            router = source.router = Router(
+                source.config,
+                exact_reuse=start is not None and start.exact_reuse,
+                learns=start is not None and start.learns,
+            )
+        change, at = record.change, record.at
+        match change:
+            case KvEvent():
+                self._kv_event(router, change, at)
+                return
+            case WorkerLost():
+                for slot in router.registry.slots(change.worker_id):
+                    worker_id, dp_rank = router.registry.ref(slot)
+                    self._cleared(self.rank((worker_id, dp_rank)), at)
+            case IndexMarked() if change.state in ("gapped", "over_limit"):
+                self.rank((change.worker_id, change.dp_rank)).troubles.append(at)
+            case IndexConnected() if not change.connected:
+                self.rank((change.worker_id, change.dp_rank)).troubles.append(at)
+            case PrefillDone():
+                request = source.pending.get(change.request_id)
+                if request is not None:
+                    request.prefilled_at = at
+        router.apply(change, at)
+        source.config = router.config
+        if isinstance(change, WorkerLost):
+            while router.sweep(1_000_000):
+                pass
+
+    def _kv_event(self, router: Router, change: KvEvent, at: float) -> None:
+        key = (change.worker_id, change.dp_rank)
+        slot = router.registry.slot(*key)
+        event = change.event
+        if slot is None:
+            router.apply(change, at)
+            return
+        rank = self.rank(key)
+        if isinstance(event, Cleared):
+            router.apply(change, at)
+            self._cleared(rank, at)
+        elif isinstance(event, BlocksRemoved) and event.tier == DEVICE:
+            blocks = [router.index.sequence_of(slot, name) for name in event.block_hashes]
+            router.apply(change, at)
+            for block, name in zip(blocks, event.block_hashes, strict=True):
+                fate = None if block is None else self.fates.get(block)
+                # A copy of it may be left.
+                if fate is not None and router.index.sequence_of(slot, name) is None:
+                    fate.removed_at, fate.removed_from = at, rank
+        elif isinstance(event, BlocksStored) and event.tier == DEVICE:
+            router.apply(change, at)
+            model = router.registry.worker(slot).model
+            parent = None
+            if event.parent_hash is not None:
+                parent = router.index.sequence_of(slot, event.parent_hash)
+            for name, local in zip(event.block_hashes, event.local_hashes, strict=False):
+                block = router.index.sequence_of(slot, name)
+                if block is not None:
+                    self._was_stored(model, rank, block, parent, local, at)
+                parent = block
+        else:
+            router.apply(change, at)
+
+    def _was_stored(
+        self, model: str, rank: Rank, block: int, parent: int | None, local: int, at: float
+    ) -> None:
+        """A rank has a block now, after ``parent``."""
+        rank.stored = True
+        self.stored += 1
+        caches = self.model(model)
+        new = block not in caches.seen
+        self.see(caches, block)
+        caches.cache.add(block)
+        fate = self.fate(block)
+        above = None if parent is None else self.fates.get(parent)
+        if new and (parent is None or (above is not None and above.foreign)):
+            fate.foreign = True
+            self.foreign += 1
+        fate.rank, fate.epoch, fate.stored_at = rank, rank.epoch, at
+        if fate.waiting is not None:
+            for gap in fate.waiting:
+                if gap.rank is rank and gap.stored_at is None:
+                    gap.stored_at = at
+            fate.waiting = None
+        if not fate.content and (parent is None or (above is not None and above.content)):
+            content = _FIRST
+            if above is not None:
+                content = sequence_hashes((local,), above.content)[0]
+            fate.content = content
+            if above is not None:
+                sender = fate.by
+                tenant = "" if sender is None else sender.arrived.tenant
+                salted = sender is not None and sender.arrived.salted
+                first = self._contents.setdefault(content, (block, tenant, salted, at))
+                if first[0] != block:
+                    fate.twin = first[1:]
+                _bound(self._contents, self.bounds.fates)
+
+    def _cleared(self, rank: Rank, at: float) -> None:
+        rank.epoch += 1
+        rank.clears.append(at)
+
+    def rank(self, key: RankKey) -> Rank:
+        rank = self.ranks.get(key)
+        if rank is None:
+            rank = self.ranks[key] = Rank(key)
+        return rank
+
+    def model(self, name: str) -> ModelCaches:
+        caches = self.models.get(name)
+        if caches is None:
+            caches = self.models[name] = ModelCaches()
+            caches.cache.resize(self.bounds.shared)
+        return caches
+
+    def resize(self, caches: ModelCaches, source: Source, mask: int) -> None:
+        """Give the shared cache the blocks of the fleet as it is now."""
+        router = source.router
+        version = (source.number, -1 if router is None else router.registry.version)
+        if caches.version == version:
+            return
+        caches.version = version
+        total: int | None = None
+        if router is not None and mask and source.gives("workers"):
+            counts = [
+                router.registry.worker(slot).runtime_config.total_kv_blocks
+                for slot in slots_of(mask)
+            ]
+            if all(counts):
+                total = sum(one or 0 for one in counts)
+        caches.blocks = total
+        caches.cache.resize(min(self.bounds.shared, total or self.bounds.shared))
+
+    def see(self, caches: ModelCaches, block: int) -> None:
+        if block in caches.seen:
+            return
+        if len(caches.seen) >= self.bounds.seen:
+            self.left_out["blocks that were seen before"] += 1
+            return
+        caches.seen.add(block)
+
+    def fate(self, block: int) -> Fate:
+        fate = self.fates.get(block)
+        if fate is None:
+            fate = self.fates[block] = Fate()
+            if _bound(self.fates, self.bounds.fates):
+                self.left_out["blocks whose past was forgotten"] += 1
+        return fate
+
+
+def _bound(table: dict[int, Any], most: int) -> bool:
+    """Drop the oldest tenth of a table that is larger than ``most``; whether it did."""
+    if len(table) <= most:
+        return False
+    for key in list(islice(table, max(1, most // 10))):
+        del table[key]
+    return True

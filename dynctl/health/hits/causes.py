@@ -1,0 +1,312 @@
+"""Why a request reused less than it could have: the loss of each step, block by block."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from dynctl.documents.hits import UNEXPLAINED
+from dynctl.documents.recording import Decided, Finished
+from dynctl.health.hits.caches import Caches
+from dynctl.health.hits.choice import beaten, excluded
+from dynctl.health.hits.past import Fate, Gap, Rank, Request, Source
+from router_core import Router
+
+#: Seconds after the end of a request until its losses are judged.
+GRACE_S: Final = 30.0
+#: The router mode that reads what is cached.
+READS_CACHES: Final = "kv"
+#: Reports from which the block size of an engine is derived.
+_ENOUGH_REPORTS: Final = 8
+
+
+class Causes:
+    """Gives the losses of requests to causes, in ``Request.parts``.
+
+    ``missing``, ``choice`` and ``remember_senders`` say what is known at the decision; ``gaps``,
+    ``salts`` and ``reuse`` judge when the request has ended.
+    """
+
+    def __init__(self, caches: Caches, sources: dict[int, Source]) -> None:
+        self._caches = caches
+        self._sources = sources
+
+    def missing(self, request: Request, router: Router | None, best: int, above: int) -> None:
+        """Why no worker has the blocks from ``best`` to ``above``."""
+        size = request.arrived.block_size
+        if above < best:
+            request.parts["best", "kept"] += (above - best) * size
+            return
+        gap: Gap | None = None
+        for block in request.hashes[best:above]:
+            fate = self._caches.fates.get(block)
+            if fate is None:
+                request.parts["best", UNEXPLAINED] += size
+                continue
+            sender = fate.by
+            if (
+                sender is None
+                or sender.rank is None
+                or fate.sent_at < max(fate.stored_at, fate.removed_at)
+            ):
+                request.parts["best", self._gone(request, router, fate)] += size
+                continue
+            if gap is not None and gap.sender is sender and gap.rank is sender.rank:
+                gap.tokens += size
+                continue
+            state = _state_of(router, sender.rank)
+            gap = Gap(size, sender, sender.rank, sender.epoch, state, request.decided_at)
+            request.gaps.append(gap)
+            fate.waiting = [*(fate.waiting or ()), gap]
+
+    def _gone(self, request: Request, router: Router | None, fate: Fate) -> str:
+        """Why a block that a rank had stored is not there any more."""
+        rank = fate.rank
+        if rank is None:
+            return UNEXPLAINED
+        if fate.removed_at < fate.stored_at:
+            if rank.epoch != fate.epoch:
+                return "restart"
+            if _state_of(router, rank) not in ("current", ""):
+                return "events_lost"
+        return "split" if request.source.mode == READS_CACHES else "spread"
+
+    def choice(
+        self,
+        request: Request,
+        router: Router | None,
+        decided: Decided,
+        best: int | None,
+        above: int,
+        expected: int,
+        mask: int,
+    ) -> None:
+        """Why the router counted fewer blocks than the best worker has (or the shared cache)."""
+        source, size, parts = request.source, request.arrived.block_size, request.parts
+        top = above if best is None else best
+        if source.mode != READS_CACHES:
+            if best is not None:
+                parts["expected", "spread"] += (top - expected) * size
+            return
+        eligible = decided.best_cached_blocks
+        counted = top if eligible is None else min(round(eligible), len(request.hashes))
+        counted = max(counted, expected)
+        if best is None:
+            self._lost_by_senders(request, "expected", expected, above, counted)
+            return
+        if counted > top:
+            # Booked there just now, and not in the index yet.
+            parts["expected", "predicted"] += (top - counted) * size
+        elif counted < top and router is not None:
+            cause = excluded(request, router, counted, mask)
+            parts["expected", cause] += (top - counted) * size
+        if counted > expected:
+            trusted = request.depth is None or request.depth <= expected
+            cause = beaten(request, decided) if trusted else "events_lost"
+            lost = counted - expected
+            if not trusted and request.depth is not None:
+                # The index of the chosen worker is not trusted in full.
+                untrusted = min(lost, request.depth - expected)
+                parts["expected", "events_lost"] += untrusted * size
+                lost -= untrusted
+                cause = beaten(request, decided)
+            parts["expected", cause] += lost * size
+
+    def remember_senders(self, request: Request, above: int) -> None:
+        """Which decision put each block where it is, where no index shows it."""
+        for block in request.hashes[:above]:
+            fate = self._caches.fates.get(block)
+            sender = None if fate is None else fate.by
+            if sender is None or sender.rank is None:
+                who = UNEXPLAINED
+            elif sender.router != request.router:
+                who = "blind"
+            elif sender.rank is request.rank:
+                who = "here"
+            else:
+                who = "there"
+            if request.senders and request.senders[-1][0] == who:
+                request.senders[-1] = (who, request.senders[-1][1] + 1)
+            else:
+                request.senders.append((who, 1))
+
+    def _lost_by_senders(
+        self, request: Request, rung: str, low: int, high: int, counted: int
+    ) -> None:
+        """Give the blocks from ``low`` to ``high`` to causes by who had sent them."""
+        size = request.arrived.block_size
+        if high < low:
+            request.parts[rung, "predicted" if rung == "expected" else "more"] += (
+                high - low
+            ) * size
+            return
+        mode = request.source.mode
+        at = 0
+        for who, blocks in request.senders:
+            lost = min(high, at + blocks) - max(low, at)
+            start = max(low, at)
+            at += blocks
+            if lost <= 0:
+                continue
+            if who in (UNEXPLAINED, "blind"):
+                request.parts[rung, who] += lost * size
+            elif mode != READS_CACHES:
+                cause = "spread" if who == "there" else "no_events"
+                request.parts[rung, cause] += lost * size
+            else:
+                # The router counted the first blocks on another worker, and forgot the others.
+                knew = max(0, min(lost, counted - start))
+                cause = "load" if request.decided is None else beaten(request, request.decided)
+                request.parts[rung, cause] += knew * size
+                request.parts[rung, "estimate"] += (lost - knew) * size
+        if at < high:
+            request.parts[rung, UNEXPLAINED] += (high - max(at, low)) * size
+
+    def gaps(self, request: Request, now: float) -> None:
+        for gap in request.gaps:
+            request.parts["best", self._gap_cause(request, gap, now)] += gap.tokens
+
+    def _gap_cause(self, request: Request, gap: Gap, now: float) -> str:
+        sender, rank, since = gap.sender, gap.rank, gap.since
+        computed = sender.computed_at
+        if gap.stored_at is None and sender.failed:
+            return "not_computed"
+        if computed is None or computed > since:
+            shares = request.source.config.router_replica_sync
+            return "in_flight" if shares or sender.router == request.router else "blind"
+        if "BLOCK_SIZE_MISMATCH" in self._codes(sender):
+            return "block_size"
+        if gap.state in ("absent", "estimated"):
+            return "no_events"
+        if gap.state not in ("current", ""):
+            return "events_lost"
+        if any(computed <= at <= since for at in rank.clears):
+            return "restart"
+        if gap.stored_at is not None:
+            request.delays.append(gap.stored_at - computed)
+            return "stale"
+        if now < computed + GRACE_S:
+            return UNEXPLAINED  # the records end before a late event could have come
+        return "events_lost" if rank.stored else "no_events"
+
+    def salts(self, request: Request) -> None:
+        """Blocks that were not reachable, but whose content had been stored under other hashes."""
+        size, rungs = request.arrived.block_size, request.rungs
+        reachable = (rungs["reachable"] or 0) // size
+        first = max(1, reachable)
+        twin: tuple[str, bool, float] | None = None
+        same = first
+        for block in request.hashes[first:]:
+            fate = self._caches.fates.get(block)
+            found = None if fate is None else fate.twin
+            if found is None or found[2] >= request.decided_at:
+                break
+            twin = twin or found
+            same += 1
+        if twin is None:
+            return
+        salted = request.arrived.salted or twin[1]
+        other = salted and twin[0] != request.arrived.tenant
+        lost = (same - reachable) * size
+        rungs["shared"] = reachable * size + lost
+        request.parts["reachable", "salts" if other else "first_block"] += lost
+
+    def note_report(self, request: Request) -> None:
+        end, rank = request.finished, request.rank
+        if end is not None and end.cached_tokens and rank is not None:
+            rank.reports += 1
+            rank.granularity = math.gcd(rank.granularity, end.cached_tokens)
+
+    def reuse(self, request: Request) -> None:
+        end = request.finished
+        self.note_report(request)
+        if end is None or end.cached_tokens is None:
+            return
+        rungs, isl = request.rungs, request.arrived.isl_tokens
+        reused = min(end.cached_tokens, isl)
+        rungs["reused"] = reused
+        expected = rungs["expected"]
+        if expected is None:
+            self._judge_unrouted(request, reused)
+            return
+        lost = expected - reused
+        if lost < 0:
+            request.parts["reused", "more"] += lost
+        elif lost:
+            self._judge_loss(request, end, expected, reused)
+
+    def _judge_unrouted(self, request: Request, reused: int) -> None:
+        """The loss from the last known rung, where it is unknown what the router expected."""
+        size, rungs = request.arrived.block_size, request.rungs
+        top = next(
+            rungs[one] or 0 for one in ("best", "capacity", "reachable") if rungs[one] is not None
+        )
+        if rungs["best"] is not None or reused > top:
+            request.parts["reused", "more" if reused > top else UNEXPLAINED] += top - reused
+            return
+        low = -(-reused // size)
+        self._lost_by_senders(request, "reused", low, top // size, 0)
+        request.parts["reused", "alignment"] += low * size - reused
+
+    def _judge_loss(self, request: Request, end: Finished, expected: int, reused: int) -> None:
+        parts, size, isl = request.parts, request.arrived.block_size, request.arrived.isl_tokens
+        lost = expected - reused
+        if end.prompt_tokens is not None and end.prompt_tokens != isl:
+            parts["reused", "tokens"] += lost
+            return
+        own = size
+        rank = request.rank
+        if rank is not None and rank.reports >= _ENOUGH_REPORTS and rank.granularity % size == 0:
+            own = max(size, rank.granularity)
+        whole = min(expected, max(0, isl - 1)) // own * own
+        aligned = min(lost, expected - whole)
+        parts["reused", "alignment"] += aligned
+        lost -= aligned
+        if lost:
+            parts["reused", self._reuse_cause(request, end, reused // size)] += lost
+
+    def _reuse_cause(self, request: Request, end: Finished, position: int) -> str:
+        """Why the engine did not reuse the block at ``position``, on which the router counted."""
+        rank, since = request.rank, request.decided_at
+        if rank is None:
+            return UNEXPLAINED
+        if "BLOCK_SIZE_MISMATCH" in self._codes(request):
+            return "block_size"
+        if request.state in ("absent", "estimated"):
+            return "no_events"
+        if request.state not in ("current", ""):
+            return "events_lost"
+        until = end.at + GRACE_S
+        if any(since <= at <= until for at in rank.clears):
+            return "restart"
+        fate = self._caches.fates.get(request.hashes[position])
+        if fate is not None and fate.removed_from is rank and since < fate.removed_at <= until:
+            computed = request.computed_at
+            late = computed is not None and fate.removed_at > computed
+            if late and computed is not None:
+                request.delays.append(fate.removed_at - computed)
+            return "stale" if late else "evicted_waiting"
+        if request.depth is not None and position >= request.depth:
+            return "in_flight"
+        if any(since <= at <= until for at in rank.troubles):
+            return "events_lost"
+        sender = None if fate is None else fate.by
+        if sender is not None and sender is not request:
+            one, other = sender.arrived, request.arrived
+            if one.tenant != other.tenant and (one.salted or other.salted):
+                return "other_salt"
+        return UNEXPLAINED
+
+    def _codes(self, request: Request) -> set[str]:
+        """The conditions that were in force for the rank of a request, from all routers."""
+        name = request.worker.partition("/")[0]
+        return {code for one in self._sources.values() for code in one.codes.get(name, ())}
+
+
+def _state_of(router: Router | None, rank: Rank) -> str:
+    """The state of a rank's index now; empty where the rank is not registered."""
+    if router is None:
+        return ""
+    slot = router.registry.slot(*rank.key)
+    fresh = None if slot is None else router.freshness.get(slot)
+    return "" if fresh is None else fresh.state

@@ -1,0 +1,477 @@
+"""The ladder: takes the records, measures each request, and reports."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+
+from dynctl.documents.doubts import Doubt, doubt, some_names
+from dynctl.documents.hits import RUNGS, HitsGroup, HitsReport, HitsRung
+from dynctl.documents.recording import (
+    Arrived,
+    Changed,
+    Decided,
+    Finished,
+    Noted,
+    Record,
+    Start,
+    State,
+)
+from dynctl.health.hits.caches import Bounds, Caches
+from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
+from dynctl.health.hits.past import Request, Source
+from dynctl.health.hits.tally import Tally, causes, largest, rate
+from router_core import ConfigError, Role, Router, RouterConfig, SnapshotError, Worker
+
+#: Groups of a report; the others are one.
+MOST_GROUPS: Final = 1_000
+#: Share of stored blocks above which another router sends requests too.
+_FOREIGN: Final = 0.1
+#: Earlier times are those of a trace, which begins at 0.
+_REAL_TIME: Final = 31_536_000.0
+_OTHERS: Final = "(others)"
+_NO_SALT: Final = "(no salt)"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Requests that count: those decided from ``start`` on and before ``end`` (wall clock)."""
+
+    start: float = -math.inf
+    end: float = math.inf
+
+    def has(self, at: float) -> bool:
+        return self.start <= at < self.end
+
+
+class Ladder:
+    """The ladder over the records of one router or of several; see the package.
+
+    Records of one router come in order of time; those of several merged by time. ``by``: one of
+    ``dynctl.documents.hits.BY``, or empty.
+    """
+
+    def __init__(
+        self, *, by: str = "", window: Window = Window(), bounds: Bounds = Bounds()
+    ) -> None:
+        self._by = by
+        self._window = window
+        self._sources: dict[int, Source] = {}
+        self._caches = Caches(bounds)
+        self._causes = Causes(self._caches, self._sources)
+        self._due: deque[tuple[float, Request]] = deque()
+        self._all = Tally()
+        self._reported = Tally()
+        self._groups: dict[str, tuple[Tally, Tally]] = {}
+        self._skipped: Counter[str] = Counter()
+        self._names: set[str] = set()
+        self._warm = False
+        self._now = -math.inf
+
+    # -- records ----------------------------------------------------------------------
+
+    def take(self, record: Record, source: int = 0) -> None:
+        """Take the next record, of the router number ``source``."""
+        due = self._due
+        self._now = max(self._now, record.at)
+        while due and due[0][0] <= record.at:
+            self._judge(due.popleft()[1])
+        mine = self._sources.get(source)
+        if mine is None:
+            mine = self._sources[source] = Source(source)
+        match record:
+            case Changed():
+                self._caches.change(mine, record)
+            case Arrived():
+                self._arrived(mine, record)
+            case Decided():
+                self._decided(mine, record)
+            case Finished():
+                self._finished(mine, record)
+            case Start():
+                self._started(mine, record)
+            case State():
+                self._state(mine, record)
+            case Noted():
+                self._noted(mine, record)
+
+    def _started(self, source: Source, record: Start) -> None:
+        source.start = record
+        # Engines of a simulation begin empty.
+        self._warm = self._warm or record.source == "simulation"
+        source.config = _config(record.settings)
+        # What ran when the process ended has no end.
+        for request in source.pending.values():
+            self._end(request)
+        source.pending.clear()
+        source.router = None
+
+    def _state(self, source: Source, record: State) -> None:
+        if source.router is not None and not source.incomplete:
+            return
+        try:
+            router = Router.restore(record.snapshot)
+        except SnapshotError:
+            self._caches.left_out["snapshots that cannot be read"] += 1
+            return
+        source.router, source.incomplete = router, False
+        source.config = router.config
+        self._warm = True
+        self._caches.restore(router, record.at)
+
+    def _noted(self, source: Source, record: Noted) -> None:
+        if record.kind == "began" and record.code:
+            source.codes.setdefault(record.subject, set()).add(record.code)
+        elif record.kind in ("dropped", "skipped"):
+            source.incomplete = True
+            self._caches.left_out["gaps in the recording"] += 1
+        elif record.kind == "cut":
+            self._caches.left_out["the end of a recording that is cut"] += 1
+
+    def _arrived(self, source: Source, record: Arrived) -> None:
+        if len(source.pending) >= self._caches.bounds.requests:
+            oldest = source.pending.pop(next(iter(source.pending)))
+            self._caches.left_out["requests without an end"] += 1
+            oldest.done = True
+        request = source.pending[record.id] = Request(record, source, hashes=record.hashes)
+        if not source.gives("decisions"):
+            self._measure(request, None, record.at)
+
+    def _decided(self, source: Source, record: Decided) -> None:
+        request = source.pending.get(record.id)
+        if request is None:
+            return
+        if record.outcome != "selected":
+            request.refused = True
+            return
+        request.refused = False
+        if request.decided is None:
+            self._measure(request, record, record.at)
+
+    def _finished(self, source: Source, record: Finished) -> None:
+        request = source.pending.pop(record.id, None)
+        if request is None:
+            return
+        request.finished = record
+        self._end(request)
+
+    def _end(self, request: Request) -> None:
+        """The request ended: judge it when late events have come."""
+        at = request.arrived.at if request.finished is None else request.finished.at
+        self._due.append((at + GRACE_S, request))
+
+    # -- a decision -------------------------------------------------------------------
+
+    def _measure(self, request: Request, decided: Decided | None, at: float) -> None:
+        """The rungs of a request at the moment of its decision, and what is known of its losses."""
+        source, arrived, hashes = request.source, request.arrived, request.hashes
+        request.decided, request.decided_at = decided, at
+        if not hashes:
+            return
+        router, size = source.router, arrived.block_size
+        mask, name = 0, arrived.model
+        if router is not None:
+            registry = router.registry
+            mask = registry.model(arrived.model)
+            mask = mask & ~registry.role(Role.DECODE) or mask & registry.can_prefill
+            if mask:
+                name = registry.worker((mask & -mask).bit_length() - 1).model
+        self._names.add(name)
+        caches = self._caches.model(name)
+        self._caches.resize(caches, source, mask)
+        exact = router is not None and router.index.exact
+        most = min(len(hashes), max(0, arrived.isl_tokens - 1) // size) if exact else len(hashes)
+        usable = hashes[:most]
+        shared, twice = caches.cache.leading(usable)
+        reachable = shared
+        for block in islice(usable, shared, None):
+            if block not in caches.seen:
+                break
+            reachable += 1
+        if caches.blocks is not None and caches.blocks >= len(caches.seen):
+            shared = twice = reachable
+        capacity = None if caches.blocks is None else shared
+        self._choose(request, router, decided, mask)
+        best = self._best(request, router, usable, mask)
+        expected = self._expected(request, decided)
+        request.twice = twice * size
+        request.rungs = {
+            "shared": reachable * size,
+            "reachable": reachable * size,
+            "capacity": None if capacity is None else capacity * size,
+            "best": None if best is None else best * size,
+            "expected": None if expected is None else min(expected * size, arrived.isl_tokens),
+        }
+        if capacity is not None:
+            request.parts["capacity", "capacity"] += (reachable - capacity) * size
+        above = reachable if capacity is None else capacity
+        if best is None:
+            self._causes.remember_senders(request, above)
+        else:
+            self._causes.missing(request, router, best, above)
+        if expected is not None and decided is not None:
+            self._causes.choice(request, router, decided, best, above, expected, mask)
+        for block in hashes:
+            self._caches.see(caches, block)
+        caches.cache.use(hashes)
+        self._remember(request, at)
+
+    def _choose(
+        self, request: Request, router: Router | None, decided: Decided | None, mask: int
+    ) -> None:
+        """Note the rank that computes the prompt, and the state of its index."""
+        chosen = None if decided is None else decided.prefill or decided.decode
+        if self._by == "hour":
+            request.group = _hour(request.decided_at)
+        elif self._by == "tenant":
+            request.group = request.arrived.tenant or _NO_SALT
+        elif self._by == "model":
+            request.group = request.arrived.model
+        if chosen is None:
+            return
+        rank = request.rank = self._caches.rank((chosen[0], chosen[1]))
+        request.epoch = rank.epoch
+        request.worker = str(chosen[0])
+        worker = None if router is None else router.registry.get(chosen[0])
+        if worker is not None and router is not None:
+            request.worker = worker.name
+            if worker.runtime_config.data_parallel_size > 1:
+                request.worker += f"/{chosen[1]}"
+            slot = router.registry.slot(*chosen)
+            fresh = None if slot is None else router.freshness.get(slot)
+            request.state = "" if fresh is None else fresh.state
+        if self._by == "worker":
+            request.group = request.worker
+        elif self._by == "domain":
+            request.group = "-" if worker is None else _domain(worker)
+
+    def _best(
+        self, request: Request, router: Router | None, usable: Sequence[int], mask: int
+    ) -> int | None:
+        """The most leading blocks on one worker; None where no worker reports what it caches."""
+        if router is None or not mask or not request.source.gives("kv_events"):
+            return None
+        silent = router.freshness.none | router.freshness.estimated
+        if not mask & ~silent:
+            return None
+        found = router.index.find_matches(usable, mask, len(usable))
+        rank = request.rank
+        slot = None if rank is None else router.registry.slot(*rank.key)
+        request.depth = None if slot is None else min(found.get(slot), len(usable))
+        return min(found.best(mask)[0], len(usable))
+
+    def _expected(self, request: Request, decided: Decided | None) -> int | None:
+        """Blocks that the router counted; those in the index where its mode counts none."""
+        if decided is None:
+            return None
+        if request.source.mode != READS_CACHES:
+            return request.depth
+        if decided.cached_blocks is None:
+            return request.depth
+        return min(round(decided.cached_blocks), len(request.hashes))
+
+    def _remember(self, request: Request, at: float) -> None:
+        """The blocks that the chosen rank has to compute are sent there now."""
+        rank = request.rank
+        if rank is None:
+            return
+        held = request.depth or 0
+        for block in request.hashes[held:]:
+            fate = self._caches.fate(block)
+            fate.by, fate.sent_at, fate.foreign = request, at, False
+
+    # -- the judgement ----------------------------------------------------------------
+
+    def _judge(self, request: Request) -> None:
+        """Judge an ended request, and count it."""
+        if request.done:
+            return
+        request.done = True
+        counts = self._window.has(request.decided_at)
+        if request.refused or request.decided_at == math.inf:
+            if self._window.has(request.arrived.at):
+                self._skipped["refused" if request.refused else "without a decision"] += 1
+        elif not request.hashes:
+            if counts:
+                self._skipped["without block hashes"] += 1
+        elif counts:
+            self._causes.gaps(request, self._now)
+            self._causes.salts(request)
+            self._causes.reuse(request)
+            self._count(request)
+        elif request.finished is not None:
+            self._causes.note_report(request)
+        request.hashes, request.gaps, request.senders = (), [], []
+
+    def _count(self, request: Request) -> None:
+        if not request.rungs:
+            return
+        reported = request.rungs.get("reused") is not None
+        tallies = [(self._all, self._reported)]
+        if self._by:
+            name = request.group or "-"
+            if name not in self._groups and len(self._groups) >= MOST_GROUPS:
+                name = _OTHERS
+            tallies.append(self._groups.setdefault(name, (Tally(), Tally())))
+        if not reported:
+            end = request.finished
+            self._skipped["still running" if end is None else "reuse not reported"] += 1
+        for every, known in tallies:
+            every.add(request)
+            if reported:
+                known.add(request)
+
+    # -- the report -------------------------------------------------------------------
+
+    def report(self, title: str = "") -> HitsReport:
+        """The ladder of all records so far; ``title`` names their source."""
+        while self._due:
+            self._judge(self._due.popleft()[1])
+        for source in self._sources.values():
+            for request in source.pending.values():
+                self._judge(request)
+            source.pending.clear()
+        known = self._reported.requests > 0
+        tally = self._reported if known else self._all
+        rungs = list(self._rungs(tally))
+        caches = [one for name, one in self._caches.models.items() if name in self._names]
+        blocks = [one.blocks for one in caches]
+        capacity = None if None in blocks else sum(one or 0 for one in blocks)
+        at = next((one for one in rungs if one.rung == "capacity"), None)
+        twice = (
+            tally.twice / tally.tokens if tally.tokens and at and at.tokens is not None else None
+        )
+        groups = [
+            self._group(name, both[1] if known else both[0])
+            for name, both in self._groups.items()
+            if (both[1] if known else both[0]).requests
+        ]
+        return HitsReport(
+            source=title,
+            start=tally.start if tally.requests else None,
+            end=tally.end if tally.requests else None,
+            requests=tally.requests,
+            prompt_tokens=tally.tokens,
+            workers=len({key[0] for key in self._caches.ranks}),
+            models=sorted(self._names),
+            rungs=rungs,
+            largest=largest(tally),
+            capacity_blocks=capacity,
+            with_twice=twice,
+            by=self._by,
+            groups=sorted(groups, key=lambda one: (-one.prompt_tokens, one.name)),
+            skipped=dict(self._skipped),
+            left_out=dict(self._caches.left_out),
+            foreign_blocks=self._caches.foreign,
+            stored_blocks=self._caches.stored,
+            doubts=list(self._doubts(tally, rungs)),
+        )
+
+    def _rungs(self, tally: Tally) -> Iterator[HitsRung]:
+        before: int | None = None
+        reachable = tally.rungs.get("reachable")
+        for rung, title in RUNGS.items():
+            tokens = tally.rungs.get(rung)
+            if rung == "shared" and (tokens is None or tokens == reachable):
+                continue
+            if tokens is None:
+                yield HitsRung(rung, title, unknown=self._unknown(rung, tally))
+                continue
+            parts = {c: p for (r, c), p in tally.parts.items() if r == rung and p.tokens}
+            if before is None:
+                yield HitsRung(rung, title, tokens, rate(tokens, tally))
+            else:
+                lost = before - tokens
+                found = causes(parts, lost, tally)
+                yield HitsRung(rung, title, tokens, rate(tokens, tally), lost, found)
+            before = tokens
+
+    def _unknown(self, rung: str, tally: Tally) -> str:
+        """Which input would give a rung that is unknown."""
+        if not tally.requests:
+            return "no requests"
+        if rung == "capacity":
+            return "a worker does not declare its KV blocks (total-blocks= of --worker)"
+        if rung == "best":
+            return "no worker reports KV events"
+        if rung == "expected":
+            if not all(one.gives("decisions") for one in self._sources.values()):
+                return "the recording has no decisions"
+            return "the router mode counts no cached blocks, and no worker reports KV events"
+        return "no engine reported the tokens that it reused"
+
+    def _group(self, name: str, tally: Tally) -> HitsGroup:
+        rungs = list(self._rungs(tally))
+        worst = next(iter(largest(tally)), None)
+        return HitsGroup(
+            name,
+            tally.requests,
+            tally.tokens,
+            {one.rung: one.rate for one in rungs},
+            "" if worst is None else worst.cause,
+            0.0 if worst is None else worst.share,
+        )
+
+    def _doubts(self, tally: Tally, rungs: Sequence[HitsRung]) -> Iterator[Doubt]:
+        unknown = [one for one in rungs if one.unknown]
+        if unknown and tally.requests:
+            yield doubt(
+                "DYR0765",
+                rungs=", ".join(one.title for one in unknown),
+                why="; ".join(dict.fromkeys(one.unknown for one in unknown)),
+            )
+        if tally.requests and not self._warm:
+            yield doubt("DYR0766")
+        # Requests that were under way at the start have no arrival.
+        if self._caches.foreign > _FOREIGN * self._caches.stored:
+            yield doubt(
+                "DYR0767", blocks=f"{self._caches.foreign:,}", all=f"{self._caches.stored:,}"
+            )
+        if self._caches.left_out:
+            yield doubt(
+                "DYR0768",
+                what=some_names(f"{name} ({n:,})" for name, n in self._caches.left_out.items()),
+            )
+        silent = self._skipped.get("reuse not reported", 0)
+        if silent and rungs and rungs[-1].tokens is not None:
+            yield doubt("DYR0769", silent=f"{silent:,}", requests=f"{silent + tally.requests:,}")
+
+
+def hits(
+    records: Iterable[Record],
+    *,
+    title: str = "",
+    by: str = "",
+    window: Window = Window(),
+    bounds: Bounds = Bounds(),
+) -> HitsReport:
+    """The ladder of the records of one router."""
+    ladder = Ladder(by=by, window=window, bounds=bounds)
+    for record in records:
+        ladder.take(record)
+    return ladder.report(title)
+
+
+def _config(settings: dict[str, Any]) -> RouterConfig:
+    """The settings of a recording; those that this release does not have are left out."""
+    known = {k: v for k, v in settings.items() if k in RouterConfig.__dataclass_fields__}
+    try:
+        return RouterConfig().with_values(known)
+    except (ConfigError, TypeError, ValueError):
+        mode = known.get("router_mode", READS_CACHES)
+        return RouterConfig().with_values({"router_mode": mode})
+
+
+def _hour(at: float) -> str:
+    if at < _REAL_TIME:
+        return f"+{int(at // 3600)} h"
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:00Z")
+
+
+def _domain(worker: Worker) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(worker.domains.items())) or "-"

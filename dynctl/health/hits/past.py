@@ -1,0 +1,137 @@
+"""What is remembered of the past: of routers, ranks, blocks, and requests until they are judged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from dynctl.documents.recording import Arrived, Decided, Finished, Start
+from router_core import Router, RouterConfig
+
+RankKey = tuple[int, int]
+
+#: Times of clears and of troubles that are kept for each rank.
+_MOST_TIMES: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """One recorded router: its replay, and what it says about itself."""
+
+    number: int
+    start: Start | None = None
+    router: Router | None = None
+    config: RouterConfig = field(default_factory=RouterConfig)
+    pending: dict[str, Request] = field(default_factory=dict)
+    #: Names of workers -> codes of conditions that were in force.
+    codes: dict[str, set[str]] = field(default_factory=dict)
+    incomplete: bool = False
+
+    def gives(self, kind: str) -> bool:
+        return self.start is None or kind in self.start.complete
+
+    @property
+    def mode(self) -> str:
+        return str(self.config.router_mode)
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """What happened to one rank: clears and losses of events, what it stored and reported."""
+
+    key: RankKey
+    epoch: int = 0
+    stored: bool = False
+    clears: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_TIMES))
+    troubles: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_TIMES))
+    reports: int = 0
+    granularity: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Fate:
+    """What happened to one block last. ``by`` sent it; times are wall clock, -inf: never."""
+
+    by: Request | None = None
+    sent_at: float = -math.inf
+    rank: Rank | None = None
+    epoch: int = 0
+    stored_at: float = -math.inf
+    removed_at: float = -math.inf
+    removed_from: Rank | None = None
+    content: int = 0
+    #: Tenant, whether salted, and time of the first block with the same content.
+    twin: tuple[str, bool, float] | None = None
+    foreign: bool = False
+    waiting: list[Gap] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Gap:
+    """Blocks that no worker had although ``sender`` had asked a rank to compute them.
+
+    ``state``: of that rank's index at the decision. ``stored_at``: when the event came after all.
+    """
+
+    tokens: int
+    sender: Request
+    rank: Rank
+    epoch: int
+    state: str
+    since: float
+    stored_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request from its arrival until it is judged."""
+
+    arrived: Arrived
+    source: Source
+    group: str = ""
+    hashes: tuple[int, ...] = ()
+    decided: Decided | None = None
+    decided_at: float = math.inf
+    refused: bool = False
+    rank: Rank | None = None
+    epoch: int = 0
+    worker: str = ""
+    state: str = ""
+    depth: int | None = None
+    rungs: dict[str, int | None] = field(default_factory=dict)
+    twice: int = 0
+    parts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    delays: list[float] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    #: Who sent the blocks before: (cause, blocks) from the start, where no index shows the caches.
+    senders: list[tuple[str, int]] = field(default_factory=list)
+    others: dict[int, Request | None] = field(default_factory=dict)
+    prefilled_at: float | None = None
+    finished: Finished | None = None
+    done: bool = False
+
+    @property
+    def router(self) -> tuple[int, int]:
+        """The router that took it."""
+        return self.source.number, self.arrived.router
+
+    @property
+    def computed_at(self) -> float | None:
+        """When its prompt was computed, as far as it is known."""
+        if self.prefilled_at is not None:
+            return self.prefilled_at
+        end = self.finished
+        if end is None:
+            return None
+        if end.ttft_s is not None:
+            return min(end.at, self.arrived.at + end.ttft_s)
+        return end.at
+
+    @property
+    def failed(self) -> bool:
+        end = self.finished
+        if end is None or end.outcome in ("completed", "success", ""):
+            return False
+        return end.ttft_s is None and not end.output_tokens

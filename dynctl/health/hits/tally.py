@@ -1,0 +1,132 @@
+"""Sums over requests: tokens of each rung, and what was lost to each cause."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from heapq import nlargest
+from statistics import median
+from typing import Final
+
+from dynctl.documents.hits import CAUSES, RUNGS, UNEXPLAINED, HitsCause
+from dynctl.health.hits.past import Request
+
+#: Examples of each cause.
+MOST_EXAMPLES: Final = 3
+#: Delays of late events from which the median is taken.
+_MOST_DELAYS: Final = 1_000
+
+
+@dataclass(slots=True)
+class Part:
+    tokens: int = 0
+    requests: int = 0
+    examples: list[tuple[int, str]] = field(default_factory=list)
+    workers: Counter[str] = field(default_factory=Counter)
+    delays: list[float] = field(default_factory=list)
+
+    def add(self, tokens: int, request: Request, cause: str) -> None:
+        self.tokens += tokens
+        self.requests += 1
+        self.workers[request.worker] += tokens
+        self.examples.append((abs(tokens), request.arrived.id))
+        if len(self.examples) > 8 * MOST_EXAMPLES:
+            self.examples = nlargest(MOST_EXAMPLES, self.examples)
+        if cause == "stale" and len(self.delays) < _MOST_DELAYS:
+            self.delays += request.delays
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over requests: tokens of each rung (None: unknown for one of them), and the parts."""
+
+    requests: int = 0
+    tokens: int = 0
+    twice: int = 0
+    rungs: dict[str, int | None] = field(default_factory=dict)
+    parts: dict[tuple[str, str], Part] = field(default_factory=dict)
+    #: By cause, what was lost and not gained back on a later rung.
+    net: dict[str, Part] = field(default_factory=dict)
+    start: float = math.inf
+    end: float = -math.inf
+
+    def add(self, request: Request) -> None:
+        self.requests += 1
+        self.tokens += request.arrived.isl_tokens
+        self.twice += request.twice
+        self.start = min(self.start, request.decided_at)
+        self.end = max(self.end, request.decided_at)
+        for rung, tokens in request.rungs.items():
+            known = self.rungs.get(rung, 0)
+            self.rungs[rung] = None if known is None or tokens is None else known + tokens
+        for key, tokens in request.parts.items():
+            if tokens:
+                self.parts.setdefault(key, Part()).add(tokens, request, key[1])
+        for cause, tokens in _net(request.parts).items():
+            self.net.setdefault(cause, Part()).add(tokens, request, cause)
+
+
+def rate(tokens: int, tally: Tally) -> float | None:
+    return tokens / tally.tokens if tally.tokens else None
+
+
+def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
+    text = CAUSES[name]
+    return HitsCause(
+        name,
+        text.label,
+        text.title,
+        part.tokens,
+        part.tokens / tally.tokens if tally.tokens else 0.0,
+        part.requests,
+        text.act,
+        [one for _, one in nlargest(MOST_EXAMPLES, part.examples)],
+        [worker for worker, n in part.workers.most_common(MOST_EXAMPLES) if worker and n],
+        list(text.codes),
+        median(part.delays) if part.delays else None,
+    )
+
+
+def causes(parts: dict[str, Part], lost: int, tally: Tally) -> list[HitsCause]:
+    """The parts of a step, the largest loss first; they add up to ``lost``."""
+    rest = lost - sum(part.tokens for part in parts.values())
+    if rest:
+        known = parts.get(UNEXPLAINED, Part())
+        left = Part(known.tokens + rest, known.requests, known.examples, known.workers)
+        parts = {**parts, UNEXPLAINED: left}
+    found = [_cause(name, part, tally) for name, part in parts.items()]
+    return sorted(found, key=lambda one: (-one.tokens, one.cause))
+
+
+def _net(parts: Counter[tuple[str, str]]) -> Counter[str]:
+    """What a request lost by each cause and did not gain back on a later rung.
+
+    Rungs count leading blocks, so a gain gives back what was lost last: an engine that reuses more
+    than expected reuses blocks that the index lacked.
+    """
+    lost: list[tuple[str, int]] = []
+    for rung in RUNGS:
+        gained = 0
+        for (at, cause), tokens in reversed(parts.items()):
+            if at != rung:
+                continue
+            if tokens > 0:
+                lost.append((cause, tokens))
+            else:
+                gained -= tokens
+        while gained > 0 and lost:
+            cause, tokens = lost.pop()
+            if tokens > gained:
+                lost.append((cause, tokens - gained))
+            gained -= min(gained, tokens)
+    net: Counter[str] = Counter()
+    for cause, tokens in lost:
+        net[cause] += tokens
+    return net
+
+
+def largest(tally: Tally) -> list[HitsCause]:
+    """The causes that an act can change, the largest net loss first."""
+    found = [_cause(name, part, tally) for name, part in tally.net.items() if CAUSES[name].act]
+    return sorted(found, key=lambda one: (-one.tokens, one.cause))
