@@ -8,9 +8,8 @@ are :class:`VirtualRank`. The same input and seed give the same result and the s
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -25,19 +24,11 @@ from dynctl.documents.recording import (
     Record,
     Start,
 )
-from dynctl.documents.replay import (
-    ReplayCache,
-    ReplayCounts,
-    ReplayGoodput,
-    ReplayImbalance,
-    ReplayResult,
-    ReplayTransfers,
-    ReplayWorker,
-)
+from dynctl.documents.replay import ReplayResult
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
 from dynctl.simulation.engine.model import RankBusy, transfer_seconds
-from dynctl.simulation.engine.prefix_cache import BlockTable, Removed, Stored
 from dynctl.simulation.engine.prefix_cache import CacheEvent as EngineEvent
+from dynctl.simulation.engine.prefix_cache import Removed, Stored
 from dynctl.simulation.replay.fleet import (
     Loss,
     Objective,
@@ -46,8 +37,16 @@ from dynctl.simulation.replay.fleet import (
     SimulatedFleet,
     SimulatedWorker,
 )
-from dynctl.simulation.replay.metrics import MOST_BLOCKS, Ceiling, Distribution, imbalance
+from dynctl.simulation.replay.metrics import MOST_BLOCKS, Ceiling
 from dynctl.simulation.replay.rank import NS, VirtualRank, VirtualRequest
+from dynctl.simulation.replay.result import Measures, changed_settings
+from dynctl.simulation.replay.state import (
+    Frontend,
+    Handoff,
+    LiveRequest,
+    NotedRequest,
+    ReplayRank,
+)
 from dynctl.wire.traces import TraceRequest
 from router_core import (
     BlocksRemoved,
@@ -61,7 +60,6 @@ from router_core import (
     Freed,
     IndexMarked,
     KvEvent,
-    LeanBooking,
     LeanIndex,
     LeanRouter,
     LoadReported,
@@ -70,7 +68,6 @@ from router_core import (
     QueueFull,
     Role,
     Router,
-    RouterConfig,
     RoutingPlan,
     RoutingRequest,
     Session,
@@ -121,102 +118,10 @@ def simulate(
     """
     if routers < 1:
         raise ReplayError(f"routers: expected at least 1, got {routers}")
-    run = _Replay(fleet, policy, seed, routers, sync or ReplicaSync(), records, leaps, lean)
-    run.objective = objective or Objective()
-    run.ceiling = Ceiling(most_blocks)
+    measures = Measures(objective or Objective(), Ceiling(most_blocks))
+    sync = sync or ReplicaSync()
+    run = _Replay(fleet, policy, seed, routers, sync, measures, records, leaps, lean)
     return run.run(requests)
-
-
-@dataclass(slots=True, eq=False)
-class _Frontend:
-    """One router, and the requests that wait in its queue.
-
-    ``lean`` decides in place of ``router`` where both decide the same.
-    """
-
-    router: Router
-    number: int
-    lean: LeanRouter | None = None
-    waiting: OrderedDict[str, _Live] = field(default_factory=OrderedDict)
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """The blocks of a finished prefill, until another engine has pulled them."""
-
-    rank: _Rank
-    table: BlockTable
-    gone: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request under way. Times are in ns; -1: not yet."""
-
-    trace: TraceRequest
-    frontend: _Frontend
-    number: int
-    arrived: int
-    hashes: Sequence[int]
-    local: Sequence[int] = ()
-    routed: RoutingRequest | None = None
-    booking: LeanBooking | None = None
-    attempts: int = 0
-    failed: frozenset[int] = frozenset()
-    admitted: bool = False
-    waits: RoutingPlan | None = None
-    enqueued: int = -1
-    queued_s: float | None = None
-    plan: RoutingPlan | None = None
-    generation: VirtualRequest | None = None
-    prefiller: _Rank | None = None
-    held: _Held | None = None
-    first: int = -1
-    cached_tokens: int | None = None
-    expected_tokens: int = 0
-
-    @property
-    def request(self) -> RoutingRequest:
-        if self.routed is None:
-            raise AssertionError(f"request {self.trace.id} has a lean router")
-        return self.routed
-
-
-@dataclass(slots=True, eq=False)
-class _Rank:
-    """One rank of a worker, its engine and its counts."""
-
-    worker: SimulatedWorker
-    dp_rank: int
-    engine: VirtualRank
-    news: list[VirtualRequest]
-    number: int
-    watched: int = -1
-    alive: bool = True
-    gap: int = 0
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    evicted: int = 0
-    lost_requests: int = 0
-    busy_ns: int = 0
-    preemptions: int = 0
-    peak: int = 0
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.worker.worker_id, self.dp_rank
-
-
-class _Request(VirtualRequest):
-    """A generation that notes its first and last token."""
-
-    __slots__ = ("news",)
-    news: list[VirtualRequest]
-
-    def token_produced(self) -> None:
-        self.news.append(self)
 
 
 class _Replay:
@@ -227,6 +132,7 @@ class _Replay:
         seed: int,
         routers: int,
         sync: ReplicaSync,
+        measures: Measures,
         records: Callable[[Record], None] | None,
         leaps: bool,
         lean: bool,
@@ -235,8 +141,7 @@ class _Replay:
         self.policy = policy
         self.seed = seed
         self.sync = sync
-        self.objective = Objective()
-        self.ceiling = Ceiling()
+        self.measures = measures
         self._random = random.Random(seed)
         self._draw = self._random.random
         # Other decisions must not depend on how many events are lost.
@@ -249,7 +154,7 @@ class _Replay:
         self._order = count()
         self._numbers = count()
         self.frontends = [self._frontend(number) for number in range(routers)]
-        self.ranks: dict[tuple[int, int], _Rank] = {}
+        self.ranks: dict[tuple[int, int], ReplayRank] = {}
         for worker in fleet.workers:
             for dp_rank in range(worker.ranks):
                 one = self.ranks[worker.worker_id, dp_rank] = self._rank(worker, dp_rank)
@@ -283,20 +188,6 @@ class _Replay:
         self._began = False
         self._more = True
         self._under_way = 0
-        self._notes: list[str] = []
-        # -- measurements
-        self.requests = self.finished = self.failed = self.queued = self.retried = 0
-        self.refusals: Counter[str] = Counter()
-        self.prompt_tokens = self.cached_tokens = self.expected_tokens = 0
-        self.output_tokens = self.ceiling_tokens = self.trace_tokens = 0
-        self.hashed = 0
-        self.ttft = Distribution()
-        self.itl = Distribution()
-        self.latency = Distribution()
-        self.queue_wait = Distribution()
-        self.engine_wait = Distribution()
-        self.good = 0
-        self.transfers = self.moved_blocks = self.crossing = self.crossing_blocks = 0
         self._last_end = 0
 
     # -- the run ---------------------------------------------------------------------------
@@ -321,7 +212,18 @@ class _Replay:
         self._more = False
         while heap:
             self._next()
-        return self._result()
+        if not self._began:
+            raise ReplayError("the trace has no requests; expected at least one")
+        return self.measures.result(
+            policy=self.policy,
+            fleet=self.fleet,
+            engine=self._config,
+            seed=self.seed,
+            routers=len(self.frontends),
+            sync=self.sync.mode,
+            seconds=(self._last_end - self._start) / NS,
+            ranks=self.ranks.values(),
+        )
 
     def _next(self) -> None:
         self._now, _, _, _, act, what = heappop(self._heap)
@@ -344,7 +246,7 @@ class _Replay:
                     source="simulation",
                     router=f"replay of {self.policy.name}",
                     version=__version__,
-                    settings=_changed_settings(self.policy.config),
+                    settings=changed_settings(self.policy.config),
                     block_sizes={self.fleet.model: self._config.block_size},
                     exact_reuse=True,
                     learns=True,
@@ -372,14 +274,16 @@ class _Replay:
         local = _local_hashes(trace, size)
         lean = frontend.lean
         hashes = sequence_hashes(local) if lean is None else _chained(local)
-        self.requests += 1
+        self.measures.requests += 1
         self._under_way += 1
         tokens = trace.input_tokens
-        self.trace_tokens += tokens
+        self.measures.trace_tokens += tokens
         if trace.hash_ids:
-            self.hashed += 1
-            self.ceiling_tokens += self.ceiling.see(hashes, (tokens - 1) // size) * size
-        live = _Live(trace, frontend, number, self._now, hashes)
+            self.measures.hashed += 1
+            self.measures.ceiling_tokens += (
+                self.measures.ceiling.see(hashes, (tokens - 1) // size) * size
+            )
+        live = LiveRequest(trace, frontend, number, self._now, hashes)
         if tokens + trace.output_tokens <= self._context_length and lean is not None:
             self._place_lean(live, lean)
             return
@@ -419,7 +323,7 @@ class _Replay:
             return
         self._place(live)
 
-    def _place_lean(self, live: _Live, lean: LeanRouter) -> None:
+    def _place_lean(self, live: LiveRequest, lean: LeanRouter) -> None:
         """As `_place`: a lean router lets no request wait."""
         draw, trace = self._draw, live.trace
         among = None
@@ -436,7 +340,7 @@ class _Replay:
         live.expected_tokens = cached * self._config.block_size
         self._submit(live, self._ranks[position], trace.output_tokens)
 
-    def _plan(self, live: _Live) -> RoutingPlan:
+    def _plan(self, live: LiveRequest) -> RoutingPlan:
         draw = self._draw
         request = live.request
         if live.failed:
@@ -444,7 +348,7 @@ class _Replay:
             request = replace(request, allowed_worker_ids=frozenset(everyone - live.failed))
         return live.frontend.router.plan(request, samples=(draw(), draw()))
 
-    def _place(self, live: _Live) -> None:
+    def _place(self, live: LiveRequest) -> None:
         """Decide, and send the request on or let it wait."""
         plan = self._plan(live)
         if plan.first.queue is not None and plan.waits and not live.admitted:
@@ -457,7 +361,7 @@ class _Replay:
             return
         self._dispatch(live, plan, booked=False)
 
-    def _dispatch(self, live: _Live, plan: RoutingPlan, *, booked: bool) -> None:
+    def _dispatch(self, live: LiveRequest, plan: RoutingPlan, *, booked: bool) -> None:
         live.plan, live.prefiller = plan, None
         first = plan.first
         if not booked:
@@ -471,20 +375,20 @@ class _Replay:
             live.prefiller = self._winner(first)
             self._submit(live, live.prefiller, 1, keep_kv=True)
 
-    def _winner(self, decision: Decision) -> _Rank:
+    def _winner(self, decision: Decision) -> ReplayRank:
         ref = decision.require()
         return self.ranks[ref.worker_id, ref.dp_rank]
 
     def _submit(
         self,
-        live: _Live,
-        rank: _Rank,
+        live: LiveRequest,
+        rank: ReplayRank,
         max_tokens: int,
         *,
         keep_kv: bool = False,
         pulls: bool = False,
     ) -> None:
-        generation = _Request(
+        generation = NotedRequest(
             max_tokens=max_tokens,
             prompt_tokens=live.trace.input_tokens,
             keep_kv=keep_kv,
@@ -510,7 +414,7 @@ class _Replay:
             rank.engine.touched(self._now)
             self._watch(rank)
 
-    def _failed_hop(self, live: _Live, rank: _Rank, reason: str) -> None:
+    def _failed_hop(self, live: LiveRequest, rank: ReplayRank, reason: str) -> None:
         """Send a request elsewhere that an engine did not take, or lost."""
         live.generation = None
         lean = live.frontend.lean
@@ -531,20 +435,20 @@ class _Replay:
             else:
                 self._refused(live, reason)
             return
-        self.retried += 1
+        self.measures.retried += 1
         live.failed |= {rank.worker.worker_id}
         if lean is None:
             self._place(live)
         else:
             self._place_lean(live, lean)
 
-    def _book(self, live: _Live, decision: Decision) -> None:
+    def _book(self, live: LiveRequest, decision: Decision) -> None:
         frontend = live.frontend
         self._apply(frontend, frontend.router.booking(decision, live.request))
 
     # -- the router queue --------------------------------------------------------------------
 
-    def _enqueue(self, live: _Live, plan: RoutingPlan) -> None:
+    def _enqueue(self, live: LiveRequest, plan: RoutingPlan) -> None:
         frontend = live.frontend
         entering = frontend.router.entering(plan, live.request)
         if isinstance(entering, QueueFull):
@@ -555,12 +459,12 @@ class _Replay:
         self._apply(frontend, entering)
         live.waits, live.enqueued = plan, self._now
         frontend.waiting[live.request.id] = live
-        self.queued += 1
+        self.measures.queued += 1
         limit = self.policy.config.router_queue_max_wait_secs
         self._at(self._now + round(limit * NS), self._waited_too_long, live, _LATER)
         self._turns(frontend)
 
-    def _waited_too_long(self, live: _Live) -> None:
+    def _waited_too_long(self, live: LiveRequest) -> None:
         frontend = live.frontend
         if frontend.waiting.pop(live.request.id, None) is None:
             return
@@ -569,11 +473,11 @@ class _Replay:
         self._refused(live, "queue_timeout")
         self._turns(frontend)
 
-    def _note_wait(self, live: _Live) -> None:
+    def _note_wait(self, live: LiveRequest) -> None:
         live.queued_s = (self._now - live.enqueued) / NS
-        self.queue_wait.add(live.queued_s)
+        self.measures.queue_wait.add(live.queued_s)
 
-    def _turns(self, frontend: _Frontend) -> None:
+    def _turns(self, frontend: Frontend) -> None:
         """Admit what waits, as long as there is room."""
         router, waiting = frontend.router, frontend.waiting
         while waiting:
@@ -609,7 +513,7 @@ class _Replay:
 
     # -- engines -----------------------------------------------------------------------------
 
-    def _start_step(self, rank: _Rank) -> None:
+    def _start_step(self, rank: ReplayRank) -> None:
         engine = rank.engine
         for generation, missing in engine.start_step(self._now):
             self._pull(rank, generation, missing)
@@ -622,7 +526,7 @@ class _Replay:
         if engine.due >= 0:
             self._watch(rank)
 
-    def _watch(self, rank: _Rank) -> None:
+    def _watch(self, rank: ReplayRank) -> None:
         due = rank.engine.due
         if due >= 0 and due != rank.watched:
             rank.watched = due
@@ -633,7 +537,7 @@ class _Replay:
                 (due, _STEP, rank.number, next(self._order), self._step_ended, what),
             )
 
-    def _step_ended(self, what: tuple[_Rank, VirtualRank, int]) -> None:
+    def _step_ended(self, what: tuple[ReplayRank, VirtualRank, int]) -> None:
         rank, engine, due = what
         if engine.due != due or rank.engine is not engine:
             return  # the leap ended before, or the worker was lost
@@ -652,9 +556,9 @@ class _Replay:
         if rank.engine is engine and engine.due < 0:
             self._start_step(rank)
 
-    def _progressed(self, rank: _Rank, generation: VirtualRequest) -> None:
+    def _progressed(self, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A request has its first or its last token."""
-        live: _Live = generation.owner
+        live: LiveRequest = generation.owner
         if live.generation is not generation:
             return
         if live.prefiller is rank and generation.keep_kv:
@@ -678,22 +582,22 @@ class _Replay:
             live.generation = live.booking = None
             self._finish(live, "completed")
 
-    def _computed(self, live: _Live, rank: _Rank, generation: VirtualRequest) -> None:
+    def _computed(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
         """The prompt was computed on a rank."""
         cached = live.cached_tokens = generation.cached_tokens or 0
         rank.requests += 1
         rank.prompt_tokens += generation.prompt_tokens
         rank.cached_tokens += cached
-        self.engine_wait.add((generation.admitted_ns - generation.submitted_ns) / NS)
+        self.measures.engine_wait.add((generation.admitted_ns - generation.submitted_ns) / NS)
 
     # -- hand-offs ---------------------------------------------------------------------------
 
-    def _hand_over(self, live: _Live, rank: _Rank, generation: VirtualRequest) -> None:
+    def _hand_over(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
         self._computed(live, rank, generation)
         plan, table = live.plan, generation.table
         if plan is None or plan.prefill is None or table is None:
             raise AssertionError(f"request {live.request.id}: a prefill without a plan")
-        held = live.held = _Held(rank, table)
+        held = live.held = Handoff(rank, table)
         hold = round(self._config.kv_hold_timeout_s * NS)
         self._at(self._now + hold, self._pulled, held, _LATER)
         frontend = live.frontend
@@ -711,8 +615,8 @@ class _Replay:
         self._book(live, decode)
         self._submit(live, self._winner(decode), live.trace.output_tokens, pulls=True)
 
-    def _pull(self, rank: _Rank, generation: VirtualRequest, missing: int) -> None:
-        live: _Live = generation.owner
+    def _pull(self, rank: ReplayRank, generation: VirtualRequest, missing: int) -> None:
+        live: LiveRequest = generation.owner
         held = live.held
         if held is None or held.gone:
             self._at(self._now, self._loaded, (rank, rank.engine, generation, None))
@@ -720,17 +624,17 @@ class _Replay:
         source, target = held.rank.worker.domains, rank.worker.domains
         domain = self.fleet.link_domain or self._config.kv_transfer_domain
         seconds = transfer_seconds(self._config, missing, source, target, domain)
-        self.transfers += 1
-        self.moved_blocks += missing
+        self.measures.transfers += 1
+        self.measures.moved_blocks += missing
         if domain and source.get(domain) != target.get(domain):
-            self.crossing += 1
-            self.crossing_blocks += missing
+            self.measures.crossing += 1
+            self.measures.crossing_blocks += missing
         arrival = self._now + round(seconds * NS)
         self._at(arrival, self._loaded, (rank, rank.engine, generation, held))
 
-    def _loaded(self, what: tuple[_Rank, VirtualRank, VirtualRequest, _Held | None]) -> None:
+    def _loaded(self, what: tuple[ReplayRank, VirtualRank, VirtualRequest, Handoff | None]) -> None:
         rank, engine, generation, held = what
-        live: _Live = generation.owner
+        live: LiveRequest = generation.owner
         if rank.engine is not engine or live.generation is not generation:
             return
         if held is not None and not held.gone:
@@ -748,7 +652,7 @@ class _Replay:
             engine.touched(self._now)
             self._watch(rank)
 
-    def _pulled(self, held: _Held) -> None:
+    def _pulled(self, held: Handoff) -> None:
         """Free the blocks of a hand-off; no effect the second time."""
         if held.gone:
             return
@@ -764,7 +668,7 @@ class _Replay:
 
     # -- what routers see --------------------------------------------------------------------
 
-    def _apply(self, frontend: _Frontend, change: Change) -> None:
+    def _apply(self, frontend: Frontend, change: Change) -> None:
         frontend.router.apply(change, self._now / NS)
         if self._emit is not None:
             self._emit(Changed(self._now / NS, change))
@@ -773,7 +677,7 @@ class _Replay:
                 change = replace(change, replica=True, session=None, prompt_hashes=())
             self._at(self._now + self._sync_delay, self._share, (frontend, change))
 
-    def _share(self, what: tuple[_Frontend, Change]) -> None:
+    def _share(self, what: tuple[Frontend, Change]) -> None:
         origin, change = what
         seconds = self._now / NS
         for frontend in self.frontends:
@@ -790,7 +694,7 @@ class _Replay:
         if self._emit is not None:
             self._emit(Changed(seconds, change))
 
-    def _flush(self, rank: _Rank) -> None:
+    def _flush(self, rank: ReplayRank) -> None:
         """Send the cache events of a step to the routers."""
         cache = rank.engine.cache
         if self._lean_index is not None:
@@ -822,7 +726,7 @@ class _Replay:
             for change in changes:
                 self._everywhere(change)
 
-    def _deliver_lean(self, what: tuple[_Rank, list[EngineEvent]]) -> None:
+    def _deliver_lean(self, what: tuple[ReplayRank, list[EngineEvent]]) -> None:
         rank, events = what
         index = self._lean_index or LeanIndex(0)
         for event in events:
@@ -831,7 +735,7 @@ class _Replay:
             elif isinstance(event, Removed):
                 index.remove(rank.number, event.hashes)
 
-    def _deliver(self, what: tuple[_Rank, VirtualRank, list[Change]]) -> None:
+    def _deliver(self, what: tuple[ReplayRank, VirtualRank, list[Change]]) -> None:
         rank, engine, changes = what
         if rank.engine is engine and rank.alive:
             for change in changes:
@@ -867,7 +771,7 @@ class _Replay:
             if worker.worker_id == loss.worker_id
             or (loss.domain and worker.domains.get(loss.domain) == loss.value)
         ]
-        stranded: list[tuple[_Live, _Rank]] = []
+        stranded: list[tuple[LiveRequest, ReplayRank]] = []
         for worker in gone:
             self._everywhere(WorkerLost(worker.worker_id))
             for dp_rank in range(worker.ranks):
@@ -909,39 +813,20 @@ class _Replay:
 
     # -- ends --------------------------------------------------------------------------------
 
-    def _refused(self, live: _Live, reason: str) -> None:
-        self.refusals[reason] += 1
+    def _refused(self, live: LiveRequest, reason: str) -> None:
+        self.measures.refusals[reason] += 1
         self._ended(live, "refused")
 
-    def _finish(self, live: _Live, outcome: str) -> None:
+    def _finish(self, live: LiveRequest, outcome: str) -> None:
         if outcome != "completed":
-            self.failed += 1
+            self.measures.failed += 1
             self._ended(live, outcome)
             return
-        trace = live.trace
-        self.finished += 1
-        cached = live.cached_tokens or 0
-        self.prompt_tokens += trace.input_tokens
-        self.cached_tokens += cached
-        self.expected_tokens += live.expected_tokens
-        self.output_tokens += trace.output_tokens
-        now = self._now
-        ttft = (live.first - live.arrived) / NS
-        self.ttft.add(ttft)
-        self.latency.add((now - live.arrived) / NS)
-        itl = None
-        if trace.output_tokens > 1:
-            itl = (now - live.first) / NS / (trace.output_tokens - 1)
-            self.itl.add(itl)
-        limits = self.objective
-        if (limits.ttft_s is None or ttft <= limits.ttft_s) and (
-            limits.itl_s is None or itl is None or itl <= limits.itl_s
-        ):
-            self.good += 1
+        ttft, itl = self.measures.completed(live, self._now)
         self._ended(live, outcome, ttft, itl)
 
     def _ended(
-        self, live: _Live, outcome: str, ttft: float | None = None, itl: float | None = None
+        self, live: LiveRequest, outcome: str, ttft: float | None = None, itl: float | None = None
     ) -> None:
         self._under_way -= 1
         self._last_end = self._now
@@ -962,7 +847,7 @@ class _Replay:
                 )
             )
 
-    def _decided(self, live: _Live, plan: RoutingPlan) -> None:
+    def _decided(self, live: LiveRequest, plan: RoutingPlan) -> None:
         if self._emit is None:
             return
         first, final = plan.first, plan.final
@@ -1006,14 +891,14 @@ class _Replay:
             and LeanRouter.supports(policy.config)
         )
 
-    def _frontend(self, number: int) -> _Frontend:
+    def _frontend(self, number: int) -> Frontend:
         classes = self.policy.classes
         router = Router(self.policy.config, exact_reuse=True, learns=True, policy_classes=classes)
-        return _Frontend(router, number)
+        return Frontend(router, number)
 
-    def _rank(self, worker: SimulatedWorker, dp_rank: int) -> _Rank:
+    def _rank(self, worker: SimulatedWorker, dp_rank: int) -> ReplayRank:
         engine = VirtualRank(self._config, leaps=self._leaps)
-        return _Rank(worker, dp_rank, engine, [], len(self.ranks))
+        return ReplayRank(worker, dp_rank, engine, [], len(self.ranks))
 
     def _card(self, worker: SimulatedWorker) -> Worker:
         config = self._config
@@ -1036,104 +921,6 @@ class _Replay:
             ),
             can_prefill=config.can_prefill or worker.role is not Role.DECODE,
             kv_events=self.policy.config.use_kv_events,
-        )
-
-    def _result(self) -> ReplayResult:
-        if not self._began:
-            raise ReplayError("the trace has no requests; expected at least one")
-        seconds = (self._last_end - self._start) / NS
-        per_s = 1 / seconds if seconds else 0.0
-        rows = [self._row(rank) for rank in self.ranks.values()]
-        roles = {row.role for row in rows}
-        by_requests = [imbalance(r.requests for r in rows if r.role == role) for role in roles]
-        by_time = [imbalance(r.busy_s for r in rows if r.role == role) for role in roles]
-        hit_rate = _share(self.cached_tokens, self.prompt_tokens)
-        ceiling = _share(self.ceiling_tokens, self.trace_tokens) if self.hashed else None
-        if self.hashed < self.requests:
-            self._notes.append(
-                f"{self.requests - self.hashed:,} of {self.requests:,} requests have no hash ids: "
-                "their reuse is unknown and counts as none"
-            )
-        if self.policy.config.router_prefill_load_model != "none":
-            self._notes.append("router_prefill_load_model has no effect in a replay")
-        refused = self.refusals.total()
-        size = self.fleet.block_bytes
-        return ReplayResult(
-            policy=self.policy.name,
-            seed=self.seed,
-            routers=len(self.frontends),
-            sync=self.sync.mode,
-            settings=_changed_settings(self.policy.config),
-            fleet=_fleet_parameters(self.fleet),
-            engine=_engine_parameters(self._config),
-            seconds=seconds,
-            counts=ReplayCounts(
-                self.requests,
-                self.finished,
-                refused,
-                self.failed,
-                self.queued,
-                self.retried,
-                dict(sorted(self.refusals.items())),
-            ),
-            cache=ReplayCache(
-                self.prompt_tokens,
-                self.cached_tokens,
-                hit_rate,
-                _share(self.expected_tokens, self.prompt_tokens),
-                ceiling,
-                self.ceiling.exact,
-                hit_rate / ceiling if ceiling else None,
-            ),
-            ttft_s=self.ttft.spread(),
-            itl_s=self.itl.spread(),
-            latency_s=self.latency.spread(),
-            queued_s=self.queue_wait.spread(),
-            engine_wait_s=self.engine_wait.spread(),
-            requests_per_s=self.finished * per_s,
-            input_tokens_per_s=self.prompt_tokens * per_s,
-            output_tokens_per_s=self.output_tokens * per_s,
-            refused_share=_share(refused, self.requests),
-            goodput=ReplayGoodput(
-                self.objective.ttft_s,
-                self.objective.itl_s,
-                self.good,
-                _share(self.good, self.requests),
-                self.good * per_s,
-            ),
-            imbalance=ReplayImbalance(
-                max(one[0] for one in by_requests),
-                max(one[1] for one in by_requests),
-                max(one[0] for one in by_time),
-            ),
-            transfers=ReplayTransfers(
-                self.transfers,
-                self.moved_blocks,
-                self.moved_blocks * size,
-                self.crossing,
-                self.crossing_blocks,
-                self.crossing_blocks * size,
-            ),
-            workers=rows,
-            notes=self._notes,
-        )
-
-    def _row(self, rank: _Rank) -> ReplayWorker:
-        engine = rank.engine
-        return ReplayWorker(
-            rank.worker.worker_id,
-            rank.dp_rank,
-            rank.worker.role.value,
-            dict(rank.worker.domains),
-            rank.requests,
-            rank.prompt_tokens,
-            rank.cached_tokens,
-            rank.output_tokens,
-            (rank.busy_ns + engine.busy_ns) / NS,
-            rank.evicted + engine.cache.evictions,
-            rank.preemptions + engine.preemptions,
-            rank.lost_requests,
-            rank.peak / self._config.total_blocks,
         )
 
 
@@ -1179,42 +966,3 @@ def _engine_config(fleet: SimulatedFleet) -> EngineConfig:
         )
     except EngineConfigError as error:
         raise ReplayError(str(error)) from None
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
-def _changed_settings(config: RouterConfig) -> dict[str, Any]:
-    default = RouterConfig()
-    return {
-        name: getattr(config, name)
-        for name in config.__dataclass_fields__
-        if getattr(config, name) != getattr(default, name)
-    }
-
-
-def _engine_parameters(config: EngineConfig) -> dict[str, Any]:
-    """What of an engine's configuration a replay depends on."""
-    names = (
-        *("block_size", "total_blocks", "max_model_len", "max_num_seqs", "max_waiting"),
-        *("max_num_batched_tokens", "prefill_tokens_per_s", "decode_itl_ms", "speedup_ratio"),
-        *("kv_transfer_ms_per_block", "kv_transfer_cross_domain_factor", "kv_transfer_domain"),
-        *("kv_transfer_enforcement", "kv_transfer_preferred_weight", "kv_load_failure_policy"),
-        *("kv_hold_timeout_s", "can_prefill"),
-    )
-    return {name: getattr(config, name) for name in names}
-
-
-def _fleet_parameters(fleet: SimulatedFleet) -> dict[str, Any]:
-    roles: Counter[str] = Counter(worker.role.value for worker in fleet.workers)
-    return {
-        "model": fleet.model,
-        "workers": dict(sorted(roles.items())),
-        "ranks": sum(worker.ranks for worker in fleet.workers),
-        "events_delay_s": fleet.events_delay_s,
-        "events_loss": fleet.events_loss,
-        "link_domain": fleet.link_domain,
-        "block_bytes": fleet.block_bytes,
-        "losses": [asdict(loss) for loss in fleet.losses],
-    }

@@ -1,0 +1,105 @@
+"""What is under way in a replay: routers, ranks, requests and hand-offs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dynctl.simulation.engine.prefix_cache import BlockTable
+from dynctl.simulation.replay.fleet import SimulatedWorker
+from dynctl.simulation.replay.rank import VirtualRank, VirtualRequest
+from dynctl.wire.traces import TraceRequest
+from router_core import LeanBooking, LeanRouter, Router, RoutingPlan, RoutingRequest
+
+
+@dataclass(slots=True, eq=False)
+class Frontend:
+    """One router, and the requests that wait in its queue.
+
+    ``lean`` decides in place of ``router`` where both decide the same.
+    """
+
+    router: Router
+    number: int
+    lean: LeanRouter | None = None
+    waiting: OrderedDict[str, LiveRequest] = field(default_factory=OrderedDict)
+
+
+@dataclass(slots=True, eq=False)
+class Handoff:
+    """The blocks of a finished prefill, until another engine has pulled them."""
+
+    rank: ReplayRank
+    table: BlockTable
+    gone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request under way. Times are in ns; -1: not yet."""
+
+    trace: TraceRequest
+    frontend: Frontend
+    number: int
+    arrived: int
+    hashes: Sequence[int]
+    local: Sequence[int] = ()
+    routed: RoutingRequest | None = None
+    booking: LeanBooking | None = None
+    attempts: int = 0
+    failed: frozenset[int] = frozenset()
+    admitted: bool = False
+    waits: RoutingPlan | None = None
+    enqueued: int = -1
+    queued_s: float | None = None
+    plan: RoutingPlan | None = None
+    generation: VirtualRequest | None = None
+    prefiller: ReplayRank | None = None
+    held: Handoff | None = None
+    first: int = -1
+    cached_tokens: int | None = None
+    expected_tokens: int = 0
+
+    @property
+    def request(self) -> RoutingRequest:
+        if self.routed is None:
+            raise AssertionError(f"request {self.trace.id} has a lean router")
+        return self.routed
+
+
+@dataclass(slots=True, eq=False)
+class ReplayRank:
+    """One rank of a worker, its engine and its counts."""
+
+    worker: SimulatedWorker
+    dp_rank: int
+    engine: VirtualRank
+    news: list[VirtualRequest]
+    number: int
+    watched: int = -1
+    alive: bool = True
+    gap: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    evicted: int = 0
+    lost_requests: int = 0
+    busy_ns: int = 0
+    preemptions: int = 0
+    peak: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.worker.worker_id, self.dp_rank
+
+
+class NotedRequest(VirtualRequest):
+    """A generation that notes its first and last token."""
+
+    __slots__ = ("news",)
+    news: list[VirtualRequest]
+
+    def token_produced(self) -> None:
+        self.news.append(self)
