@@ -18,6 +18,7 @@ from dynctl.wire.openai import (
     MAX_BODY_BYTES,
     ChatRequest,
     CommonFields,
+    TranslatedChat,
     common_values,
     function_tool,
     read_message,
@@ -27,7 +28,6 @@ from dynctl.wire.openai import (
 _Objects = Annotated[list[dict[str, Any]], Meta(max_length=65_536)]
 #: A text that a client adds to each request with a different hash; vLLM leaves it out.
 _BILLING: Final = "x-anthropic-billing-header"
-_REASON: Final = "cache overlap not modelled: the engine renders "
 
 
 class _Block(Struct, kw_only=True):
@@ -105,18 +105,9 @@ def parse_messages_request(
     )
 
 
-class _Chat:
-    """The messages of a chat, and why they are not those of the engine, if so."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.reason: str | None = None
-
+class _Chat(TranslatedChat):
     def add(self, role: str, content: Any, **more: Any) -> None:
         self.messages.append({"role": role, "content": content, **more})
-
-    def doubt(self, what: str) -> None:
-        self.reason = self.reason or _REASON + what
 
     def take(self, message: _Message) -> None:
         """Add a message, after the results of tools in it."""

@@ -169,6 +169,19 @@ class ChatRequest(_Common):
     not_modelled: str | None = None
 
 
+class TranslatedChat:
+    """The messages of a request of another API as those of a chat. ``reason``: why the engine may
+    render other ones, if so."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.reason: str | None = None
+
+    def doubt(self, what: str) -> None:
+        """The engine renders ``what``; the first reason counts."""
+        self.reason = self.reason or f"cache overlap not modelled: the engine renders {what}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(_Common):
     """``POST /v1/completions``. Each prompt is text or token ids; there is at least one.

@@ -17,13 +17,13 @@ from dynctl.wire.openai import (
     MAX_BODY_BYTES,
     ChatRequest,
     CommonFields,
+    TranslatedChat,
     common_values,
     function_tool,
     read_message,
     with_effort,
 )
 
-_REASON: Final = "cache overlap not modelled: the engine renders "
 #: Fields whose effect needs a response that one engine keeps.
 _STATEFUL: Final = {
     "previous_response_id": "send the whole conversation in input",
@@ -116,16 +116,7 @@ def parse_responses_request(
     )
 
 
-class _Chat:
-    """The messages of a chat, and why they are not those of the engine, if so."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.reason: str | None = None
-
-    def doubt(self, what: str) -> None:
-        self.reason = self.reason or _REASON + what
-
+class _Chat(TranslatedChat):
     def take(self, item: _Item) -> None:
         """Add an item. Calls and the text of the assistant that follow each other are one
         message."""

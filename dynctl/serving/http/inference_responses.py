@@ -71,6 +71,14 @@ class _Stream(web.StreamResponse):
     _send_headers_immediately = False
 
 
+async def _begin(http: web.Request, answer: Answer, headers: Mapping[str, str]) -> _Stream:
+    """The client's stream, with ``headers`` and the content type of the engine's."""
+    kind = answer.response.headers.get("content-type", _SSE)
+    response = _Stream(headers={"content-type": kind, "cache-control": "no-cache", **headers})
+    await response.prepare(http)
+    return response
+
+
 async def pass_stream(
     http: web.Request,
     answer: Answer,
@@ -89,14 +97,7 @@ async def pass_stream(
     A stream without ``[DONE]`` at its end and one of more than ``limit`` bytes are failures.
     """
     upstream = answer.response
-    response = _Stream(
-        headers={
-            "content-type": upstream.headers.get("content-type", _SSE),
-            "cache-control": "no-cache",
-            **headers,
-        }
-    )
-    await response.prepare(http)
+    response = await _begin(http, answer, headers)
     piece = answer.head
     if nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing")):
         failed = await _pass_annotated(
@@ -167,14 +168,7 @@ async def pass_events(
 ) -> tuple[web.StreamResponse, UpstreamFailure | None]:
     """As :func:`pass_stream`, for streams of events with names; the bytes stay as they are."""
     upstream = answer.response
-    response = _Stream(
-        headers={
-            "content-type": upstream.headers.get("content-type", _SSE),
-            "cache-control": "no-cache",
-            **headers,
-        }
-    )
-    await response.prepare(http)
+    response = await _begin(http, answer, headers)
     watch = _Events(api, record, blocks)
     piece = answer.head
     try:
