@@ -657,8 +657,7 @@ function __dynctl_flags
                 '--tls-key'\t'Private key (PEM) of the certificate' \
                 '--body-limit'\t'Largest body of a request' \
                 '--stream-timeout'\t'Longest time without a message of the gateway about a request' \
-                '--http-host'\t'Listen address' \
-                '--host'\t'Listen address' \
+                '--http-host'\t'Listen address of metrics and of the operators\' HTTP' \
                 '--http-port'\t'Port of metrics and of the operators\' HTTP' \
                 '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
                 '--workers-file'\t'The workers as YAML' \
@@ -1492,7 +1491,7 @@ function __dynctl_arguments
                 'free'
         case 'hits'
             printf '%s\n' \
-                'free' \
+                'file' \
                 +
         case 'record'
             printf '%s\n' \

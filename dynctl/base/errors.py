@@ -123,3 +123,12 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
     if isinstance(error, OSError) and error.filename is not None:
         return ExitCode.USAGE
     return None
+
+
+def file_problem(error: OSError) -> str:
+    """Why a file cannot be read, in words that go after its name."""
+    if isinstance(error, FileNotFoundError):
+        return "the file does not exist"
+    if isinstance(error, IsADirectoryError):
+        return "is a directory; expected a file"
+    return error.strerror or str(error)

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from dynctl.base.errors import DynctlError, ExitCode, ReaderLeft, exit_code_of
+from dynctl.base.errors import DynctlError, ExitCode, ReaderLeft, exit_code_of, file_problem
 from dynctl.cli.global_options import group_callback, with_globals
 from dynctl.cli.help import PlainCommand, PlainGroup
 
@@ -288,7 +288,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, DynctlError):
         _say(f"error: {error.message}", error.hint)
     elif isinstance(error, OSError):
-        _say(f"error: {error.filename}: {error.strerror}")
+        _say(f"error: {error.filename}: {file_problem(error)}")
     else:
         _say(f"error: {error}")
     return code

@@ -54,13 +54,15 @@ _UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 86400.0
 
 
-def seconds(text: str) -> float:
-    """The duration in seconds, above 0 and at most a day."""
+def seconds(text: str, option: str = "") -> float:
+    """The duration in seconds, above 0 and at most a day. ``option`` is named in the error where
+    Typer does not name it."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip())
     value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < value <= _LONGEST_S:
-        raise typer.BadParameter(
+        problem = (
             f"{text!r} is not a duration; expected a number above 0 with ms, s, m or h, at most "
             "24h, for example 30s"
         )
+        raise UsageProblem(f"{option}: {problem}") if option else typer.BadParameter(problem)
     return value

@@ -614,7 +614,7 @@ class RecordingFile:
 
     def _check_header(self, head: bytes) -> None:
         if not head.startswith(MAGIC) or len(head) < len(HEADER):
-            raise WireError(str(self.path), "is not a recording; make one: dynctl record -o FILE")
+            raise WireError(str(self.path), "is not a recording; make one: dynctl record FILE")
         schema = struct.unpack("<H", head[len(MAGIC) :])[0]
         if schema > SCHEMA:
             raise WireError(

@@ -423,7 +423,7 @@ class DryRun:
         model, view = self.model, self._view
         path = self._query.model_path or view.model_paths.get(model)
         if path is None or not Path(path).is_dir():
-            where = f"{path} of the view does not exist here" if path else "the view has none"
+            where = f"{path} of the view does not exist here" if path else "the source has none"
             hint = "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE"
             if self._query.assignments:
                 hint += "; only without --set do the engines of a live frontend tokenize"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.hits import HitsReport
 from dynctl.documents.recording import Record, RecordingFile
@@ -76,7 +76,7 @@ def of_files(files: Sequence[Path], query: HitsQuery, trace: SimulatedTrace | No
     except WireError as error:
         raise UsageProblem(str(error)) from None
     except OSError as error:
-        raise UsageProblem(f"{error.filename}: {error.strerror or error}") from None
+        raise UsageProblem(f"{error.filename}: {file_problem(error)}") from None
 
 
 def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsReport:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import UsageProblem, single_line
+from dynctl.base.errors import UsageProblem, file_problem, single_line
 from dynctl.documents.codec import decode
 from dynctl.documents.decisions import PastDecision
 from dynctl.documents.doubts import Doubt, doubt
@@ -104,6 +104,12 @@ def moment(text: str, first: float, last: float, flag: str = "--at") -> float:
             _FORMS,
         )
     return at
+
+
+def unreadable(path: Path, error: OSError, option: str = "") -> UsageProblem:
+    """The problem of a recording that cannot be opened or read."""
+    hint = "make one: dynctl record FILE --frontend URL"
+    return UsageProblem(f"{option}{path}: {file_problem(error)}", hint)
 
 
 def request_of(arrived: Arrived) -> RoutingRequest:
@@ -201,10 +207,7 @@ class RecordedMoment(ViewSource):
         except SnapshotError as error:
             raise UsageProblem(f"--recording {path}: {single_line(str(error))}") from None
         except OSError as error:
-            raise UsageProblem(
-                f"--recording {path}: {error.strerror}",
-                "make one: dynctl record FILE --frontend URL",
-            ) from None
+            raise unreadable(path, error, "--recording ") from None
         self.title = f"recording {path.name} at {time_text(self.at)}"
         super().__init__(self.view_now(), self.title)
         if self.file.cut is not None:

@@ -16,7 +16,7 @@ def hits(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FILE]..",
+            metavar="FILE",
             help="A recording (of several routers one each), or a trace.",
             show_default=False,
         ),
@@ -132,7 +132,7 @@ def hits(
     else:
         if set_here:
             raise UsageProblem(f"--{next(iter(set_here)).replace('_', '-')} is for a trace")
-        lasts = max(1, round(seconds(length or "1m")))
+        lasts = max(1, round(seconds(length or "1m", "--for")))
         talk(f"recording for {lasts:,} s")
         report = of_live(options, lasts, query)
     emit(report, options)

@@ -59,9 +59,10 @@ def record(
     from dynctl.cli.commands.serve import recording_size
     from dynctl.documents.recording import recording_report
     from dynctl.screens.render import emit, talk
+    from dynctl.sources.recording import unreadable
 
     path, options = _target(options, file, output)
-    lasts = None if length is None else max(1, round(seconds(length)))
+    lasts = None if length is None else max(1, round(seconds(length, "--for")))
     most = recording_size("--max-bytes", max_bytes)
     code = ExitCode.YES
     if show and path is None:
@@ -79,7 +80,7 @@ def record(
     except WireError as error:
         raise UsageProblem(str(error)) from None
     except OSError as error:
-        raise UsageProblem(f"{target}: {error.strerror or error}") from None
+        raise unreadable(target, error) from None
     emit(report, options)
     return code
 
@@ -103,9 +104,12 @@ def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) ->
     """Record until the end; why the source went away, empty if it did not."""
     from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import talk
+    from dynctl.serving.telemetry.recorder import already_there
     from dynctl.sources import recorded
 
     origin, urls, token = recorded(options)
+    if path.exists():
+        raise already_there(path)
     talk(f"recording to {path}{'' if lasts is None else f' for {lasts:,} s'}; Ctrl-C ends it")
     if origin == "--frontend":
         from dynctl.sources.frontend.recording import stream_recording

@@ -342,7 +342,7 @@ def replay(
 
     The router is the one of serve frontend, the engines are those of serve engine, in virtual time:
     the same input and seed give the same answer. The fleet comes from --workers, --capacity,
-    manifests (-f) or a live deployment (--frontend, --discovery, --demo, --view).
+    manifests (-f) or a live deployment (--frontend, --discovery, --demo, --view, --recording).
 
     Exit code 1: a policy regressed by more than --max-regress; with --fail-on warn also where an
     interval includes that limit.

@@ -16,7 +16,6 @@ from dynctl.cli.commands.serve import (
     BlockSize,
     DecisionMemory,
     Drain,
-    Host,
     IndexMemory,
     LogDecisions,
     LogFormat,
@@ -166,7 +165,14 @@ def epp(
     tls_key: Key = None,
     body_limit: BodyLimit = "16MiB",
     stream_timeout: Silence = 3600.0,
-    http_host: Host = "127.0.0.1",
+    http_host: Annotated[
+        str,
+        typer.Option(
+            "--http-host", metavar="HOST", envvar="DYN_HTTP_HOST",
+            help="Listen address of metrics and of the operators' HTTP.",
+            rich_help_panel="Listening",
+        ),
+    ] = "127.0.0.1",
     http_port: Annotated[
         int,
         typer.Option(

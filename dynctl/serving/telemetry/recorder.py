@@ -89,6 +89,16 @@ class Sink(Protocol):
         ...
 
 
+def already_there(path: Path) -> UsageProblem:
+    """The refusal to record to a path that exists."""
+    what = (
+        "is a directory; expected a file to write"
+        if path.is_dir()
+        else ("the file exists; a recording is never overwritten")
+    )
+    return UsageProblem(f"{path}: {what}", "remove it, or set another file")
+
+
 class FileSink:
     """A new file, readable by its owner only. Raises UsageProblem where it cannot be made.
 
@@ -107,10 +117,7 @@ class FileSink:
         try:
             self._file = os.open(path, flags, 0o600)
         except FileExistsError:
-            raise UsageProblem(
-                f"{path}: the file exists; a recording is never overwritten",
-                "remove it, or set another file",
-            ) from None
+            raise already_there(path) from None
         except OSError as error:
             raise UsageProblem(f"{path}: {error.strerror or error}") from None
 

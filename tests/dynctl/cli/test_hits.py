@@ -113,7 +113,7 @@ def test_a_generated_workload_names_the_cause(dynctl, policy: str, more: tuple, 
         (["FILE", "--from", "+3s", "--to", "+2s"], "--to is not after --from"),
         (["FILE", "--generate", "chat"], "expected it or files, not both"),
         (["TRACE", "--from", "+3s"], "--from and --to are for recordings"),
-        (["none.dynrec"], "none.dynrec: No such file"),
+        (["none.dynrec"], "none.dynrec: the file does not exist"),
         (["JUNK"], "not a trace"),
         (["--workers", 3], "--workers is for a trace"),
         (["--generate", "chat", "--policy", "no-such"], "--policy no-such"),
@@ -239,3 +239,25 @@ async def test_a_live_frontend_is_judged_while_it_works():
     rates = {one["rung"]: one["rate"] for one in kv["rungs"]}
     assert rates["reused"] > 0.9 * rates["reachable"]
     assert "spread" not in [one["cause"] for one in kv["largest"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["t.dynrec"], "t.dynrec: the file exists; a recording is never overwritten"),
+        (["folder"], "folder: is a directory; expected a file to write"),
+        (["new", "--for", "-3s"], "--for: '-3s' is not a duration"),
+        (["--show", "folder"], "folder: is a directory; expected a file"),
+        (["--show", "none"], "none: the file does not exist"),
+    ],
+)
+def test_record_names_what_it_cannot_use_before_it_starts(
+    dynctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.dynrec").write_bytes(b"")
+    Path("folder").mkdir()
+    ran = dynctl("record", *arguments, "--frontend", "http://127.0.0.1:9")
+    assert ran.code == 2, ran.out
+    assert said in ran.err
+    assert "recording to" not in ran.err

@@ -56,6 +56,8 @@ def test_options_make_the_configuration(
     )
     assert (pool.events_port, pool.replay_port) == (5557, 5558)
     assert (config.picker.tls, config.picker.health_port) == (False, None)
+    # The operators' HTTP stays on loopback: --host is for gateways.
+    assert (config.picker.host, config.host) == ("0.0.0.0", "127.0.0.1")
     assert (config.router.overload_status_code, config.limits.body_bytes) == (503, 1 << 20)
 
 

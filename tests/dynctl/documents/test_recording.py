@@ -269,7 +269,7 @@ def test_any_damage_is_an_error_with_a_name(
 def test_what_is_not_a_recording_and_what_is_newer_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"{}")
-    with pytest.raises(WireError, match=r"is not a recording; make one: dynctl record -o FILE"):
+    with pytest.raises(WireError, match=r"is not a recording; make one: dynctl record FILE"):
         list(read_recording(path))
     path.write_bytes(MAGIC + struct.pack("<H", 9))
     with pytest.raises(WireError, match=r"a recording of schema 9; this dynctl reads up to 1"):
