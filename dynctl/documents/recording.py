@@ -7,9 +7,10 @@ The file is a header, then chunks that can each be read alone. The header is :da
 schema (u16). A chunk is ``CHNK``, flags (u8; 1: a router can start here), the number of records
 (u32), the times of its first and last record (f64 each), the length of the payload and of what it
 decompresses to (u32 each), the payload's CRC-32 (u32), and the payload. All numbers are
-little-endian. A payload is zlib over a MessagePack array of records, each an array: its tag, then
-its fields in their order; fields that are missing at the end have their defaults. A column of
-hashes is extension 1, u64 each, or extension 2, the number of a column of the same chunk.
+little-endian. A payload is the number of its hashes (u32), these as u64, and zlib over a
+MessagePack array of records, each an array: its tag, then its fields in their order; fields that
+are missing at the end have their defaults. A column of hashes is extension 1: the place of its
+first hash in the payload and how many they are (u32 each).
 """
 
 from __future__ import annotations
@@ -292,8 +293,10 @@ _MEMORY: Final = 9
 #: The head of a MessagePack array with 32 bits of length.
 _ROOM: Final = 5
 _COLUMN: Final = 1
-_AGAIN: Final = 2
 _WIDE: Final = 3
+#: The number of a payload's hashes; the place and length of a column.
+_HASHES: Final = struct.Struct("<I")
+_PLACE: Final = struct.Struct("<II")
 _SCANNED: Final = 1 << 20
 
 # Tags are positions: new ones come at the end, and fields of a value are added at its end.
@@ -411,7 +414,8 @@ class ChunkWriter:
     def _begin(self) -> None:
         self._body = bytearray(_ROOM)
         self._count = 0
-        self._columns: dict[int, tuple[int, Sequence[int]]] = {}
+        self._hashes = array("Q")
+        self._columns: dict[int, tuple[msgspec.msgpack.Ext, Sequence[int]]] = {}
         self._first = self._last = 0.0
         self._starts = False
 
@@ -421,7 +425,7 @@ class ChunkWriter:
     @property
     def size(self) -> int:
         """Bytes of the chunk so far, before compression."""
-        return len(self._body)
+        return len(self._body) + 8 * len(self._hashes)
 
     def add(self, record: Record) -> None:
         """Add a record. That of a State takes long where the index is large."""
@@ -460,7 +464,9 @@ class ChunkWriter:
     def take(self) -> PlainChunk:
         """What was added since the last call."""
         self._body[:_ROOM] = b"\xdd" + self._count.to_bytes(4, "big")
-        chunk = PlainChunk(self._starts, self._count, self._first, self._last, self._body)
+        chunk = PlainChunk(
+            self._starts, self._count, self._first, self._last, self._body, self._hashes
+        )
         self._begin()
         return chunk
 
@@ -471,8 +477,6 @@ class ChunkWriter:
             self._encode(values, body, -1)
         except BaseException:
             del body[before:]
-            # Its columns are not in the chunk, so none may refer to them.
-            self._columns.clear()
             raise
         if not self._count:
             self._first = at
@@ -491,36 +495,51 @@ class ChunkWriter:
             return None
         known = self._columns.get(id(hashes))
         if known is not None:
-            return msgspec.msgpack.Ext(_AGAIN, known[0].to_bytes(4, "little"))
-        # The reference keeps the id from being used again in this chunk.
-        self._columns[id(hashes)] = (len(self._columns), hashes)
+            return known[0]
         try:
             column = array("Q", hashes)
         except (OverflowError, TypeError):
             text = ",".join(map(str, hashes))
             return msgspec.msgpack.Ext(_WIDE, text.encode())
-        if _BIG_ENDIAN:
-            column.byteswap()
-        return msgspec.msgpack.Ext(_COLUMN, column.tobytes())
+        place = _PLACE.pack(len(self._hashes), len(column))
+        self._hashes += column
+        found = msgspec.msgpack.Ext(_COLUMN, place)
+        # The reference keeps the id from being used again in this chunk.
+        self._columns[id(hashes)] = found, hashes
+        return found
 
 
 _BIG_ENDIAN: Final = struct.pack("=H", 1) != struct.pack("<H", 1)
 
 
 class PlainChunk(NamedTuple):
-    """A chunk before compression."""
+    """A chunk before compression. ``hashes``: the columns (u64) to which the body refers."""
 
     starts: bool
     records: int
     first: float
     last: float
     body: bytearray
+    hashes: array[int]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return len(self.body) + 8 * len(self.hashes)
 
 
 def packed(chunk: PlainChunk) -> bytes:
     """The bytes of a chunk in the file. Most of its time the interpreter lock is free."""
     packer = zlib.compressobj(_LEVEL, memLevel=_MEMORY)
-    payload = packer.compress(chunk.body) + packer.flush()
+    # Hashes do not compress: zlib over them is half of the cost of a recording.
+    payload = b"".join(
+        (
+            _HASHES.pack(len(chunk.hashes)),
+            _little_endian(chunk.hashes).tobytes(),
+            packer.compress(chunk.body),
+            packer.flush(),
+        )
+    )
     head = _CHUNK.pack(
         _MARK,
         _STARTS if chunk.starts else 0,
@@ -721,35 +740,54 @@ def decode_chunk(header: ChunkHeader, payload: bytes) -> list[Record]:
     if zlib.crc32(payload) != header.crc:
         raise WireError("recording", "the chunk's checksum does not match: it is damaged")
     try:
+        (count,) = _HASHES.unpack_from(payload)
+        begin = _HASHES.size + 8 * count
+        if begin > len(payload):
+            raise WireError("recording", f"expected {count:,} hashes in the chunk")
+        column = array("Q", payload[_HASHES.size : begin])
+        columns = _Columns(_little_endian(column))
         unpacker = zlib.decompressobj()
-        body = unpacker.decompress(payload, header.plain_length + 1)
+        body = unpacker.decompress(memoryview(payload)[begin:], header.plain_length + 1)
         if len(body) != header.plain_length or not unpacker.eof:
             raise WireError("recording", f"expected {header.plain_length:,} bytes in the chunk")
-        columns: list[tuple[int, ...]] = []
-        rows = msgspec.msgpack.decode(body, ext_hook=lambda code, data: _ext(columns, code, data))
+        rows = msgspec.msgpack.decode(body, ext_hook=columns.read)
         if not isinstance(rows, list) or len(rows) != header.records:
             raise WireError("recording", f"expected {header.records:,} records in the chunk")
         return [_record(row) for row in rows]
     except (
-        zlib.error, msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError,
+        zlib.error, struct.error, msgspec.MsgspecError, ValueError, TypeError, LookupError,
+        AttributeError,
     ) as error:  # fmt: skip
         raise WireError("recording", f"invalid chunk: {str(error)[:200]}") from None
 
 
-def _ext(columns: list[tuple[int, ...]], code: int, data: memoryview) -> tuple[int, ...]:
-    if code == _AGAIN:
-        return columns[int.from_bytes(data, "little")]
-    if code == _COLUMN:
-        column = array("Q")
-        column.frombytes(data)
-        if _BIG_ENDIAN:
-            column.byteswap()
-        hashes = tuple(column)
-    elif code == _WIDE:
-        hashes = tuple(map(int, bytes(data).decode().split(",")))
-    else:
-        raise ValueError(f"extension {code} is not known")
-    columns.append(hashes)
+class _Columns:
+    """The columns of a chunk; a column that several records have is one tuple."""
+
+    def __init__(self, hashes: array[int]) -> None:
+        self._hashes = hashes
+        self._found: dict[bytes, tuple[int, ...]] = {}
+
+    def read(self, code: int, data: memoryview) -> tuple[int, ...]:
+        if code == _WIDE:
+            return tuple(map(int, bytes(data).decode().split(",")))
+        if code != _COLUMN:
+            raise ValueError(f"extension {code} is not known")
+        place = bytes(data)
+        found = self._found.get(place)
+        if found is None:
+            first, count = _PLACE.unpack(place)
+            found = self._found[place] = tuple(self._hashes[first : first + count])
+            if len(found) != count:
+                raise ValueError(f"{count:,} hashes from {first:,} on are not in the chunk")
+        return found
+
+
+def _little_endian(hashes: array[int]) -> array[int]:
+    """The same numbers in the order of bytes of the file, or from it."""
+    if _BIG_ENDIAN:
+        hashes = hashes[:]
+        hashes.byteswap()
     return hashes
 
 

@@ -33,12 +33,14 @@ NAMES = (
     "frontend",
     "gateway",
     "processes",
+    "recording",
     "recovery",
     "replay",
     "turns",
     "scale",
     "startup",
     "top",
+    "traces",
     "verify",
 )
 

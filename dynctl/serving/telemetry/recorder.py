@@ -377,7 +377,7 @@ class Recorder(ServiceObserver):
             if isinstance(item, _Capture):
                 item = await self._encoded(item)
             else:
-                self._held -= len(item.body)
+                self._held -= item.size
             data = await asyncio.to_thread(packed, item)
             if self.bytes + len(data) > self._max_bytes and self.records:
                 await self._end_full(item)

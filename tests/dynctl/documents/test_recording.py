@@ -18,6 +18,7 @@ from dynctl.documents.recording import (
     MAGIC,
     Arrived,
     Changed,
+    ChunkWriter,
     Decided,
     Finished,
     Noted,
@@ -206,7 +207,43 @@ def test_the_bytes_of_a_file_stay_readable(tmp_path: Path) -> None:
 
 
 def plain(path: Path, header: r.ChunkHeader) -> bytes:
-    return zlib.decompress(path.read_bytes()[header.end - header.length : header.end])
+    """The payload with its zlib part decompressed."""
+    payload = path.read_bytes()[header.end - header.length : header.end]
+    hashes = 4 + 8 * int.from_bytes(payload[:4], "little")
+    return payload[:hashes] + zlib.decompress(payload[hashes:])
+
+
+def test_hashes_are_in_a_chunk_once_and_as_they_are(tmp_path: Path) -> None:
+    """A reader may take the hashes of a chunk without decompressing it."""
+    hashes = tuple(range(2**63, 2**63 + 100))
+    made: list[Record] = [
+        Arrived(1.0, "a", "m", 1600, 16, hashes),
+        Changed(1.0, Booked("a", "aggregated", 7, 0, 1600, hashes)),
+        Changed(2.0, KvEvent(7, 0, BlocksRemoved(hashes[:50]))),
+    ]
+    path = written(made, tmp_path)
+    (header,) = RecordingFile(path).headers()
+    payload = path.read_bytes()[header.end - header.length : header.end]
+    assert payload[:4] == (150).to_bytes(4, "little")
+    assert payload[4:1204] == struct.pack("<150Q", *hashes, *hashes[:50])
+    assert list(read_recording(path)) == made
+
+
+def test_a_record_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
+    writer, hashes, other = ChunkWriter(), (1, 2), (3, 4, 5)
+    made: list[Record] = [Arrived(1.0, "a", "m", 32, 16, hashes)]
+    writer.add(made[0])
+    with pytest.raises(OverflowError):
+        writer.add(Arrived(2.0, "b", "m", 48, 16, other, priority=2**80))
+    made += [
+        Arrived(3.0, "c", "m", 48, 16, other),
+        Arrived(4.0, "d", "m", 32, 16, hashes),
+    ]
+    for record in made[1:]:
+        writer.add(record)
+    path = tmp_path / "some"
+    path.write_bytes(HEADER + r.packed(writer.take()))
+    assert list(read_recording(path)) == made
 
 
 def test_a_file_cut_anywhere_gives_every_whole_chunk(tmp_path: Path) -> None:

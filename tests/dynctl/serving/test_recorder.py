@@ -126,7 +126,11 @@ def _plain(path: Path) -> list[bytes]:
 
     data = path.read_bytes()
     headers = list(RecordingFile(path).headers())
-    return [zlib.decompress(data[h.end - h.length : h.end]) for h in headers]
+    payloads = [data[h.end - h.length : h.end] for h in headers]
+    hashes = [4 + 8 * int.from_bytes(one[:4], "little") for one in payloads]
+    return [
+        one[:end] + zlib.decompress(one[end:]) for one, end in zip(payloads, hashes, strict=True)
+    ]
 
 
 async def test_nothing_is_left_of_a_recording_that_ended(tmp_path: Path):
