@@ -1,11 +1,14 @@
 """Options and durations that several commands share."""
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.options import GlobalOptions, OutputFormat
 
 FailOn: TypeAlias = Annotated[
     str, typer.Option(metavar="LEVEL", help="Level for exit code 1: fail, or warn as well.")
@@ -42,6 +45,25 @@ Duration: TypeAlias = Annotated[
     float | None,
     typer.Option("--duration", metavar="SECONDS", min=0, help="Stop after this time."),
 ]
+
+FileOrFormat: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE|FORMAT",
+        help="Same as the argument FILE, or an output format (json, yaml, ..).",
+    ),
+]
+
+
+def file_or_format(options: GlobalOptions, output: str | None) -> tuple[Path | None, GlobalOptions]:
+    """The file that ``output`` names, if it is no format; the options with the format, if it is."""
+    if output is None:
+        return None, options
+    if output in [one.value for one in OutputFormat]:
+        return None, replace(options, output=OutputFormat(output))
+    return Path(output), options
 
 
 def expect_level(fail_on: str) -> None:

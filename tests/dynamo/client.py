@@ -7,17 +7,31 @@ Synchronous on purpose: a fleet outlives the event loop of one test. An asyncio 
 import contextlib
 import http.client
 import json
+import random
 import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dynctl.wire.traces import TraceRequest
+
 DRY_RUN = "query_instance_id:"
 """Dynamo needs the colon: without it the request really runs."""
 
 Prompt = str | Sequence[int]
 Messages = str | Sequence[Mapping[str, Any]]
+
+
+def tokens_of(request: TraceRequest) -> list[int]:
+    """Token ids of the tiny model in which equal blocks of a trace are equal."""
+    found: list[int] = []
+    for one in request.hash_ids:
+        draw = random.Random(one)
+        found += [draw.randrange(300) for _ in range(request.block_size)]
+    draw = random.Random(request.id)
+    missing = request.input_tokens - len(found)
+    return found[: request.input_tokens] + [draw.randrange(300) for _ in range(missing)]
 
 
 @dataclass(frozen=True, slots=True)

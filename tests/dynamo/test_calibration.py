@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from dynctl.simulation.replay.simulation import simulate
 from dynctl.simulation.replay.workloads import generate, workload
 from dynctl.wire.traces import TraceRequest
 from router_core import RouterConfig
+from tests.dynamo.client import tokens_of
 from tests.dynamo.fleet import DYNAMO_PYTHON, TINY_MODEL, DynamoFleet, WorkerPlan
 from tests.dynamo.processes import ProcessGroup, free_port
 from tests.waiting import until_now
@@ -68,17 +68,6 @@ class Measured:
     hit_rate: float
     ttft_s: float
     idle_s: float = 0.0
-
-
-def tokens_of(request: TraceRequest) -> list[int]:
-    """Token ids of the tiny model with the request's blocks."""
-    found: list[int] = []
-    for one in request.hash_ids:
-        draw = random.Random(one)
-        found += [draw.randrange(300) for _ in range(BLOCK)]
-    draw = random.Random(request.id)
-    missing = request.input_tokens - len(found)
-    return found[: request.input_tokens] + [draw.randrange(300) for _ in range(missing)]
 
 
 async def _send(

@@ -6,7 +6,6 @@ caches are small: most of what is reused is known only by knowing what was evict
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 from dynctl.documents.recording import Finished
@@ -16,6 +15,7 @@ from dynctl.simulation.replay.simulation import simulate
 from dynctl.simulation.replay.workloads import generate, workload
 from dynctl.wire.traces import TraceRequest
 from router_core import RouterConfig
+from tests.dynamo.client import tokens_of
 from tests.vllm.stack import BLOCK, Stack
 
 ENGINES = 2
@@ -42,16 +42,6 @@ def trace() -> list[TraceRequest]:
         )
         for number, one in enumerate(found)
     ]
-
-
-def tokens_of(request: TraceRequest) -> list[int]:
-    found: list[int] = []
-    for one in request.hash_ids:
-        draw = random.Random(one)
-        found += [draw.randrange(300) for _ in range(BLOCK)]
-    draw = random.Random(request.id)
-    more = request.input_tokens - len(found)
-    return found[: request.input_tokens] + [draw.randrange(300) for _ in range(more)]
 
 
 def test_hits_of_real_engines_are_the_simulated_ones(finding: Callable[[str], None]) -> None:

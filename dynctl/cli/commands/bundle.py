@@ -4,13 +4,13 @@ import hashlib
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.cli.shared_options import FileOrFormat, file_or_format
 
 if TYPE_CHECKING:
     from dynctl.cli.bundle.redaction import Redactor
@@ -36,15 +36,7 @@ def bundle(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FILE", help="Same as the argument FILE.")
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE|FORMAT",
-            help="Same as the argument FILE, or an output format (json, yaml, ..).",
-        ),
-    ] = None,
+    output: FileOrFormat = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     kubernetes: Annotated[
         bool,
@@ -94,12 +86,8 @@ def _target(
     """
     from dynctl.base.errors import UsageProblem
 
-    formats = [one.value for one in OutputFormat]
-    named = {"FILE": file, "--to": to}
-    if output is not None and output in formats:
-        options = replace(options, output=OutputFormat(output))
-    elif output is not None:
-        named["--output"] = Path(output)
+    written, options = file_or_format(options, output)
+    named = {"FILE": file, "--to": to, "--output": written}
     if options.output in (OutputFormat.JUNIT, OutputFormat.CSV):
         raise UsageProblem(
             f"-o {options.output}: a bundle has no such report of its own", "-o json"

@@ -1,14 +1,13 @@
 """`dynctl record`: a recording of a frontend, of an observed Dynamo, or of a live one."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dynctl.base.options import GlobalOptions, OutputFormat
-from dynctl.cli.shared_options import seconds
+from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import FileOrFormat, file_or_format, seconds
 
 
 def record(
@@ -21,15 +20,7 @@ def record(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE|FORMAT",
-            help="Same as the argument FILE, or an output format (json, yaml, ..).",
-        ),
-    ] = None,
+    output: FileOrFormat = None,
     length: Annotated[
         str | None,
         typer.Option(
@@ -91,13 +82,10 @@ def _target(
     """The file, and the options with the output format."""
     from dynctl.base.errors import UsageProblem
 
-    if output is None:
-        return file, options
-    if output in [one.value for one in OutputFormat]:
-        return file, replace(options, output=OutputFormat(output))
-    if file is not None:
+    named, options = file_or_format(options, output)
+    if file is not None and named is not None:
         raise UsageProblem(f"{file} and -o {output}: 2 files specified, expected one")
-    return Path(output), options
+    return file or named, options
 
 
 def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) -> str:

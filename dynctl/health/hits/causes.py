@@ -55,7 +55,7 @@ class Causes:
                 gap.tokens += size
                 continue
             state = _state_of(router, sender.rank)
-            gap = Gap(size, sender, sender.rank, sender.epoch, state, request.decided_at)
+            gap = Gap(size, sender, sender.rank, state, request.decided_at)
             request.gaps.append(gap)
             fate.waiting = [*(fate.waiting or ()), gap]
 

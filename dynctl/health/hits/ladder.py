@@ -234,8 +234,7 @@ class Ladder:
             request.group = request.arrived.model
         if chosen is None:
             return
-        rank = request.rank = self._caches.rank((chosen[0], chosen[1]))
-        request.epoch = rank.epoch
+        request.rank = self._caches.rank((chosen[0], chosen[1]))
         request.worker = str(chosen[0])
         worker = None if router is None else router.registry.get(chosen[0])
         if worker is not None and router is not None:

@@ -78,7 +78,6 @@ class Gap:
     tokens: int
     sender: Request
     rank: Rank
-    epoch: int
     state: str
     since: float
     stored_at: float | None = None
@@ -96,7 +95,6 @@ class Request:
     decided_at: float = math.inf
     refused: bool = False
     rank: Rank | None = None
-    epoch: int = 0
     worker: str = ""
     state: str = ""
     depth: int | None = None
@@ -107,7 +105,6 @@ class Request:
     gaps: list[Gap] = field(default_factory=list)
     #: Who sent the blocks before: (cause, blocks) from the start, where no index shows the caches.
     senders: list[tuple[str, int]] = field(default_factory=list)
-    others: dict[int, Request | None] = field(default_factory=dict)
     prefilled_at: float | None = None
     finished: Finished | None = None
     done: bool = False
