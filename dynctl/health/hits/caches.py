@@ -23,6 +23,7 @@ from router_core import (
     IndexMarked,
     KvEvent,
     PrefillDone,
+    Role,
     Router,
     WorkerLost,
     sequence_hashes,
@@ -129,6 +130,8 @@ class Caches:
     def restore(self, router: Router, at: float) -> None:
         """Take the blocks of a router that was read from a snapshot."""
         for slot in router.freshness:
+            if not _computes_prompts(router, slot):
+                continue
             worker, ref = router.registry.worker(slot), router.registry.ref(slot)
             rank = self.rank((ref.worker_id, ref.dp_rank))
             names: dict[int, int] = {}
@@ -189,6 +192,9 @@ class Caches:
         if isinstance(event, Cleared):
             router.apply(change, at)
             self._cleared(rank, at)
+        elif not _computes_prompts(router, slot):
+            # A prompt cannot reuse its blocks, so they take no place in the shared cache.
+            router.apply(change, at)
         elif isinstance(event, BlocksRemoved) and event.tier == DEVICE:
             blocks = [router.index.sequence_of(slot, name) for name in event.block_hashes]
             router.apply(change, at)
@@ -296,6 +302,14 @@ class Caches:
             if _bound(self.fates, self.bounds.fates):
                 self.left_out["blocks whose past was forgotten"] += 1
         return fate
+
+
+def _computes_prompts(router: Router, slot: int) -> bool:
+    """Whether prompts may go to a worker: all that do not only decode, or else those that can."""
+    registry = router.registry
+    mask = registry.model(registry.worker(slot).model)
+    mask = mask & ~registry.role(Role.DECODE) or mask & registry.can_prefill
+    return bool(mask >> slot & 1)
 
 
 def _bound(table: dict[int, Any], most: int) -> bool:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport
-from dynctl.documents.recording import KINDS, Arrived, Decided, Finished, Record, Start
+from dynctl.documents.recording import KINDS, Arrived, Changed, Decided, Finished, Record, Start
 from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
+from router_core import BlocksStored, KvEvent, Role, WorkerUpserted
 from tests.dynctl.health.recorded_fleet import (
     SIZE,
     Prompt,
@@ -292,6 +293,19 @@ def test_a_state_in_the_recording_makes_what_was_cached_before_reachable() -> No
     assert warm is not None
     assert alone is not None
     assert (alone.rate or 0) < (warm.rate or 0)
+
+
+def test_blocks_of_decode_workers_take_no_place_in_the_capacity_for_prompts() -> None:
+    fleet = replace(FLEET, state=False)
+    records = fleet.records(CHATS)
+    decode_only = replace(fleet.worker(90), role=Role.DECODE)
+    many = tuple(range(1, 2 * fleet.workers * fleet.blocks))
+    stored = KvEvent(decode_only.worker_id, 0, BlocksStored(None, many, many))
+    half = next(i for i, one in enumerate(records) if one.at > 3.0)
+    at = records[half].at
+    joined = [Changed(at, WorkerUpserted(decode_only)), Changed(at, stored)]
+    before, after = hits(records), hits([*records[:half], *joined, *records[half:]])
+    assert before.rungs == after.rungs
 
 
 def test_the_report_survives_json_and_every_cause_has_a_page_for_its_codes() -> None:
