@@ -6,7 +6,9 @@ of cards, and a client that sends that name with its next request receives the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -45,10 +47,10 @@ class Traffic(msgspec.Struct, frozen=True):
     """What clients of a process got, counted since it started.
 
     ``requests`` ended; of these ``refused`` by the router (no worker, all busy, queue full) and
-    ``errors`` failed in another way, without those that the client cancelled. ``ttft``: requests
-    by their time to the first token, one number for each upper edge of ``ttft_edges`` (seconds) and
-    one for all above. ``prompt_tokens`` were placed, and the router expected ``cached_tokens`` of
-    them in the caches of the chosen workers.
+    ``errors`` failed in another way; ``clients`` were cancelled by the client or not valid, and no
+    share counts them. ``ttft``: requests by their time to the first token, one number for each
+    upper edge of ``ttft_edges`` (seconds) and one for all above. ``prompt_tokens`` were placed, and
+    ``cached_tokens`` of them were expected in the caches of the chosen workers.
     """
 
     requests: int = 0
@@ -58,6 +60,7 @@ class Traffic(msgspec.Struct, frozen=True):
     ttft: tuple[int, ...] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    clients: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
         """Both together; of different edges, those of the first count."""
@@ -72,7 +75,74 @@ class Traffic(msgspec.Struct, frozen=True):
             ttft,
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.clients + other.clients,
         )
+
+
+#: Values of ``error_type`` of requests that the router refused, and of those that the client ended
+#: or got wrong.
+_REFUSED: Final = frozenset({"overload", "unavailable"})
+_CLIENTS: Final = frozenset({"cancelled", "validation", "not_found"})
+
+
+def ended_requests(ended: Mapping[str, float]) -> Traffic:
+    """Requests by ``error_type`` (empty for a success), as every share here counts them."""
+    number = sum(ended.values())
+    refused = sum(count for kind, count in ended.items() if kind in _REFUSED)
+    clients = sum(count for kind, count in ended.items() if kind in _CLIENTS)
+    errors = number - ended.get("", 0.0) - refused - clients
+    return Traffic(int(number), int(errors), int(refused), clients=int(clients))
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Requests of some seconds: ended per second, the time to the first token (seconds; median and
+    99th percentile, interpolated in its bucket), and shares 0..1 of cached prompt tokens, failed
+    and refused requests. None where there were none."""
+
+    per_second: float
+    ttft_p50: float | None = None
+    ttft_p99: float | None = None
+    hits: float | None = None
+    errors: float | None = None
+    refused: float | None = None
+
+
+def rates_between(before: Traffic, now: Traffic, seconds: float) -> Rates:
+    """The rates of the requests between two readings, ``seconds`` apart."""
+    ended = now.requests - before.requests
+    judged = ended - (now.clients - before.clients)
+    times = now.ttft
+    if before.ttft and before.ttft_edges == now.ttft_edges:
+        times = tuple(a - b for a, b in zip(now.ttft, before.ttft, strict=True))
+    return Rates(
+        ended / seconds,
+        quantile(now.ttft_edges, times, 0.5),
+        quantile(now.ttft_edges, times, 0.99),
+        _share(now.cached_tokens - before.cached_tokens, now.prompt_tokens - before.prompt_tokens),
+        _share(now.errors - before.errors, judged),
+        _share(now.refused - before.refused, judged),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return min(1.0, part / whole) if whole > 0 else None
+
+
+def quantile(edges: Sequence[float], counts: Sequence[float], share: float) -> float | None:
+    """The value below which ``share`` (0..1) of the observations are; ``counts``: one for each
+    upper edge and one above. Interpolated in its bucket, as PromQL's ``histogram_quantile`` does.
+    None without observations; above the last edge, that edge."""
+    total = sum(counts)
+    if total <= 0 or not edges:
+        return None
+    wanted, below = share * total, 0.0
+    for place, count in enumerate(counts[: len(edges)]):
+        if count and below + count >= wanted:
+            low = edges[place - 1] if place else 0.0
+            return low + (edges[place] - low) * (wanted - below) / count
+        below += count
+    return edges[-1]
 
 
 class Condition(msgspec.Struct, frozen=True):

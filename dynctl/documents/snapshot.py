@@ -32,6 +32,7 @@ PARTS: Final = (
     "thresholds",
     "settings",
     "queue",
+    "rates",
 )
 
 
@@ -149,7 +150,8 @@ class Header(msgspec.Struct, frozen=True):
     queue: int | None = None
     recorded: int | None = None
     routers: list[ReplicaRow] | UnsetType = UNSET
-    #: The requests of clients since the frontends started; absent where no source counts them.
+    #: The requests of clients since the frontends started, or since this source reads the counters
+    #: of a Dynamo's frontends; absent where no source counts them.
     traffic: Traffic | UnsetType = UNSET
 
 

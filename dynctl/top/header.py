@@ -10,12 +10,13 @@ from typing import Final
 from msgspec import UnsetType
 from rich.style import Style
 
+from dynctl.documents.fleet_load import Rates
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
 from dynctl.screens.decisions import clock
 from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
-from dynctl.top.history import History, Rates
+from dynctl.top.history import History
 from dynctl.top.marks import ACCENT, BAD, BLOCKS, BOLD, DIM, GOOD, PLAIN, WARN, Line, Marks, plain
 
 #: A snapshot is out of date after this many intervals without a new one.
@@ -51,9 +52,15 @@ def header(
     room_below = max(10, width - len(word) - 3)
     second = fitting(numbers(snapshot), room_below)
     counted = history is not None and not isinstance(snapshot.header.traffic, UnsetType)
+    uncounted = snapshot.unknown("rates") if history is not None and not counted else None
     return [
         [(f" {first.ljust(room)} ", BOLD), (time_of_day, BOLD)],
         *([rates_line(history, snapshot.at, BLOCKS, width)] if counted and history else []),
+        *(
+            [plain(middle(f" requests/s unknown: {uncounted.unknown}", width), DIM)]
+            if uncounted
+            else []
+        ),
         [(f" {second.ljust(room_below)} ", PLAIN), (word, style)],
     ]
 

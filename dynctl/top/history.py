@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import UnsetType
 
-from dynctl.documents.fleet_load import Traffic
+from dynctl.documents.fleet_load import Rates, Traffic, rates_between
 from dynctl.documents.snapshot import Snapshot
 from dynctl.documents.workers import WorkerRow
 from router_core import Role
@@ -30,52 +29,6 @@ Key = tuple[str, str, str]
 
 #: Seconds that the rates of requests cover.
 RATE_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Requests of some seconds: ended per second, the time to the first token (seconds; median and
-    99th percentile, interpolated in its bucket), and shares 0..1 of cached prompt tokens, failed
-    and refused requests. None where there were none."""
-
-    per_second: float
-    ttft_p50: float | None = None
-    ttft_p99: float | None = None
-    hits: float | None = None
-    errors: float | None = None
-    refused: float | None = None
-
-
-def rates_between(before: Traffic, now: Traffic, seconds: float) -> Rates:
-    """The rates of the requests between two readings, ``seconds`` apart."""
-    ended = now.requests - before.requests
-    placed = now.prompt_tokens - before.prompt_tokens
-    times = now.ttft
-    if before.ttft and before.ttft_edges == now.ttft_edges:
-        times = tuple(a - b for a, b in zip(now.ttft, before.ttft, strict=True))
-    return Rates(
-        ended / seconds,
-        quantile(now.ttft_edges, times, 0.5),
-        quantile(now.ttft_edges, times, 0.99),
-        min(1.0, (now.cached_tokens - before.cached_tokens) / placed) if placed > 0 else None,
-        (now.errors - before.errors) / ended if ended > 0 else None,
-        (now.refused - before.refused) / ended if ended > 0 else None,
-    )
-
-
-def quantile(edges: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The value below which ``share`` (0..1) of the observations are; ``counts``: one for each
-    upper edge and one above. None without observations; above the last edge, that edge."""
-    total = sum(counts)
-    if total <= 0 or not edges:
-        return None
-    wanted, below = share * total, 0
-    for place, count in enumerate(counts[: len(edges)]):
-        if count and below + count >= wanted:
-            low = edges[place - 1] if place else 0.0
-            return low + (edges[place] - low) * (wanted - below) / count
-        below += count
-    return edges[-1]
 
 
 class Series:

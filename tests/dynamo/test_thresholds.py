@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
+from dynctl.documents.fleet_load import Traffic, rates_between
+from dynctl.sources.dynamo.frontends import PolledFrontends
 from tests.dynamo.fleet import DynamoFleet, aggregated
-from tests.waiting import until_now
+from tests.waiting import patience, until_now
 
 DECODE = "active_decode_blocks_threshold"
 
@@ -96,7 +100,31 @@ def test_replicas_of_a_live_dynamo_are_compared_set_and_waited_for() -> None:
         assert [one.thresholds()[DECODE] for one in (first, second)] == [0.95, 0.95]
 
 
-def test_advice_is_about_the_requests_of_a_live_dynamo() -> None:
+def counted(fleet: DynamoFleet, requests: int) -> Traffic:
+    """What the frontends of a fleet count of some requests that are sent to them in turn."""
+
+    async def read() -> Traffic:
+        polled = PolledFrontends([one.url for one in fleet.frontends], 30.0)
+        try:
+            await polled.read()
+            for place in range(requests):
+                one = fleet.frontends[place % len(fleet.frontends)]
+                await asyncio.to_thread(
+                    one.chat, [{"role": "user", "content": "hello " * 100}], max_tokens=4
+                )
+            deadline = time.monotonic() + patience(10)
+            while (found := polled.traffic.total) is None or found.requests < requests:
+                assert time.monotonic() < deadline, found
+                await asyncio.sleep(0.1)
+                await polled.read()
+            return found
+        finally:
+            await polled.close()
+
+    return asyncio.run(read())
+
+
+def test_advice_and_rates_are_about_the_requests_of_a_live_dynamo() -> None:
     with DynamoFleet(aggregated(2), frontends=((), ())) as fleet:
 
         def advice() -> dict[str, Any]:
@@ -113,3 +141,12 @@ def test_advice_is_about_the_requests_of_a_live_dynamo() -> None:
         one = advice()
         assert (one["workload"], one["output_tokens"]) == ("mixed", 4.0)
         assert one["input_tokens"] > 100
+
+        found = counted(fleet, 6)
+        assert (found.requests, found.errors, found.refused, found.clients) == (6, 0, 0, 0)
+        assert sum(found.ttft) == 6
+        assert found.prompt_tokens > 600
+        rates = rates_between(Traffic(), found, 1.0)
+        assert rates.ttft_p99 is not None
+        assert rates.hits is not None
+        assert rates.hits > 0

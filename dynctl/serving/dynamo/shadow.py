@@ -18,6 +18,7 @@ from dynctl.adapters.ports import ChannelMessage, ChannelValue
 from dynctl.base.decode_errors import WireError
 from dynctl.documents.decisions import Choice, ChosenRank
 from dynctl.documents.doubts import Doubt
+from dynctl.documents.fleet_load import Traffic
 from dynctl.documents.models import EngineHealth
 from dynctl.documents.recording import Arrived, Finished
 from dynctl.documents.route_result import RouteResult
@@ -70,6 +71,8 @@ class Reading:
 
     ``title``: of the planes. ``load``: the origin of the load. ``doubts``: what stays unknown.
     ``origins``: setting -> where its value was read. ``findings`` None: not judged this time.
+    ``traffic``: what clients of the frontends got since the first reading; None where no frontend
+    answers.
     """
 
     title: str = ""
@@ -77,6 +80,7 @@ class Reading:
     doubts: tuple[Doubt, ...] = ()
     origins: Mapping[str, str] | None = None
     findings: Sequence[Finding] | None = None
+    traffic: Traffic | None = None
 
 
 class Beside(Protocol):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from dynctl import version
@@ -279,12 +279,13 @@ class FleetFeed:
         audit: Callable[[], list[AuditRow]] = list,
         compares: str = "reuse",
         skipped: Callable[[], Mapping[str, int]] = dict,
-        traffic: Callable[[], Traffic] | None = None,
+        traffic: Callable[[], Traffic | None] = lambda: None,
     ) -> None:
         self._service = service
         self._memory = memory
         self._compares = compares
         self._skipped = skipped
+        #: None: this process has no clients, or what they got is unknown.
         self._traffic = traffic
         self._transfers = transfers
         self._others = others
@@ -341,7 +342,7 @@ class FleetFeed:
             compares=self._compares,
             skipped=dict(self._skipped()),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
-            traffic=UNSET if self._traffic is None else self._traffic(),
+            traffic=_known(self._traffic()),
         )
         yield
         if known == cards:
@@ -374,3 +375,7 @@ class FleetFeed:
 
 def _same(one: Worker, other: Worker) -> bool:
     return one is other
+
+
+def _known(traffic: Traffic | None) -> Traffic | UnsetType:
+    return UNSET if traffic is None else traffic

@@ -91,6 +91,7 @@ class ObserverProcess(Frontend):
             service,
             self.memory,
             transfers=self.metrics.transfers,
+            traffic=lambda: shadow.reading.traffic,
             waiting=self.fleet.waiting,
             probe_s=lambda: None,
             audit=shadow.audit.rows,

@@ -198,7 +198,7 @@ class Frontend:
             service,
             self.memory,
             transfers=self.metrics.transfers,
-            traffic=self.metrics.traffic if inference else None,
+            traffic=self.metrics.traffic if inference else lambda: None,
             others=self.fleet.unregistered,
             waiting=self.fleet.waiting,
             in_flight=lambda: self.inference.in_flight,

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from aiohttp import web
 from dynctl.base.tasks import SLICE
 from dynctl.documents.audit import AuditRow
 from dynctl.documents.decisions import Choice
-from dynctl.documents.fleet_load import Traffic
+from dynctl.documents.fleet_load import Traffic, ended_requests
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.domain_metrics import DomainCounters, domain_gauges
@@ -254,25 +255,23 @@ class Metrics(ServiceObserver):
 
     def traffic(self) -> Traffic:
         """What clients got since the start."""
-        requests = errors = refused = 0
+        ended: dict[str, float] = defaultdict(float)
         for labels, number in self._counters["dynamo_frontend_requests_total"].rows.items():
-            requests += int(number)
-            if labels[-1] in ("overload", "unavailable"):
-                refused += int(number)
-            elif labels[-1] not in ("", "cancelled"):
-                errors += int(number)
+            ended[labels[-1]] += number
+        found = ended_requests(ended)
         times = self._histograms["dynamo_frontend_time_to_first_token_seconds"]
         rows = [row[:-1] for row in times.rows.values()]
         prompts = self._histograms["dynamo_component_router_input_sequence_tokens"].rows
         cached = self._counters["dynamo_component_router_kv_selected_cached_prefix_tokens_total"]
         return Traffic(
-            requests,
-            errors,
-            refused,
+            found.requests,
+            found.errors,
+            found.refused,
             times.family.bounds,
             tuple(int(sum(column)) for column in zip(*rows, strict=True)),
             int(sum(row[-1] for labels, row in prompts.items() if labels[1] != "decode")),
             int(sum(cached.rows.values())),
+            found.clients,
         )
 
     async def handle(self, request: web.Request) -> web.Response:

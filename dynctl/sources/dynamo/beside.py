@@ -121,6 +121,7 @@ class BesideDynamo:
             doubts=tuple(distinct([*doubts, *self._settings])),
             origins={name: source for name, (_, source) in known.items()},
             findings=found,
+            traffic=polled.traffic.total,
         )
 
     async def route(

@@ -21,6 +21,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.models import ModelReadiness
 from dynctl.health.facts import FrontendFacts, Unread
+from dynctl.serving.dynamo.frontend_traffic import FrontendTraffic
 from dynctl.settings.contexts.tokens import bearer_token
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.router_state import unknown_thresholds
@@ -29,7 +30,11 @@ from dynctl.sources.http import async_client, read_response
 from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import set_on_all
-from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, read_frontend_metrics
+from dynctl.wire.dynamo.frontend_metrics import (
+    FrontendMetrics,
+    read_frontend_metrics,
+    read_request_totals,
+)
 
 #: Metrics are read at most this often, and waited for at most READ_S.
 METRICS_S: Final = 1.0
@@ -201,6 +206,8 @@ class PolledFrontends:
         self._metrics_at = 0.0
         self._thresholds_at = 0.0
         self.thresholds: dict[str, Thresholds] = {}
+        #: The requests of their clients since the first reading.
+        self.traffic = FrontendTraffic()
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -262,11 +269,15 @@ class PolledFrontends:
                 one.problem = f"/metrics answered {status}"
                 return
             one.metrics = read_frontend_metrics(body)
+            self.traffic.take(one.url, read_request_totals(body))
             one.problem = ""
         except DynctlError as error:
             one.problem = error.message
         except WireError as error:
             one.problem = str(error)
+        finally:
+            if one.problem:
+                self.traffic.lost(one.url)
 
     async def _read_thresholds(self, one: _Polled) -> None:
         frontend = DynamoFrontend(one.url, min(READ_S, self._timeout))

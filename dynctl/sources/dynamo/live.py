@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from msgspec import UNSET
+
 from dynctl.adapters.dynamo.planes import namespace, open_planes
 from dynctl.adapters.ports import ChannelMessage, ChannelValue
 from dynctl.base.decode_errors import WireError
@@ -174,6 +176,7 @@ class LiveDynamo(LiveSource):
             log=self._log.name if self._log is not None else None,
             read_all=self._read_all,
             workers_reachable=self._reached.workers_reachable,
+            traffic=frontends.traffic.total is not None,
         )
         router = observer.router
         return Snapshot(
@@ -185,6 +188,7 @@ class LiveDynamo(LiveSource):
                 preset=PRESET,
                 frontends=(len(metrics), len(urls)) if urls else None,
                 queue=sum(one.pending_requests for one in metrics) if metrics else None,
+                traffic=UNSET if frontends.traffic.total is None else frontends.traffic.total,
             ),
             workers=workers,
             decisions=self._decisions.lines(),

@@ -36,6 +36,7 @@ class Readings:
     ``load``: its origin, from take_load(). ``metrics``: number of frontends whose metrics were
     read; ``problem``: why there are none. ``hops``: origin of decisions -> number of hops. ``log``:
     the log that is read. ``workers_reachable``: whether events of workers arrive here.
+    ``traffic``: whether a frontend counts its requests.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Readings:
     log: str | None = None
     read_all: bool = False
     workers_reachable: bool = True
+    traffic: bool = False
 
 
 def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str, Part]:
@@ -74,6 +76,7 @@ def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str
         "queue": from_frontends
         if readings.metrics
         else _without_frontend(readings, urls, "queues live in the frontends"),
+        "rates": _rates(readings, urls),
     }
     if ranks and all(rank.reported.waiting_requests is None for rank in ranks):
         why = "no engine reports its queue (forward-pass-metrics)"
@@ -84,6 +87,14 @@ def snapshot_parts(readings: Readings, workers: Sequence[WorkerRow]) -> dict[str
 def _without_frontend(readings: Readings, urls: str, why: str) -> Part:
     unknown = readings.problem or f"{why}, and none is set"
     return Part(urls, unknown=unknown, provide=_NAME_FRONTENDS)
+
+
+def _rates(readings: Readings, urls: str) -> Part:
+    if readings.traffic:
+        return Part(urls, readings.now)
+    if readings.metrics:
+        return Part(urls, unknown="the frontends export no dynamo_frontend_requests_total")
+    return _without_frontend(readings, urls, "the frontends count requests")
 
 
 def _load(readings: Readings, urls: str) -> Part:

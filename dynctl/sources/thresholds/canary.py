@@ -6,7 +6,6 @@ proves nothing, so the old values return then as well.
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 import time
@@ -17,10 +16,12 @@ from typing import Final
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.documents.fleet_load import ended_requests, quantile
 from dynctl.documents.thresholds import CanaryCondition, CanaryState, CanaryVerdict
+from dynctl.serving.dynamo.frontend_traffic import counters_fell
 from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.replicas import Replica, at_once
-from dynctl.wire.dynamo.frontend_metrics import RequestTotals, read_request_totals
+from dynctl.wire.dynamo.frontend_metrics import RequestTotals, buckets, read_request_totals
 
 #: A condition is measured over the last readings of this long.
 WINDOW_S: Final = 60.0
@@ -35,9 +36,6 @@ _FORM: Final = re.compile(
     r"(\d{1,9}(?:\.\d{1,6})?)\s*(%|ms|s|)"
 )
 _EXAMPLES: Final = "for example: --revert-if 'refused>1%' --revert-if 'ttft_p99>2s'"
-#: Requests that a client ended or got wrong are not the router's.
-_CLIENTS: Final = frozenset({"cancelled", "validation", "not_found"})
-_REFUSED: Final = ("overload", "unavailable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,37 +116,24 @@ def measure(condition: Condition, before: RequestTotals, after: RequestTotals) -
             before.latencies.get(condition.signal, {}),
             after.latencies.get(condition.signal, {}),
         )
-    ended = {
-        kind: number - before.ended.get(kind, 0.0)
-        for kind, number in after.ended.items()
-        if kind not in _CLIENTS
-    }
-    total = sum(ended.values())
+    ended = ended_requests(
+        {kind: number - before.ended.get(kind, 0.0) for kind, number in after.ended.items()}
+    )
+    judged = ended.requests - ended.clients
     if condition.signal == "hits":
         routed = after.tokens.get("input", 0.0) - before.tokens.get("input", 0.0)
         cached = after.tokens.get("cached", 0.0) - before.tokens.get("cached", 0.0)
-        return Measured(cached / routed if routed > 0 else None, int(ended.get("", 0)))
-    refused = sum(ended.get(kind, 0.0) for kind in _REFUSED)
-    if condition.signal == "errors":
-        refused = total - ended.get("", 0.0) - refused
-    return Measured(refused / total if total > 0 else None, int(total))
+        served = judged - ended.errors - ended.refused
+        return Measured(cached / routed if routed > 0 else None, served)
+    wrong = ended.errors if condition.signal == "errors" else ended.refused
+    return Measured(wrong / judged if judged > 0 else None, judged)
 
 
 def _quantile(at: float, before: Mapping[float, float], after: Mapping[float, float]) -> Measured:
-    edges = sorted(after)
-    below = [after[edge] - before.get(edge, 0.0) for edge in edges]
-    total = below[-1] if below else 0.0
-    if total <= 0 or not math.isinf(edges[-1]):
-        return Measured(None, 0)
-    rank = at * total
-    found = next(index for index, number in enumerate(below) if number >= rank)
-    low = edges[found - 1] if found else 0.0
-    if math.isinf(edges[found]):
-        return Measured(low, int(total))
-    start = below[found - 1] if found else 0.0
-    inside = below[found] - start
-    share = (rank - start) / inside if inside > 0 else 1.0
-    return Measured(low + (edges[found] - low) * share, int(total))
+    edges, counts = buckets(after)
+    _, earlier = buckets({edge: before.get(edge, 0.0) for edge in after})
+    counts = tuple(now - then for now, then in zip(counts, earlier, strict=True))
+    return Measured(quantile(edges, counts, at), int(sum(counts)))
 
 
 @dataclass(slots=True)
@@ -288,7 +273,7 @@ class Canary:
         one.answered, one.problem = now, ""
         if one.first is None:
             one.first = totals
-        elif _fell(one.readings[-1][1], totals):
+        elif counters_fell(one.readings[-1][1], totals):
             one.changed = "its counters fell, so it restarted and has the thresholds of its start"
         elif held is None:
             one.changed = f"it does not serve {self._model} any more"
@@ -363,7 +348,3 @@ def _sum(parts: Sequence[RequestTotals]) -> RequestTotals:
         for name, number in part.tokens.items():
             whole.tokens[name] = whole.tokens.get(name, 0.0) + number
     return whole
-
-
-def _fell(before: RequestTotals, after: RequestTotals) -> bool:
-    return any(after.ended.get(kind, 0.0) < number for kind, number in before.ended.items())

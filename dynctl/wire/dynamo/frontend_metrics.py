@@ -14,6 +14,7 @@ Names and behaviour as observed with Dynamo 1.6.1:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -187,17 +188,18 @@ class RequestTotals:
     tokens: dict[str, float] = field(default_factory=dict)
 
 
-def read_request_totals(body: bytes, model: str) -> RequestTotals:
-    """Read what is counted of one model. Raises WireError."""
+def read_request_totals(body: bytes, model: str | None = None) -> RequestTotals:
+    """Read what is counted of one model; None: of all together. Raises WireError."""
     found = RequestTotals()
     for name, labels, text in read_samples(body, _TOTALS, max_bytes=MAX_BYTES):
-        if labels.get("model") != model:
+        if model is not None and labels.get("model") != model:
             continue
         value = float(text)
         if not (math.isfinite(value) and value >= 0):
             continue
         if name == _REQUESTS:
-            found.ended[labels.get("error_type", "")] += value
+            failed = "internal" if labels.get("status") == "error" else ""
+            found.ended[labels.get("error_type") or failed] += value
         elif name in _TOKEN_SUMS:
             found.tokens[_TOKEN_SUMS[name]] = found.tokens.get(_TOKEN_SUMS[name], 0.0) + value
         else:
@@ -208,6 +210,19 @@ def read_request_totals(body: bytes, model: str) -> RequestTotals:
             row = found.latencies[_BUCKETS[name]]
             row[edge] = row.get(edge, 0.0) + value
     return found
+
+
+def buckets(below: Mapping[float, float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Upper edge -> observations at most that long, as finite edges and the observations of each
+    bucket and above all; both empty where the row of all observations is missing."""
+    edges = sorted(below)
+    if not edges or not math.isinf(edges[-1]):
+        return (), ()
+    counts = [below[edge] for edge in edges]
+    return tuple(edges[:-1]), (
+        counts[0],
+        *(now - before for before, now in itertools.pairwise(counts)),
+    )
 
 
 # -- the rows that are read -----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from aiohttp import ClientSession
 
 from dynctl.adapters.ports import Interrupted
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.fleet_load import Traffic
 from dynctl.documents.route_result import RouteResult
 from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
@@ -40,6 +41,7 @@ class Beside:
     def __init__(self) -> None:
         self.take_line: Any = None
         self.findings: tuple[Finding, ...] = ()
+        self.traffic: Traffic | None = None
         self.closed = False
 
     async def open(self, take_line: Any) -> None:
@@ -49,9 +51,8 @@ class Beside:
         self.closed = True
 
     async def read(self, observer: Observer, title: str, *, findings: bool) -> Reading:
-        return Reading(
-            title, "events", (), {"router_mode": "cards"}, self.findings if findings else None
-        )
+        found = self.findings if findings else None
+        return Reading(title, "events", (), {"router_mode": "cards"}, found, self.traffic)
 
     async def route(self, observer: Observer, reading: Reading, body: Any) -> RouteResult:
         raise UsageProblem("no tokenizer", "give --model-path DIR")
@@ -277,6 +278,14 @@ async def test_operators_need_their_token() -> None:
             await made.session.close()
             await made.process.close()
             await made.rig.events.close()
+
+
+async def test_the_fleet_has_what_clients_of_the_frontends_got(watched: Watched) -> None:
+    assert "traffic" not in await watched.get("/v1/fleet"), "no frontend counts requests"
+    watched.beside.traffic = Traffic(40, 1, 2, prompt_tokens=900, cached_tokens=300)
+    await until(lambda: watched.process.shadow.reading.traffic is not None)
+    found = (await watched.get("/v1/fleet"))["traffic"]
+    assert (found["requests"], found["refused"], found["cached_tokens"]) == (40, 2, 300)
 
 
 async def test_findings_and_a_lost_discovery_are_conditions(watched: Watched) -> None:

@@ -25,6 +25,8 @@ from dynctl.sources.dynamo import live as planes_module
 from dynctl.sources.dynamo.live import LiveDynamo
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import open_view_bytes
+from dynctl.top.header import State, header
+from dynctl.top.history import History
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, encode_sequences
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from router_core import Role
@@ -73,6 +75,7 @@ class Frontend:
         }
         self.loads: dict[int, tuple[int, int]] = {}
         self.queued = 0
+        self.requests = {"": 0, "overload": 0}
         self.away = False
 
     def metrics(self) -> str:
@@ -81,6 +84,9 @@ class Frontend:
             f'worker_type="decode"}} {self.queued}',
             'dynamo_frontend_model_ready{model="tiny"} 1',
         ]
+        for kind, number in self.requests.items():
+            labels = f'model="tiny",error_type="{kind}"'
+            lines.append(f"dynamo_frontend_requests_total{{{labels}}} {number}")
         for worker_id, (blocks, tokens) in self.loads.items():
             labels = f'worker_id="{worker_id}",dp_rank="0",worker_type="decode"'
             lines.append(f"dynamo_frontend_worker_active_decode_blocks{{{labels}}} {blocks}")
@@ -149,9 +155,9 @@ async def test_unreported_parts_are_unknown(live: Live):
         unknown = {part for part, one in shown.parts.items() if one.unknown}
         assert unknown == {
             "load", "requests", "index", "waiting", "decisions", "transfers", "thresholds",
-            "queue",
+            "queue", "rates",
         }  # fmt: skip
-        for part in ("load", "thresholds", "queue"):
+        for part in ("load", "thresholds", "queue", "rates"):
             assert "--frontend" in shown.parts[part].provide
         assert "--frontend-log" in shown.parts["decisions"].provide
         assert "--router-replica-sync" in shown.parts["decisions"].provide
@@ -262,6 +268,30 @@ async def test_frontends_add_load_queue_and_thresholds(live: Live):
         shown = await source.snapshot()
         assert shown.header.frontends == (0, 1)
         assert "503" in (shown.unknown("queue") or shown.parts["queue"]).unknown
+
+
+async def test_the_header_has_the_rates_that_frontends_count(live: Live):
+    clock = iter(float(second) for second in range(10_000, 20_000))
+    async with (
+        frontend() as (made, url),
+        LiveDynamo(OPTIONS, [url], wall=lambda: next(clock)) as source,
+    ):
+        history = History()
+        made.requests = {"": 700, "overload": 300}
+
+        async def line() -> str:
+            shown = await source.snapshot()
+            history.add(shown)
+            lines = header(shown, None, "", State(1.0), 140, shown.at, history)
+            return "".join(text for text, _ in lines[1])
+
+        assert "requests: counting" in await line()
+        made.requests = {"": 715, "overload": 305}
+        found = await line()
+        for part in ("req/s", "refused 25%", "TTFT p50 - ", "hits - "):
+            assert part in found, found
+        made.away = True
+        assert f"requests/s unknown: {url}: /metrics answered 503" in await line()
 
 
 async def test_thresholds_are_set_on_the_frontends(live: Live):

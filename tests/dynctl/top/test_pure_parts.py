@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.documents.fleet_load import Traffic, Transfer
+from dynctl.documents.fleet_load import Traffic, Transfer, quantile
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import Alert, Part, Snapshot, stale_reason
 from dynctl.documents.verify import CellState
@@ -23,7 +23,7 @@ from dynctl.sources.dynamo.snapshot import RowCache
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_words
 from dynctl.top.header import meter_line, numbers
-from dynctl.top.history import BUCKET_S, BUCKETS, History, quantile
+from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BAD, BLOCKS, GOOD, WARN, role_style, zone_style
 from dynctl.top.panels.columns import alert_table, kv_share
