@@ -2,7 +2,8 @@
 
 Summaries are the first lines of the handlers' docstrings, or those of ``SUMMARIES``; schemas are
 those of the documents that are encoded. Bodies of inference are those of OpenAI, Anthropic and
-vLLM, and have no schema here.
+vLLM, and have no schema here. The pages of ``/ui`` are HTML and forms for browsers: no program
+calls them, so they are not in the document.
 """
 
 import re
@@ -20,6 +21,7 @@ from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.refusal import ANTHROPIC_PATH
 
 PATH: Final = "/openapi.json"
+_PAGES: Final = "/ui"
 _REF: Final = "#/components/schemas/{name}"
 #: The document that an endpoint answers with; others have no schema.
 ANSWERS: Final[Mapping[tuple[str, str], type]] = {
@@ -64,6 +66,8 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
     known = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler in routes_of(app):
+        if path == _PAGES or path.startswith(f"{_PAGES}/"):
+            continue
         error = AnthropicErrorBody if path.startswith(ANTHROPIC_PATH) else ErrorBody
         operation: dict[str, Any] = {
             "operationId": _operation_id(method, path),

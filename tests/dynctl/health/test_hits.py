@@ -127,6 +127,7 @@ def share(report: HitsReport, cause: str) -> float:
 
 
 @pytest.mark.parametrize("name", CAUSES_INJECTED)
+@pytest.mark.seed("dynamo-1.6: operation: hit rate")
 def test_the_injected_cause_is_the_largest_loss(name: str) -> None:
     one = CAUSES_INJECTED[name]
     report = hits(one.fleet.records(one.prompts))

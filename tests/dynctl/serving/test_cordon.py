@@ -20,6 +20,7 @@ ENGINES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.seed("dynamo-1.6: operation: take a worker out")
 async def test_routing_stops_at_once_and_running_requests_go_on():
     async with site(ENGINES) as fleet:
         source = FrontendSource([fleet.frontend.url])

@@ -48,6 +48,7 @@ def bodies(answers: list[Any], kind: str) -> bytes:
 # -- a request from its first message to its end ---------------------------------------------
 
 
+@pytest.mark.seed("dynamo-1.6: operation: gateway picks by EPP")
 async def test_a_request_is_routed_booked_and_freed() -> None:
     async with gateway(TWO) as site:
         stream = site.request()

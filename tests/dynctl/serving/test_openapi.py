@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 
 from dynctl.documents.errors import AnthropicErrorBody, ErrorBody
 from dynctl.serving.config import FrontendConfig
@@ -29,6 +30,7 @@ def operations(document: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("kind", [Frontend, RouterProcess])
+@pytest.mark.seed("dynamo-1.6: operation: interface document")
 async def test_every_route_is_in_the_document_and_every_path_of_it_answers(
     kind: type[Frontend],
 ) -> None:
@@ -64,6 +66,16 @@ async def test_answers_fit_the_schemas() -> None:
             async with fleet.client.post(fleet.url(path), json={"model": "none"}) as answer:
                 assert answer.status == 400
                 msgspec.json.decode(await answer.read(), type=kind)
+
+
+def test_pages_for_browsers_are_not_in_the_document() -> None:
+    async def page(http: web.Request) -> web.Response:
+        """A page."""
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.get("/ui", page), web.post("/ui/leave", page), web.get("/uid", page)])
+    assert operations(openapi_document(app, "x")) == {("GET", "/uid")}
 
 
 def test_summaries_and_answers_are_of_routes_that_exist() -> None:

@@ -61,6 +61,7 @@ def changes(kind: type[Any], records: list[Record]) -> list[Any]:
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["aggregated", "disaggregated"])
+@pytest.mark.seed("dynamo-1.6: operation: recording")
 async def test_a_recorded_frontend_routes_again_the_same_way(tmp_path: Path, split: bool):
     path = tmp_path / "r.dynrec"
     engines: list[dict[str, Any]] = [{"name": f"a{i}"} for i in range(3)]

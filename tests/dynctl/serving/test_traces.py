@@ -31,6 +31,7 @@ def traced(engines, spans, **values):
     return site(engines, health=SLOW_HEALTH, otlp_endpoint=collector_url(spans.url), **values)
 
 
+@pytest.mark.seed("dynamo-1.6: operation: traces")
 async def test_a_request_has_a_span_with_its_decision_and_hops():
     async with collector() as spans, traced(PAIR, spans) as fleet:
         before = time.time_ns()

@@ -38,6 +38,7 @@ async def sign_in(found: Site, token: str, **headers: str) -> tuple[int, str]:
         return answer.status, answer.headers.get("set-cookie", "")
 
 
+@pytest.mark.seed("dynamo-1.6: operation: web page")
 async def test_the_page_of_a_frontend():
     async with fleet() as found:
         await found.chat("a prompt that nobody else may read")

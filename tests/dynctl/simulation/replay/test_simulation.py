@@ -43,6 +43,7 @@ def fleet(count=2, engine=ENGINE, **more):
     return SimulatedFleet(tuple(SimulatedWorker(n) for n in range(1, count + 1)), engine, **more)
 
 
+@pytest.mark.seed("dynamo-1.6: operation: replay")
 def test_a_small_trace_has_the_hits_and_times_that_are_computed_by_hand():
     """Two workers in turn; a prompt token takes 1 ms, a decode step 10 ms, a block has 4 tokens.
 
@@ -237,6 +238,7 @@ def test_the_same_seed_gives_the_same_bytes_and_every_request_ends_once(replay):
 
 
 @given(replays())
+@pytest.mark.seed("dynamo-1.6: operation: replay")
 def test_a_recording_of_one_router_replays_to_the_same_bookings(replay):
     """The changes of a recording make the router that chose: each booking fits its decision."""
     trace, where, policy, _ = replay
