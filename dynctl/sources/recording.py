@@ -154,6 +154,8 @@ class Playback:
         self.router: Router | None = None
         self.now = 0.0
         self.decisions: deque[Decided] = deque(maxlen=KEPT)
+        #: Full prompt blocks of the last requests, by id.
+        self.blocks: dict[str, int] = {}
         self.conditions: dict[tuple[str, str], Noted] = {}
         self.lost = ""
 
@@ -170,8 +172,15 @@ class Playback:
             self.start = record
         elif isinstance(record, Decided):
             self.decisions.append(record)
+        elif isinstance(record, Arrived):
+            self._arrived(record)
         elif isinstance(record, Noted):
             self._note(record)
+
+    def _arrived(self, record: Arrived) -> None:
+        self.blocks[record.id] = record.isl_tokens // max(1, record.block_size)
+        while len(self.blocks) > 2 * KEPT:
+            del self.blocks[next(iter(self.blocks))]
 
     def _note(self, note: Noted) -> None:
         key = (note.code, note.subject)
@@ -293,7 +302,12 @@ class RecordedMoment(ViewSource):
         first = self.file.records(headers[0])
         played.start = next((one for one in first if isinstance(one, Start)), played.start)
         for header in reversed(headers[-_CHUNKS_BACK:]):
-            found = [one for one in self.file.records(header) if isinstance(one, Decided)]
+            found = []
+            for one in self.file.records(header):
+                if isinstance(one, Arrived):
+                    played.take(one)
+                elif isinstance(one, Decided):
+                    found.append(one)
             room = KEPT - len(played.decisions)
             played.decisions.extendleft(reversed(found[-room:] if room else []))
 
@@ -438,7 +452,8 @@ class RecordedFleet(LiveSource):
             ),
             workers=rows,
             decisions=tuple(
-                _line(one, source.router, source.title) for one in reversed(played.decisions)
+                _line(one, source.router, source.title, played.blocks.get(one.id))
+                for one in reversed(played.decisions)
             ),
             alerts=tuple(self._alerts(played)),
             thresholds=source.thresholds(),
@@ -477,7 +492,7 @@ class RecordedFleet(LiveSource):
         source.at = source.playback.now = to
 
 
-def _line(one: Decided, router: Router, source: str) -> DecisionLine:
+def _line(one: Decided, router: Router, source: str, blocks: int | None) -> DecisionLine:
     def ref(pair: tuple[int, int] | None) -> tuple[Ref | None, dict[str, str]]:
         if pair is None:
             return None, {}
@@ -502,6 +517,7 @@ def _line(one: Decided, router: Router, source: str) -> DecisionLine:
         decode=decode,
         prefill_domains=prefill_domains,
         domains=domains,
+        blocks=blocks,
         cached_blocks=None if one.cached_blocks is None else int(one.cached_blocks),
         margin=one.margin,
         cost=one.cost,

@@ -224,7 +224,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"[1]")
     with pytest.raises(UsageProblem, match="is not a recording"):
         RecordedMoment(path, None)
-    with pytest.raises(UsageProblem, match="No such file"):
+    with pytest.raises(UsageProblem, match="none: the file does not exist"):
         RecordedMoment(tmp_path / "none", None)
     path.write_bytes(encode_records([State(BEGAN, {"schema": 9})]))
     with pytest.raises(UsageProblem, match="snapshot schema"):
@@ -239,6 +239,7 @@ async def test_top_plays_a_recording(tmp_path: Path) -> None:
     still = RecordedFleet(RecordedMoment(path, "+7s"))
     first = await still.snapshot()
     assert [one.id for one in first.decisions] == IDS[6::-1]
+    assert {one.blocks for one in first.decisions} == {130 // 16}
     assert [one.code for one in first.alerts] == ["WORKER_UNREACHABLE"]
     assert {row.name: row.status for row in first.workers}["w2"] == "unavailable"
     assert first.at == BEGAN + 7
