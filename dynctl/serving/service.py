@@ -548,6 +548,12 @@ class RoutingService:
             for observer in self.observers:
                 observer.on_condition(changed, False)
 
+    def note(self, kind: str, subject: str, text: str) -> None:
+        """Report what an operator does, such as a step of a canary, to log and observers."""
+        _log.info("%s of %s: %s", kind, subject, text)
+        for observer in self.observers:
+            observer.on_note(kind, subject, text)
+
     def health(self, max_age_s: float = 0.0) -> FleetHealth:
         """Evaluate the fleet, and set and end the conditions that follow.
 

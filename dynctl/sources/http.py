@@ -61,6 +61,8 @@ class HttpFrontend:
         self.url = frontend_url(url)
         self.timeout = timeout
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        #: Why thresholds are set: a dynctl frontend logs and records it, a Dynamo ignores it.
+        self.note = ""
 
     def exchange(
         self,
@@ -141,6 +143,9 @@ class HttpFrontend:
         timeout: float,
         headers: Mapping[str, str] | None,
     ) -> httpx.Response:
+        if self.note and (method, path) == ("POST", "/busy_threshold"):
+            text = self.note.encode("ascii", "replace").decode()
+            headers = {**(headers or {}), "x-dynctl-note": text[:200]}
         limits = httpx.Timeout(timeout, connect=min(timeout, CONNECT_S))
         deadline = time.monotonic() + timeout
         # trust_env: control calls to a local frontend must not go through the machine's proxy.

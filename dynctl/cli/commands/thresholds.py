@@ -163,7 +163,7 @@ def set_thresholds(
     from dynctl.screens.render import emit, talk
     from dynctl.sources import connect
     from dynctl.sources.query import choose_model
-    from dynctl.sources.thresholds.canary import Canary, read_conditions
+    from dynctl.sources.thresholds.canary import Canary, announce, read_conditions
     from dynctl.sources.thresholds.replicas import (
         differing,
         failure,
@@ -232,6 +232,8 @@ def set_thresholds(
                 replicas, chosen, values, conditions, canary, least=min_requests, ended=ended
             )
             watcher.begin()
+            limits = ", ".join(one.text for one in conditions)
+            announce(replicas, f"canary {canary:g} s; revert if {limits}")
         result = set_everywhere(replicas, chosen, values, partial=partial)
         done = [one.replica for one in result.outcomes if one.state == "set"]
         waited = None
@@ -242,8 +244,10 @@ def set_thresholds(
         if watcher is not None and result.ok and (waited is None or waited.acts):
             verdict = watcher.watch(talk)
             if not verdict.kept:
+                announce(replicas, f"canary reverted ({verdict.state}): {verdict.why}")
                 result = set_back(result, chosen)
         elif watcher is not None:
+            announce(replicas, "canary reverted: the thresholds did not take effect")
             result = set_back(result, chosen) if result.ok else result
         after = read_all(replicas)
     agree = result.agree and not differing(after, chosen)

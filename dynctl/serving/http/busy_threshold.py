@@ -25,6 +25,9 @@ from router_core import SETTINGS, THRESHOLD_SETTINGS, ConfigError, ThresholdsSet
 PATH = "/busy_threshold"
 #: The response header with the names of ignored fields: Dynamo ignores them silently.
 IGNORED_HEADER = "x-dynctl-ignored"
+#: A request header: why a command sets the values, such as a step of a canary. Dynamo ignores it.
+NOTE_HEADER = "x-dynctl-note"
+MAX_NOTE = 200
 MAX_BODY = 64 * 1024
 
 _INTEGER = "active_prefill_tokens_threshold"
@@ -75,6 +78,9 @@ class BusyThresholds:
             applied = self._service.apply(ThresholdsSet(model, values))
             if not applied.ok:
                 return json_response({"error": applied.message}, 400)
+            note = request.headers.get(NOTE_HEADER, "")[:MAX_NOTE]
+            if note:
+                self._service.note("canary", model, _printable(note))
         answer = json_response(self._row(model))
         if ignored:
             answer.headers[IGNORED_HEADER] = ", ".join(ignored)
@@ -215,3 +221,7 @@ def _short(value: Any) -> str:
 
 def _header_safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "?", name)
+
+
+def _printable(note: str) -> str:
+    return re.sub(r"[^ -~]", "?", note)

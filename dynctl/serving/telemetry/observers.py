@@ -117,3 +117,6 @@ class ServiceObserver:
 
     def on_condition(self, condition: Condition, cleared: bool) -> None:
         """A condition began, changed its message, or ended."""
+
+    def on_note(self, kind: str, subject: str, text: str) -> None:
+        """What an operator does: `canary` of a model's thresholds."""

@@ -335,6 +335,9 @@ class Recorder(ServiceObserver):
         kind = "ended" if cleared else "began"
         self._append(Noted(self._now(), kind, condition.subject, condition.code, condition.message))
 
+    def on_note(self, kind: str, subject: str, text: str) -> None:
+        self._append(Noted(self._now(), kind, subject, "", text))
+
     def _document(self, plan: RoutingPlan, at: float) -> bytes:
         """The explanation of a refusal and of an unusual plan; others are routed again."""
         if plan.ok and not plan.relaxed:

@@ -19,6 +19,7 @@ from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.documents.fleet_load import ended_requests, quantile
 from dynctl.documents.thresholds import CanaryCondition, CanaryState, CanaryVerdict
 from dynctl.serving.dynamo.frontend_traffic import counters_fell
+from dynctl.sources.http import HttpFrontend
 from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.replicas import Replica, at_once
 from dynctl.wire.dynamo.frontend_metrics import RequestTotals, buckets, read_request_totals
@@ -325,6 +326,13 @@ class Canary:
             )
         values = dict(self._values)
         return CanaryVerdict(state, round(passed, 3), why, rows, values, kept=state == "held")
+
+
+def announce(replicas: Sequence[Replica], text: str) -> None:
+    """Let each frontend know why its thresholds are set from now on."""
+    for one in replicas:
+        if isinstance(one.holder, HttpFrontend):
+            one.holder.note = text
 
 
 def shown(condition: Condition, value: float) -> str:

@@ -25,8 +25,11 @@ from dynctl.documents.recording import (
 )
 from dynctl.serving.telemetry import recorder as recorder_module
 from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings, old_of
+from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.frontend.recording import stream_recording
 from dynctl.sources.recording import replayed
+from dynctl.sources.thresholds.canary import announce
+from dynctl.sources.thresholds.replicas import Replica
 from router_core import Booked, Freed, KvEvent, ThresholdsSet
 from tests.dynctl.serving.fleets import WORDS, Site, site, zone
 from tests.waiting import until
@@ -178,6 +181,31 @@ async def test_a_client_streams_a_recording_of_whole_chunks(tmp_path: Path):
     report = recording_report(path)
     assert report.records["Arrived"] == len(PROMPTS)
     assert report.missing == []
+
+
+async def test_the_steps_of_a_canary_are_in_the_recording(tmp_path: Path, caplog):
+    path = tmp_path / "r"
+    caplog.set_level("INFO", logger="dynctl.serving.service")
+    async with site([{"name": "a0"}]) as fleet:
+        await fleet.connected()
+        sink = FileSink(path)
+        running = asyncio.create_task(fleet.frontend.recordings.record(sink))
+        recorder = await started(fleet)
+        client = FrontendClient(fleet.frontend.url, None)
+        replica = Replica("one", client)
+        [model] = await asyncio.to_thread(client.models)
+        name = "active_prefill_tokens_threshold"
+        for value, text in ((5_000, "canary 600 s; revert if refused>1%"), (9_000, "é" * 900)):
+            announce([replica], text)
+            after = await asyncio.to_thread(client.set_thresholds, model, {name: value})
+            assert after[name] == value
+        recorder.stop()
+        await running
+        sink.close()
+    notes = [one for one in of(Noted, list(read_recording(path))) if one.kind == "canary"]
+    texts = [(one.subject, one.text) for one in notes]
+    assert texts == [(model, "canary 600 s; revert if refused>1%"), (model, "?" * 200)]
+    assert f"canary of {model}: canary 600 s; revert if refused>1%" in caplog.text
 
 
 async def test_a_recording_ends_at_its_limit_and_says_so(tmp_path: Path):
