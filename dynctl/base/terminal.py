@@ -43,6 +43,12 @@ def printable_value(value: Value) -> Value:
     return msgspec.json.decode(plain, type=type(value))
 
 
+def status_line(text: str) -> None:
+    """Replace the present line of stderr, a terminal, by the first 78 characters of ``text``."""
+    sys.stderr.write(f"\r\x1b[K{printable(text)[:78]}")
+    sys.stderr.flush()
+
+
 def say(message: str) -> None:
     """Write a line for the user to stderr."""
     sys.stderr.write(printable(message) + "\n")

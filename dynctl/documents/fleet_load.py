@@ -65,7 +65,7 @@ class Traffic(msgspec.Struct, frozen=True):
     def __add__(self, other: Traffic) -> Traffic:
         """Both together; of different edges, those of the first count."""
         ttft = self.ttft or other.ttft
-        if self.ttft and other.ttft_edges == self.ttft_edges:
+        if self.ttft and other.ttft and other.ttft_edges == self.ttft_edges:
             ttft = tuple(a + b for a, b in zip(self.ttft, other.ttft, strict=True))
         return Traffic(
             self.requests + other.requests,

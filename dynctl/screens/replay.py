@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 from xml.sax.saxutils import escape
 
+from dynctl.base.terminal import status_line
 from dynctl.documents.replay import (
     Estimate,
     LoadPoint,
@@ -384,18 +385,14 @@ class Progress:
             if count % 64 == 0 and time.monotonic() - self._shown > 0.2:
                 self._shown = time.monotonic()
                 of = f" of {self._total:,}" if self._total else ""
-                self._write(f"{self.about}: {count:,}{of} requests")
+                status_line(f"{self.about}: {count:,}{of} requests")
             yield item
         self.clear()
 
     def clear(self) -> None:
         """Remove the line."""
         if self._terminal:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text[:78]}")
-        sys.stderr.flush()
+            status_line("")
 
 
 # -- plot ------------------------------------------------------------------------------------------
