@@ -205,13 +205,17 @@ async def _refused(fleet: Site, other: str) -> None:
     """Requests that no worker may take, because of a taint or of the load."""
     url = f"{other}/v1/chat/completions"
     while True:
-        for _ in range(4):
-            body = chat_body("please " * 400, stream=True, max_tokens=1)
-            async with fleet.client.post(url, json=body) as answer:
-                await answer.read()
+        # At once, so that the prompt of the first is still computed when the others arrive.
+        await asyncio.gather(*(_long_prompt(fleet, url) for _ in range(6)))
         nowhere = {"routing_constraints": {"required_taints": ["nowhere"]}}
         await fleet.post("/v1/chat/completions", chat_body("hello", nvext=nowhere))
         await asyncio.sleep(0.2)
+
+
+async def _long_prompt(fleet: Site, url: str) -> None:
+    body = chat_body("please " * 400, stream=True, max_tokens=1)
+    async with fleet.client.post(url, json=body) as answer:
+        await answer.read()
 
 
 def of_this_test(query: str) -> str:

@@ -14,7 +14,7 @@ NUMBERS = ["1e308", "-1", "9" * 400, "nan", "inf", "9e18", str(2**64), "-0.0", "
 FORMS = ["{}", "a={}", "load.a.decode_blocks={}", "dynamo.topology/zone=zone-a={}"]
 #: They run until they are stopped, or write files.
 LEFT_OUT = {"serve", "demo", "bundle", "context", "completion", "events", "top"}
-ENDLESS = {("thresholds", "watch"), ("topology", "wait")}
+ENDLESS = {("thresholds", "watch"), ("topology", "wait"), ("decisions", "tail")}
 #: Options that name files or servers.
 OTHERS = {
     "--model-path", "--save-view", "--view", "--output", "--kubeconfig", "--token-file",

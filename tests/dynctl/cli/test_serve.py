@@ -209,7 +209,7 @@ def test_the_token_of_operators_has_two_names(dynctl, started, monkeypatch, name
         (["--tls-key", "k.pem"], "--tls-key needs --tls-cert"),
         (["--admin-token", "t", "--admin-token-file", "{file}"], "set only one of them"),
         (["--admin-token-file", "{empty}"], "expected one line of printable ASCII"),
-        (["--engine-api-key-file", "{missing}"], "No such file"),
+        (["--engine-api-key-file", "{missing}"], "the file does not exist"),
     ],
     ids=str,
 )
