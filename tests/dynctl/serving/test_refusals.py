@@ -36,6 +36,8 @@ ONE = [{"name": "a0"}]
 )
 async def test_bad_requests_name_the_field(raw, status, param, says):
     async with site(ONE) as fleet:
+        # A busy machine may not answer the first probe in time.
+        await until(lambda: bool(fleet.service.models()))
         async with fleet.client.post(fleet.url("/v1/chat/completions"), data=raw) as answer:
             body = await answer.json()
             assert answer.status == status, body
