@@ -68,11 +68,15 @@ class VirtualRank(RankModel[VirtualRequest]):
         self.steps = 0
         self._decode_ns = round(step_seconds(config, 0, 1) * NS)
 
-    def touched(self, now: int) -> None:
-        """Something happened at ``now`` that the next step has to see: a leap ends there."""
+    def touched(self, now: int, *, begun: bool = True) -> None:
+        """Something happened at ``now`` that the next step has to see: a leap ends there.
+
+        ``begun``: a step that begins at ``now`` has begun already, so that the one after it is the
+        next.
+        """
         if self.due >= 0 and self._count > 1:
-            passed = (now - self._began) // self._duration if self._duration else 0
-            self._count = min(self._count, passed + 1)
+            passed, rest = divmod(now - self._began, self._duration) if self._duration else (0, 1)
+            self._count = min(self._count, passed + 1 if begun or rest or not passed else passed)
             self.due = self._began + self._count * self._duration
 
     def start_step(self, now: int) -> list[tuple[VirtualRequest, int]]:

@@ -185,6 +185,8 @@ class _Replay:
         self._shares = routers > 1 and self._sync_delay >= 0
         self._now = 0
         self._start = 0
+        #: The number of the rank whose step ends now; -1: none.
+        self._ending = -1
         self._began = False
         self._more = True
         self._under_way = 0
@@ -411,8 +413,7 @@ class _Replay:
         if rank.engine.due < 0:
             self._start_step(rank)
         else:
-            rank.engine.touched(self._now)
-            self._watch(rank)
+            self._touch(rank)
 
     def _failed_hop(self, live: LiveRequest, rank: ReplayRank, reason: str) -> None:
         """Send a request elsewhere that an engine did not take, or lost."""
@@ -526,6 +527,12 @@ class _Replay:
         if engine.due >= 0:
             self._watch(rank)
 
+    def _touch(self, rank: ReplayRank) -> None:
+        """Let the next step of a rank that runs see what changed. Steps that begin now begin in the
+        order of the ranks: those after the one whose step ends now have not begun."""
+        rank.engine.touched(self._now, begun=not 0 <= self._ending < rank.number)
+        self._watch(rank)
+
     def _watch(self, rank: ReplayRank) -> None:
         due = rank.engine.due
         if due >= 0 and due != rank.watched:
@@ -542,6 +549,7 @@ class _Replay:
         if engine.due != due or rank.engine is not engine:
             return  # the leap ended before, or the worker was lost
         rank.watched = -1
+        self._ending = rank.number
         engine.finish_step()
         if engine.cache.changed:
             self._flush(rank)
@@ -555,6 +563,7 @@ class _Replay:
                     self._turns(frontend)
         if rank.engine is engine and engine.due < 0:
             self._start_step(rank)
+        self._ending = -1
 
     def _progressed(self, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A request has its first or its last token."""
@@ -649,8 +658,7 @@ class _Replay:
         if engine.due < 0:
             self._start_step(rank)
         else:
-            engine.touched(self._now)
-            self._watch(rank)
+            self._touch(rank)
 
     def _pulled(self, held: Handoff) -> None:
         """Free the blocks of a hand-off; no effect the second time."""
@@ -663,8 +671,7 @@ class _Replay:
             if rank.engine.due < 0:
                 self._start_step(rank)
             else:
-                rank.engine.touched(self._now)
-                self._watch(rank)
+                self._touch(rank)
 
     # -- what routers see --------------------------------------------------------------------
 

@@ -386,3 +386,23 @@ def test_blocks_of_the_trace_are_cut_or_joined_to_those_of_the_engines(size, cac
     trace = [asked(0.0, 0, 12, 1, 1, 2, 3), asked(1.0, 1, 12, 1, 1, 2, 4)]
     result = simulate(trace, fleet(1, engine), KV)
     assert result.cache.cached_tokens == cached
+
+
+def test_a_request_that_arrives_where_a_step_of_a_leap_ends_joins_the_next_step():
+    """Worker 2 hands over at 24 ms, where worker 3 ends the second step of a leap: its third step
+    begins after that, since steps that end together run in the order of the ranks."""
+    engine = replace(ENGINE, total_blocks=18, max_num_seqs=2, max_num_batched_tokens=3)
+    trace = [
+        asked(0.0, 0, 23, 1, 1000, 1001, 1002, 1003, 1004, 1005),
+        asked(0.0, 1, 1, 4, 2000),
+        asked(0.0, 2, 1, 1, 3000),
+    ]
+    workers = tuple(
+        SimulatedWorker(n, Role.PREFILL if n <= 2 else Role.DECODE, {"zone": "ab"[n % 2]})
+        for n in (1, 2, 3, 4)
+    )
+    replay = (trace, SimulatedFleet(workers, engine), Policy("kv", RouterConfig()), {"routers": 3})
+    result, records = replayed(replay)
+    stepped, expected = replayed(replay, leaps=False)
+    assert first_difference(records, expected) is None
+    assert encode(result) == encode(stepped)
