@@ -180,7 +180,9 @@ def test_under_load(hold: Hold, dynamo_version: str) -> None:
         async with observing(fleet) as seen:
             load = HeldLoad(fleet, seed=flying)
             for number, tokens in enumerate(asked):
-                await seen.quiet()
+                # What was sent and ended is known; first tokens show by nothing but their events.
+                await until(lambda: len(seen.router.load) == len(load.running))
+                await seen.quiet(0.2)
                 expected = possible(seen.predict(tokens))
                 where = await asyncio.to_thread(load.begin, tokens)
                 if number >= flying:
