@@ -19,7 +19,7 @@ from tests.waiting import patience
 TOKENIZER = load_tokenizer(DEMO_MODEL_DIR)
 QUICK_HEALTH = HealthConfig(interval_s=0.1, timeout_s=patience(1.0))
 #: For tests in which requests find out, not probes.
-SLOW_HEALTH = HealthConfig(interval_s=60.0, timeout_s=patience(1.0))
+SLOW_HEALTH = HealthConfig(interval_s=60.0, timeout_s=patience(2.0))
 WORDS = "the quick brown fox jumps over the lazy dog near the river bank at dawn "
 
 

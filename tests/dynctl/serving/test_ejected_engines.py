@@ -58,7 +58,7 @@ async def test_an_ejected_engine_gives_its_waiting_requests_back_at_once():
 
 
 async def test_a_trial_ends_the_ejection_or_makes_it_longer():
-    limits = Limits(first_output_s=0.2)
+    limits = Limits(first_output_s=0.6)
     async with (
         hostile(hangs, good_stream) as engines,
         site([], workers=specs(engines), health=HEALTH, limits=limits) as fleet,
