@@ -618,14 +618,14 @@ class RecordingFile:
 
     def __iter__(self) -> Iterator[Record]:
         """All records. What is missing is a Noted at its place."""
-        last, told = 0.0, 0
+        last, named = 0.0, 0
         for header in self.headers():
             last = header.last
             yield from self.records(header)
-            for text in self.skipped[told:]:
+            for text in self.skipped[named:]:
                 yield Noted(header.first, "skipped", str(self.path.name), "", text)
-            told = len(self.skipped)
-        for text in self.skipped[told:]:
+            named = len(self.skipped)
+        for text in self.skipped[named:]:
             yield Noted(last, "skipped", str(self.path.name), "", text)
         if self.cut is not None:
             text = f"the file is cut at byte {self.cut:,}; what follows is missing"

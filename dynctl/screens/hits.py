@@ -79,16 +79,16 @@ def _ladder(report: HitsReport, canvas: Canvas) -> list[str]:
             continue
         share = rung.lost / report.prompt_tokens if report.prompt_tokens else 0.0
         start += f"{_points(-share):>7}"
-        told = [_part(one, wide) for one in rung.causes if abs(one.share) >= _SMALL or canvas.wide]
-        if len(rung.causes) == 1 and told:
-            told = [_named(rung.causes[0], wide)]
+        shown = [_part(one, wide) for one in rung.causes if abs(one.share) >= _SMALL or canvas.wide]
+        if len(rung.causes) == 1 and shown:
+            shown = [_named(rung.causes[0], wide)]
         first, rest = f"{start}  ", " " * (len(start) + 2)
         # A line ends between two causes if they are short enough.
         kept = canvas.paragraph(
-            ", ".join(one.replace(" ", _KEPT) for one in told), first=first, rest=rest
+            ", ".join(one.replace(" ", _KEPT) for one in shown), first=first, rest=rest
         )
         if any(len(one) > canvas.screen_width for one in kept):
-            kept = canvas.paragraph(", ".join(told), first=first, rest=rest)
+            kept = canvas.paragraph(", ".join(shown), first=first, rest=rest)
         lines += [one.replace(_KEPT, " ") for one in kept] or [start]
     return lines
 

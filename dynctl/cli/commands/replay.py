@@ -347,6 +347,8 @@ def replay(
     Exit code 1: a policy regressed by more than --max-regress; with --fail-on warn also where an
     interval includes that limit.
     """
+    from dataclasses import replace
+
     from dynctl.screens.render import emit, talk
     from dynctl.simulation.replay.fleet import Objective, ReplicaSync
     from dynctl.simulation.replay.fleets import simulated_fleet
@@ -383,6 +385,13 @@ def replay(
     source, live = _fleet(
         options, workers, zones, capacity, file, domain, data_parallel_size, model
     )  # fmt: skip
+    unnamed = live is None and workers is None and not (zones or capacity or file)
+    if unnamed and given.format == "recording":
+        note = (
+            "the fleet is the default one, not that of the recording: --recording "
+            f"{given.path} takes workers and settings from it"
+        )
+        source = replace(source, notes=(*source.notes, note))
     if generate is not None and trace_block_size is None:
         given.block_size = engine.get("block_size", source.card.get("block_size", DEFAULT_BLOCK))
     first = given.first()

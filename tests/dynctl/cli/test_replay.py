@@ -10,7 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dynctl.documents.recording import encode_records
 from tests.dynctl.cli.conftest import Run
+from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
 
 CHAT = ("replay", "--generate", "chat", "--trace-block-size", "64")
 SMALL = (*CHAT, "--workload", "requests=120")
@@ -182,3 +184,12 @@ def test_an_interrupted_replay_ends_cleanly() -> None:
         process.wait()
     assert process.returncode == 130
     assert "Traceback" not in out + err
+
+
+def test_a_recording_on_another_fleet_names_the_way_to_its_own(dynctl: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.dynrec"
+    path.write_bytes(encode_records(RecordedFleet(workers=5, state=True).records(chats(13, 6))))
+    alone = dynctl("replay", path, "-o", "json").json
+    assert f"--recording {path} takes workers and settings" in " ".join(alone["notes"])
+    chosen = dynctl("replay", path, "--workers", 2, "-o", "json").json
+    assert "takes workers and settings" not in " ".join(chosen["notes"])

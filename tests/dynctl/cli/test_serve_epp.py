@@ -107,13 +107,13 @@ def test_the_process_tells_its_ports_and_ends_with_0() -> None:
     ) as process:
         try:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
+            started = json.loads(process.stdout.readline())
             process.send_signal(signal.SIGTERM)
             said = process.communicate(timeout=patience(30))[1]
         finally:
             process.kill()
     assert process.returncode == 0
-    assert len({told["port"], told["picker_port"], told["health_port"]}) == 3
+    assert len({started["port"], started["picker_port"], started["health_port"]}) == 3
     assert "TLS with a certificate made at this start" in said
     assert "no workers are configured" in said
     assert "Traceback" not in said

@@ -70,7 +70,7 @@ async def test_every_screen_names_the_operator():
         assert (status, CORDONED in refusal["error"]["message"]) == (503, True)
         assert (await fleet.post("/v1/workers/a/uncordon", {}))[0] == 200
         assert (await fleet.chat())[0] == 200
-        assert (await fleet.post("/v1/workers/nobody/cordon", {}))[0] == 404
+        assert (await fleet.post("/v1/workers/none/cordon", {}))[0] == 404
 
 
 async def test_a_cordon_holds_while_the_engine_is_away_and_after_it_returns():
