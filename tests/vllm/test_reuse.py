@@ -179,7 +179,7 @@ def test_an_engine_is_killed_and_restarted(
     until_now(lambda: not frontend.ready(), 30)
     judged("one of two engines is dead", ask_all(frontend, mixed(20)))
     # So few blocks that it evicts: three of the longest prompts.
-    new = stack.engine("b", HASH, "xxhash", port=old.port, blocks=160)
+    new = stack.engine("b", HASH, "xxhash", *TOOLS, port=old.port, blocks=160)
     stack.wait(new)
     until_now(frontend.ready, 60)
     until_now(lambda: frontend.cached_blocks()[("b", 0)] == 0, 30)
