@@ -11,7 +11,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-from tests.waiting import SLOWDOWN
+from tests.waiting import SLOWDOWN, cores
 
 _BURN = """
 import os, sys, time
@@ -28,8 +28,7 @@ def main() -> int:
     parser.add_argument("--burners", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=60.0)
     arguments, rest = parser.parse_known_args()
-    cores = os.cpu_count() or 1
-    slowdown = str(max(1.0, (arguments.burners + cores) / cores))
+    slowdown = str(max(1.0, (arguments.burners + cores()) / cores()))
     with ExitStack() as stack:
         for _ in range(arguments.burners):
             burner = subprocess.Popen(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from dynctl.serving.telemetry.log_format import LOGGERS
+from tests.waiting import cores
 
 # "quick" and "thorough" use the same examples every time, so that a failure is reproducible;
 # "explore" looks for new ones. `make test` is quick; `make test-thorough PROFILE=explore`.
@@ -27,6 +28,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # In a background run (`make test &`, nohup) SIGINT is ignored, and children inherit that: without
 # this line the children that tests interrupt would not end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process for each core that the container may use, not for each of its machine."""
+    return cores()
+
 
 _PREFIXES = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "OTEL_")
 _NAMES = {

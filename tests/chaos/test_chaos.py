@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.chaos.faults import FAULTS, Fault, heal
-from tests.chaos.rig import Usage, rig
-from tests.waiting import patience, until
+from tests.chaos.rig import Outcomes, Rig, Usage, rig
+from tests.waiting import slowdown, until
 
 pytestmark = pytest.mark.chaos
 
@@ -32,11 +32,15 @@ async def test_fault_under_load(fault: Fault) -> None:
         outcomes = busy.result()
         if fault.shows:
             await until(lambda: fleet.conditions() & set(fault.shows), 30)
-        async with fleet.others() as others:
-            during = await fleet.load(_CLIENTS, _REQUESTS)
         # The clients of another engine do not notice. Their slowest request is compared, with a
-        # floor for what a busy machine does by itself.
-        assert max(others) <= max(2 * max(others_quiet), patience(1.0))
+        # floor for what a busy machine does by itself. It may also stand still for a moment: what
+        # the fault causes is still there when the load comes again.
+        others, during = await _load_beside(fleet)
+        longest = max(2 * max(others_quiet), slowdown())
+        for _ in range(2):
+            if max(others) > longest:
+                others, during = await _load_beside(fleet)
+        assert max(others) <= longest
 
         assert not outcomes.lost + during.lost
         assert outcomes.all == during.all == _REQUESTS
@@ -53,6 +57,11 @@ async def test_fault_under_load(fault: Fault) -> None:
         await fleet.settled()
         assert all(row == (0, 0, 0) for row in fleet.site.load().values())
         await until(lambda: _no_more_than(before), 30)
+
+
+async def _load_beside(fleet: Rig) -> tuple[list[float], Outcomes]:
+    async with fleet.others() as others:
+        return others, await fleet.load(_CLIENTS, _REQUESTS)
 
 
 def _no_more_than(before: Usage) -> bool:

@@ -16,7 +16,7 @@ from dynctl.adapters.memory import MemoryDiscovery, MemoryLease, MemoryRegistrar
 from dynctl.adapters.ports import Discovery, Lease, Registrar
 from dynctl.base.errors import Unreachable
 from tests.contract.etcd_server import EtcdServer
-from tests.waiting import patience, until
+from tests.waiting import patience, slowdown, until
 
 KEY = "v1/instances/dyn-amo/back_end/generate/f50496f06b4ba43b"
 CARD = "v1/mdc/dyn-amo/back_end/generate/f50496f06b4ba43b"
@@ -106,7 +106,7 @@ async def test_a_lease_outlives_its_time_to_live_while_it_is_kept(rig: Rig):
     for _ in range(4):
         await asyncio.sleep(TTL_S / 2)
         if rig.root is not None:
-            rig.discovery = FileDiscovery(rig.root, ttl_s=patience(TTL_S))
+            rig.discovery = FileDiscovery(rig.root, ttl_s=TTL_S * slowdown())
         assert await rig.entries() == {KEY: b"1"}
     assert not lease.lost.is_set()
     assert lease.trouble == ""

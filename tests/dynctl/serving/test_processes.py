@@ -25,7 +25,7 @@ from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from tests.dynctl.serving.fleets import chat_body
 from tests.dynctl.serving.hostile import HostileEngine, answers, hostile
-from tests.waiting import patience
+from tests.waiting import patience, slowdown
 
 
 class Serving:
@@ -242,7 +242,7 @@ async def test_sigkill_of_the_parent_ends_its_children_and_secrets_are_in_no_pro
 
 
 async def test_processes_that_do_not_respond_are_killed_and_start_again():
-    async with serving("--process-timeout", f"{patience(3):g}") as fleet:
+    async with serving("--process-timeout", f"{3 * slowdown():g}") as fleet:
         before = fleet.record["processes"]
         for name in ("frontend-1", "router"):
             os.kill(before[name], signal.SIGSTOP)
