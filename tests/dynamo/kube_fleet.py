@@ -167,7 +167,7 @@ class KubeFleet:
             "POD_NAME": about["name"],
             "POD_NAMESPACE": about["namespace"],
             "POD_UID": about["uid"],
-            "KUBECONFIG": str(self._kubeconfig(account, about["namespace"])),
+            "KUBECONFIG": str(self.kubeconfig(account, about["namespace"])),
             "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq",
             "HF_HUB_OFFLINE": "1",
@@ -178,7 +178,8 @@ class KubeFleet:
             found["DYN_TOPOLOGY_MOUNT_PATH"] = str(below(root, mount))
         return found
 
-    def _kubeconfig(self, token: str | None, namespace: str) -> Path:
+    def kubeconfig(self, token: str | None, namespace: str = NAMESPACE) -> Path:
+        """The file of a user; None: the administrator."""
         path = self.directory / "kubeconfigs" / f"{token or 'admin'}-{namespace}"
         return self.server.kubeconfig(path, token=token, namespace=namespace)
 
@@ -244,7 +245,7 @@ class KubeFleet:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         # What a person has configured or cached on this machine must not matter.
         environment |= {f"XDG_{it}_HOME": str(self.directory / it) for it in ("CONFIG", "CACHE")}
-        config = self._kubeconfig(token, namespace)
+        config = self.kubeconfig(token, namespace)
         done = subprocess.run(
             [sys.executable, "-m", "dynctl", *words, "--kubeconfig", str(config)],
             capture_output=True,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.dynamo.fleet import DynamoFleet, Frontend
 from tests.dynamo.processes import ProcessGroup, free_port
 from tests.waiting import until_now
 
-_FOREIGN = ("DYN_", "DYNCTL_", "ETCD_", "NATS_")
+_FOREIGN = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "KUBE")
 
 
 class OurFrontend(Frontend):
@@ -55,21 +56,30 @@ def our_frontend(
     fleet: DynamoFleet, *args: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[OurFrontend]:
     """Serve the workers of ``fleet``; ready when every worker of the fleet gets requests."""
+    planes = {k: v for k, v in fleet.environment.items() if k.startswith(("DYN_", "ETCD", "NATS"))}
+    expected = {worker.instance_id for worker in fleet.workers.values()}
+    variables = {**planes, **(environment or {})}
+    with frontend_of(fleet.directory, fleet.model, expected, args, variables) as found:
+        yield found
+
+
+@contextmanager
+def frontend_of(
+    directory: Path, model: str, expected: Set[int], args: Sequence[str], planes: Mapping[str, str]
+) -> Iterator[OurFrontend]:
+    """A frontend with these arguments and variables; ready when the workers with the ``expected``
+    ids get requests."""
     port = free_port()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-    cache = fleet.directory / "cache"
+    cache = directory / "cache"
     cache.mkdir(exist_ok=True)
-    planes = {k: v for k, v in fleet.environment.items() if k.startswith(("DYN_", "ETCD", "NATS"))}
     command = [sys.executable, "-m", "dynctl", "serve", "frontend", "--http-port", str(port), *args]
-    group = ProcessGroup(fleet.directory)
-    process = group.start(
-        f"ours-{port}",
-        command,
-        {**clean, **planes, "XDG_CACHE_HOME": str(cache), **(environment or {})},
-    )
-    frontend = OurFrontend(process, port, fleet.model)
+    group = ProcessGroup(directory)
     try:
-        expected = {worker.instance_id for worker in fleet.workers.values()}
+        process = group.start(
+            f"ours-{port}", command, {**clean, "XDG_CACHE_HOME": str(cache), **planes}
+        )
+        frontend = OurFrontend(process, port, model)
         wait(frontend, lambda: expected <= frontend.ready().keys(), "all workers to be ready")
         yield frontend
     finally:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from dynctl.adapters.ports import DiscoveryEntry, Listed
 from dynctl.documents.route_result import RouteResult
@@ -21,8 +23,9 @@ from dynctl.sources.kubernetes import OUT_OF_REACH
 from dynctl.wire.kubernetes.worker_metadata import instance_id, worker_metadata
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynamo.kube_fleet import GRAPH, NAMESPACE, VIEWER, KubeFleet
-from tests.dynamo.kube_pods import ZONES, mockers
+from tests.dynamo.kube_pods import MODEL, ZONES, mockers
 from tests.dynamo.observed import possible
+from tests.dynamo.ours import OurFrontend, frontend_of, wait
 from tests.kube import objects
 from tests.kube.client import Api
 from tests.kube.objects.accounts import VIEWER_RULES
@@ -32,6 +35,7 @@ ALL = ("--exec", "all", "--logs", "all", "--reach", "port-forward")
 """Everything that verify can read, and nothing but what the API server lets through."""
 UNEVEN = {"DYT0902", "DYT0908"}
 """Warnings that this fleet deserves: of its three decode workers one is alone in its zone."""
+MANIFEST = Path(__file__).parents[2] / "docs" / "deploy" / "kubernetes" / "frontend.yaml"
 LONE = f"{GRAPH}-decode-b-0"
 A, B = ZONES
 
@@ -311,6 +315,72 @@ def test_the_real_frontend_chooses_what_was_predicted(
     assert verified == [True] * 20
     # All but the first of each kind are in the cache of one prefill worker.
     assert certain >= 16
+
+
+@contextmanager
+def ours(fleet: KubeFleet) -> Iterator[OurFrontend]:
+    """Our frontend with the permissions of the manifest that is in the docs, and no more."""
+    account, token = "dynctl-frontend", f"{NAMESPACE}.dynctl-frontend"
+    for body in yaml.safe_load_all(MANIFEST.read_text()):
+        if body["kind"] in ("Role", "RoleBinding"):
+            body["metadata"]["namespace"] = NAMESPACE
+            for subject in body.get("subjects", ()):
+                subject["namespace"] = NAMESPACE
+            fleet.server.store.create(body)
+    fleet.server.add_service_account(token, NAMESPACE, account)
+    ids = {pod.worker_id for pod in fleet.workers.values()}
+    variables = {
+        "KUBECONFIG": str(fleet.kubeconfig(token)),
+        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+    }
+    words = (*FROM_THERE, "--namespace", NAMESPACE)
+    with frontend_of(fleet.directory, MODEL, ids, words, variables) as found:
+        yield found
+
+
+def cached(frontend: OurFrontend) -> int:
+    """The blocks that it has read of the workers' caches."""
+    return sum(rank["cached_blocks"] for row in frontend.workers() for rank in row["ranks"])
+
+
+def test_our_frontend_serves_the_pods_that_are_ready(fleet: KubeFleet) -> None:
+    """Beside Dynamo's, with the same answers; also while the API server does not answer."""
+    zone = {pod.worker_id: pod.zone for pod in fleet.workers.values()}
+    with ours(fleet) as frontend:
+        for word in ("zeta", "eta", "theta"):
+            prompt, before = f"{word} " * 50, cached(frontend)
+            first = frontend.chat(prompt, max_tokens=4)
+            assert first.ok, first
+            assert zone[first.placement.prefill or 0] == zone[first.placement.decode or 0]
+            wait(frontend, lambda before=before: cached(frontend) > before, "its blocks")
+            again = frontend.chat(prompt, max_tokens=4)
+            assert again.placement.prefill == first.placement.prefill
+            theirs = fleet.frontend.chat(prompt, max_tokens=4)
+            for part in ("prompt_tokens", "completion_tokens"):
+                assert first.body["usage"][part] == theirs.body["usage"][part]
+
+        lone = fleet.pods[LONE].worker_id
+        fleet.set_ready(LONE, False)
+        try:
+            wait(frontend, lambda: lone not in frontend.ready(), "the pod to leave")
+            wait(frontend, lambda: ("DYT0901", f"zone={B}") in frontend.conditions(), "its zone")
+        finally:
+            fleet.set_ready(LONE, True)
+            fleet.wait_ready()
+        wait(frontend, lambda: lone in frontend.ready(), "the pod to come back")
+
+        def interrupted() -> bool:
+            return any(code == "DISCOVERY_INTERRUPTED" for code, _ in frontend.conditions())
+
+        gone = fleet.server.faults.answer("/apis", 503)
+        try:
+            fleet.server.faults.cut_watches()
+            wait(frontend, interrupted, "the condition")
+            assert len(frontend.ready()) == len(fleet.workers)
+            assert frontend.chat("iota " * 50, max_tokens=2).ok
+        finally:
+            fleet.server.faults.remove(gone)
+        wait(frontend, lambda: not interrupted(), "the cluster to be read again")
 
 
 def test_through_the_api_server_caches_are_said_to_be_out_of_reach(fleet: KubeFleet) -> None:
