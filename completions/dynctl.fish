@@ -153,17 +153,6 @@ function __dynctl_flags
                 '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
-                '--router'\t'A dynctl serve router that knows the workers and decides, for any ..' \
-                '--router-token'\t'The --admin-token of that router' \
-                '--router-token-file'\t'File with the --admin-token of that router' \
-                '--share-port'\t'Let other frontends with --router on this host listen on the same port' \
-                '--processes'\t'Frontend processes behind the port' \
-                '--process-timeout'\t'With --processes: a process without an answer for so long is killed ..' \
-                '--namespace-prefix'\t'Serve all Dynamo namespaces that begin with this' \
-                '--event-plane'\t'Event plane for what this frontend publishes to other routers ..' \
-                '--response-port'\t'Port where Dynamo workers send their responses' \
-                '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
-                '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
                 '--admin-token'\t'Bearer token of operators: changes and routing details' \
                 '--api-token'\t'Bearer token of operators: changes and routing details' \
                 '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
@@ -176,6 +165,17 @@ function __dynctl_flags
                 '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
                 '--system-port'\t'Separate port for health and metrics' \
                 '--announce'\t'Print the address as one JSON line when ready' \
+                '--router'\t'A dynctl serve router that knows the workers and decides, for any ..' \
+                '--router-token'\t'The --admin-token of that router' \
+                '--router-token-file'\t'File with the --admin-token of that router' \
+                '--share-port'\t'Let other frontends with --router on this host listen on the same port' \
+                '--processes'\t'Frontend processes behind the port' \
+                '--process-timeout'\t'With --processes: a process without an answer for so long is killed ..' \
+                '--namespace-prefix'\t'Serve all Dynamo namespaces that begin with this' \
+                '--event-plane'\t'Event plane for what this frontend publishes to other routers ..' \
+                '--response-port'\t'Port where Dynamo workers send their responses' \
+                '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
+                '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
                 '--admin-token-file'\t'File with the operators\' token' \
                 '--api-key'\t'A key for clients of inference (repeatable)' \
                 '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
@@ -294,17 +294,6 @@ function __dynctl_flags
                 '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
-                '--router'\t'A dynctl serve router that knows the workers and decides, for any ..' \
-                '--router-token'\t'The --admin-token of that router' \
-                '--router-token-file'\t'File with the --admin-token of that router' \
-                '--share-port'\t'Let other frontends with --router on this host listen on the same port' \
-                '--processes'\t'Frontend processes behind the port' \
-                '--process-timeout'\t'With --processes: a process without an answer for so long is killed ..' \
-                '--namespace-prefix'\t'Serve all Dynamo namespaces that begin with this' \
-                '--event-plane'\t'Event plane for what this frontend publishes to other routers ..' \
-                '--response-port'\t'Port where Dynamo workers send their responses' \
-                '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
-                '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
                 '--admin-token'\t'Bearer token of operators: changes and routing details' \
                 '--api-token'\t'Bearer token of operators: changes and routing details' \
                 '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
@@ -317,6 +306,17 @@ function __dynctl_flags
                 '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
                 '--system-port'\t'Separate port for health and metrics' \
                 '--announce'\t'Print the address as one JSON line when ready' \
+                '--router'\t'A dynctl serve router that knows the workers and decides, for any ..' \
+                '--router-token'\t'The --admin-token of that router' \
+                '--router-token-file'\t'File with the --admin-token of that router' \
+                '--share-port'\t'Let other frontends with --router on this host listen on the same port' \
+                '--processes'\t'Frontend processes behind the port' \
+                '--process-timeout'\t'With --processes: a process without an answer for so long is killed ..' \
+                '--namespace-prefix'\t'Serve all Dynamo namespaces that begin with this' \
+                '--event-plane'\t'Event plane for what this frontend publishes to other routers ..' \
+                '--response-port'\t'Port where Dynamo workers send their responses' \
+                '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
+                '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
                 '--admin-token-file'\t'File with the operators\' token' \
                 '--api-key'\t'A key for clients of inference (repeatable)' \
                 '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
@@ -435,16 +435,11 @@ function __dynctl_flags
                 '--port'\t'Listen port' \
                 '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
                 '--workers-file'\t'The workers as YAML' \
-                '--endpoint'\t'Be a component of Dynamo: route among the workers of this endpoint, ..' \
-                '--rpc-host'\t'With --endpoint: address for requests of Dynamo\'s processes, which is ..' \
-                '--response-port'\t'Port where Dynamo workers send their responses' \
                 '--model-path'\t'Directory of tokenizer and chat template' \
                 '--trust-template'\t'Do not bound the work of the chat template in --model-path: its time ..' \
                 '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \
                 '--model-name'\t'Model of workers that do not report it' \
                 '--kv-cache-block-size'\t'Block size of workers that do not report it' \
-                '--select-service-port'\t'Answer there as Dynamo\'s selection service, for workers that its ..' \
-                '--slot-tracker-port'\t'Answer there as Dynamo\'s slot tracker: load that its clients report' \
                 '--admin-token'\t'Bearer token of operators: changes and routing details' \
                 '--api-token'\t'Bearer token of operators: changes and routing details' \
                 '--log-decisions'\t'Log the winner of each hop, or all candidates with their costs' \
@@ -457,6 +452,11 @@ function __dynctl_flags
                 '--drain-timeout'\t'Time for running requests to finish after SIGTERM' \
                 '--system-port'\t'Separate port for health and metrics' \
                 '--announce'\t'Print the address as one JSON line when ready' \
+                '--endpoint'\t'Be a component of Dynamo: route among the workers of this endpoint, ..' \
+                '--rpc-host'\t'With --endpoint: address for requests of Dynamo\'s processes, which is ..' \
+                '--response-port'\t'Port where Dynamo workers send their responses' \
+                '--select-service-port'\t'Answer there as Dynamo\'s selection service, for workers that its ..' \
+                '--slot-tracker-port'\t'Answer there as Dynamo\'s slot tracker: load that its clients report' \
                 '--admin-token-file'\t'File with the operators\' token' \
                 '--api-key'\t'A key for clients of inference (repeatable)' \
                 '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
@@ -598,8 +598,8 @@ function __dynctl_flags
                 '--host'\t'Listen address' \
                 '--http-port'\t'Listen port' \
                 '--port'\t'Listen port' \
-                '--model-path'\t'Directory of tokenizer and chat template' \
                 '--frontend-log'\t'The log of a Dynamo frontend: its costs and refusals, and its choices ..' \
+                '--model-path'\t'Directory of tokenizer and chat template' \
                 '--admin-token'\t'Bearer token of operators: changes and routing details' \
                 '--api-token'\t'Bearer token of operators: changes and routing details' \
                 '--log-format'\t'Format of log lines' \
@@ -659,13 +659,13 @@ function __dynctl_flags
                 '--stream-timeout'\t'Longest time without a message of the gateway about a request' \
                 '--http-host'\t'Listen address of metrics and of the operators\' HTTP' \
                 '--http-port'\t'Port of metrics and of the operators\' HTTP' \
-                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
-                '--workers-file'\t'The workers as YAML' \
                 '--pool'\t'An InferencePool of the cluster, in the namespace of -n: its ready ..' \
                 '--pod-kv-events'\t'ZMQ port of the pods\' KV events' \
                 '--pod-replay'\t'ZMQ port of the pods\' replay sockets, likewise' \
                 '--pod-role-label'\t'Pod label with the role: prefill or decode' \
                 '--pod-domain'\t'A topology domain and the pod label with its value (repeatable)' \
+                '--worker'\t'An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, ..' \
+                '--workers-file'\t'The workers as YAML' \
                 '--model-path'\t'Directory of tokenizer and chat template' \
                 '--trust-template'\t'Do not bound the work of the chat template in --model-path: its time ..' \
                 '--tokenizer'\t'auto: the fastest encoder that gives the same token ids' \

@@ -1,18 +1,15 @@
-"""The options of ``serve`` about access: keys, TLS, limits of clients and engines, and replicas.
+"""The options of ``serve`` about access: keys, TLS, limits of clients and engines, and replicas."""
 
-They are the same for every serving process, so a command takes all of them as one mapping.
-"""
-
-import functools
-import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynctl.base.errors import UsageProblem
+from dynctl.cli.option_groups import fields_of
 
 if TYPE_CHECKING:
     from dynctl.serving.config import HealthConfig, ReplicaConfig
@@ -29,343 +26,280 @@ _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.1, "max": 86400}
 
 
 def _file(flag: str, help: str, panel: str, metavar: str = "FILE") -> Any:
-    return Annotated[
-        Path | None, typer.Option(flag, metavar=metavar, help=help, rich_help_panel=panel)
-    ]
+    return typer.Option(flag, metavar=metavar, help=help, rich_help_panel=panel)
 
 
 def _count(flag: str, help: str) -> Any:
-    return Annotated[
-        int,
+    return typer.Option(
+        flag,
+        metavar="N",
+        min=0,
+        max=1_000_000,
+        help=f"{help}; 0: no limit.",
+        rich_help_panel=_ACCESS,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessOptions:
+    """What the options of access are set to; None and 0: not set."""
+
+    admin_token_file: Annotated[
+        Path | None, _file("--admin-token-file", "File with the operators' token.", _ACCESS)
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
         typer.Option(
-            flag,
-            metavar="N",
-            min=0,
-            max=1_000_000,
-            help=f"{help}; 0: no limit.",
+            "--api-key",
+            metavar="KEY",
+            envvar="DYNCTL_API_KEY",
+            help="A key for clients of inference (repeatable). Prefer the variable or "
+            "--api-key-file, which the process list does not show.",
             rich_help_panel=_ACCESS,
         ),
-    ]
-
-
-#: Name -> annotation and default.
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "admin_token_file": (
-        _file("--admin-token-file", "File with the operators' token.", _ACCESS),
-        None,
-    ),
-    "api_key": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--api-key",
-                metavar="KEY",
-                envvar="DYNCTL_API_KEY",
-                help="A key for clients of inference (repeatable). Prefer the variable or "
-                "--api-key-file, which the process list does not show.",
-                rich_help_panel=_ACCESS,
-            ),
-        ],
-        None,
-    ),
-    "api_key_file": (
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
         _file(
             "--api-key-file",
             "Keys, one a line, then name=, requests-per-minute= and concurrency= where needed; "
             "loaded again when it changes.",
             _ACCESS,
         ),
-        None,
-    ),
-    "key_requests_per_minute": (
+    ] = None
+    key_requests_per_minute: Annotated[
+        int,
         _count(
             "--key-requests-per-minute",
             "Requests that each key may start in a minute, in each of --processes",
         ),
-        0,
-    ),
-    "key_concurrency": (
+    ] = 0
+    key_concurrency: Annotated[
+        int,
         _count(
             "--key-concurrency",
             "Requests of each key that may run at the same time, in each of --processes",
         ),
-        0,
-    ),
-    "engine_api_key": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--engine-api-key",
-                metavar="KEY",
-                envvar="DYNCTL_ENGINE_API_KEY",
-                help="Key for engines that need one. Prefer the variable or --engine-api-key-file; "
-                "api-key-env= of a worker names the variable of its own key.",
-                rich_help_panel=_ACCESS,
-            ),
-        ],
-        None,
-    ),
-    "engine_api_key_file": (
-        _file("--engine-api-key-file", "File with the key for engines.", _ACCESS),
-        None,
-    ),
-    "tls_cert": (
+    ] = 0
+    engine_api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--engine-api-key",
+            metavar="KEY",
+            envvar="DYNCTL_ENGINE_API_KEY",
+            help="Key for engines that need one. Prefer the variable or --engine-api-key-file; "
+            "api-key-env= of a worker names the variable of its own key.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None
+    engine_api_key_file: Annotated[
+        Path | None, _file("--engine-api-key-file", "File with the key for engines.", _ACCESS)
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
         _file(
             "--tls-cert",
             "Certificate chain (PEM) for https; loaded again when it changes.",
             _ACCESS,
         ),
-        None,
-    ),
-    "tls_key": (_file("--tls-key", "Private key (PEM) of the certificate.", _ACCESS), None),
-    "unix_socket": (
+    ] = None
+    tls_key: Annotated[
+        Path | None, _file("--tls-key", "Private key (PEM) of the certificate.", _ACCESS)
+    ] = None
+    unix_socket: Annotated[
+        Path | None,
         _file(
             "--unix-socket",
             "A second listener for operators: only this user can open it.",
             _ACCESS,
             metavar="PATH",
         ),
-        None,
-    ),
-    "system_host": (
-        Annotated[
-            str,
-            typer.Option(
-                "--system-host",
-                metavar="HOST",
-                envvar="DYN_SYSTEM_HOST",
-                help="Listen address of --system-port; a kubelet needs 0.0.0.0.",
-                rich_help_panel=_ACCESS,
-            ),
-        ],
-        "127.0.0.1",
-    ),
-    "compressed_requests": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--compressed-requests",
-                help="Accept gzip and deflate bodies; their limit holds for the expanded body.",
-                rich_help_panel=_CLIENTS,
-            ),
-        ],
-        False,
-    ),
-    "otlp_endpoint": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--otlp-endpoint",
-                metavar="URL",
-                envvar="DYNCTL_OTLP_ENDPOINT",
-                help="Send a trace of each request to this OpenTelemetry collector (OTLP over "
-                "HTTP), for example http://127.0.0.1:4318; needs dynctl[otlp].",
-                rich_help_panel=_TRACES,
-            ),
-        ],
-        None,
-    ),
-    "otlp_sample_ratio": (
-        Annotated[
-            float,
-            typer.Option(
-                "--otlp-sample-ratio",
-                metavar="SHARE",
-                envvar="DYNCTL_OTLP_SAMPLE_RATIO",
-                min=0,
-                max=1,
-                help="Share of requests that begin a trace; one with a traceparent is traced if "
-                "its caller is.",
-                rich_help_panel=_TRACES,
-            ),
-        ],
-        1.0,
-    ),
-    "header_timeout": (
-        Annotated[
-            float,
-            typer.Option(
-                "--header-timeout",
-                help="Time from a connection, or from the first byte, to a complete header.",
-                rich_help_panel=_CLIENTS,
-                **_SECONDS,
-            ),
-        ],
-        10.0,
-    ),
-    "keep_alive_timeout": (
-        Annotated[
-            float,
-            typer.Option(
-                "--keep-alive-timeout",
-                help="Time that a connection stays open between two requests.",
-                rich_help_panel=_CLIENTS,
-                **_SECONDS,
-            ),
-        ],
-        75.0,
-    ),
-    "peer_connections": (
-        Annotated[
-            int,
-            typer.Option(
-                "--peer-connections",
-                metavar="N",
-                min=0,
-                max=1 << 20,
-                help="Connections of one client address; 0: three quarters of those for clients, "
-                "which are half of the descriptors.",
-                rich_help_panel=_CLIENTS,
-            ),
-        ],
-        0,
-    ),
-    "first_byte_timeout": (
-        Annotated[
-            float | None,
-            typer.Option(
-                "--first-byte-timeout",
-                help="Time to the first output of a stream or a prefill hop; then another engine "
-                "gets the request. Default: from measured times, at least 10 s.",
-                rich_help_panel=_ENGINES,
-                **_SECONDS,
-            ),
-        ],
-        None,
-    ),
-    "idle_timeout": (
-        Annotated[
-            float,
-            typer.Option(
-                "--idle-timeout",
-                help="Longest pause in an engine's stream.",
-                rich_help_panel=_ENGINES,
-                **_SECONDS,
-            ),
-        ],
-        300.0,
-    ),
-    "eject_after": (
-        Annotated[
-            int,
-            typer.Option(
-                "--eject-after",
-                metavar="N",
-                min=0,
-                max=1_000_000,
-                help="Failed requests in a row after which an engine gets none for a pause; "
-                "0: never. One request without any output ejects at once.",
-                rich_help_panel=_ENGINES,
-            ),
-        ],
-        5,
-    ),
-    "eject_pause": (
-        Annotated[
-            float,
-            typer.Option(
-                "--eject-pause",
-                help="First pause; one request on trial follows, and twice the pause if it fails.",
-                rich_help_panel=_ENGINES,
-                **_SECONDS,
-            ),
-        ],
-        5.0,
-    ),
-    "eject_max_pause": (
-        Annotated[
-            float,
-            typer.Option(
-                "--eject-max-pause",
-                help="Longest pause.",
-                rich_help_panel=_ENGINES,
-                **_SECONDS,
-            ),
-        ],
-        300.0,
-    ),
-    "panic_threshold": (
-        Annotated[
-            str,
-            typer.Option(
-                "--panic-threshold",
-                metavar="PERCENT",
-                help="Share of a model's workers that should be healthy; below it, workers whose "
-                "probes or requests failed get requests too; 0%: never.",
-                rich_help_panel=_ENGINES,
-            ),
-        ],
-        "50%",
-    ),
-    "router_replica_bind": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--router-replica-bind",
-                metavar="PORT|ADDRESS",
-                envvar="DYNCTL_ROUTER_REPLICA_BIND",
-                help="With --router-replica-sync: where other routers read this one's load over "
-                "ZMQ. PORT: only from this host; tcp://HOST:PORT: from others too.",
-                rich_help_panel=_REPLICAS,
-            ),
-        ],
-        None,
-    ),
-    "router_replica_peer": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--router-replica-peer",
-                metavar="ADDRESS",
-                envvar="DYNCTL_ROUTER_REPLICA_PEERS",
-                help="The --router-replica-bind of another router, tcp://HOST:PORT (repeatable).",
-                rich_help_panel=_REPLICAS,
-            ),
-        ],
-        None,
-    ),
-    "router_replica_nats": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--router-replica-nats",
-                metavar="URL",
-                envvar="DYNCTL_ROUTER_REPLICA_NATS",
-                help="Share load over NATS in place of ZMQ: nats://HOST:PORT, several with commas.",
-                rich_help_panel=_REPLICAS,
-            ),
-        ],
-        None,
-    ),
-    "router_replica_group": (
-        Annotated[
-            str,
-            typer.Option(
-                "--router-replica-group",
-                metavar="NAME",
-                envvar="DYNCTL_ROUTER_REPLICA_GROUP",
-                help="Over NATS only routers of one group share load.",
-                rich_help_panel=_REPLICAS,
-            ),
-        ],
-        "default",
-    ),
-    "index_peer": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--index-peer",
-                metavar="URL",
-                envvar="DYNCTL_INDEX_PEERS",
-                help="Begin with the index of this frontend or router, and read from the engines "
-                "only what came after it (repeatable: the first that answers). It gets the admin "
-                "token.",
-                rich_help_panel=_REPLICAS,
-            ),
-        ],
-        None,
-    ),
-}
+    ] = None
+    system_host: Annotated[
+        str,
+        typer.Option(
+            "--system-host",
+            metavar="HOST",
+            envvar="DYN_SYSTEM_HOST",
+            help="Listen address of --system-port; a kubelet needs 0.0.0.0.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = "127.0.0.1"
+    compressed_requests: Annotated[
+        bool,
+        typer.Option(
+            "--compressed-requests",
+            help="Accept gzip and deflate bodies; their limit holds for the expanded body.",
+            rich_help_panel=_CLIENTS,
+        ),
+    ] = False
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            metavar="URL",
+            envvar="DYNCTL_OTLP_ENDPOINT",
+            help="Send a trace of each request to this OpenTelemetry collector (OTLP over "
+            "HTTP), for example http://127.0.0.1:4318; needs dynctl[otlp].",
+            rich_help_panel=_TRACES,
+        ),
+    ] = None
+    otlp_sample_ratio: Annotated[
+        float,
+        typer.Option(
+            "--otlp-sample-ratio",
+            metavar="SHARE",
+            envvar="DYNCTL_OTLP_SAMPLE_RATIO",
+            min=0,
+            max=1,
+            help="Share of requests that begin a trace; one with a traceparent is traced if "
+            "its caller is.",
+            rich_help_panel=_TRACES,
+        ),
+    ] = 1.0
+    header_timeout: Annotated[
+        float,
+        typer.Option(
+            "--header-timeout",
+            help="Time from a connection, or from the first byte, to a complete header.",
+            rich_help_panel=_CLIENTS,
+            **_SECONDS,
+        ),
+    ] = 10.0
+    keep_alive_timeout: Annotated[
+        float,
+        typer.Option(
+            "--keep-alive-timeout",
+            help="Time that a connection stays open between two requests.",
+            rich_help_panel=_CLIENTS,
+            **_SECONDS,
+        ),
+    ] = 75.0
+    peer_connections: Annotated[
+        int,
+        typer.Option(
+            "--peer-connections",
+            metavar="N",
+            min=0,
+            max=1 << 20,
+            help="Connections of one client address; 0: three quarters of those for clients, "
+            "which are half of the descriptors.",
+            rich_help_panel=_CLIENTS,
+        ),
+    ] = 0
+    first_byte_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--first-byte-timeout",
+            help="Time to the first output of a stream or a prefill hop; then another engine "
+            "gets the request. Default: from measured times, at least 10 s.",
+            rich_help_panel=_ENGINES,
+            **_SECONDS,
+        ),
+    ] = None
+    idle_timeout: Annotated[
+        float,
+        typer.Option(
+            "--idle-timeout",
+            help="Longest pause in an engine's stream.",
+            rich_help_panel=_ENGINES,
+            **_SECONDS,
+        ),
+    ] = 300.0
+    eject_after: Annotated[
+        int,
+        typer.Option(
+            "--eject-after",
+            metavar="N",
+            min=0,
+            max=1_000_000,
+            help="Failed requests in a row after which an engine gets none for a pause; "
+            "0: never. One request without any output ejects at once.",
+            rich_help_panel=_ENGINES,
+        ),
+    ] = 5
+    eject_pause: Annotated[
+        float,
+        typer.Option(
+            "--eject-pause",
+            help="First pause; one request on trial follows, and twice the pause if it fails.",
+            rich_help_panel=_ENGINES,
+            **_SECONDS,
+        ),
+    ] = 5.0
+    eject_max_pause: Annotated[
+        float,
+        typer.Option(
+            "--eject-max-pause",
+            help="Longest pause.",
+            rich_help_panel=_ENGINES,
+            **_SECONDS,
+        ),
+    ] = 300.0
+    panic_threshold: Annotated[
+        str,
+        typer.Option(
+            "--panic-threshold",
+            metavar="PERCENT",
+            help="Share of a model's workers that should be healthy; below it, workers whose "
+            "probes or requests failed get requests too; 0%: never.",
+            rich_help_panel=_ENGINES,
+        ),
+    ] = "50%"
+    router_replica_bind: Annotated[
+        str | None,
+        typer.Option(
+            "--router-replica-bind",
+            metavar="PORT|ADDRESS",
+            envvar="DYNCTL_ROUTER_REPLICA_BIND",
+            help="With --router-replica-sync: where other routers read this one's load over "
+            "ZMQ. PORT: only from this host; tcp://HOST:PORT: from others too.",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = None
+    router_replica_peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--router-replica-peer",
+            metavar="ADDRESS",
+            envvar="DYNCTL_ROUTER_REPLICA_PEERS",
+            help="The --router-replica-bind of another router, tcp://HOST:PORT (repeatable).",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = None
+    router_replica_nats: Annotated[
+        str | None,
+        typer.Option(
+            "--router-replica-nats",
+            metavar="URL",
+            envvar="DYNCTL_ROUTER_REPLICA_NATS",
+            help="Share load over NATS in place of ZMQ: nats://HOST:PORT, several with commas.",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = None
+    router_replica_group: Annotated[
+        str,
+        typer.Option(
+            "--router-replica-group",
+            metavar="NAME",
+            envvar="DYNCTL_ROUTER_REPLICA_GROUP",
+            help="Over NATS only routers of one group share load.",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = "default"
+    index_peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--index-peer",
+            metavar="URL",
+            envvar="DYNCTL_INDEX_PEERS",
+            help="Begin with the index of this frontend or router, and read from the engines "
+            "only what came after it (repeatable: the first that answers). It gets the admin "
+            "token.",
+            rich_help_panel=_REPLICAS,
+        ),
+    ] = None
+
 
 _OF_REPLICAS = ("router_replica_bind", "router_replica_peer", "router_replica_nats")
 
@@ -383,68 +317,33 @@ _FIELDS = (
 )
 
 
+#: The options of a serving process.
+ACCESS = fields_of(AccessOptions)
+
 #: Those of a process that only operators use.
-_OPERATORS = (
-    *("admin_token_file", "tls_cert", "tls_key", "unix_socket", "system_host"),
-    *("header_timeout", "keep_alive_timeout", "peer_connections"),
+OPERATOR_ACCESS = fields_of(
+    AccessOptions,
+    without={one.name for one in fields(AccessOptions)}
+    - {
+        *("admin_token_file", "tls_cert", "tls_key", "unix_socket", "system_host"),
+        *("header_timeout", "keep_alive_timeout", "peer_connections"),
+    },
 )
 
 #: An endpoint picker has listeners of its own, and its gateway knows the clients.
-_PICKER = tuple(
-    name
-    for name in _OPTIONS
-    if name
-    not in (
+PICKER_ACCESS = fields_of(
+    AccessOptions,
+    without=(
         *("api_key", "api_key_file", "key_requests_per_minute", "key_concurrency"),
         *("tls_cert", "tls_key", "compressed_requests", "first_byte_timeout", "idle_timeout"),
-    )
+    ),
 )
 
 
-def with_access_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command; it receives their values as ``access``."""
-    return _with_options(function, tuple(_OPTIONS))
-
-
-def with_operator_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a process without inference; ``access`` has defaults for all others."""
-    return _with_options(function, _OPERATORS)
-
-
-def with_picker_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of an endpoint picker; ``access`` has defaults for all others."""
-    return _with_options(function, _PICKER)
-
-
-def _with_options(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    signature = inspect.signature(function, eval_str=True)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [item for item in signature.parameters.values() if item.name != "access"]
-
-    @functools.wraps(function)
-    def command(*positional: Any, **arguments: Any) -> Any:
-        access = {
-            name: arguments.pop(name) if name in names else default
-            for name, (_, default) in _OPTIONS.items()
-        }
-        return function(*positional, access=access, **arguments)
-
-    parameters = [parameter.replace(kind=keyword) for parameter in own]
-    parameters += [
-        inspect.Parameter(name, keyword, default=_OPTIONS[name][1], annotation=_OPTIONS[name][0])
-        for name in names
-    ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def access_settings(access: Mapping[str, Any], token: str | None) -> dict[str, Any]:
+def access_settings(access: AccessOptions, token: str | None) -> dict[str, Any]:
     """The options that are fields of FrontendConfig. ``token``: the operators', as typed."""
-    cert, key = access["tls_cert"], access["tls_key"]
-    if (cert is None) != (key is None):
-        given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
-        raise UsageProblem(f"{given} needs {missing}", "set both, or none")
-    endpoint = access["otlp_endpoint"]
+    expect_pair(access.tls_cert, access.tls_key)
+    endpoint = access.otlp_endpoint
     if endpoint is not None:
         from dynctl.adapters.otlp import collector_url, require_opentelemetry
 
@@ -452,13 +351,20 @@ def access_settings(access: Mapping[str, Any], token: str | None) -> dict[str, A
         require_opentelemetry()
     return {
         "otlp_endpoint": endpoint,
-        "api_token": secret("--admin-token", token, access["admin_token_file"]),
-        "api_keys": tuple(access["api_key"] or ()),
+        "api_token": secret("--admin-token", token, access.admin_token_file),
+        "api_keys": tuple(access.api_key or ()),
         "engine_api_key": secret(
-            "--engine-api-key", access["engine_api_key"], access["engine_api_key_file"]
+            "--engine-api-key", access.engine_api_key, access.engine_api_key_file
         ),
-        **{name: access[name] for name in _FIELDS},
+        **{name: getattr(access, name) for name in _FIELDS},
     }
+
+
+def expect_pair(cert: Path | None, key: Path | None) -> None:
+    """Raise UsageProblem for a certificate without its key, and for a key alone."""
+    if (cert is None) != (key is None):
+        given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
+        raise UsageProblem(f"{given} needs {missing}", "set both, or none")
 
 
 def secret(flag: str, given: str | None, file: Path | None) -> str | None:
@@ -478,40 +384,40 @@ def secret(flag: str, given: str | None, file: Path | None) -> str | None:
     return secret
 
 
-def limits_of(access: Mapping[str, Any]) -> dict[str, Any]:
+def limits_of(access: AccessOptions) -> dict[str, Any]:
     """The options that are fields of Limits."""
     return {
-        "header_s": access["header_timeout"],
-        "keep_alive_s": access["keep_alive_timeout"],
-        "peer_connections": access["peer_connections"],
-        "first_output_s": access["first_byte_timeout"],
-        "idle_s": access["idle_timeout"],
+        "header_s": access.header_timeout,
+        "keep_alive_s": access.keep_alive_timeout,
+        "peer_connections": access.peer_connections,
+        "first_output_s": access.first_byte_timeout,
+        "idle_s": access.idle_timeout,
     }
 
 
-def health_of(access: Mapping[str, Any]) -> "HealthConfig":
+def health_of(access: AccessOptions) -> "HealthConfig":
     """The options about engines that fail; raises UsageProblem."""
     from dynctl.serving.config import HealthConfig
     from dynctl.serving.engines.ejection import EjectionLimits
 
-    pause, longest = access["eject_pause"], access["eject_max_pause"]
+    pause, longest = access.eject_pause, access.eject_max_pause
     if longest < pause:
         raise UsageProblem(
             f"--eject-max-pause {longest:g}: expected at least --eject-pause, which is {pause:g}"
         )
     return HealthConfig(
-        ejection=EjectionLimits(access["eject_after"], pause, longest),
-        panic_threshold=_share("--panic-threshold", access["panic_threshold"]),
+        ejection=EjectionLimits(access.eject_after, pause, longest),
+        panic_threshold=_share("--panic-threshold", access.panic_threshold),
     )
 
 
-def replicas_of(access: Mapping[str, Any], sync: bool) -> "ReplicaConfig | None":
+def replicas_of(access: AccessOptions, sync: bool) -> "ReplicaConfig | None":
     """With which routers load is shared, None where ``sync`` is off; raises UsageProblem."""
     from dynctl.serving.config import ReplicaConfig
 
-    bind, peers, nats = (access[name] for name in _OF_REPLICAS)
-    group = access["router_replica_group"]
-    given = [name for name in _OF_REPLICAS if access[name]]
+    bind, peers, nats = (getattr(access, name) for name in _OF_REPLICAS)
+    group = access.router_replica_group
+    given = [name for name in _OF_REPLICAS if getattr(access, name)]
     if group != "default" and not nats:
         raise UsageProblem(
             f"--router-replica-group {group[:64]} has no effect without --router-replica-nats",
@@ -542,13 +448,12 @@ def replicas_of(access: Mapping[str, Any], sync: bool) -> "ReplicaConfig | None"
     return ReplicaConfig(None if bind is None else _bound(bind), tuple(peers or ()), nats, group)
 
 
-def index_peers_of(access: Mapping[str, Any]) -> tuple[str, ...]:
-    """The routers whose index this one begins with; raises UsageProblem."""
-    urls = tuple(access["index_peer"] or ())
-    for url in urls:
+def index_peers(given: Sequence[str] | None, flag: str = "--index-peer") -> tuple[str, ...]:
+    """The addresses of routers whose index this one begins with; raises UsageProblem."""
+    for url in given or ():
         if not re.fullmatch(r"https?://[^\s/?#@]+/?", url) or len(url) > _LONGEST_URL:
-            raise UsageProblem(f"--index-peer {url[:200]}: expected http://HOST:PORT or https://..")
-    return urls
+            raise UsageProblem(f"{flag} {url[:200]}: expected http://HOST:PORT or https://..")
+    return tuple(given or ())
 
 
 def _bound(text: str) -> str:

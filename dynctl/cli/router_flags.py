@@ -1,12 +1,12 @@
 """The router's flags, made from ``ROUTER_OPTIONS`` and ``router_core.SETTINGS``."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from dynctl.cli.help import NOT_SUPPORTED
+from dynctl.cli.option_groups import only_given
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import (
     BYPASS_FLAG,
@@ -22,36 +22,6 @@ POLICY_PANEL = "KV-transfer policy (for workers that publish none)"
 BUSY_PANEL = "Busy thresholds"
 QUEUE_PANEL = "Router queue"
 BYPASS_PANEL = "Conditional disaggregation"
-_PREFIX = "router_flag_"
-
-
-def with_router_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the router's flags to a command; it receives the given ones as ``router_flags``.
-
-    The mapping's keys are the flags as spelled, including ``--preset``.
-    """
-    own = list(inspect.signature(function, eval_str=True).parameters.values())
-    own = [parameter for parameter in own if parameter.name != "router_flags"]
-    names = {_PREFIX + str(index): item for index, item in enumerate(_flags())}
-
-    def command(*positional: Any, **arguments: Any) -> Any:
-        given: dict[str, str | bool] = {}
-        for name, (flag, _) in names.items():
-            value = arguments.pop(name)
-            if value is not None:
-                given[flag] = value
-        return function(*positional, router_flags=given, **arguments)
-
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, (_, annotation) in names.items()
-    ]
-    command.__name__ = function.__name__
-    command.__doc__ = function.__doc__
-    command.__module__ = function.__module__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
 
 
 def split_preset(flags: Mapping[str, str | bool]) -> tuple[dict[str, str | bool], str | None]:
@@ -142,3 +112,13 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
 
 def _bounded(setting: Setting) -> bool:
     return setting.low is not None or setting.high is not None
+
+
+_FLAGS = {f"router_flag_{number}": flag for number, flag in enumerate(_flags())}
+
+#: The router's flags; a command receives the given ones as a mapping of flags as spelled, with
+#: ``--preset``.
+ROUTER_FLAGS = only_given(
+    {name: annotation for name, (_, annotation) in _FLAGS.items()},
+    {name: flag for name, (flag, _) in _FLAGS.items()},
+)

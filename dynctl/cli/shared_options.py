@@ -88,3 +88,35 @@ def seconds(text: str, option: str = "") -> float:
         )
         raise UsageProblem(f"{option}: {problem}") if option else typer.BadParameter(problem)
     return value
+
+
+#: The smallest useful index, and the smallest recording that has room for a state, in bytes.
+SMALLEST_MEMORY = 1 << 20
+_BYTES = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
+
+
+def one_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise UsageProblem for a value that is not one of ``choices``."""
+    if value not in choices:
+        raise UsageProblem(f"{flag} {value[:100]}: expected one of {', '.join(choices)}")
+
+
+def size_of(flag: str, text: str) -> int:
+    """The size in bytes, 0 to 1 TiB; raises UsageProblem."""
+    digits = text.strip().rstrip("BKMGTibkmgt")
+    unit = text.strip()[len(digits) :].upper()
+    try:
+        size = int(float(digits) * _BYTES[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = -1
+    if not 0 <= size <= 1 << 40:
+        raise UsageProblem(f"{flag} {text}: expected a size, for example 64MiB or 1GiB")
+    return size
+
+
+def memory_of(flag: str, text: str) -> int:
+    """The bound of an index or a recording in bytes, 1 MiB to 1 TiB; raises UsageProblem."""
+    size = size_of(flag, text)
+    if size < SMALLEST_MEMORY:
+        raise UsageProblem(f"{flag}: expected at least 1MiB, got {size:,} bytes")
+    return size

@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.router_flags import split_preset, with_router_flags
+from dynctl.cli.option_groups import with_options
+from dynctl.cli.router_flags import ROUTER_FLAGS, split_preset
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument, ConfigReport, SettingRow
     from dynctl.wire.dynamo.frontend_metrics import Lengths
 
 
-@with_router_flags
+@with_options(router_flags=ROUTER_FLAGS)
 def show_config(
     options: GlobalOptions,
-    router_flags: Mapping[str, str | bool],
+    *,
     advise: Annotated[
         bool,
         typer.Option(
             "--advise", help="Show values that fit the lengths of the requests of a live frontend."
         ),
     ] = False,
+    router_flags: Mapping[str, str | bool],
 ) -> int:
     """Show every router setting: value, source, bounds, flag and environment variable.
 

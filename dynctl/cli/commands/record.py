@@ -47,14 +47,14 @@ def record(
     """
     from dynctl.base.decode_errors import WireError
     from dynctl.base.errors import ExitCode, UsageProblem
-    from dynctl.cli.commands.serve import recording_size
+    from dynctl.cli.shared_options import memory_of
     from dynctl.documents.recording import recording_report
     from dynctl.screens.render import emit, talk
     from dynctl.sources.recording import unreadable
 
     path, options = _target(options, file, output)
     lasts = None if length is None else max(1, round(seconds(length, "--for")))
-    most = recording_size("--max-bytes", max_bytes)
+    most = memory_of("--max-bytes", max_bytes)
     code = ExitCode.YES
     if show and path is None:
         raise UsageProblem("--show: expected a FILE")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.option_groups import only_given, with_options
 from dynctl.cli.shared_options import FailOn, expect_level
 from dynctl.simulation.replay.fleets import timed_options
 
@@ -262,48 +262,30 @@ Search = Annotated[
 ]  # fmt: skip
 
 
-def _with_engine_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the engine's options of timing and cache; the command receives them as ``engine``."""
-    own = inspect.signature(function, eval_str=True).parameters
-    names = {f"engine_{option.field}": option for option in timed_options()}
-
-    def command(*positional: Any, **arguments: Any) -> Any:
-        given = {names[name].field: arguments.pop(name) for name in names}
-        engine = {name: value for name, value in given.items() if value is not None}
-        return function(*positional, engine=engine, **arguments)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [one.replace(kind=keyword) for name, one in own.items() if name != "engine"]
-    parameters += [
-        inspect.Parameter(
-            name,
-            keyword,
-            default=None,
-            annotation=Annotated[
-                option.type | None,
-                typer.Option(
-                    option.flag,
-                    metavar="N" if option.type is int else "X",
-                    help=f"{option.help} [default: "
-                    + ("as the trace]" if option.field == "block_size" else f"{option.default}]"),
-                    show_default=False,
-                    rich_help_panel=_ENGINE,
-                ),
-            ],
-        )
-        for name, option in names.items()
+_TIMED = {
+    option.field: Annotated[
+        option.type | None,
+        typer.Option(
+            option.flag,
+            metavar="N" if option.type is int else "X",
+            help=f"{option.help} [default: "
+            + ("as the trace]" if option.field == "block_size" else f"{option.default}]"),
+            show_default=False,
+            rich_help_panel=_ENGINE,
+        ),
     ]
-    command.__name__ = function.__name__
-    command.__doc__ = function.__doc__
-    command.__module__ = function.__module__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
+    for option in timed_options()
+}
+_ENGINE_FLAGS = only_given(
+    {f"engine_{field}": annotation for field, annotation in _TIMED.items()},
+    {f"engine_{field}": field for field in _TIMED},
+)
 
 
-@_with_engine_flags
+@with_options(engine=_ENGINE_FLAGS)
 def replay(
     options: GlobalOptions,
-    engine: dict[str, Any],
+    *,
     trace: Trace = None,
     generate: Generate = None,
     workload: Workload = None,
@@ -337,6 +319,7 @@ def replay(
     max_regress: MaxRegress = None,
     fail_on: FailOn = "fail",
     search: Search = None,
+    engine: dict[str, Any],
 ) -> int:
     """Replay requests through simulated routers and engines, one policy beside the other.
 

@@ -1,7 +1,7 @@
 """`dynctl serve frontend`, `serve router` and `serve observe`."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,20 +12,26 @@ import typer
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.access_options import (
+    ACCESS,
+    OPERATOR_ACCESS,
+    AccessOptions,
     access_settings,
-    health_of,
-    index_peers_of,
     limits_of,
-    replicas_of,
     secret,
-    with_access_options,
-    with_operator_options,
 )
-from dynctl.cli.router_flags import split_preset, with_router_flags
+from dynctl.cli.option_groups import with_options
+from dynctl.cli.router_flags import ROUTER_FLAGS
+from dynctl.cli.serving_options import (
+    LOGS,
+    OBSERVING,
+    SERVING,
+    Host,
+    Port,
+    ServingOptions,
+    frontend_config,
+)
+from dynctl.cli.shared_options import memory_of, one_choice, size_of
 
-_LISTEN = "Listening"
-_WORKERS = "Workers and models"
-_LOGS = "Logs and decisions"
 _SHARED = "A router in another process"
 _DYNAMO_HINT = (
     "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
@@ -33,146 +39,8 @@ _DYNAMO_HINT = (
 )
 _DYNAMO = "Workers of a Dynamo deployment"
 _SERVICES = "As Dynamo's services"
-#: Bytes below which no useful index fits.
-LEAST_INDEX = 1 << 20
 
-_UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
-WORKER_HELP = (
-    "An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, kv-events=, replay=, "
-    "block-size=, dp=, total-blocks=, device=, can-prefill=, api-key-env=, "
-    "forward-authorization=, separated by commas."
-)
-
-Host = Annotated[
-    str,
-    typer.Option(
-        "--http-host",
-        "--host",
-        metavar="HOST",
-        envvar="DYN_HTTP_HOST",
-        help="Listen address; 0.0.0.0 accepts connections from other hosts.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-Port = Annotated[
-    int,
-    typer.Option(
-        "--http-port",
-        "--port",
-        metavar="PORT",
-        envvar="DYN_HTTP_PORT",
-        min=0,
-        max=65535,
-        help="Listen port; 0: a free one.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-ApiToken = Annotated[
-    str | None,
-    typer.Option(
-        "--admin-token",
-        "--api-token",
-        metavar="TOKEN",
-        envvar=["DYNCTL_ADMIN_TOKEN", "DYNCTL_API_TOKEN"],
-        help="Bearer token of operators: changes and routing details. Prefer the variable or "
-        "--admin-token-file, which the process list does not show.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-SystemPort = Annotated[
-    int | None,
-    typer.Option(
-        "--system-port",
-        metavar="PORT",
-        envvar="DYN_SYSTEM_PORT",
-        min=-1,
-        max=65535,
-        help="Separate port for health and metrics; -1: none.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-Announce = Annotated[
-    bool,
-    typer.Option(
-        "--announce",
-        help="Print the address as one JSON line when ready.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-Drain = Annotated[
-    float,
-    typer.Option(
-        "--drain-timeout",
-        metavar="SECONDS",
-        min=0,
-        max=86400,
-        help="Time for running requests to finish after SIGTERM.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-Workers = Annotated[
-    list[str] | None,
-    typer.Option("--worker", metavar="SPEC", help=WORKER_HELP, rich_help_panel=_WORKERS),
-]
-WorkersFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--workers-file",
-        metavar="FILE",
-        help="The workers as YAML; reloaded when it changes.",
-        rich_help_panel=_WORKERS,
-    ),
-]
-ModelPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--model-path",
-        metavar="DIR",
-        help="Directory of tokenizer and chat template. Without it: the files of a Dynamo worker's "
-        "card, or POST /tokenize of the engines.",
-        rich_help_panel=_WORKERS,
-    ),
-]
-TrustTemplate = Annotated[
-    bool,
-    typer.Option(
-        "--trust-template",
-        help="Do not bound the work of the chat template in --model-path: its time and memory.",
-        rich_help_panel=_WORKERS,
-    ),
-]
-TokenizerChoice = Annotated[
-    str,
-    typer.Option(
-        "--tokenizer",
-        metavar="auto|fast|exact",
-        help="auto: the fastest encoder that gives the same token ids; fast: fastokens; exact: "
-        "tokenizers.",
-        rich_help_panel=_WORKERS,
-    ),
-]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        "--model-name",
-        metavar="NAME",
-        help="Model of workers that do not report it.",
-        rich_help_panel=_WORKERS,
-    ),
-]
-BlockSize = Annotated[
-    int,
-    typer.Option(
-        "--kv-cache-block-size",
-        metavar="TOKENS",
-        envvar="DYN_KV_CACHE_BLOCK_SIZE",
-        min=1,
-        max=4096,
-        help="Block size of workers that do not report it.",
-        rich_help_panel=_WORKERS,
-    ),
-]
 Endpoint = Annotated[
     str | None,
     typer.Option(
@@ -339,92 +207,15 @@ SlotTrackerPort = Annotated[
         rich_help_panel=_SERVICES,
     ),
 ]
-LogDecisions = Annotated[
-    str,
-    typer.Option(
-        "--log-decisions",
-        metavar="off|winner|all",
-        envvar="DYNCTL_LOG_DECISIONS",
-        help="Log the winner of each hop, or all candidates with their costs.",
-        rich_help_panel=_LOGS,
-    ),
-]
-LogFormat = Annotated[
-    str,
-    typer.Option(
-        "--log-format",
-        metavar="text|json",
-        envvar="DYNCTL_LOG_FORMAT",
-        help="Format of log lines.",
-        rich_help_panel=_LOGS,
-    ),
-]
-LogLevel = Annotated[
-    str,
-    typer.Option(
-        "--log-level",
-        metavar="debug|info|warning|error",
-        envvar="DYN_LOG",
-        help="Lowest severity to log.",
-        rich_help_panel=_LOGS,
-    ),
-]
-IndexMemory = Annotated[
-    str,
-    typer.Option(
-        "--index-memory",
-        metavar="SIZE",
-        help="Memory for the index of cached blocks; above it the largest rank is read again.",
-        rich_help_panel=_LOGS,
-    ),
-]
-DecisionMemory = Annotated[
-    str,
-    typer.Option(
-        "--decision-memory",
-        metavar="SIZE",
-        help="Memory for past decisions (dynctl why ID).",
-        rich_help_panel=_LOGS,
-    ),
-]
 
 
-Record = Annotated[
-    Path | None,
-    typer.Option(
-        "--record",
-        metavar="FILE",
-        help="Record requests (hashes only), decisions, events and loads in a file (dynctl top "
-        "--recording FILE --at TIME).",
-        rich_help_panel=_LOGS,
-    ),
-]
-RecordBytes = Annotated[
-    str,
-    typer.Option(
-        "--record-max-bytes",
-        metavar="SIZE",
-        help="Size at which the recording becomes FILE.old and a new one begins.",
-        rich_help_panel=_LOGS,
-    ),
-]
-
-
-@with_router_flags
-@with_access_options
+@with_options(serving=SERVING, access=ACCESS, router_flags=ROUTER_FLAGS)
 def frontend(
     options: GlobalOptions,
-    router_flags: Mapping[str, str | bool],
-    access: Mapping[str, Any],
+    *,
     http_host: Host = "127.0.0.1",
     http_port: Port = 8000,
-    worker: Workers = None,
-    workers_file: WorkersFile = None,
-    model_path: ModelPath = None,
-    trust_template: TrustTemplate = False,
-    tokenizer: TokenizerChoice = "auto",
-    model_name: ModelName = None,
-    block_size: BlockSize = 16,
+    serving: ServingOptions,
     router: RouterUrl = None,
     router_token: RouterToken = None,
     router_token_file: RouterTokenFile = None,
@@ -436,17 +227,8 @@ def frontend(
     response_port: ResponsePort = 0,
     migration_limit: MigrationLimit = None,
     migration_max_seq_len: MigrationTokens = None,
-    api_token: ApiToken = None,
-    log_decisions: LogDecisions = "off",
-    log_format: LogFormat = "text",
-    log_level: LogLevel = "info",
-    decision_memory: DecisionMemory = "64MiB",
-    record: Record = None,
-    record_max_bytes: RecordBytes = "1GiB",
-    index_memory: IndexMemory = "4GiB",
-    drain_timeout: Drain = 30.0,
-    system_port: SystemPort = None,
-    announce: Announce = False,
+    access: AccessOptions,
+    router_flags: Mapping[str, str | bool],
 ) -> int:
     """Run the OpenAI frontend with the router inside, in front of engines.
 
@@ -455,7 +237,7 @@ def frontend(
     With --discovery, and without --worker, its workers are those of a Dynamo deployment: dynctl
     serve frontend --discovery file --file-kv DIR
     """
-    own = bool(worker or workers_file or router)
+    own = bool(serving.worker or serving.workers_file or router)
     dynamo = _dynamo(
         options,
         namespace_prefix,
@@ -469,28 +251,11 @@ def frontend(
     config = frontend_config(
         router_flags,
         access,
+        serving,
         **shared,
         dynamo=dynamo,
         host=http_host,
         port=http_port,
-        workers=tuple(worker or ()),
-        workers_file=workers_file,
-        model_path=model_path,
-        trust_template=trust_template,
-        tokenizer=tokenizer,
-        model_name=model_name,
-        block_size=block_size,
-        api_token=api_token,
-        log_decisions=log_decisions,
-        log_format=log_format,
-        log_level=log_level,
-        decision_memory=decision_memory,
-        record=record,
-        record_max_bytes=record_max_bytes,
-        index_memory=index_memory,
-        drain_timeout=drain_timeout,
-        system_port=system_port,
-        announce=announce,
     )
     if processes > 1:
         _refuse_with_processes(config)
@@ -504,37 +269,20 @@ def frontend(
     return int(run_frontend(config, extra_routes=(page_routes,)))
 
 
-@with_router_flags
-@with_access_options
+@with_options(serving=SERVING, access=ACCESS, router_flags=ROUTER_FLAGS)
 def router(
     options: GlobalOptions,
-    router_flags: Mapping[str, str | bool],
-    access: Mapping[str, Any],
+    *,
     http_host: Host = "127.0.0.1",
     http_port: Port = 8080,
-    worker: Workers = None,
-    workers_file: WorkersFile = None,
+    serving: ServingOptions,
     endpoint: Endpoint = None,
     rpc_host: RpcHost = "127.0.0.1",
     response_port: ResponsePort = 0,
-    model_path: ModelPath = None,
-    trust_template: TrustTemplate = False,
-    tokenizer: TokenizerChoice = "auto",
-    model_name: ModelName = None,
-    block_size: BlockSize = 16,
     select_service_port: SelectServicePort = None,
     slot_tracker_port: SlotTrackerPort = None,
-    api_token: ApiToken = None,
-    log_decisions: LogDecisions = "off",
-    log_format: LogFormat = "text",
-    log_level: LogLevel = "info",
-    decision_memory: DecisionMemory = "64MiB",
-    record: Record = None,
-    record_max_bytes: RecordBytes = "1GiB",
-    index_memory: IndexMemory = "4GiB",
-    drain_timeout: Drain = 30.0,
-    system_port: SystemPort = None,
-    announce: Announce = False,
+    access: AccessOptions,
+    router_flags: Mapping[str, str | bool],
 ) -> int:
     """Run the router alone, for other frontends: select, book and free over HTTP.
 
@@ -545,34 +293,17 @@ def router(
     dynamo = None
     if endpoint is not None:
         dynamo = _component(
-            options, endpoint, rpc_host, response_port, given=(worker, workers_file)
+            options, endpoint, rpc_host, response_port, given=(serving.worker, serving.workers_file)
         )
     config = frontend_config(
         router_flags,
         access,
+        serving,
         dynamo=dynamo,
         host=http_host,
         port=http_port,
-        workers=tuple(worker or ()),
-        workers_file=workers_file,
-        model_path=model_path,
-        trust_template=trust_template,
-        tokenizer=tokenizer,
-        model_name=model_name,
-        block_size=block_size,
         select_service_port=select_service_port,
         slot_tracker_port=slot_tracker_port,
-        api_token=api_token,
-        log_decisions=log_decisions,
-        log_format=log_format,
-        log_level=log_level,
-        decision_memory=decision_memory,
-        record=record,
-        record_max_bytes=record_max_bytes,
-        index_memory=index_memory,
-        drain_timeout=drain_timeout,
-        system_port=system_port,
-        announce=announce,
     )
     from dynctl.serving.http.router_server import run_router
     from dynctl.web.routes import page_routes
@@ -580,13 +311,12 @@ def router(
     return int(run_router(config, extra_routes=(page_routes,)))
 
 
-@with_operator_options
+@with_options(serving=OBSERVING, access=OPERATOR_ACCESS)
 def observe(
     options: GlobalOptions,
-    access: Mapping[str, Any],
+    *,
     http_host: Host = "127.0.0.1",
     http_port: Port = 8100,
-    model_path: ModelPath = None,
     frontend_log: Annotated[
         str | None,
         typer.Option(
@@ -594,18 +324,11 @@ def observe(
             metavar="FILE|-",
             help="The log of a Dynamo frontend: its costs and refusals, and its choices where no "
             "frontend publishes them; - is standard input.",
-            rich_help_panel=_LOGS,
+            rich_help_panel=LOGS,
         ),
     ] = None,
-    api_token: ApiToken = None,
-    log_format: LogFormat = "text",
-    log_level: LogLevel = "info",
-    decision_memory: DecisionMemory = "64MiB",
-    record: Record = None,
-    record_max_bytes: RecordBytes = "1GiB",
-    index_memory: IndexMemory = "4GiB",
-    system_port: SystemPort = None,
-    announce: Announce = False,
+    serving: ServingOptions,
+    access: AccessOptions,
 ) -> int:
     """Run a shadow router: it follows a live Dynamo, predicts each choice of its frontends, and
     takes no request.
@@ -622,7 +345,7 @@ def observe(
     from dynctl.sources.dynamo.beside import BesideDynamo
     from dynctl.web.routes import page_routes
 
-    one_choice("--log-format", log_format, ("text", "json"))
+    one_choice("--log-format", serving.log_format, ("text", "json"))
     if options.offline:
         raise UsageProblem(f"{options.offline}: serve observe follows a live Dynamo", _DYNAMO_HINT)
     if backend(options) is None:
@@ -630,20 +353,23 @@ def observe(
     config = FrontendConfig(
         host=http_host,
         port=http_port,
-        model_path=model_path,
-        log_format=log_format,
-        log_level=log_level.strip().lower(),
-        decision_memory_bytes=size_of("--decision-memory", decision_memory),
-        record=record,
-        record_bytes=recording_size("--record-max-bytes", record_max_bytes),
-        index_memory_bytes=_index_size(index_memory),
+        model_path=serving.model_path,
+        log_format=serving.log_format,
+        log_level=serving.log_level.strip().lower(),
+        decision_memory_bytes=size_of("--decision-memory", serving.decision_memory),
+        record=serving.record,
+        record_bytes=memory_of("--record-max-bytes", serving.record_max_bytes),
+        index_memory_bytes=memory_of("--index-memory", serving.index_memory),
         limits=Limits(drain_s=0.0, **limits_of(access)),
-        system_port=None if system_port == -1 else system_port,
-        announce=announce,
-        **access_settings(access, api_token),
+        system_port=None if serving.system_port == -1 else serving.system_port,
+        announce=serving.announce,
+        **access_settings(access, serving.api_token),
     )
     beside = BesideDynamo(
-        options, frontends(options), frontend_log, None if model_path is None else str(model_path)
+        options,
+        frontends(options),
+        frontend_log,
+        None if serving.model_path is None else str(serving.model_path),
     )
     return int(
         run_observer(
@@ -816,155 +542,3 @@ def _address(url: str) -> str | None:
     if not valid or parts.username or parts.path.strip("/") or parts.query or parts.fragment:
         return None
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def _refuse_own_workers(given: Mapping[str, Any]) -> None:
-    """Raise UsageProblem for options of workers where another process has them."""
-    for flag, name in (("--worker", "workers"), ("--workers-file", "workers_file")):
-        if given[name]:
-            raise UsageProblem(
-                f"{flag} and --router: set only one of them",
-                "the workers are those of the router: give them to dynctl serve router",
-            )
-
-
-def _without_effect(given: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
-    """What is set and has no effect because another process decides."""
-    for name, source in sources.items():
-        kind, _, spelled = source.partition(" ")
-        if kind in ("flag", "env") and name != "overload_status_code":
-            yield spelled
-    yield from _about_workers(given)
-    if given["index_memory_bytes"] != 4 << 30:
-        yield "--index-memory"
-
-
-def _about_workers(given: Mapping[str, Any]) -> Iterator[str]:
-    """What is set about workers that report it."""
-    for flag, name, default in (
-        ("--model-name", "model_name", None),
-        ("--kv-cache-block-size", "block_size", 16),
-        ("--index-peer", "index_peers", ()),
-    ):
-        if given[name] != default:
-            yield flag
-
-
-def frontend_config(
-    router_flags: Mapping[str, str | bool],
-    access: Mapping[str, Any],
-    **given: Any,
-) -> Any:
-    """The FrontendConfig of the options; warnings about settings go to stderr."""
-    from dynctl.screens.render import talk
-    from dynctl.serving.config import FrontendConfig, Limits
-    from dynctl.settings.router_settings import resolve
-
-    one_choice("--log-decisions", given["log_decisions"], ("off", "winner", "all"))
-    one_choice("--log-format", given["log_format"], ("text", "json"))
-    if given["trust_template"] and given["model_path"] is None:
-        raise UsageProblem(
-            "--trust-template: expected --model-path DIR with it; chat templates that come from "
-            "workers are never trusted"
-        )
-    one_choice("--tokenizer", given["tokenizer"], ("auto", "fast", "exact"))
-    given["log_level"] = given["log_level"].strip().lower()
-    flags, preset = split_preset(router_flags)
-    resolved = resolve(flags, os.environ, preset_name=preset)
-    if resolved.changed_by_preset is not None:
-        talk(resolved.changed_by_preset)
-    for warning in resolved.warnings:
-        talk(f"warning: {warning}")
-    if given.get("router_url"):
-        _refuse_own_workers(given)
-    for flag, name in (
-        ("--serve-indexer", "serve_indexer"),
-        ("--use-remote-indexer", "use_remote_indexer"),
-    ):
-        if getattr(resolved.config, name) and not given.get("dynamo"):
-            talk(f"warning: without the workers of a Dynamo deployment {flag} has no effect")
-    drain = given.pop("drain_timeout")
-    memory = size_of("--decision-memory", given.pop("decision_memory"))
-    most = given.pop("record_max_bytes")
-    given["record_bytes"] = recording_size("--record-max-bytes", most)
-    given["index_memory_bytes"] = _index_size(given.pop("index_memory"))
-    given["index_peers"] = index_peers_of(access)
-    if given.get("router_url"):
-        for spelled in _without_effect(given, resolved.sources):
-            talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
-    dynamo = given.get("dynamo")
-    if dynamo and dynamo.event_plane and not resolved.config.router_replica_sync:
-        talk("warning: --event-plane has no effect without --router-replica-sync")
-    if dynamo:
-        for spelled in _about_workers(given):
-            talk(f"warning: {spelled} has no effect with the workers of a Dynamo deployment")
-    port = given.pop("system_port")
-    given |= access_settings(access, given.pop("api_token"))
-    replicas = replicas_of(access, resolved.config.router_replica_sync)
-    if given.get("router_url"):
-        replicas = None  # the router shares the load of all its frontends
-    elif not given.get("dynamo") and resolved.config.router_durable_kv_events:
-        talk(
-            "warning: no stream of KV events: --router-durable-kv-events is for the workers of a "
-            "Dynamo deployment; name it with --discovery"
-        )
-    if given.get("dynamo"):
-        if replicas is not None:
-            raise UsageProblem(
-                "--router-replica-bind, --router-replica-peer and --router-replica-nats do not "
-                "work with the workers of a Dynamo deployment",
-                "--router-replica-sync alone shares load with its routers, over its event plane",
-            )
-    elif not given.get("router_url") and resolved.config.router_replica_sync and replicas is None:
-        talk(
-            "warning: no replica to share load with: set --router-replica-bind and "
-            "--router-replica-peer, or --router-replica-nats"
-        )
-    return FrontendConfig(
-        **given,
-        router=resolved.config,
-        preset=resolved.preset,
-        origins=resolved.sources,
-        admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
-        decision_memory_bytes=memory,
-        limits=Limits(drain_s=drain, **limits_of(access)),
-        health=health_of(access),
-        replicas=replicas,
-        system_port=None if port == -1 else port,
-    )
-
-
-def one_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageProblem(f"{flag} {value}: expected one of {', '.join(choices)}")
-
-
-def _index_size(text: str) -> int:
-    size = size_of("--index-memory", text)
-    if size < LEAST_INDEX:
-        raise UsageProblem(f"--index-memory: expected at least 1MiB, got {size:,} bytes")
-    return size
-
-
-def recording_size(flag: str, text: str) -> int:
-    """A bound of a recording, at least one that has room for a state."""
-    size = size_of(flag, text)
-    if size < LEAST_INDEX:
-        raise UsageProblem(f"{flag}: expected at least 1MiB, got {size:,} bytes")
-    return size
-
-
-def size_of(flag: str, text: str) -> int:
-    digits = text.strip().rstrip("BKMGTibkmgt")
-    unit = text.strip()[len(digits) :].upper()
-    try:
-        size = int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = -1
-    if not 0 <= size <= 1 << 40:
-        raise UsageProblem(f"{flag} {text}: expected a size, for example 64MiB or 1GiB")
-    return size
-
-
-def _truth(text: str) -> bool:
-    return text.strip().lower() in ("1", "true", "yes", "on")

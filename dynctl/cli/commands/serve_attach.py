@@ -9,6 +9,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import one_choice
 
 if TYPE_CHECKING:
     from dynctl.wire.dynamo.discovery import EndpointId
@@ -222,8 +223,8 @@ def attach(
     from dynctl.serving.engines.worker_spec import parse_worker_spec
 
     spec = parse_worker_spec(engine, "--engine")
-    _one_of("--engine-type", engine_type, ("auto", "vllm", "sglang"))
-    _one_of("--event-plane", event_plane, ("zmq", "nats"))
+    one_choice("--engine-type", engine_type, ("auto", "vllm", "sglang"))
+    one_choice("--event-plane", event_plane, ("zmq", "nats"))
     if request_plane != "tcp":
         raise UsageProblem(
             f"--request-plane {request_plane[:40]}: dynctl serve attach does not serve requests "
@@ -275,11 +276,6 @@ def _key(variable: str | None) -> str | None:
     if not key:
         raise UsageProblem(f"--engine api-key-env={variable}: the variable is not set")
     return key
-
-
-def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageProblem(f"{flag} {value[:100]}: expected one of {', '.join(known)}")
 
 
 def _endpoint(text: str | None, options: GlobalOptions, *, prefill: bool) -> EndpointId:

@@ -1,13 +1,12 @@
 """`dynctl serve engine`: the options come from the simulated engine's option table."""
 
-import inspect
 import logging
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.option_groups import only_given, with_options
 from dynctl.simulation.engine.config import OPTIONS, Option, build_config
 
 _FAULTS = "Simulated failures"
@@ -40,22 +39,14 @@ def _annotation(option: Option) -> Any:
     return Annotated[kind | None, typed]
 
 
-def _with_engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``function`` one keyword argument per option of the engine, None if not given."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter("options", keyword, annotation=GlobalOptions),
-        *(
-            inspect.Parameter(_key(option), keyword, default=None, annotation=_annotation(option))
-            for option in OPTIONS
-        ),
-    ]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return function
+_GIVEN = only_given(
+    {_key(option): _annotation(option) for option in OPTIONS},
+    {_key(option): option.flag.removeprefix("--") for option in OPTIONS},
+)
 
 
-@_with_engine_options
-def engine(options: GlobalOptions, **given: Any) -> int:
+@with_options(given=_GIVEN)
+def engine(options: GlobalOptions, given: dict[str, Any]) -> int:
     """Run a simulated OpenAI engine: real tokens, cache and KV events, no GPU.
 
     Reads DYN_TOPOLOGY_* and DYN_KV_TRANSFER_* from the environment, as a worker does.
@@ -68,12 +59,7 @@ def engine(options: GlobalOptions, **given: Any) -> int:
     from dynctl.screens.render import talk
     from dynctl.simulation.engine.process import run_engine
 
-    values = {
-        option.flag.removeprefix("--"): given[_key(option)]
-        for option in OPTIONS
-        if given[_key(option)] is not None
-    }
-    config = build_config(values)
+    config = build_config(given)
     try:
         topology = read_worker_environment(
             os.environ,

@@ -9,29 +9,11 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.access_options import with_picker_options
-from dynctl.cli.commands.serve import (
-    Announce,
-    ApiToken,
-    BlockSize,
-    DecisionMemory,
-    Drain,
-    IndexMemory,
-    LogDecisions,
-    LogFormat,
-    LogLevel,
-    ModelName,
-    ModelPath,
-    Record,
-    RecordBytes,
-    SystemPort,
-    TokenizerChoice,
-    TrustTemplate,
-    Workers,
-    WorkersFile,
-    frontend_config,
-)
-from dynctl.cli.router_flags import with_router_flags
+from dynctl.cli.access_options import PICKER_ACCESS, AccessOptions, expect_pair
+from dynctl.cli.option_groups import with_options
+from dynctl.cli.router_flags import ROUTER_FLAGS
+from dynctl.cli.serving_options import SERVING, ServingOptions, frontend_config
+from dynctl.cli.shared_options import size_of
 
 _GATEWAY = "Gateway"
 _POOL = "Workers of an InferencePool"
@@ -151,12 +133,10 @@ Domains = Annotated[
 ]  # fmt: skip
 
 
-@with_router_flags
-@with_picker_options
+@with_options(serving=SERVING, access=PICKER_ACCESS, router_flags=ROUTER_FLAGS)
 def epp(
     options: GlobalOptions,
-    router_flags: Mapping[str, str | bool],
-    access: Mapping[str, Any],
+    *,
     host: Listen = "127.0.0.1",
     port: PickerPort = 9002,
     health_port: HealthPort = 9003,
@@ -181,29 +161,14 @@ def epp(
             rich_help_panel="Listening",
         ),
     ] = 9090,
-    worker: Workers = None,
-    workers_file: WorkersFile = None,
     pool: Pool = None,
     pod_kv_events: EventsPort = None,
     pod_replay: ReplayPort = None,
     pod_role_label: RoleLabel = "llm-d.ai/role",
     pod_domain: Domains = None,
-    model_path: ModelPath = None,
-    trust_template: TrustTemplate = False,
-    tokenizer: TokenizerChoice = "auto",
-    model_name: ModelName = None,
-    block_size: BlockSize = 16,
-    api_token: ApiToken = None,
-    log_decisions: LogDecisions = "off",
-    log_format: LogFormat = "text",
-    log_level: LogLevel = "info",
-    decision_memory: DecisionMemory = "64MiB",
-    record: Record = None,
-    record_max_bytes: RecordBytes = "1GiB",
-    index_memory: IndexMemory = "4GiB",
-    drain_timeout: Drain = 30.0,
-    system_port: SystemPort = None,
-    announce: Announce = False,
+    serving: ServingOptions,
+    access: AccessOptions,
+    router_flags: Mapping[str, str | bool],
 ) -> int:  # fmt: skip
     """Run the router as the endpoint picker of a gateway (Envoy ext_proc).
 
@@ -212,40 +177,18 @@ def epp(
     The gateway sends each request here, and gets the worker to send it to
     (docs/gateway.md).
     """
-    from dynctl.cli.commands.serve import size_of
     from dynctl.serving.config import PickerConfig
     from dynctl.serving.epp.process import run_picker
 
-    if (tls_cert is None) != (tls_key is None):
-        given, missing = (
-            ("--tls-cert", "--tls-key") if tls_key is None else ("--tls-key", "--tls-cert")
-        )
-        raise UsageProblem(f"{given} needs {missing}", "set both, or none")
+    expect_pair(tls_cert, tls_key)
     if tls_cert is not None and not tls:
         raise UsageProblem("--no-tls and --tls-cert: set only one of them")
     config = frontend_config(
         router_flags,
         access,
+        serving,
         host=http_host,
         port=http_port,
-        workers=tuple(worker or ()),
-        workers_file=workers_file,
-        model_path=model_path,
-        trust_template=trust_template,
-        tokenizer=tokenizer,
-        model_name=model_name,
-        block_size=block_size,
-        api_token=api_token,
-        log_decisions=log_decisions,
-        log_format=log_format,
-        log_level=log_level,
-        decision_memory=decision_memory,
-        record=record,
-        record_max_bytes=record_max_bytes,
-        index_memory=index_memory,
-        drain_timeout=drain_timeout,
-        system_port=system_port,
-        announce=announce,
         picker=PickerConfig(
             host,
             port,

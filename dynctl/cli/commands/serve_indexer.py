@@ -7,18 +7,17 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.access_options import secret
-from dynctl.cli.commands.serve import (
-    LEAST_INDEX,
+from dynctl.cli.access_options import index_peers, secret
+from dynctl.cli.serving_options import (
+    LISTEN,
     Announce,
     ApiToken,
     Host,
     IndexMemory,
     LogFormat,
     LogLevel,
-    one_choice,
-    size_of,
 )
+from dynctl.cli.shared_options import memory_of, one_choice
 from dynctl.documents.index_dump import RegisteredRank
 
 _ENGINES = "Engines"
@@ -32,7 +31,7 @@ def indexer(
         int,
         typer.Option(
             "--port", "--http-port", metavar="PORT", min=0, max=65535,
-            help="Listen port; 0: a free one.", rich_help_panel="Listening",
+            help="Listen port; 0: a free one.", rich_help_panel=LISTEN,
         ),
     ] = 8090,
     workers: Annotated[
@@ -107,7 +106,7 @@ def indexer(
             "--admin-token-file",
             metavar="FILE",
             help="File with the operators' token.",
-            rich_help_panel="Listening",
+            rich_help_panel=LISTEN,
         ),
     ] = None,
     index_memory: IndexMemory = "4GiB",
@@ -123,9 +122,7 @@ def indexer(
     from dynctl.serving.standalone_index import checked_listener
 
     one_choice("--log-format", log_format, ("text", "json"))
-    memory = size_of("--index-memory", index_memory)
-    if memory < LEAST_INDEX:
-        raise UsageProblem(f"--index-memory: expected at least 1MiB, got {memory:,} bytes")
+    memory = memory_of("--index-memory", index_memory)
     given, repeated = _addresses("--workers", workers), _addresses("--replays", replays)
     if given and block_size is None:
         raise UsageProblem(
@@ -149,7 +146,7 @@ def indexer(
                     )
                     for ref, at in given.items()
                 ),
-                peers=tuple(_urls(peers)),
+                peers=index_peers(_listed(peers), "--peers"),
                 token=secret("--admin-token", api_token, token_file),
                 snapshot=snapshot,
                 snapshot_interval_s=snapshot_interval,
@@ -183,11 +180,5 @@ def _addresses(flag: str, text: str) -> dict[tuple[int, int], str]:
     return found
 
 
-def _urls(text: str) -> list[str]:
-    from dynctl.cli.access_options import index_peers_of
-
-    urls = [one.strip() for one in text.split(",") if one.strip()]
-    try:
-        return list(index_peers_of({"index_peer": urls}))
-    except UsageProblem as problem:
-        raise UsageProblem(str(problem).replace("--index-peer", "--peers")) from None
+def _listed(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]

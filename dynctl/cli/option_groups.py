@@ -1,0 +1,84 @@
+"""Groups of options: a command receives many options as one parameter."""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """Options of the command line that belong together.
+
+    ``options``: parameter -> its annotation for Typer and its default.
+    ``collect``: what the command receives, from the value of each of these parameters.
+    """
+
+    options: Mapping[str, tuple[Any, Any]]
+    collect: Callable[[dict[str, Any]], Any]
+
+
+def fields_of(kind: type, without: Collection[str] = ()) -> OptionGroup:
+    """The fields of a dataclass as options; those in ``without`` keep their defaults."""
+    hints = get_type_hints(kind, include_extras=True)
+    return OptionGroup(
+        {
+            one.name: (hints[one.name], _default(one))
+            for one in fields(kind)
+            if one.name not in without
+        },
+        lambda values: kind(**values),
+    )
+
+
+def only_given(
+    annotations: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> OptionGroup:
+    """Options that are None unless given; the command receives a mapping of the given ones.
+
+    ``names``: parameter -> key in that mapping, where they differ.
+    """
+    keys = names or {}
+    return OptionGroup(
+        {parameter: (annotation, None) for parameter, annotation in annotations.items()},
+        lambda values: {
+            keys.get(parameter, parameter): value
+            for parameter, value in values.items()
+            if value is not None
+        },
+    )
+
+
+def with_options(
+    **groups: OptionGroup,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put the options of each group where the command has the parameter of this name."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters: list[inspect.Parameter] = []
+        for name, own in inspect.signature(function, eval_str=True).parameters.items():
+            if name not in groups:
+                parameters.append(own.replace(kind=keyword))
+                continue
+            parameters += [
+                inspect.Parameter(option, keyword, default=default, annotation=annotation)
+                for option, (annotation, default) in groups[name].options.items()
+            ]
+
+        @functools.wraps(function)
+        def command(*positional: Any, **arguments: Any) -> Any:
+            for name, group in groups.items():
+                values = {option: arguments.pop(option) for option in group.options}
+                arguments[name] = group.collect(values)
+            return function(*positional, **arguments)
+
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default

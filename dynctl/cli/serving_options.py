@@ -1,0 +1,395 @@
+"""The options that all serving processes have, and the FrontendConfig that they make."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynctl.base.errors import UsageProblem
+from dynctl.cli.access_options import (
+    AccessOptions,
+    access_settings,
+    health_of,
+    index_peers,
+    limits_of,
+    replicas_of,
+)
+from dynctl.cli.option_groups import fields_of
+from dynctl.cli.router_flags import split_preset
+from dynctl.cli.shared_options import memory_of, one_choice, size_of
+
+if TYPE_CHECKING:
+    from dynctl.serving.config import FrontendConfig
+
+LISTEN = "Listening"
+WORKERS = "Workers and models"
+LOGS = "Logs and decisions"
+
+WORKER_HELP = (
+    "An engine (repeatable): URL, then any of name=, role=, DOMAIN=VALUE, kv-events=, replay=, "
+    "block-size=, dp=, total-blocks=, device=, can-prefill=, api-key-env=, "
+    "forward-authorization=, separated by commas."
+)
+
+Host = Annotated[
+    str,
+    typer.Option(
+        "--http-host",
+        "--host",
+        metavar="HOST",
+        envvar="DYN_HTTP_HOST",
+        help="Listen address; 0.0.0.0 accepts connections from other hosts.",
+        rich_help_panel=LISTEN,
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--http-port",
+        "--port",
+        metavar="PORT",
+        envvar="DYN_HTTP_PORT",
+        min=0,
+        max=65535,
+        help="Listen port; 0: a free one.",
+        rich_help_panel=LISTEN,
+    ),
+]
+ApiToken = Annotated[
+    str | None,
+    typer.Option(
+        "--admin-token",
+        "--api-token",
+        metavar="TOKEN",
+        envvar=["DYNCTL_ADMIN_TOKEN", "DYNCTL_API_TOKEN"],
+        help="Bearer token of operators: changes and routing details. Prefer the variable or "
+        "--admin-token-file, which the process list does not show.",
+        rich_help_panel=LISTEN,
+    ),
+]
+Announce = Annotated[
+    bool,
+    typer.Option(
+        "--announce",
+        help="Print the address as one JSON line when ready.",
+        rich_help_panel=LISTEN,
+    ),
+]
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format",
+        metavar="text|json",
+        envvar="DYNCTL_LOG_FORMAT",
+        help="Format of log lines.",
+        rich_help_panel=LOGS,
+    ),
+]
+LogLevel = Annotated[
+    str,
+    typer.Option(
+        "--log-level",
+        metavar="debug|info|warning|error",
+        envvar="DYN_LOG",
+        help="Lowest severity to log.",
+        rich_help_panel=LOGS,
+    ),
+]
+IndexMemory = Annotated[
+    str,
+    typer.Option(
+        "--index-memory",
+        metavar="SIZE",
+        help="Memory for the index of cached blocks; above it the largest rank is read again.",
+        rich_help_panel=LOGS,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOptions:
+    """What the options of a serving process are set to; sizes as typed."""
+
+    worker: Annotated[
+        list[str] | None,
+        typer.Option("--worker", metavar="SPEC", help=WORKER_HELP, rich_help_panel=WORKERS),
+    ] = None
+    workers_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--workers-file",
+            metavar="FILE",
+            help="The workers as YAML; reloaded when it changes.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None
+    model_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-path",
+            metavar="DIR",
+            help="Directory of tokenizer and chat template. Without it: the files of a Dynamo "
+            "worker's card, or POST /tokenize of the engines.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None
+    trust_template: Annotated[
+        bool,
+        typer.Option(
+            "--trust-template",
+            help="Do not bound the work of the chat template in --model-path: its time and memory.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = False
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            metavar="auto|fast|exact",
+            help="auto: the fastest encoder that gives the same token ids; fast: fastokens; exact: "
+            "tokenizers.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = "auto"
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            "--model-name",
+            metavar="NAME",
+            help="Model of workers that do not report it.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None
+    block_size: Annotated[
+        int,
+        typer.Option(
+            "--kv-cache-block-size",
+            metavar="TOKENS",
+            envvar="DYN_KV_CACHE_BLOCK_SIZE",
+            min=1,
+            max=4096,
+            help="Block size of workers that do not report it.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = 16
+    api_token: ApiToken = None
+    log_decisions: Annotated[
+        str,
+        typer.Option(
+            "--log-decisions",
+            metavar="off|winner|all",
+            envvar="DYNCTL_LOG_DECISIONS",
+            help="Log the winner of each hop, or all candidates with their costs.",
+            rich_help_panel=LOGS,
+        ),
+    ] = "off"
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    decision_memory: Annotated[
+        str,
+        typer.Option(
+            "--decision-memory",
+            metavar="SIZE",
+            help="Memory for past decisions (dynctl why ID).",
+            rich_help_panel=LOGS,
+        ),
+    ] = "64MiB"
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            help="Record requests (hashes only), decisions, events and loads in a file (dynctl top "
+            "--recording FILE --at TIME).",
+            rich_help_panel=LOGS,
+        ),
+    ] = None
+    record_max_bytes: Annotated[
+        str,
+        typer.Option(
+            "--record-max-bytes",
+            metavar="SIZE",
+            help="Size at which the recording becomes FILE.old and a new one begins.",
+            rich_help_panel=LOGS,
+        ),
+    ] = "1GiB"
+    index_memory: IndexMemory = "4GiB"
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            metavar="SECONDS",
+            min=0,
+            max=86400,
+            help="Time for running requests to finish after SIGTERM.",
+            rich_help_panel=LISTEN,
+        ),
+    ] = 30.0
+    system_port: Annotated[
+        int | None,
+        typer.Option(
+            "--system-port",
+            metavar="PORT",
+            envvar="DYN_SYSTEM_PORT",
+            min=-1,
+            max=65535,
+            help="Separate port for health and metrics; -1: none.",
+            rich_help_panel=LISTEN,
+        ),
+    ] = None
+    announce: Announce = False
+
+
+#: The options of a process that serves requests.
+SERVING = fields_of(ServingOptions)
+
+#: Those of a process that takes no requests.
+OBSERVING = fields_of(
+    ServingOptions,
+    without=(
+        *("worker", "workers_file", "trust_template", "tokenizer", "model_name", "block_size"),
+        *("log_decisions", "drain_timeout"),
+    ),
+)
+
+#: Options that are fields of FrontendConfig as they are.
+_FIELDS = (
+    *("workers_file", "model_path", "trust_template", "tokenizer", "model_name", "block_size"),
+    *("log_decisions", "log_format", "record", "announce"),
+)
+
+
+def frontend_config(
+    router_flags: Mapping[str, str | bool],
+    access: AccessOptions,
+    serving: ServingOptions,
+    *,
+    host: str,
+    port: int,
+    **more: Any,
+) -> "FrontendConfig":
+    """The FrontendConfig of the options; warnings about settings go to stderr.
+
+    ``more``: its other fields. Raises UsageProblem.
+    """
+    from dynctl.screens.render import talk
+    from dynctl.serving.config import FrontendConfig, Limits
+    from dynctl.settings.router_settings import resolve
+
+    one_choice("--log-decisions", serving.log_decisions, ("off", "winner", "all"))
+    one_choice("--log-format", serving.log_format, ("text", "json"))
+    if serving.trust_template and serving.model_path is None:
+        raise UsageProblem(
+            "--trust-template: expected --model-path DIR with it; chat templates that come from "
+            "workers are never trusted"
+        )
+    one_choice("--tokenizer", serving.tokenizer, ("auto", "fast", "exact"))
+    shared, dynamo = more.get("router_url") is not None, more.get("dynamo")
+    flags, preset = split_preset(router_flags)
+    resolved = resolve(flags, os.environ, preset_name=preset)
+    if resolved.changed_by_preset is not None:
+        talk(resolved.changed_by_preset)
+    for warning in resolved.warnings:
+        talk(f"warning: {warning}")
+    if shared:
+        _refuse_own_workers(serving)
+    for flag, name in (
+        ("--serve-indexer", "serve_indexer"),
+        ("--use-remote-indexer", "use_remote_indexer"),
+    ):
+        if getattr(resolved.config, name) and not dynamo:
+            talk(f"warning: without the workers of a Dynamo deployment {flag} has no effect")
+    decisions = size_of("--decision-memory", serving.decision_memory)
+    recording = memory_of("--record-max-bytes", serving.record_max_bytes)
+    index = memory_of("--index-memory", serving.index_memory)
+    peers = index_peers(access.index_peer)
+    if shared:
+        for spelled in _without_effect(serving, access, resolved.sources):
+            talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
+    if dynamo and dynamo.event_plane and not resolved.config.router_replica_sync:
+        talk("warning: --event-plane has no effect without --router-replica-sync")
+    if dynamo:
+        for spelled in _about_workers(serving, access):
+            talk(f"warning: {spelled} has no effect with the workers of a Dynamo deployment")
+    operators = access_settings(access, serving.api_token)
+    replicas = replicas_of(access, resolved.config.router_replica_sync)
+    if shared:
+        replicas = None  # the router shares the load of all its frontends
+    elif not dynamo and resolved.config.router_durable_kv_events:
+        talk(
+            "warning: no stream of KV events: --router-durable-kv-events is for the workers of a "
+            "Dynamo deployment; name it with --discovery"
+        )
+    if dynamo:
+        if replicas is not None:
+            raise UsageProblem(
+                "--router-replica-bind, --router-replica-peer and --router-replica-nats do not "
+                "work with the workers of a Dynamo deployment",
+                "--router-replica-sync alone shares load with its routers, over its event plane",
+            )
+    elif not shared and resolved.config.router_replica_sync and replicas is None:
+        talk(
+            "warning: no replica to share load with: set --router-replica-bind and "
+            "--router-replica-peer, or --router-replica-nats"
+        )
+    return FrontendConfig(
+        **more,
+        **operators,
+        **{name: getattr(serving, name) for name in _FIELDS},
+        host=host,
+        port=port,
+        workers=tuple(serving.worker or ()),
+        log_level=serving.log_level.strip().lower(),
+        router=resolved.config,
+        preset=resolved.preset,
+        origins=resolved.sources,
+        admin_api=not _truth(os.environ.get("DYN_DISABLE_FRONTEND_ADMIN_API", "")),
+        decision_memory_bytes=decisions,
+        record_bytes=recording,
+        index_memory_bytes=index,
+        index_peers=peers,
+        limits=Limits(drain_s=serving.drain_timeout, **limits_of(access)),
+        health=health_of(access),
+        replicas=replicas,
+        system_port=None if serving.system_port == -1 else serving.system_port,
+    )
+
+
+def _refuse_own_workers(serving: ServingOptions) -> None:
+    """Raise UsageProblem for options of workers where another process has them."""
+    for flag, given in (("--worker", serving.worker), ("--workers-file", serving.workers_file)):
+        if given:
+            raise UsageProblem(
+                f"{flag} and --router: set only one of them",
+                "the workers are those of the router: give them to dynctl serve router",
+            )
+
+
+def _without_effect(
+    serving: ServingOptions, access: AccessOptions, sources: Mapping[str, str]
+) -> Iterator[str]:
+    """What is set and has no effect because another process decides."""
+    for name, source in sources.items():
+        kind, _, spelled = source.partition(" ")
+        if kind in ("flag", "env") and name != "overload_status_code":
+            yield spelled
+    yield from _about_workers(serving, access)
+    if memory_of("--index-memory", serving.index_memory) != 4 << 30:
+        yield "--index-memory"
+
+
+def _about_workers(serving: ServingOptions, access: AccessOptions) -> Iterator[str]:
+    """What is set about workers that report it."""
+    if serving.model_name is not None:
+        yield "--model-name"
+    if serving.block_size != 16:
+        yield "--kv-cache-block-size"
+    if access.index_peer:
+        yield "--index-peer"
+
+
+def _truth(text: str) -> bool:
+    return text.strip().lower() in ("1", "true", "yes", "on")
