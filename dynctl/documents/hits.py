@@ -136,7 +136,7 @@ CAUSES: Final = {
     ),
     "unavailable": CauseText(
         "unavailable",
-        "the worker with the prefix was unavailable (cordoned, drained, ejected)",
+        "the worker with the prefix was unavailable (cordoned, drained, ejected, failed)",
         "dynctl workers list shows why",
     ),
     "constraints": CauseText(

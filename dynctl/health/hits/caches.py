@@ -19,6 +19,7 @@ from router_core import (
     BlocksRemoved,
     BlocksStored,
     Cleared,
+    Freed,
     IndexConnected,
     IndexMarked,
     KvEvent,
@@ -171,9 +172,10 @@ class Caches:
                 self.rank((change.worker_id, change.dp_rank)).troubles.append(at)
             case IndexConnected() if not change.connected:
                 self.rank((change.worker_id, change.dp_rank)).troubles.append(at)
-            case PrefillDone():
+            case PrefillDone() | Freed(stage="prefill"):
+                # With a prefill hop the first token comes after the hand-over.
                 request = source.pending.get(change.request_id)
-                if request is not None:
+                if request is not None and request.prefilled_at is None:
                     request.prefilled_at = at
         router.apply(change, at)
         source.config = router.config

@@ -8,7 +8,7 @@ from typing import Final
 from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Decided, Finished
 from dynctl.health.hits.caches import Caches
-from dynctl.health.hits.choice import beaten, excluded
+from dynctl.health.hits.choice import beaten
 from dynctl.health.hits.past import Fate, Gap, Rank, Request, Source
 from router_core import Router
 
@@ -74,12 +74,10 @@ class Causes:
     def choice(
         self,
         request: Request,
-        router: Router | None,
         decided: Decided,
         best: int | None,
         above: int,
         expected: int,
-        mask: int,
     ) -> None:
         """Why the router counted fewer blocks than the best worker has (or the shared cache)."""
         source, size, parts = request.source, request.arrived.block_size, request.parts
@@ -97,9 +95,8 @@ class Causes:
         if counted > top:
             # Booked there just now, and not in the index yet.
             parts["expected", "predicted"] += (top - counted) * size
-        elif counted < top and router is not None:
-            cause = excluded(request, router, counted, mask)
-            parts["expected", cause] += (top - counted) * size
+        elif counted < top:
+            parts["expected", request.excluded] += (top - counted) * size
         if counted > expected:
             trusted = request.depth is None or request.depth <= expected
             cause = beaten(request, decided) if trusted else "events_lost"

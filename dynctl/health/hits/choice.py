@@ -9,7 +9,7 @@ import msgspec
 from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Decided
 from dynctl.health.hits.past import Request
-from router_core import TOPOLOGY_PREFIX, Router, Worker, slots_of
+from router_core import TOPOLOGY_PREFIX, Role, Router, Worker, slots_of
 
 #: Causes by the short reason of a decision.
 _BY_REASON: Final = {"session": "session"}
@@ -44,10 +44,8 @@ def beaten(request: Request, decided: Decided) -> str:
     return "load"
 
 
-def excluded(request: Request, router: Router, counted: int, mask: int) -> str:
-    """Why the workers with more blocks than ``counted`` were not candidates."""
-    found = router.index.find_matches(request.hashes, mask, len(request.hashes))
-    slots = found.best(mask)[1]
+def excluded(request: Request, router: Router, slots: int) -> str:
+    """Why the ranks of a mask, which have the most blocks, would not be candidates."""
     chosen = None if request.rank is None else router.registry.get(request.rank.key[0])
     reasons = [_reason(request, router, slot, chosen) for slot in slots_of(slots)]
     return next((one for one in reasons if one != UNEXPLAINED), UNEXPLAINED)
@@ -72,11 +70,17 @@ def _reason(request: Request, router: Router, slot: int, chosen: Worker | None) 
         return "busy"
     if router.freshness.degraded & bit:
         return "events_lost"
-    if chosen is not None and worker.domains != chosen.domains:
-        by_card = worker.runtime_config.kv_transfer_domain
-        if by_card or request.source.config.kv_transfer_domain:
-            return "topology"
-    return UNEXPLAINED
+    domain = worker.runtime_config.kv_transfer_domain or request.source.config.kv_transfer_domain
+    if chosen is None or not domain or worker.domains == chosen.domains:
+        return UNEXPLAINED
+    if worker.role is Role.PREFILL and domain in worker.domains:
+        # A prefill worker is a candidate while its domain has a free decode worker.
+        registry = router.registry
+        answering = registry.model(request.arrived.model) & registry.role(Role.DECODE)
+        answering &= registry.taint(f"{TOPOLOGY_PREFIX}{domain}={worker.domains[domain]}")
+        if answering & ~registry.unavailable & ~router.busy.mask:
+            return UNEXPLAINED
+    return "topology"
 
 
 class _Candidate(msgspec.Struct):

@@ -24,9 +24,10 @@ from dynctl.documents.recording import (
 )
 from dynctl.health.hits.caches import Bounds, Caches
 from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
-from dynctl.health.hits.past import Request, Source
+from dynctl.health.hits.choice import excluded
+from dynctl.health.hits.past import RankKey, Request, Source
 from dynctl.health.hits.tally import Tally, causes, largest, rate
-from router_core import ConfigError, Role, Router, RouterConfig, SnapshotError, Worker
+from router_core import Booked, ConfigError, Role, Router, RouterConfig, SnapshotError, Worker
 
 #: Groups of a report; the others are one.
 MOST_GROUPS: Final = 1_000
@@ -86,6 +87,8 @@ class Ladder:
             mine = self._sources[source] = Source(source)
         match record:
             case Changed():
+                if isinstance(record.change, Booked):
+                    self._booked(mine, record.change, record.at)
                 self._caches.change(mine, record)
             case Arrived():
                 self._arrived(mine, record)
@@ -142,6 +145,22 @@ class Ladder:
         if not source.gives("decisions"):
             self._measure(request, None, record.at)
 
+    def _booked(self, source: Source, change: Booked, at: float) -> None:
+        """A request is sent to a rank: the caches are as the decision saw them.
+
+        The decision itself is recorded when the last hop is chosen, which with a prefill hop is
+        after the prompt was computed.
+        """
+        request = source.pending.get(change.request_id)
+        if request is None or request.decided is not None:
+            return
+        ref = (change.worker_id, change.dp_rank)
+        if request.decided_at == math.inf:
+            request.hop = change.stage
+            self._measure(request, ref, at)
+        elif change.stage == request.hop:
+            self._sent_again(request, ref, at)
+
     def _decided(self, source: Source, record: Decided) -> None:
         request = source.pending.get(record.id)
         if request is None:
@@ -150,8 +169,15 @@ class Ladder:
             request.refused = True
             return
         request.refused = False
-        if request.decided is None:
-            self._measure(request, record, record.at)
+        if request.decided is not None:
+            return
+        request.decided = record
+        chosen = record.prefill or record.decode
+        if request.decided_at == math.inf:
+            self._measure(request, chosen, record.at)
+        elif chosen is not None and (request.rank is None or request.rank.key != chosen):
+            self._sent_again(request, chosen, record.at)
+        self._choose(request, record)
 
     def _finished(self, source: Source, record: Finished) -> None:
         request = source.pending.pop(record.id, None)
@@ -167,10 +193,16 @@ class Ladder:
 
     # -- a decision -------------------------------------------------------------------
 
-    def _measure(self, request: Request, decided: Decided | None, at: float) -> None:
+    def _measure(self, request: Request, chosen: RankKey | None, at: float) -> None:
         """The rungs of a request at the moment of its decision, and what is known of its losses."""
         source, arrived, hashes = request.source, request.arrived, request.hashes
-        request.decided, request.decided_at = decided, at
+        request.decided_at = at
+        if self._by == "hour":
+            request.group = _hour(at)
+        elif self._by == "tenant":
+            request.group = arrived.tenant or _NO_SALT
+        elif self._by == "model":
+            request.group = arrived.model
         if not hashes:
             return
         router, size = source.router, arrived.block_size
@@ -196,16 +228,15 @@ class Ladder:
         if caches.blocks is not None and caches.blocks >= len(caches.seen):
             shared = twice = reachable
         capacity = None if caches.blocks is None else shared
-        self._choose(request, router, decided, mask)
+        self._place(request, router, chosen)
         best = self._best(request, router, usable, mask)
-        expected = self._expected(request, decided)
         request.twice = twice * size
         request.rungs = {
             "shared": reachable * size,
             "reachable": reachable * size,
             "capacity": None if capacity is None else capacity * size,
             "best": None if best is None else best * size,
-            "expected": None if expected is None else min(expected * size, arrived.isl_tokens),
+            "expected": None,
         }
         if capacity is not None:
             request.parts["capacity", "capacity"] += (reachable - capacity) * size
@@ -214,27 +245,31 @@ class Ladder:
             self._causes.remember_senders(request, above)
         else:
             self._causes.missing(request, router, best, above)
-        if expected is not None and decided is not None:
-            self._causes.choice(request, router, decided, best, above, expected, mask)
         for block in hashes:
             self._caches.see(caches, block)
         caches.cache.use(hashes)
         self._remember(request, at)
 
-    def _choose(
-        self, request: Request, router: Router | None, decided: Decided | None, mask: int
-    ) -> None:
+    def _sent_again(self, request: Request, chosen: RankKey, at: float) -> None:
+        """The first rank failed: the request goes to another one."""
+        router = request.source.router
+        self._place(request, router, chosen)
+        self._remember(request, at)
+        slot = None if router is None else router.registry.slot(*chosen)
+        if router is None or slot is None or request.rungs.get("best") is None:
+            return
+        usable, bit = request.hashes, 1 << slot
+        before = request.depth or 0
+        found = router.index.find_matches(usable, bit, len(usable)).get(slot)
+        request.depth = min(found, (request.rungs["best"] or 0) // request.arrived.block_size)
+        if request.depth < before:
+            request.excluded = "unavailable"
+
+    def _place(self, request: Request, router: Router | None, chosen: RankKey | None) -> None:
         """Note the rank that computes the prompt, and the state of its index."""
-        chosen = None if decided is None else decided.prefill or decided.decode
-        if self._by == "hour":
-            request.group = _hour(request.decided_at)
-        elif self._by == "tenant":
-            request.group = request.arrived.tenant or _NO_SALT
-        elif self._by == "model":
-            request.group = request.arrived.model
         if chosen is None:
             return
-        request.rank = self._caches.rank((chosen[0], chosen[1]))
+        request.rank = self._caches.rank(chosen)
         request.worker = str(chosen[0])
         worker = None if router is None else router.registry.get(chosen[0])
         if worker is not None and router is not None:
@@ -262,12 +297,24 @@ class Ladder:
         rank = request.rank
         slot = None if rank is None else router.registry.slot(*rank.key)
         request.depth = None if slot is None else min(found.get(slot), len(usable))
-        return min(found.best(mask)[0], len(usable))
+        best, slots = found.best(mask)
+        if slot is not None and not slots >> slot & 1:
+            request.excluded = excluded(request, router, slots)
+        return min(best, len(usable))
 
-    def _expected(self, request: Request, decided: Decided | None) -> int | None:
+    def _choose(self, request: Request, decided: Decided) -> None:
+        """The rung of the decision, and what it lost."""
+        rungs, size = request.rungs, request.arrived.block_size
+        expected = self._expected(request, decided)
+        if not rungs or expected is None:
+            return
+        rungs["expected"] = min(expected * size, request.arrived.isl_tokens)
+        above = rungs["reachable"] if rungs["capacity"] is None else rungs["capacity"]
+        best = None if rungs["best"] is None else rungs["best"] // size
+        self._causes.choice(request, decided, best, (above or 0) // size, expected)
+
+    def _expected(self, request: Request, decided: Decided) -> int | None:
         """Blocks that the router counted; those in the index where its mode counts none."""
-        if decided is None:
-            return None
         if request.source.mode != READS_CACHES:
             return request.depth
         if decided.cached_blocks is None:
@@ -292,7 +339,8 @@ class Ladder:
             return
         request.done = True
         counts = self._window.has(request.decided_at)
-        if request.refused or request.decided_at == math.inf:
+        decided = request.decided is not None or not request.source.gives("decisions")
+        if request.refused or not decided or request.decided_at == math.inf:
             if self._window.has(request.arrived.at):
                 self._skipped["refused" if request.refused else "without a decision"] += 1
         elif not request.hashes:

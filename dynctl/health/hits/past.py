@@ -7,6 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Arrived, Decided, Finished, Start
 from router_core import Router, RouterConfig
 
@@ -92,12 +93,16 @@ class Request:
     group: str = ""
     hashes: tuple[int, ...] = ()
     decided: Decided | None = None
+    #: When it was sent, and the hop that computes the prompt.
     decided_at: float = math.inf
+    hop: str = ""
     refused: bool = False
     rank: Rank | None = None
     worker: str = ""
     state: str = ""
     depth: int | None = None
+    #: Why the workers with the most blocks were not candidates, if they were not.
+    excluded: str = UNEXPLAINED
     rungs: dict[str, int | None] = field(default_factory=dict)
     twice: int = 0
     parts: Counter[tuple[str, str]] = field(default_factory=Counter)

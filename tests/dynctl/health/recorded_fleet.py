@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
@@ -34,9 +35,11 @@ from router_core import (
     KvEvent,
     ModelRuntimeConfig,
     PrefillDone,
+    Role,
     Router,
     RouterConfig,
     RoutingConstraints,
+    RoutingPlan,
     RoutingRequest,
     TaintConstraint,
     Worker,
@@ -80,6 +83,8 @@ class RecordedFleet:
     ``silent``: workers whose events are lost from that time on; with ``gaps`` the router notices.
     ``restarts``: times at which a worker loses its cache. ``reuses``: tokens that an engine reports
     of those that it has. ``state``: whether the recording begins with the router's state.
+    ``decoders``: decode workers, in the zones in turn; the others then only compute prompts, and a
+    decision is recorded when the prompt is computed. ``lost``: times at which workers are lost.
     """
 
     workers: int = 4
@@ -98,6 +103,8 @@ class RecordedFleet:
     seed: int = 1
     state: bool = False
     exact: bool = True
+    decoders: int = 0
+    lost: Mapping[int, float] = field(default_factory=dict)
 
     def worker(self, number: int) -> Worker:
         zone = {"zone": self.zones[number % len(self.zones)]} if self.zones else {}
@@ -105,12 +112,18 @@ class RecordedFleet:
             number + 1,
             f"worker-{number}",
             MODEL,
+            role=self._role(number),
             block_size=SIZE,
             kv_events=self.kv_events,
             runtime_config=ModelRuntimeConfig(
                 total_kv_blocks=self.blocks, topology_domains=zone, max_num_batched_tokens=8192
             ),
         )
+
+    def _role(self, number: int) -> Role:
+        if not self.decoders:
+            return Role.AGGREGATED
+        return Role.PREFILL if number < self.workers else Role.DECODE
 
     def records(self, prompts: Sequence[Prompt]) -> list[Record]:
         return [*self._records(prompts)]
@@ -144,11 +157,12 @@ class RecordedFleet:
             at(now + self.delay_s, lambda when: everywhere(when, change))
 
         def finish(
-            now: float, prompt: Prompt, request: RoutingRequest, router: Router, engine: Engine
+            now: float, request: RoutingRequest, router: Router, plan: RoutingPlan
         ) -> Iterator[Record]:
+            engine = engines[plan.first.require().worker_id - 1]
             hashes, cached = list(request.sequence_hashes), engine.cached
             held = next((i for i, one in enumerate(hashes) if one not in cached), len(hashes))
-            reused = self.reuses(min(held, (prompt.tokens - 1) // SIZE) * SIZE)
+            reused = self.reuses(min(held, (request.isl_tokens - 1) // SIZE) * SIZE)
             for block in reversed(hashes):
                 cached.pop(block, None)
                 cached[block] = None
@@ -163,6 +177,30 @@ class RecordedFleet:
                 local = request.local_hashes[held:]
                 stored = BlocksStored(parent, tuple(hashes[held:]), tuple(local))
                 announce(engine, KvEvent(engine.number + 1, 0, stored), now)
+            if self.decoders:
+                freed = Freed(request.id, "prefill")
+                router.apply(freed, now)
+                yield Changed(now, freed)
+                # The events of the prompt come before the decode worker is chosen.
+                answer = partial(decode, request=request, router=router, plan=plan, reused=reused)
+                at(now + 2 * self.delay_s, answer)
+            else:
+                yield from end(now, request, router, reused)
+
+        def decode(
+            now: float, request: RoutingRequest, router: Router, plan: RoutingPlan, reused: int
+        ) -> Iterator[Record]:
+            plan = router.continue_plan(request, plan.first)
+            if plan.decode is not None and plan.decode.winner is not None:
+                booked = router.booking(plan.decode, request)
+                router.apply(booked, now)
+                yield Changed(now, booked)
+            yield decided(now, plan)
+            yield from end(now, request, router, reused)
+
+        def end(
+            now: float, request: RoutingRequest, router: Router, reused: int
+        ) -> Iterator[Record]:
             for change in (PrefillDone(request.id), Freed(request.id)):
                 router.apply(change, now)
                 yield Changed(now, change)
@@ -171,7 +209,7 @@ class RecordedFleet:
                 request.id,
                 200,
                 "success",
-                prompt.tokens,
+                request.isl_tokens,
                 reused,
                 1,
                 self.prefill_s,
@@ -222,24 +260,33 @@ class RecordedFleet:
             booked = router.booking(first, request)
             router.apply(booked, now)
             yield Changed(now, booked)
-            ref = first.require()
+            if not self.decoders:
+                yield decided(now, plan)
+            done = now + self.prefill_s
+            at(done, lambda when: finish(when, request, router, plan))
+
+        def decided(now: float, plan: RoutingPlan) -> Decided:
+            first = plan.first
+            refs = [
+                None if one is None or one.ref is None else (one.ref.worker_id, one.ref.dp_rank)
+                for one in (plan.prefill, plan.decode)
+            ]
             cached = best = None
-            if first.inputs is not None:
+            if first.inputs is not None and first.winner is not None:
                 cached = float(first.overlap_blocks(first.winner))
                 best = float(max(first.inputs.overlap_blocks, default=0))
-            yield Decided(
+            return Decided(
                 now,
-                name,
+                plan.id,
                 MODEL,
-                decode=(ref.worker_id, ref.dp_rank),
+                refs[0],
+                refs[1],
                 cached_blocks=cached,
                 best_cached_blocks=best,
-                cost=first.costs[first.winner],
+                cost=None if first.winner is None else first.costs[first.winner],
                 margin=first.margin,
+                outcome=plan.final.outcome,
             )
-            engine = engines[ref.worker_id - 1]
-            done = now + self.prefill_s
-            at(done, lambda when: finish(when, prompt, request, router, engine))
 
         def restart(now: float, engine: Engine) -> Iterator[Record]:
             engine.cached.clear()
@@ -249,12 +296,15 @@ class RecordedFleet:
                     pass
             yield from everywhere(now, WorkerUpserted(self.worker(engine.number)))
 
-        for number in range(self.workers):
+        for number in range(self.workers + self.decoders):
             yield from everywhere(0.0, WorkerUpserted(self.worker(number)))
         for number in self.other_block_size:
             yield Noted(0.0, "began", f"worker-{number}", "BLOCK_SIZE_MISMATCH", "blocks of 32")
         for number, when in self.restarts.items():
             at(when, lambda now, number=number: restart(now, engines[number]))  # type: ignore[misc]
+        for number, when in self.lost.items():
+            gone = WorkerLost(number + 1)
+            at(when, lambda now, gone=gone: everywhere(now, gone))  # type: ignore[misc]
         if self.gaps:
             for number, when in self.silent.items():
                 mark = IndexMarked(number + 1, 0, "gapped", 3)

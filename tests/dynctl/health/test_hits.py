@@ -9,13 +9,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport
 from dynctl.documents.recording import KINDS, Arrived, Changed, Decided, Finished, Record, Start
 from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
-from router_core import BlocksStored, KvEvent, Role, WorkerUpserted
+from router_core import BlocksStored, Booked, Freed, KvEvent, Role, WorkerUpserted
 from tests.dynctl.health.recorded_fleet import (
     SIZE,
     Prompt,
@@ -38,6 +39,13 @@ BURSTS = [
 ]
 EVERY = range(5)
 FLEET = RecordedFleet(workers=5, state=True)
+#: Prompts and answers on different workers of one zone.
+PAIRED = replace(
+    FLEET,
+    zones=("b", "a"),
+    decoders=2,
+    config={"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"},
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,18 @@ CAUSES_INJECTED = {
         HOT,
         control=replace(FLEET, prefill_s=0.01),
         without=HOT,
+    ),
+    "load beats cache where prompts are computed": Injected(
+        "load",
+        replace(FLEET, prefill_s=1.5, decoders=2),
+        HOT,
+        control=replace(FLEET, prefill_s=0.01, decoders=2),
+        without=HOT,
+    ),
+    "no decode worker is left in a zone": Injected(
+        "topology",
+        replace(PAIRED, lost={5: 3.0}),
+        control=PAIRED,
     ),
     "two blind routers": Injected(
         "blind",
@@ -156,6 +176,47 @@ def test_a_fleet_without_a_fault_reuses_nearly_what_is_reachable() -> None:
     assert report.doubts == []
     assert report.capacity_blocks == 5 * 4_000
     assert report.foreign_blocks == 0
+
+
+def test_the_caches_are_those_of_the_choice_of_the_prefill_worker() -> None:
+    # The decision is recorded when the decode worker is chosen: the prompt is in the index then.
+    alone, paired = hits(FLEET.records(CHATS)), hits(replace(FLEET, decoders=2).records(CHATS))
+    assert [(one.rung, one.tokens, one.causes) for one in paired.rungs] == [
+        (one.rung, one.tokens, one.causes) for one in alone.rungs
+    ]
+    assert paired.requests == len(CHATS)
+
+
+def test_a_request_that_is_sent_again_counts_once_and_the_worker_that_failed_is_named() -> None:
+    records = FLEET.records(CHATS)
+    place = len(records) // 2
+    place = next(
+        i
+        for i, one in enumerate(records)
+        if i > place and isinstance(one, Decided) and one.cached_blocks
+    )
+    decided, booked = records[place], records[place - 1]
+    assert isinstance(decided, Decided)
+    assert isinstance(booked, Changed)
+    assert isinstance(booked.change, Booked)
+    with_prefix = booked.change.worker_id
+    other = replace(booked.change, worker_id=with_prefix % FLEET.workers + 1)
+    failed = Changed(booked.at, Freed(decided.id, None, False))
+
+    # The worker with the prefix computes it after another one failed: nothing is lost.
+    first = [*records[: place - 1], Changed(booked.at, other), failed, *records[place - 1 :]]
+    assert hits(first).rungs == hits(records).rungs
+
+    # The worker with the prefix failed.
+    away = structs.replace(
+        decided, decode=(other.worker_id, 0), cached_blocks=0.0, best_cached_blocks=0.0
+    )
+    second = [*records[:place], failed, Changed(booked.at, other), away, *records[place + 1 :]]
+    expected = hits(second).rung("expected")
+    assert expected is not None
+    lost = {one.cause: one.examples for one in expected.causes}
+    assert lost["unavailable"] == [decided.id]
+    assert UNEXPLAINED not in lost
 
 
 def test_a_loss_that_the_engines_gain_back_is_shown_as_a_gain_and_not_as_the_largest() -> None:
