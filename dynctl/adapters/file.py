@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
-from dynctl.base.errors import Unreachable
+from dynctl.base.errors import Unreachable, file_problem
 from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import MAX_VALUE_BYTES, PREFIX
 
@@ -248,7 +248,7 @@ def _remove(paths: list[Path]) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> Unreachable:
-    return Unreachable(f"cannot write {path}: {error.strerror or error}", _HINT)
+    return Unreachable(f"cannot write {path}: {file_problem(error, writing=True)}", _HINT)
 
 
 class _Unreadable(Exception):
@@ -322,7 +322,9 @@ def _files(root: Path) -> Iterator[tuple[str, str, os.stat_result]]:
             raise _Unreadable(f"{root} is not a directory")
         os.scandir(root).close()
     except OSError as error:
-        raise _Unreadable(f"cannot read the directory {root}: {error.strerror}") from error
+        raise _Unreadable(
+            f"cannot read the directory {root}: {file_problem(error, 'directory')}"
+        ) from error
     version = root / PREFIX.rstrip("/")
     for bucket in _scandir(version):
         if not _hidden(bucket) and bucket.is_dir(follow_symlinks=False):
@@ -352,7 +354,9 @@ def _scandir(path: Path) -> list[os.DirEntry[str]]:
     except OSError as error:
         if error.errno in _GONE_ERRORS:
             return []
-        raise _Unreadable(f"cannot read the directory {path}: {error.strerror}") from error
+        raise _Unreadable(
+            f"cannot read the directory {path}: {file_problem(error, 'directory')}"
+        ) from error
 
 
 def _read(path: str) -> bytes | None:
@@ -364,5 +368,5 @@ def _read(path: str) -> bytes | None:
             return file.read(MAX_VALUE_BYTES + 1)
     except OSError as error:
         if error.errno in _OUR_ERRORS:
-            raise _Unreadable(f"cannot read {path}: {error.strerror}") from error
+            raise _Unreadable(f"cannot read {path}: {file_problem(error)}") from error
         return None if error.errno in _GONE_ERRORS else b""

@@ -125,10 +125,30 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
     return None
 
 
-def file_problem(error: OSError) -> str:
-    """Why a file cannot be read, in words that go after its name."""
+def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -> str:
+    """Why a file cannot be read or written, in words that go after its name.
+
+    ``what``: the kind of file that was expected, ``file`` or ``directory``.
+    """
     if isinstance(error, FileNotFoundError):
-        return "the file does not exist"
+        return "its directory does not exist" if writing else f"the {what} does not exist"
     if isinstance(error, IsADirectoryError):
         return "is a directory; expected a file"
-    return error.strerror or str(error)
+    if isinstance(error, NotADirectoryError):
+        return "a part of the path is not a directory"
+    if isinstance(error, PermissionError):
+        return f"no permission to {'write' if writing else 'read'} it"
+    if isinstance(error, FileExistsError):
+        return "the file exists already"
+    return _FILE_PROBLEMS.get(error.errno or 0) or error.strerror or str(error)
+
+
+_FILE_PROBLEMS: Final = {
+    errno.ENOSPC: "no space is left on its device",
+    errno.EDQUOT: "the quota of this user on its device is used up",
+    errno.EROFS: "its file system is read-only",
+    errno.ELOOP: "its symbolic links form a loop",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.EMFILE: "this process has too many open files; raise its limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many open files",
+}

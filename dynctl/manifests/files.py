@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.base.yaml_reader import MOST_BYTES, YamlError, YamlTooLarge, read_yaml_documents
 
@@ -78,7 +78,7 @@ def _bytes(file: str) -> bytes:
             return stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageProblem(
-            f"{file}: {error.strerror}; expected a file of Kubernetes manifests"
+            f"{file}: {file_problem(error)}; expected a file of Kubernetes manifests"
         ) from None
     except ValueError:
         raise UsageProblem(f"{file!r}: expected the name of a file") from None

@@ -18,7 +18,7 @@ from dynctl.adapters.dynamo.model_files import fetch_model_files, file_hosts, ho
 from dynctl.adapters.dynamo.planes import Planes
 from dynctl.adapters.dynamo.registration import Registration
 from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest, RequestServer
-from dynctl.base.errors import Unreachable, UsageProblem
+from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.documents.workers import StreamState
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment, ProblemCode, RegisteredWorker
@@ -431,8 +431,10 @@ class DynamoFleet(Fleet):
                         _log.info("tokenizer of %s: %s", name, reason)
             except (UsageProblem, Unreachable) as error:
                 problem = error.message
-            except (TokenizationError, OSError) as error:
+            except TokenizationError as error:
                 problem = str(error)
+            except OSError as error:
+                problem = f"{error.filename or 'the directory of its files'}: {file_problem(error)}"
             else:
                 self._service.tokenizers.set(name, tokenizer)
                 self._service.clear_condition(codes.MODEL_FILES_INVALID, name)

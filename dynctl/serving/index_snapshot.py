@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import file_problem
 from dynctl.documents.index_dump import MAX_BYTES, DumpHead, RankDump, decode_snapshot
 
 NAME: Final = "index.snapshot"
@@ -55,7 +56,7 @@ class SnapshotDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SnapshotProblem(f"{file}: {error.strerror or error}") from None
+            raise SnapshotProblem(f"{file}: {file_problem(error)}") from None
         try:
             if len(data) > MAX_BYTES:
                 raise WireError("index dump", f"more than {MAX_BYTES:,} bytes")
@@ -90,7 +91,9 @@ class SnapshotDirectory:
                 finally:
                     os.close(directory)
         except OSError as error:
-            raise SnapshotProblem(f"{self.path / NAME}: {error.strerror or error}") from None
+            raise SnapshotProblem(
+                f"{self.path / NAME}: {file_problem(error, writing=True)}"
+            ) from None
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)

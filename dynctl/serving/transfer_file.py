@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from dynctl.base.errors import UsageProblem, single_line
+from dynctl.base.errors import UsageProblem, file_problem, single_line
 from dynctl.base.yaml_reader import YamlError, read_yaml, yaml_lines
 from dynctl.tokenization import TokenizerError, read_model_config
 from dynctl.wire.model_config import UnknownSize, kv_bytes_per_token
@@ -95,7 +95,7 @@ def read_transfer_file(path: Path) -> TransferTable:
             data = file.read(_MOST_BYTES + 1)
         document = read_yaml(data, most_bytes=_MOST_BYTES)
     except OSError as error:
-        raise TransferFileError(f"{FLAG} {path}: {error.strerror or error}") from None
+        raise TransferFileError(f"{FLAG} {path}: {file_problem(error)}") from None
     except YamlError as error:
         raise TransferFileError(f"{FLAG} {path}: invalid YAML: {error}") from None
     return _File(path, document, yaml_lines(data)).table()

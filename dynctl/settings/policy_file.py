@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.base.yaml_reader import YamlError, read_yaml_file
 from router_core import (
     NO_CLASSES,
@@ -30,7 +30,7 @@ def policy_classes(config: RouterConfig, typed: str = _NAME) -> PolicyClasses:
     try:
         return read_policy_classes(read_yaml_file(path, most_bytes=_MOST_BYTES))
     except OSError as error:
-        problem = error.strerror or str(error)
+        problem = file_problem(error)
     except YamlError as error:
         problem = f"not YAML: {error}"
     except ConfigError as error:

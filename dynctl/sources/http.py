@@ -17,7 +17,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import UNTRUSTED, TimedOut, Unreachable, UsageProblem, network_reason
+from dynctl.base.errors import (
+    UNTRUSTED,
+    TimedOut,
+    Unreachable,
+    UsageProblem,
+    file_problem,
+    network_reason,
+)
 from dynctl.base.json_reader import read_json
 from dynctl.documents.codec import Document, decode
 from dynctl.documents.models import ModelList, ModelRow
@@ -39,7 +46,7 @@ def tls_context(ca_cert: Path | None = None) -> ssl.SSLContext:
     except ssl.SSLError:
         problem = "not a PEM file of certificates"
     except OSError as error:
-        problem = error.strerror or str(error)
+        problem = file_problem(error)
     raise UsageProblem(
         f"--ca-cert {file}: {problem}", "give the certificate that signed the frontend's"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dynctl import version
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
@@ -144,7 +144,8 @@ def open_view(path: Path) -> ViewSource:
         data = path.read_bytes()
     except OSError as error:
         raise UsageProblem(
-            f"--view {path}: {error.strerror}", "save one: dynctl route PROMPT --save-view FILE"
+            f"--view {path}: {file_problem(error)}",
+            "save one: dynctl route PROMPT --save-view FILE",
         ) from None
     return open_view_bytes(data, f"--view {path}", f"view {path.name}")
 

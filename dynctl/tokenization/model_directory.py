@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynctl.base.errors import file_problem
 from dynctl.tokenization.errors import TokenizerError
 
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
@@ -82,7 +83,7 @@ def _read(path: Path, limit: int) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise TokenizerError(f"{path} cannot be read: {error.strerror}") from error
+        raise TokenizerError(f"{path} cannot be read: {file_problem(error)}") from error
     if len(data) > limit:
         raise TokenizerError(f"{path} is larger than {limit} bytes, the limit for this file")
     try:

@@ -22,7 +22,7 @@ from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from dynctl.base.errors import DynctlError, ExitCode, UsageProblem
+from dynctl.base.errors import DynctlError, ExitCode, UsageProblem, file_problem
 from dynctl.base.naming import resolve_worker
 from dynctl.base.terminal import printable_value
 from dynctl.documents.snapshot import Alert, DomainRow, DomainView, Snapshot
@@ -518,7 +518,7 @@ class TopApp(App[int]):
         except DynctlError as error:
             self.show_message(f"not saved: {error.message}")
         except OSError as error:
-            self.show_message(f"not saved: {error.filename}: {error.strerror}")
+            self.show_message(f"not saved: {error.filename}: {file_problem(error, writing=True)}")
         else:
             self.show_message(f"saved {path} ({len(data):,} bytes); dynctl --view FILE reads it")
 

@@ -334,7 +334,7 @@ def test_half_a_pair_is_refused(name):
 def test_files_that_cannot_be_read_are_told_at_once(tmp_path, field):
     if field == "credentials_file":
         pytest.importorskip("nkeys")
-    with pytest.raises(UsageProblem, match="No such file"):
+    with pytest.raises(UsageProblem, match="the file does not exist"):
         NatsEventPlane("host", auth(**{field: str(tmp_path / "gone")}))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 
 DEFAULT_ENDPOINTS: Final = "http://localhost:2379"
 """Dynamo's default."""
@@ -168,7 +168,7 @@ def _pem(value: str | None, name: str) -> bytes | None:
             content = file.read(_MAX_PEM_BYTES)
     except OSError as error:
         raise UsageProblem(
-            f"{name}: cannot read {value}: {error.strerror}", "Set the path of a PEM file."
+            f"{name}: cannot read {value}: {file_problem(error)}", "Set the path of a PEM file."
         ) from error
     if b"-----BEGIN" not in content:
         raise UsageProblem(f"{name}: {value} is not a PEM file", "Set the path of a PEM file.")

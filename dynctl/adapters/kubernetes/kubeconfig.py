@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.base.yaml_reader import YamlError, YamlTooLarge, read_yaml_file
 
 VARIABLE: Final = "KUBECONFIG"
@@ -149,7 +149,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     try:
         document = read_yaml_file(path, most_bytes=_LARGEST_BYTES, strict=False)
     except OSError as error:
-        raise UsageProblem(f"kubeconfig {path} is not readable: {error.strerror}") from error
+        raise UsageProblem(f"kubeconfig {path} is not readable: {file_problem(error)}") from error
     except YamlTooLarge as error:
         raise UsageProblem(f"kubeconfig {path}: {error}") from None
     except YamlError as error:

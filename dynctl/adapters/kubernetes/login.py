@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dynctl.adapters.kubernetes.kubeconfig import IN_CLUSTER, KubeContext
-from dynctl.base.errors import Unreachable, UsageProblem, single_line
+from dynctl.base.errors import Unreachable, UsageProblem, file_problem, single_line
 
 _SKEW: Final = timedelta(seconds=15)
 _SHORTEST_SECRET: Final = 5
@@ -93,7 +93,7 @@ class Login:
             with open(self._token_file, encoding="utf-8") as stream:
                 return stream.read(1 << 20).strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not text"
+            why = file_problem(error) if isinstance(error, OSError) else "not text"
             raise Unreachable(
                 f"the token of context {self.context.name} is not readable in "
                 f"{self._token_file}: {why}"

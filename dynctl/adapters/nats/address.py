@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 
 _SCHEMES: Final = ("nats", "tls")
 _PORT: Final = 4222
@@ -118,7 +118,7 @@ class NatsAuth:
         try:
             return {"tls": ssl.create_default_context(cafile=self.ca_file)}
         except OSError as error:  # ssl.SSLError is one
-            reason = error.strerror or "not a PEM file"
+            reason = "not a PEM file" if isinstance(error, ssl.SSLError) else file_problem(error)
             raise UsageProblem(
                 f"{self.ca_file}: {reason}", "NATS_TLS_CA_CERT_PATH has its path"
             ) from None
@@ -129,7 +129,7 @@ def _need_file(path: str, variable: str) -> None:
         with open(path, "rb"):
             pass
     except OSError as error:
-        raise UsageProblem(f"{path}: {error.strerror}", f"{variable} has its path") from None
+        raise UsageProblem(f"{path}: {file_problem(error)}", f"{variable} has its path") from None
 
 
 def _need_nkeys(variable: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 
 #: The directory that an archive unpacks into.
 ROOT: Final = "dynctl-bundle"
@@ -75,4 +75,4 @@ def write_new(path: Path, data: bytes, *, force: bool) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> UsageProblem:
-    return UsageProblem(f"{path}: cannot be written: {error.strerror or error}")
+    return UsageProblem(f"{path}: cannot be written: {file_problem(error, writing=True)}")

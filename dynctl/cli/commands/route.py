@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dynctl.base.errors import ExitCode, UsageProblem
+from dynctl.base.errors import ExitCode, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
 
 #: A prompt file or stdin larger than this is a mistake.
@@ -188,7 +188,7 @@ def _read(name: str, option: str) -> str:
             with open(name, "rb") as file:
                 data = file.read(MAX_INPUT_BYTES + 1)
         except OSError as error:
-            raise UsageProblem(f"{option} {name}: {error.strerror}") from None
+            raise UsageProblem(f"{option} {name}: {file_problem(error)}") from None
     if len(data) > MAX_INPUT_BYTES:
         raise UsageProblem(f"{option} {name}: larger than {MAX_INPUT_BYTES:,} bytes")
     try:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.wire.dynamo.discovery import CardFile, EndpointId, ModelCard, slug_of
 from router_core import Role, Worker
 
@@ -48,7 +48,9 @@ def read_model_files(directory: Path) -> ModelFiles:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise UsageProblem(f"--model-path: cannot read {path}: {error.strerror}") from None
+                raise UsageProblem(
+                    f"--model-path: cannot read {path}: {file_problem(error)}"
+                ) from None
             if len(data) > _MAX_FILE_BYTES:
                 raise UsageProblem(
                     f"--model-path: {path} has {len(data):,} bytes; expected at most "

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from dynctl.base.errors import file_problem
 from dynctl.base.yaml_reader import YamlError, YamlTooLarge, read_yaml_file
 from dynctl.health import conditions as codes
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError, worker_spec
@@ -34,7 +35,7 @@ def read_workers_file(path: Path) -> list[WorkerSpec]:
     try:
         document = read_yaml_file(path, most_bytes=_MAX_BYTES)
     except OSError as error:
-        raise WorkersFileError(f"{path}: {error.strerror or error}") from None
+        raise WorkersFileError(f"{path}: {file_problem(error)}") from None
     except YamlTooLarge as error:
         raise WorkersFileError(f"{path}: {error}") from None
     except YamlError as error:

@@ -25,6 +25,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from dynctl.base.errors import file_problem
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.refusal import HttpError
@@ -351,7 +352,7 @@ class Certificate:
             ) from None
         except OSError as error:
             name = error.filename or f"{chain} or {key}"
-            raise CertificateError(f"{name}: {error.strerror}") from None
+            raise CertificateError(f"{name}: {file_problem(error)}") from None
         except ValueError as error:
             raise CertificateError(f"{key}: {error}") from None
         self.context, self._seen = context, seen

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dynctl.base.errors import file_problem
 from dynctl.serving.refusal import HttpError
 
 _log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class ApiKeys:
                 text = file.read(_FILE_BYTES + 1)
         except OSError as error:
             self._seen = None
-            raise KeysError(f"{self._file}: {error.strerror}") from None
+            raise KeysError(f"{self._file}: {file_problem(error)}") from None
         if len(text) > _FILE_BYTES:
             raise KeysError(f"{self._file}: larger than {_FILE_BYTES >> 20} MiB")
         read = self._keys(_lines(text, str(self._file), self._limits))

@@ -28,7 +28,7 @@ from dynctl.adapters.nats.replicas import NatsReplicas
 from dynctl.adapters.otlp import SpanExport
 from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.health import conditions as codes
 from dynctl.serving.config import (
     INDEX_BYTES_PER_BLOCK,
@@ -862,7 +862,7 @@ def _unix_listener(path: Path) -> socket.socket:
     try:
         return unix_listener(path)
     except OSError as error:
-        raise StartError(f"--unix-socket {path}: {error.strerror or error}") from None
+        raise StartError(f"--unix-socket {path}: {file_problem(error, writing=True)}") from None
 
 
 def listen(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dynctl import version
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.documents.codec import encode
 from dynctl.documents.decisions import Choice, past_decision
 from dynctl.documents.fleet_load import Condition
@@ -112,14 +112,14 @@ class FileSink:
                 with contextlib.suppress(FileNotFoundError):
                     path.replace(old_of(path))
             except OSError as error:
-                raise UsageProblem(f"{path}: {error.strerror or error}") from None
+                raise UsageProblem(f"{path}: {file_problem(error, writing=True)}") from None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         try:
             self._file = os.open(path, flags, 0o600)
         except FileExistsError:
             raise already_there(path) from None
         except OSError as error:
-            raise UsageProblem(f"{path}: {error.strerror or error}") from None
+            raise UsageProblem(f"{path}: {file_problem(error, writing=True)}") from None
 
     async def write(self, data: bytes) -> None:
         await asyncio.to_thread(self.write_now, data)
@@ -485,7 +485,8 @@ class Recordings:
                     return
                 sink = FileSink(sink.path, replace_old=True)
         except (OSError, UsageProblem, RecordingsFull) as error:
-            text = getattr(error, "strerror", None) or str(error)
+            failed = isinstance(error, OSError)
+            text = file_problem(error, writing=True) if failed else str(error)
             message = f"recording to {sink.path} ended: {text}"
             self._service.set_condition(conditions.BACKGROUND_TASK_FAILED, "recording", message)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.settings.contexts.file import MOST_CONTEXTS, Contexts, config_path, parse, read_text
 from dynctl.settings.contexts.keys import Value
 from dynctl.settings.contexts.path import CURRENT, LARGEST_BYTES, TABLE, VARIABLE
@@ -45,7 +45,7 @@ def change(edit: Callable[[Contexts], Contexts]) -> Contexts:
             return after
     except OSError as error:
         raise UsageProblem(
-            f"{path}: cannot be written: {error.strerror or error}",
+            f"{path}: cannot be written: {file_problem(error, writing=True)}",
             f"use another file: {VARIABLE}=FILE in the environment",
         ) from None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.settings.contexts.keys import (
     Value,
     checked_name,
@@ -55,7 +55,7 @@ def read_text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageProblem(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UsageProblem(f"{path}: cannot be read: {file_problem(error)}") from None
     if len(data) > LARGEST_BYTES:
         raise UsageProblem(f"{path}: larger than {LARGEST_BYTES:,} bytes; not a contexts file")
     try:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
@@ -55,7 +55,7 @@ def _content(path: Path) -> bytes:
         with path.expanduser().open("rb") as file:
             return file.read(_LARGEST_BYTES + 1)
     except OSError as error:
-        raise UsageProblem(f"--token-file {path}: {error.strerror or error}") from None
+        raise UsageProblem(f"--token-file {path}: {file_problem(error)}") from None
 
 
 def _checked(data: bytes, what: str) -> str:

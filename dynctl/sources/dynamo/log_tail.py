@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, file_problem
 
 STDIN: Final = "-"
 _EVERY_S: Final = 0.25
@@ -91,10 +91,10 @@ class LogTail:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             status = os.fstat(fd)
         except OSError as error:
-            raise UsageProblem(f"--frontend-log {path}: {error.strerror}") from None
+            raise UsageProblem(f"--frontend-log {path}: {file_problem(error)}") from None
         if stat.S_ISDIR(status.st_mode):
             os.close(fd)
-            raise UsageProblem(f"--frontend-log {path}: a directory; expected a log file")
+            raise UsageProblem(f"--frontend-log {path}: is a directory; expected a log file")
         self._inode = status.st_ino
         if tail and stat.S_ISREG(status.st_mode) and status.st_size > _TAIL:
             os.lseek(fd, status.st_size - _TAIL, os.SEEK_SET)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
-from dynctl.base.errors import Unreachable
+from dynctl.base.errors import Unreachable, file_problem
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import MountFacts, PodKey, StartLog, TopologyFile
@@ -219,7 +219,9 @@ def read_mount(path: Path, domain: str) -> MountFacts:
     except NotADirectoryError:
         return MountFacts(str(path), domain, {}, absent="not a directory")
     except OSError as error:
-        raise Unreachable(f"--path {path}: not readable: {error.strerror}") from error
+        raise Unreachable(
+            f"--path {path}: not readable: {file_problem(error, 'directory')}"
+        ) from error
     if domain and domain not in files:
         files[domain] = TopologyFile(None)
     return MountFacts(str(path), domain, files)
@@ -230,4 +232,4 @@ def _file(path: Path) -> TopologyFile:
         with path.open("rb") as stream:
             return topology_file(stream.read(MOST_BYTES + 1))
     except OSError as error:
-        return TopologyFile("", f"is not readable: {error.strerror}")
+        return TopologyFile("", f"is not readable: {file_problem(error)}")

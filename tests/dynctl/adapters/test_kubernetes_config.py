@@ -198,7 +198,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: Any, words: 
 def test_a_file_that_is_no_text_or_a_directory(tmp_path: Path):
     (tmp_path / "binary").write_bytes(b"\x80\x81" * 10)
     assert "is not YAML" in refused(tmp_path / "binary").message
-    assert "is not readable: Is a directory" in refused(tmp_path).message
+    assert "is not readable: is a directory" in refused(tmp_path).message
 
 
 @pytest.mark.parametrize("part", ["certificate-authority", "client-certificate"])

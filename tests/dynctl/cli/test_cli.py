@@ -244,7 +244,11 @@ def test_exit_codes_by_kind_of_error():
         (Unreachable("gone"), 3, "error: gone\n"),
         (TimedOut("slow"), 4, "error: slow\n"),
         (KeyboardInterrupt(), 130, ""),
-        (PermissionError(13, "Permission denied", "/x"), 2, "error: /x: Permission denied\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            2,
+            "error: /x: no permission to read it\n",
+        ),
     ],
 )
 def test_errors_of_a_command_become_exit_codes(dynctl, monkeypatch, error, code, said):

@@ -88,7 +88,10 @@ def test_a_file_that_is_no_certificate(dynctl, https, tmp_path, monkeypatch):
     monkeypatch.setenv("DYNCTL_CA_CERT", "")
     file = tmp_path / "ca.pem"
     file.write_text("hello")
-    for given, problem in ((file, "not a PEM file"), (tmp_path / "none", "No such file")):
+    for given, problem in (
+        (file, "not a PEM file"),
+        (tmp_path / "none", "the file does not exist"),
+    ):
         ran = dynctl("workers", "list", "--frontend", https[0], "--ca-cert", str(given))
         assert ran.code == 2
         assert problem in ran.err

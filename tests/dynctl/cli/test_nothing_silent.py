@@ -476,4 +476,4 @@ def test_config_show_reads_the_file_of_links_as_serve_does(dynctl: Any, tmp_path
     assert "beyond is missing" in ran.err
     ran = dynctl(*line, str(tmp_path / "other.yaml"))
     assert ran.code == 2
-    assert "No such file" in ran.err
+    assert "the file does not exist" in ran.err

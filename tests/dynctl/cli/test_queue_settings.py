@@ -79,7 +79,7 @@ def test_a_bad_policy_file_is_named_with_its_field(
         assert f"{file}: {problem}" in error
         assert "Traceback" not in error
     missing = dynctl("config", "show", "--router-policy-config", str(tmp_path / "none"))
-    assert (missing.code, "No such file" in missing.err) == (2, True)
+    assert (missing.code, "the file does not exist" in missing.err) == (2, True)
 
 
 def test_a_limit_of_the_queue_without_a_queue_is_named(dynctl: Any) -> None:

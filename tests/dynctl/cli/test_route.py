@@ -205,7 +205,7 @@ def test_a_refusal_is_an_answer_on_stdout_with_exit_code_1(dynctl, output):
     [
         ([], "expected one of PROMPT, --messages FILE and --tokens FILE, got none"),
         (["hi", "--tokens", "x"], "got PROMPT and --tokens"),
-        (["--tokens", "{tmp}/absent"], "absent: No such file or directory"),
+        (["--tokens", "{tmp}/absent"], "absent: the file does not exist"),
         (["--tokens", "{tmp}/words"], "expected a JSON list of token ids"),
         (["--tokens", "{tmp}/negative"], "ids are whole numbers from 0 to 4294967295"),
         (["--tokens", "{tmp}/floats"], "ids are whole numbers from 0 to 4294967295"),

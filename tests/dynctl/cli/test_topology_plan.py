@@ -87,7 +87,7 @@ def test_unpinned_workers_may_be_planned_for_given_zones(dynctl):
             ["--target", "prefill=1", "-f", FIXTURES / "alpha.yaml", "-f", FIXTURES / "zones.yaml"],
             "there are several pools",
         ),
-        (["-f", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["-f", "nowhere.yaml"], "nowhere.yaml: the file does not exist"),
     ],
 )  # fmt: skip
 def test_bad_input_is_a_sentence_and_code_2(dynctl, arguments, said):

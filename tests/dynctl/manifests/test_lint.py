@@ -217,7 +217,7 @@ def test_json_names_codes_and_subjects(dynctl):
     ("arguments", "says"),
     [
         ([], "no manifest specified"),
-        (["-f", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
+        (["-f", "/nowhere.yaml"], "/nowhere.yaml: the file does not exist"),
         (["-f", "x", "--fail-on", "skip"], "expected fail or warn"),
         (["-f", "x", "--suppress", "DYT9999"], "unknown code"),
     ],

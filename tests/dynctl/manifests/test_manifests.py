@@ -185,9 +185,9 @@ def test_what_cannot_be_read_is_a_usage_problem(data: bytes, says: str):
 
 
 def test_files_are_named(tmp_path: Path):
-    with pytest.raises(UsageProblem, match="No such file"):
+    with pytest.raises(UsageProblem, match="the file does not exist"):
         read_manifests([str(tmp_path / "missing.yaml")])
-    with pytest.raises(UsageProblem, match="Is a directory"):
+    with pytest.raises(UsageProblem, match="is a directory"):
         read_manifests([str(tmp_path)])
     with pytest.raises(UsageProblem, match="expected the name of a file"):
         read_manifests(["a\0b"])

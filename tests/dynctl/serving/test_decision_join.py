@@ -200,7 +200,7 @@ def test_standard_input_ends_when_its_writer_does(monkeypatch: pytest.MonkeyPatc
 
 
 def test_logs_that_cannot_be_read_are_usage_problems(tmp_path: Path):
-    with pytest.raises(UsageProblem, match=r"nowhere\.log: No such file"):
+    with pytest.raises(UsageProblem, match=r"nowhere\.log: the file does not exist"):
         LogTail(str(tmp_path / "nowhere.log"), print)
     with pytest.raises(UsageProblem, match="a directory; expected a log file"):
         LogTail(str(tmp_path), print)

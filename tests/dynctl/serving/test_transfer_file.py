@@ -133,7 +133,7 @@ def test_no_content_is_an_internal_error(tmp_path_factory: Any, content: bytes) 
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UsageProblem, match="No such file"):
+    with pytest.raises(UsageProblem, match="the file does not exist"):
         Frontend(FrontendConfig(router=settings(tmp_path / "none.yaml")))
 
 

@@ -128,5 +128,5 @@ def test_a_name_like_a_date_is_text(tmp_path):
 
 
 def test_a_missing_workers_file(tmp_path):
-    with pytest.raises(WorkersFileError, match="No such file"):
+    with pytest.raises(WorkersFileError, match="the file does not exist"):
         read_workers_file(tmp_path / "none.yaml")

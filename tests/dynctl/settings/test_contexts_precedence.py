@@ -176,7 +176,7 @@ def test_tokens_come_from_variable_or_file_and_are_never_shown(monkeypatch, tmp_
     assert connect.token(given(token_file=file)) == "def"
     for options, said in (
         (given(token_env="NONE"), "--token-env NONE: this variable contains no token"),
-        (given(token_file=tmp_path / "no"), "--token-file .*no: No such file"),
+        (given(token_file=tmp_path / "no"), "--token-file .*no: the file does not exist"),
         (given(token="a", token_env="T"), "--token and --token-env: expected one of them"),
     ):
         with pytest.raises(UsageProblem, match=said):

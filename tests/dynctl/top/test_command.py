@@ -80,7 +80,7 @@ def test_a_saved_view_is_shown_as_one_frame(capsys: pytest.CaptureFixture[str], 
         (["--demo", "--frontend", "http://127.0.0.1:1"], 2, "two sources are set"),
         (["--demo", "--once", "--frontend-log", "x"], 2, "--demo does not need a log"),
         (["--once", "--frontend", "http://127.0.0.1:1"], 3, "no frontend reports its fleet"),
-        (["--once", "--file-kv", "x", "--frontend-log", "nowhere"], 2, "No such file"),
+        (["--once", "--file-kv", "x", "--frontend-log", "nowhere"], 2, "the file does not exist"),
         (["--demo", "--rate", "0"], 2, "--rate"),
     ],
 )

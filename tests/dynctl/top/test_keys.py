@@ -452,7 +452,7 @@ async def test_the_reason_why_an_export_cannot_be_written_is_shown(shown: Shown,
         await pilot.press("e")
         await settled(pilot)
         assert "not saved: " in screen_text(pilot.app)
-        assert "No such file or directory" in " ".join(screen_text(pilot.app).split())
+        assert "its directory does not exist" in " ".join(screen_text(pilot.app).split())
 
 
 async def test_caches_are_read_on_request(shown: Shown):
