@@ -485,8 +485,9 @@ class Recordings:
                     return
                 sink = FileSink(sink.path, replace_old=True)
         except (OSError, UsageProblem, RecordingsFull) as error:
-            failed = isinstance(error, OSError)
-            text = file_problem(error, writing=True) if failed else str(error)
+            text = str(error)
+            if isinstance(error, OSError):
+                text = file_problem(error, writing=True)
             message = f"recording to {sink.path} ended: {text}"
             self._service.set_condition(conditions.BACKGROUND_TASK_FAILED, "recording", message)
 
