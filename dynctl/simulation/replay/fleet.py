@@ -10,6 +10,10 @@ from dynctl.simulation.engine.config import EngineConfig
 from router_core import NO_CLASSES, PolicyClasses, Role, RouterConfig, TransferTable
 
 
+class ReplayError(ValueError):
+    """A trace or fleet that cannot be simulated; the text names the value and what is expected."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
     """One engine. ``domains``: its topology (domain -> value). ``ranks``: data-parallel ranks."""

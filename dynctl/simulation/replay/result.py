@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,7 @@ from dynctl.simulation.replay.fleet import Objective, Policy, SimulatedFleet
 from dynctl.simulation.replay.metrics import Ceiling, Distribution, imbalance
 from dynctl.simulation.replay.rank import NS
 from dynctl.simulation.replay.state import LiveRequest, ReplayRank
+from dynctl.wire.traces import TraceRequest
 from router_core import RouterConfig
 
 
@@ -42,6 +43,24 @@ class Measures:
         self.engine_wait = Distribution()
         self.good = 0
         self.transfers = self.moved_blocks = self.crossing = self.crossing_blocks = 0
+
+    def arrived(self, trace: TraceRequest, hashes: Sequence[int], block_size: int) -> None:
+        """Count a request, and what one cache without limit would have reused of it."""
+        self.requests += 1
+        tokens = trace.input_tokens
+        self.trace_tokens += tokens
+        if trace.hash_ids:
+            self.hashed += 1
+            most = (tokens - 1) // block_size
+            self.ceiling_tokens += self.ceiling.see(hashes, most) * block_size
+
+    def moved(self, blocks: int, crosses: bool) -> None:
+        """Count a hand-off, and whether it ``crosses`` to another domain."""
+        self.transfers += 1
+        self.moved_blocks += blocks
+        if crosses:
+            self.crossing += 1
+            self.crossing_blocks += blocks
 
     def completed(self, live: LiveRequest, now: int) -> tuple[float, float | None]:
         """Count a request that ended at ``now`` (ns); its TTFT and ITL in seconds."""

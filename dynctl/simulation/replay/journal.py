@@ -1,0 +1,118 @@
+"""What happens in a replay, as the records of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dynctl import __version__
+from dynctl.documents.recording import (
+    KINDS,
+    Arrived,
+    Changed,
+    Decided,
+    Finished,
+    Record,
+    Start,
+)
+from dynctl.simulation.replay.agenda import Agenda
+from dynctl.simulation.replay.fleet import Policy
+from dynctl.simulation.replay.result import changed_settings
+from dynctl.simulation.replay.state import LiveRequest
+from router_core import Change, RoutingPlan
+
+_STATUS = {"completed": 200, "refused": 503}
+
+
+class Journal:
+    """Passes records to ``write``, at the time of the agenda; without it, does nothing."""
+
+    def __init__(self, agenda: Agenda, model: str, write: Callable[[Record], None] | None) -> None:
+        self._agenda = agenda
+        self._model = model
+        self._write = write
+
+    def started(self, policy: Policy, block_size: int) -> None:
+        if self._write is not None:
+            self._write(
+                Start(
+                    at=self._agenda.seconds,
+                    source="simulation",
+                    router=f"replay of {policy.name}",
+                    version=__version__,
+                    settings=changed_settings(policy.config),
+                    block_sizes={self._model: block_size},
+                    exact_reuse=True,
+                    learns=True,
+                    complete=frozenset(KINDS),
+                )
+            )
+
+    def arrived(self, live: LiveRequest, hashes: Sequence[int], block_size: int) -> None:
+        if self._write is not None:
+            trace = live.trace
+            self._write(
+                Arrived(
+                    self._agenda.seconds,
+                    trace.id,
+                    self._model,
+                    trace.input_tokens,
+                    block_size,
+                    tuple(hashes),
+                    tenant=trace.tenant,
+                    session=trace.session,
+                    priority=trace.priority,
+                    output_limit=trace.output_tokens,
+                    router=live.frontend.number,
+                )
+            )
+
+    def changed(self, change: Change) -> None:
+        if self._write is not None:
+            self._write(Changed(self._agenda.seconds, change))
+
+    def decided(self, live: LiveRequest, plan: RoutingPlan) -> None:
+        if self._write is None:
+            return
+        first, final = plan.first, plan.final
+        refs = [
+            None if one is None or one.ref is None else (one.ref.worker_id, one.ref.dp_rank)
+            for one in (plan.prefill, plan.decode)
+        ]
+        cached = best = None
+        if first.inputs is not None and first.winner is not None:
+            cached = float(first.overlap_blocks(first.winner))
+            best = float(max(first.inputs.overlap_blocks, default=0))
+        self._write(
+            Decided(
+                self._agenda.seconds,
+                live.trace.id,
+                plan.model,
+                refs[0],
+                refs[1],
+                cached,
+                best,
+                None if first.winner is None else first.costs[first.winner],
+                first.margin,
+                final.outcome,
+            )
+        )
+
+    def finished(
+        self, live: LiveRequest, outcome: str, ttft: float | None, itl: float | None
+    ) -> None:
+        if self._write is not None:
+            trace = live.trace
+            self._write(
+                Finished(
+                    self._agenda.seconds,
+                    trace.id,
+                    _STATUS.get(outcome, 502),
+                    outcome,
+                    trace.input_tokens,
+                    live.cached_tokens,
+                    trace.output_tokens if outcome == "completed" else None,
+                    ttft,
+                    itl,
+                    live.queued_s,
+                )
+            )

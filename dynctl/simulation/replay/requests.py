@@ -1,0 +1,334 @@
+"""The way of a request through a replay: arrival, decision, engine, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dynctl.simulation.engine.model import RankBusy
+from dynctl.simulation.replay.agenda import Agenda
+from dynctl.simulation.replay.engines import Engines
+from dynctl.simulation.replay.fleet import ReplayError
+from dynctl.simulation.replay.handoffs import Handoffs
+from dynctl.simulation.replay.journal import Journal
+from dynctl.simulation.replay.rank import NS, VirtualRequest
+from dynctl.simulation.replay.result import Measures
+from dynctl.simulation.replay.routers import Routers
+from dynctl.simulation.replay.state import LiveRequest, NotedRequest, ReplayRank
+from dynctl.wire.traces import TraceRequest
+from router_core import (
+    Decision,
+    Freed,
+    LeanRouter,
+    PrefillDone,
+    RoutingPlan,
+    RoutingRequest,
+    Session,
+    sequence_hashes,
+)
+
+#: Dispatches of one request, the first included (as `serve frontend`).
+ATTEMPTS = 3
+_U64 = (1 << 64) - 1
+
+
+class Requests:
+    """All requests under way. ``draw``: random numbers from 0 to 1.
+
+    It is the user of ``routers``, ``engines`` and ``handoffs``.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        routers: Routers,
+        engines: Engines,
+        handoffs: Handoffs,
+        agenda: Agenda,
+        journal: Journal,
+        measures: Measures,
+        draw: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._routers = routers
+        self._engines = engines
+        self._handoffs = handoffs
+        self._agenda = agenda
+        self._journal = journal
+        self._measures = measures
+        self._draw = draw
+        config = engines.config
+        self._block_size = config.block_size
+        self._context_length = config.context_length
+        self._keeps_sessions = routers.policy.config.router_session_affinity_ttl_secs is not None
+        self._arrived = 0
+        self.under_way = 0
+        #: When the last request ended, in ns.
+        self.last_end = 0
+        routers.users = self
+        engines.users = self
+        handoffs.failed = self.failed_hop
+
+    # -- arrivals and decisions --------------------------------------------------------------
+
+    def arrive(self, trace: TraceRequest) -> None:
+        """A request arrives now; raises ReplayError."""
+        number = self._arrived
+        self._arrived += 1
+        frontend = self._routers.any()
+        size, tokens = self._block_size, trace.input_tokens
+        local = local_hashes(trace, size)
+        lean = frontend.lean
+        hashes = sequence_hashes(local) if lean is None else _chained(local)
+        self._measures.arrived(trace, hashes, size)
+        self.under_way += 1
+        live = LiveRequest(trace, frontend, number, self._agenda.now, hashes)
+        fits = tokens + trace.output_tokens <= self._context_length
+        if fits and lean is not None:
+            self._place_lean(live, lean)
+            return
+        seconds = self._agenda.seconds
+        session = None
+        if trace.session and self._keeps_sessions:
+            session = Session(trace.session, seconds)
+        live.local = local
+        live.routed = RoutingRequest(
+            trace.id,
+            self._model,
+            tokens,
+            size,
+            hashes,
+            priority=trace.priority,
+            arrived_at=seconds,
+            session=session,
+        )
+        self._journal.arrived(live, hashes, size)
+        if fits:
+            self._place(live)
+        else:
+            self.refuse(live, "too_long")
+
+    def _place_lean(self, live: LiveRequest, lean: LeanRouter) -> None:
+        """As `_place`: a lean router lets no request wait."""
+        draw, trace, ranks = self._draw, live.trace, self._engines.in_order
+        among = None
+        if live.failed:
+            among = [n for n, one in enumerate(ranks) if one.worker.worker_id not in live.failed]
+            if not among:
+                self.refuse(live, "no_eligible_worker")
+                return
+        sample, _ = draw(), draw()
+        tokens = trace.input_tokens
+        position, cached = lean.choose(live.hashes, tokens, sample, among)
+        live.booking = lean.book(position, live.hashes, tokens, cached)
+        live.expected_tokens = cached * self._block_size
+        self._submit(live, ranks[position], trace.output_tokens)
+
+    def _place(self, live: LiveRequest) -> None:
+        """Decide, and send the request on or let it wait."""
+        plan = self._routers.plan(live)
+        if plan.first.queue is not None and plan.waits and not live.admitted:
+            self._routers.enqueue(live, plan)
+            return
+        live.admitted = True
+        if not plan.ok:
+            self._journal.decided(live, plan)
+            self.refuse(live, plan.final.outcome)
+            return
+        self.dispatch(live, plan, booked=False)
+
+    def dispatch(self, live: LiveRequest, plan: RoutingPlan, *, booked: bool) -> None:
+        """Send a request to the first worker of its plan."""
+        live.plan, live.prefiller = plan, None
+        first = plan.first
+        if not booked:
+            self._routers.book(live, first)
+        live.expected_tokens = first.cached_tokens
+        if plan.prefill is None:
+            self._journal.decided(live, plan)
+            self._submit(live, self._winner(first), live.trace.output_tokens)
+        else:
+            live.prefiller = self._winner(first)
+            self._submit(live, live.prefiller, 1, keep_kv=True)
+
+    def _winner(self, decision: Decision) -> ReplayRank:
+        ref = decision.require()
+        return self._engines.ranks[ref.worker_id, ref.dp_rank]
+
+    # -- on engines --------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        live: LiveRequest,
+        rank: ReplayRank,
+        max_tokens: int,
+        *,
+        keep_kv: bool = False,
+        pulls: bool = False,
+    ) -> None:
+        generation = NotedRequest(
+            max_tokens=max_tokens,
+            prompt_tokens=live.trace.input_tokens,
+            keep_kv=keep_kv,
+            pulls=pulls,
+            hashes=list(live.hashes),
+            local=list(live.local),
+            owner=live,
+            # The hop is part of the name: both hops fill blocks of their own.
+            number=live.number * 2 + pulls,
+            submitted_ns=self._agenda.now,
+        )
+        generation.news = rank.news
+        live.generation = generation
+        live.attempts += 1
+        try:
+            self._engines.submit(rank, generation)
+        except RankBusy:
+            self.failed_hop(live, rank, "engine_queue_full")
+
+    def failed_hop(self, live: LiveRequest, rank: ReplayRank, reason: str) -> None:
+        """Send a request elsewhere that an engine did not take, or lost."""
+        live.generation = None
+        lean = live.frontend.lean
+        if lean is None:
+            self._routers.apply(live.frontend, Freed(live.trace.id, None, False))
+        elif live.booking is not None:
+            lean.free(live.booking)
+            live.booking = None
+        self._let_go(live)
+        if live.first >= 0:
+            self._finish(live, "failed")
+            return
+        if live.attempts >= ATTEMPTS:
+            if reason == "lost":
+                self._finish(live, "failed")
+            else:
+                self.refuse(live, reason)
+            return
+        self._measures.retried += 1
+        live.failed |= {rank.worker.worker_id}
+        if lean is None:
+            self._place(live)
+        else:
+            self._place_lean(live, lean)
+
+    def pulls(self, rank: ReplayRank, generation: VirtualRequest, missing: int) -> None:
+        self._handoffs.pull(rank, generation, missing)
+
+    def progressed(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+        """A request has its first or its last token."""
+        live: LiveRequest = generation.owner
+        if live.generation is not generation:
+            return
+        if live.prefiller is rank and generation.keep_kv:
+            self._hand_over(live, rank, generation)
+            return
+        lean, booking = live.frontend.lean, live.booking
+        if generation.produced == 1:
+            live.first = self._agenda.now
+            if lean is None:
+                self._routers.apply(live.frontend, PrefillDone(live.trace.id))
+            elif booking is not None:
+                lean.prefill_done(booking)
+            if live.prefiller is None:
+                self._computed(live, rank, generation)
+        if generation.ended:
+            rank.output_tokens += generation.produced
+            if lean is None:
+                self._routers.apply(live.frontend, Freed(live.trace.id))
+            elif booking is not None:
+                lean.free(booking)
+            live.generation = live.booking = None
+            self._finish(live, "completed")
+
+    def step_ended(self) -> None:
+        self._routers.admit_waiting()
+
+    def _computed(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
+        """The prompt was computed on a rank."""
+        cached = live.cached_tokens = generation.cached_tokens or 0
+        rank.requests += 1
+        rank.prompt_tokens += generation.prompt_tokens
+        rank.cached_tokens += cached
+        wait = generation.admitted_ns - generation.submitted_ns
+        self._measures.engine_wait.add(wait / NS)
+
+    def _hand_over(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
+        """A prefill ended: choose the decode worker, which pulls the blocks."""
+        self._computed(live, rank, generation)
+        plan, table = live.plan, generation.table
+        if plan is None or plan.prefill is None or table is None:
+            raise AssertionError(f"request {live.request.id}: a prefill without a plan")
+        live.held = self._handoffs.hold(rank, table)
+        self._routers.apply(live.frontend, Freed(live.request.id, "prefill"))
+        decided = self._routers.plan_decode(live, plan.prefill)
+        live.plan = plan = replace(decided, bypass=plan.bypass)
+        self._journal.decided(live, plan)
+        decode = plan.decode
+        if decode is None or decode.winner is None:
+            self._routers.apply(live.frontend, Freed(live.request.id))
+            self._let_go(live)
+            self.refuse(live, plan.final.outcome)
+            return
+        self._routers.book(live, decode)
+        self._submit(live, self._winner(decode), live.trace.output_tokens, pulls=True)
+
+    def _let_go(self, live: LiveRequest) -> None:
+        """Free the blocks that a prefill worker holds for a request, if any."""
+        if live.held is not None:
+            self._handoffs.free(live.held)
+            live.held = None
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def refuse(self, live: LiveRequest, reason: str) -> None:
+        """End a request that no worker takes."""
+        self._measures.refusals[reason] += 1
+        self._ended(live, "refused")
+
+    def _finish(self, live: LiveRequest, outcome: str) -> None:
+        if outcome != "completed":
+            self._measures.failed += 1
+            self._ended(live, outcome)
+            return
+        ttft, itl = self._measures.completed(live, self._agenda.now)
+        self._ended(live, outcome, ttft, itl)
+
+    def _ended(
+        self, live: LiveRequest, outcome: str, ttft: float | None = None, itl: float | None = None
+    ) -> None:
+        self.under_way -= 1
+        self.last_end = self._agenda.now
+        self._journal.finished(live, outcome, ttft, itl)
+
+
+def local_hashes(trace: TraceRequest, size: int) -> list[int]:
+    """The local hashes of a prompt's full blocks of ``size`` tokens; raises ReplayError.
+
+    Blocks of the trace are cut, or joined: an id stands for all tokens up to the end of its block.
+    """
+    full = trace.input_tokens // size
+    ids = trace.hash_ids
+    if not ids:
+        return []
+    given = trace.block_size
+    if given == size:
+        return list(ids[:full])
+    if given % size == 0:
+        parts = given // size
+        blocks = [(one * parts + part) & _U64 for one in ids for part in range(parts)]
+        return blocks[:full]
+    if size % given == 0:
+        step = size // given
+        return list(ids[step - 1 :: step])[:full]
+    raise ReplayError(
+        f"request {trace.id}: its blocks have {given} tokens, those of the engines {size}; "
+        "expected one to be a multiple of the other"
+    )
+
+
+def _chained(local: Sequence[int]) -> list[int]:
+    """Names of the blocks in which each stands for those in front of it too."""
+    name = 0
+    return [name := hash((name, one)) for one in local]
