@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 
 #: The end of a response in which its usage is looked for.
 _TAIL_BYTES: Final = 2048
+#: Pieces in which a body may arrive: each costs an answer.
+_MOST_PIECES: Final = 1 << 16
 #: Tokens that an estimate of a body that is not seen may have.
 _MOST_ESTIMATED: Final = 1 << 20
 _NO_BODY: Final = "cache overlap not modelled: the gateway does not send the request's body"
@@ -69,6 +71,8 @@ class Picker:
         #: Bytes of the bodies that are collected now.
         self.held = 0
         self._open: set[Exchange] = set()
+        #: Exchanges whose body arrives, the oldest first: they take no place of those that run.
+        self._arriving: dict[Exchange, None] = {}
         self._addresses: dict[str, str] = {}
 
     def begin(self, call: Call) -> Exchange:
@@ -79,6 +83,21 @@ class Picker:
 
     def left(self, exchange: Exchange) -> None:
         self._open.discard(exchange)
+        self._arriving.pop(exchange, None)
+
+    def arrives(self, exchange: Exchange) -> None:
+        """The body of a request begins; above the limit the oldest one that arrives makes room."""
+        self._arriving[exchange] = None
+        if len(self._arriving) > self.limits.in_flight:
+            next(iter(self._arriving)).gives_up("more requests began than may wait for their body")
+
+    def arrived(self, exchange: Exchange) -> None:
+        self._arriving.pop(exchange, None)
+
+    @property
+    def full(self) -> bool:
+        """Whether more requests run than the limit."""
+        return self.inference.in_flight - len(self._arriving) > self.limits.in_flight
 
     def __len__(self) -> int:
         return len(self._open)
@@ -141,7 +160,7 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
         self._collecting = self._answered = self._over = False
         self._tail = b""
-        self._seen = picker.service.clock()
+        self._began = self._seen = picker.service.clock()
 
     # -- the stream ------------------------------------------------------------------------
 
@@ -193,15 +212,18 @@ class Exchange:
     def check(self, now: float) -> None:
         """End the exchange if its gateway has been silent for too long."""
         limits, silent = self._picker.limits, now - self._seen
-        if self._collecting and silent > limits.body_s:
-            problem = f"the request's body did not arrive within {limits.body_s:g} s"
-            self._refuse(HttpError(408, problem, "invalid_request_error", "request_timeout"))
+        if self._collecting and now - self._began > limits.body_s:
+            self.gives_up(f"the request's body did not arrive within {limits.body_s:g} s")
         elif self._record is None and silent > limits.body_s:
             self._call.finish(Code.CANCELLED, f"no request within {limits.body_s:g} s")
         elif self._over and silent > limits.body_s:
             self._call.finish()
         elif self._waits_for_gateway and silent > limits.stream_silence_s:
             self._call.finish(Code.CANCELLED, f"no message within {limits.stream_silence_s:g} s")
+
+    def gives_up(self, problem: str) -> None:
+        """Refuse the request whose body does not arrive."""
+        self._refuse(HttpError(408, problem, "invalid_request_error", "request_timeout"))
 
     @property
     def _waits_for_gateway(self) -> bool:
@@ -234,10 +256,8 @@ class Exchange:
                     headers={"retry-after": "1"},
                 )
             )  # fmt: skip
-        elif picker.inference.in_flight > picker.limits.in_flight:
-            self._refuse(
-                self._overloaded(f"{picker.limits.in_flight} requests are in flight, the maximum")
-            )
+        elif picker.full:
+            self._refuse(self._too_many())
         elif message.end:
             self._bodiless = True
             self._begin_choice(None)
@@ -246,7 +266,8 @@ class Exchange:
         ):
             self._begin_choice(None)
         else:
-            self._collecting = True
+            self._collecting, self._began = True, self._seen
+            picker.arrives(self)
             if modes.request in _WHOLE:
                 self._call.send(ext_proc.headers_answer("request_headers", remove=self._strip))
 
@@ -256,6 +277,10 @@ class Exchange:
                 self._call.send(ext_proc.body_answer("request_body"))
             return
         size, limits = len(message.body), self._picker.limits
+        if len(self._pieces) >= _MOST_PIECES:
+            problem = f"the body has more than {_MOST_PIECES:,} pieces"
+            self._refuse(HttpError(413, problem, "invalid_request_error", "body_too_large"))
+            return
         if self._size + size > limits.body_bytes:
             problem = f"the body has more than {limits.body_bytes} bytes"
             self._refuse(HttpError(413, problem, "invalid_request_error", "body_too_large"))
@@ -279,6 +304,10 @@ class Exchange:
 
     def _begin_choice(self, body: bytes | None) -> None:
         self._collecting = False
+        self._picker.arrived(self)
+        if self._picker.full:
+            self._refuse(self._too_many())
+            return
         self._task = asyncio.get_running_loop().create_task(self._choose(body))
 
     async def _choose(self, body: bytes | None) -> None:
@@ -525,6 +554,10 @@ class Exchange:
 
     # -- the end ---------------------------------------------------------------------------
 
+    def _too_many(self) -> HttpError:
+        most = self._picker.limits.in_flight
+        return self._overloaded(f"{most} requests are in flight, the maximum")
+
     def _overloaded(self, problem: str) -> HttpError:
         return HttpError(
             self._service.router.config.overload_status_code, problem, "overloaded",
@@ -546,6 +579,7 @@ class Exchange:
         record = self._record
         assert record is not None
         self._collecting = False
+        self._picker.arrived(self)
         given = {
             "content-type": "application/json",
             DECISION_HEADER: record.decision_id,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,7 +34,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from dynctl.base.tasks import end_tasks
-from dynctl.serving.http.connections import Certificate
+from dynctl.serving.http.connections import Certificate, network_of
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,12 @@ _SWEEP_S: Final = 0.5
 _CLOSE_S: Final = 0.5
 #: Bytes of a stream that its peer does not read; above this no more of its data is acknowledged.
 _LAGGING_BYTES: Final = 1 << 20
+#: Bytes of a connection that its peer does not read; above this no more is read from it.
+_UNREAD_BYTES: Final = 1 << 20
+#: Part of the connections that one address may have.
+_PEER_SHARE: Final = 0.75
+#: Bytes of the names that answers refer back to; a peer may offer gigabytes for them.
+_HEADER_TABLE: Final = 4096
 _STREAM_WINDOW: Final = 1 << 20
 _CONNECTION_WINDOW: Final = 16 << 20
 _PREFIX: Final = 5
@@ -69,13 +76,15 @@ class GrpcLimits:
     """Bounds of one listener. Sizes in bytes, times in seconds.
 
     A connection begins within ``greeting_s`` with the preface of HTTP/2, after its handshake if
-    there is one; without streams it is closed after ``idle_s``.
+    there is one; without streams it is closed after ``idle_s``. Above a maximum of connections the
+    one that is longest without streams makes room. ``held_bytes`` bounds what all streams hold.
     """
 
     connections: int = 1024
     streams: int = 4096
     header_bytes: int = 16 * 1024
     message_bytes: int = 16 * 1024 * 1024 + 64 * 1024
+    held_bytes: int = 512 * 1024 * 1024
     greeting_s: float = 10.0
     idle_s: float = 600.0
 
@@ -134,25 +143,31 @@ class Call:
         if not self.closed:
             self.closed = True
             self._out.clear()
+            self._connection.server.buffered -= len(self._buffer)
             self._buffer.clear()
             if self.handler is not None:
                 self.handler.on_closed()
 
 
 class GrpcServer:
-    """One listener. ``methods``: path -> what begins a call. ``certificate`` None: without TLS."""
+    """One listener. ``methods``: path -> what begins a call. ``certificate`` None: without TLS.
+    ``held``: bytes that handlers keep of what they received."""
 
     def __init__(
         self,
         methods: Mapping[str, Method],
         limits: GrpcLimits,
         certificate: Certificate | None = None,
+        held: Callable[[], int] = lambda: 0,
     ) -> None:
         self.methods = methods
         self.limits = limits
         self._certificate = certificate
+        self._held = held
+        #: Bytes of messages that are not complete.
+        self.buffered = 0
         self._connections: set[_Connection] = set()
-        self._opening = 0
+        self._peers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
 
@@ -188,54 +203,81 @@ class GrpcServer:
         for connection in tuple(self._connections):
             connection.abort()
 
-    def entered(self, connection: _Connection) -> None:
-        self._connections.add(connection)
+    def full(self, call_bytes: int) -> bool:
+        """Whether a call that waits for the rest of a message must end. (One alone has its limit
+        anyway.)"""
+        held = self.buffered + self._held()
+        return held > self.limits.held_bytes and held > call_bytes
 
     def left(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._peers[connection.peer] -= 1
+            if not self._peers[connection.peer]:
+                del self._peers[connection.peer]
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _spawn(self, work: Any, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listener)
+                accepted, address = await loop.sock_accept(listener)
             except OSError:  # no descriptor is left, or the client left already
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            if len(self._connections) + self._opening >= self.limits.connections:
+            connection = _Connection(self, network_of(address))
+            if not self._admit(connection):
                 accepted.close()
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._opening += 1
-            self._spawn(self._open(accepted), "gRPC handshake")
+            connection.handshake = self._spawn(self._open(connection, accepted), "gRPC handshake")
 
-    async def _open(self, accepted: socket.socket) -> None:
+    def _admit(self, connection: _Connection) -> bool:
+        """Whether there is room; the connection that is longest without calls makes it."""
+        most, peer = self.limits.connections, connection.peer
+        share = max(1, int(most * _PEER_SHARE))
+        if self._peers[peer] >= share:
+            self._make_room(peer)
+        elif len(self._connections) >= most:
+            self._make_room(None)
+        if self._peers[peer] >= share or len(self._connections) >= most:
+            return False
+        self._connections.add(connection)
+        self._peers[peer] += 1
+        return True
+
+    def _make_room(self, peer: str | None) -> None:
+        idle = [one for one in self._connections if one.idle and (peer is None or one.peer == peer)]
+        if idle:
+            min(idle, key=lambda one: one.since).abort()
+
+    async def _open(self, connection: _Connection, accepted: socket.socket) -> None:
         loop, certificate = asyncio.get_running_loop(), self._certificate
         try:
             if certificate is None:
-                await loop.connect_accepted_socket(lambda: _Connection(self), accepted)
+                await loop.connect_accepted_socket(lambda: connection, accepted)
             else:
                 await loop.connect_accepted_socket(
-                    lambda: _Connection(self),
+                    lambda: connection,
                     accepted,
                     ssl=certificate.context,
                     ssl_handshake_timeout=self.limits.greeting_s,
                 )
         except (OSError, EOFError):
             accepted.close()
+            self.left(connection)
         except asyncio.CancelledError:
             accepted.close()
+            self.left(connection)
             raise
-        finally:
-            self._opening -= 1
 
     async def _sweep(self) -> None:
         while True:
@@ -248,8 +290,10 @@ class GrpcServer:
 class _Connection(asyncio.Protocol):
     """One HTTP/2 connection."""
 
-    def __init__(self, server: GrpcServer) -> None:
-        self._server = server
+    def __init__(self, server: GrpcServer, peer: str) -> None:
+        self.server = server
+        self.peer = peer
+        self.handshake: asyncio.Task[None] | None = None
         limits = server.limits
         self._h2 = H2Connection(
             H2Configuration(
@@ -265,26 +309,35 @@ class _Connection(asyncio.Protocol):
                 SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
             },
         )
+        # h2 applies its own default until the peer acknowledges ours.
+        self._h2.decoder.max_header_list_size = limits.header_bytes
         self._calls: dict[int, Call] = {}
         self._transport: asyncio.Transport | None = None
-        self._paused = self._reading = self._leaving = False
+        self._paused = self._reading = self._leaving = self._ended = False
+        #: Nothing is read until the peer reads.
+        self._deaf = False
         self._writing: asyncio.Handle | None = None
         self._greeted = False
-        self._since = 0.0
+        #: Since when it is without calls, not read by its peer, or ended.
+        self.since = asyncio.get_running_loop().time()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call would end with it."""
+        return not self._calls
 
     # -- the transport ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._since = asyncio.get_running_loop().time()
-        self._server.entered(self)
+        self.since = asyncio.get_running_loop().time()
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_CONNECTION_WINDOW)
         self._write()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._server.left(self)
+        self.server.left(self)
         if self._writing is not None:
             self._writing.cancel()
         for call in tuple(self._calls.values()):
@@ -309,16 +362,24 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
+        if self._deaf and self._transport is not None:
+            self._deaf = False
+            self._transport.resume_reading()
         for call in tuple(self._calls.values()):
             self.flush(call)
 
     def close(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._ended:
+            self._ended, self.since = True, asyncio.get_running_loop().time()
             self._transport.close()
 
     def abort(self) -> None:
+        """Close at once; what was not sent is lost."""
+        self.server.left(self)
         if self._transport is not None:
             self._transport.abort()
+        elif self.handshake is not None:
+            self.handshake.cancel()
 
     def go_away(self) -> None:
         """Take no new calls. (h2 would take no more of the running ones either.)"""
@@ -333,9 +394,13 @@ class _Connection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Close the connection if it waited too long."""
-        limits = self._server.limits
-        waited = now - self._since
-        if not self._greeted and waited > limits.greeting_s:
+        limits = self.server.limits
+        waited = now - self.since
+        if (self._ended or self._deaf) and waited > limits.greeting_s:
+            self.abort()
+        elif self._ended or self._deaf:
+            return
+        elif not self._greeted and waited > limits.greeting_s:
             self.close()
         elif self._greeted and not self._calls and waited > limits.idle_s:
             self.go_away()
@@ -362,6 +427,8 @@ class _Connection(asyncio.Protocol):
             self._forget(event.stream_id or 0)
         elif isinstance(event, RemoteSettingsChanged):
             self._greeted = True
+            if self._h2.encoder.header_table_size > _HEADER_TABLE:
+                self._h2.encoder.header_table_size = _HEADER_TABLE
             for call in tuple(self._calls.values()):
                 self.flush(call)
         elif isinstance(event, ConnectionTerminated):
@@ -380,7 +447,7 @@ class _Connection(asyncio.Protocol):
             self._forget(stream)
             return
         path = headers.get(":path", "")
-        method = self._server.methods.get(path)
+        method = self.server.methods.get(path)
         if method is None:
             call.finish(Code.UNIMPLEMENTED, f"unknown method {path[:200]}")
             return
@@ -390,7 +457,7 @@ class _Connection(asyncio.Protocol):
         stream = event.stream_id or 0
         size = event.flow_controlled_length or 0
         call = self._calls.get(stream)
-        if call is None or call.handler is None:
+        if call is None or call.handler is None or call._ending is not None:
             self._acknowledge(size, stream)
             return
         if len(call._out) > _LAGGING_BYTES:
@@ -398,15 +465,16 @@ class _Connection(asyncio.Protocol):
         else:
             self._acknowledge(size, stream)
         buffer = call._buffer
+        before, begin = len(buffer), 0
         buffer += event.data or b""
-        begin = 0
+        self.server.buffered += len(buffer) - before
         while len(buffer) - begin >= _PREFIX:
             length = int.from_bytes(buffer[begin + 1 : begin + _PREFIX])
             if buffer[begin]:
                 call.finish(Code.UNIMPLEMENTED, "compressed messages are not supported")
                 return
-            if length > self._server.limits.message_bytes:
-                most = self._server.limits.message_bytes
+            if length > self.server.limits.message_bytes:
+                most = self.server.limits.message_bytes
                 call.finish(
                     Code.RESOURCE_EXHAUSTED, f"a message of {length:,} bytes; at most {most:,}"
                 )
@@ -420,6 +488,12 @@ class _Connection(asyncio.Protocol):
             if call.closed or call._ending is not None:
                 return
         del buffer[:begin]
+        self.server.buffered -= begin
+        if self.server.full(len(buffer)):
+            most = self.server.limits.held_bytes
+            call.finish(
+                Code.RESOURCE_EXHAUSTED, f"all streams together have {most:,} bytes, the maximum"
+            )
 
     def _deliver(self, call: Call, message: bytes) -> None:
         try:
@@ -480,7 +554,7 @@ class _Connection(asyncio.Protocol):
             self._acknowledge(held, stream)
             call.over()
         if not self._calls and self._transport is not None:
-            self._since = asyncio.get_running_loop().time()
+            self.since = asyncio.get_running_loop().time()
             if self._leaving:
                 self._write()
                 self.close()
@@ -491,3 +565,12 @@ class _Connection(asyncio.Protocol):
             data = self._h2.data_to_send()
             if data:
                 self._transport.write(data)
+                if self._paused and not self._deaf:
+                    self._listen_less(self._transport)
+
+    def _listen_less(self, transport: asyncio.Transport) -> None:
+        """Read nothing more from a peer that leaves too much unread: each of its frames may need
+        an answer."""
+        if transport.get_write_buffer_size() > _UNREAD_BYTES:
+            self._deaf, self.since = True, asyncio.get_running_loop().time()
+            transport.pause_reading()

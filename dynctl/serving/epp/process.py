@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from dynctl.serving.config import FrontendConfig, PickerConfig
 from dynctl.serving.epp.exchange import Picker
 from dynctl.serving.epp.grpc_server import Call, Code, GrpcLimits, GrpcServer, Method
 from dynctl.serving.epp.pool import PoolFollower
-from dynctl.serving.http.connections import Certificate, CertificateError
+from dynctl.serving.http.connections import FEW, Certificate, CertificateError, descriptors
 from dynctl.serving.http.server import LOOPBACK, Frontend, StartError, listen, run
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.health import Serving
@@ -33,6 +34,8 @@ READINESS: Final = "readiness"
 _MOST_WATCHERS: Final = 1024
 _HEALTH_S: Final = 0.5
 _OPENSSL_S: Final = 30.0
+#: Bytes of a request of gRPC health.
+_PROBE_BYTES: Final = 4096
 #: Bytes of a message beside its body: headers and metadata.
 _BESIDE_BODY: Final = 1 << 20
 
@@ -49,9 +52,10 @@ class EndpointPicker(Frontend):
         self.health = Health(self._serving)
         self._certificate = _certificate_of(self.options)
         limits = GrpcLimits(
-            connections=max(1, config.limits.in_flight // 4),
+            connections=max(1, min(config.limits.in_flight // 4, max(FEW, descriptors() // 4))),
             header_bytes=config.limits.header_bytes,
             message_bytes=config.limits.body_bytes + _BESIDE_BODY,
+            held_bytes=config.limits.all_bodies_bytes + _BESIDE_BODY,
             greeting_s=config.limits.header_s,
             idle_s=max(config.limits.keep_alive_s, 1.0) * 8,
         )
@@ -59,8 +63,10 @@ class EndpointPicker(Frontend):
             {ext_proc.PROCESS: self.picker.begin, **self.health.methods()},
             limits,
             self._certificate,
+            held=lambda: self.picker.held,
         )
-        self.probes = GrpcServer(self.health.methods(), limits)
+        small = replace(limits, connections=FEW // 4, message_bytes=_PROBE_BYTES)
+        self.probes = GrpcServer(self.health.methods(), small)
         self.picker_port = self.options.port
         self.health_port = self.options.health_port
         self.pool = None

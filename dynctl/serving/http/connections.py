@@ -268,7 +268,7 @@ class _Connection(web.RequestHandler):
 
     def enter(self, address: Any) -> bool:
         """Take a place for a client of this address; whether there was one."""
-        self.peer = _network(address)
+        self.peer = network_of(address)
         self._admitted = self._place.admit(self)
         return self._admitted
 
@@ -404,7 +404,7 @@ def unix_listener(path: Path) -> socket.socket:
     return listener
 
 
-def _network(name: Any) -> str:
+def network_of(name: Any) -> str:
     """The peer of a socket's address: an IPv4 address, the /64 of an IPv6 one; "" without one."""
     if not isinstance(name, tuple):
         return ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import grpc  # type: ignore[import-untyped]
 import msgspec
 import pytest
 from grpc import aio
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import Event, RemoteSettingsChanged, ResponseReceived, SettingsAcknowledged
+from h2.settings import SettingCodes
+from hyperframe.frame import PingFrame
 
 from dynctl.serving.config import Limits, PickerConfig
-from dynctl.serving.epp import process
+from dynctl.serving.epp import exchange, grpc_server, process
 from dynctl.serving.http.server import StartError
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.ext_proc import BodyMode
@@ -472,6 +478,196 @@ async def test_bytes_that_are_not_http2_end_the_connection() -> None:
                     pass
             writer.close()
         assert ext_proc.DESTINATION in set_headers(await site.request().ask(CHAT))
+
+
+class Raw:
+    """A client of HTTP/2 that does as the test needs."""
+
+    def __init__(self, port: int) -> None:
+        self.h2 = H2Connection(H2Configuration(client_side=True))
+        self._port = port
+
+    async def __aenter__(self) -> Raw:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self.h2.initiate_connection()
+        await self.flush()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def flush(self) -> None:
+        self.writer.write(self.h2.data_to_send())
+        await self.writer.drain()
+
+    async def receive(self) -> list[Event] | None:
+        """The next events; None at the end of the connection."""
+        async with asyncio.timeout(patience(20)):
+            try:
+                data = await self.reader.read(1 << 16)
+            except ConnectionError:
+                return None
+        if not data:
+            return None
+        events = self.h2.receive_data(data)
+        await self.flush()
+        return events
+
+    async def wait(self, kind: type[Event]) -> None:
+        while not any(isinstance(event, kind) for event in await self.receive() or ()):
+            pass
+
+    def begin(self, *headers: tuple[str, str]) -> int:
+        """A new call of ext_proc."""
+        stream = self.h2.get_next_available_stream_id()
+        first = [(":method", "POST"), (":path", ext_proc.PROCESS), (":scheme", "http")]
+        more = [(":authority", "x"), ("content-type", "application/grpc"), ("te", "trailers")]
+        self.h2.send_headers(stream, [*first, *more, *headers])
+        return stream
+
+
+async def test_messages_that_are_not_complete_count_as_bodies() -> None:
+    limits = Limits(body_bytes=2 << 20, all_bodies_bytes=1 << 20)
+    async with gateway(TWO, limits=limits) as site, Raw(site.frontend.picker_port) as client:
+        await client.wait(RemoteSettingsChanged)
+        ended: list[Event] = []
+        for _ in range(2):
+            stream, left = client.begin(), 3 << 19
+            client.h2.send_data(stream, b"\0" + (left + 1).to_bytes(4))
+            while left and not ended:
+                size = min(left, 16384, client.h2.local_flow_control_window(stream))
+                if size:
+                    client.h2.send_data(stream, bytes(size))
+                    left -= size
+                    await client.flush()
+                else:
+                    events = await client.receive() or []
+                    ended = [one for one in events if isinstance(one, ResponseReceived)]
+        while not ended:
+            ended = [e for e in await client.receive() or () if isinstance(e, ResponseReceived)]
+        (event,) = ended
+        assert isinstance(event, ResponseReceived)
+        assert (b"grpc-status", b"8") in event.headers
+        # The first one goes on: what it has is within the bound.
+        assert site.frontend.gateways.buffered == (3 << 19) + 5
+        client.writer.close()
+        await until(lambda: site.frontend.gateways.buffered == 0)
+
+
+async def test_a_client_that_reads_nothing_is_read_no_more_and_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_server, "_UNREAD_BYTES", 1 << 16)
+    async with gateway(TWO, limits=Limits(header_s=0.5)) as site:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", site.frontend.picker_port))
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            hello = H2Connection(H2Configuration(client_side=True))
+            hello.initiate_connection()
+            await loop.sock_sendall(client, hello.data_to_send())
+            pings = PingFrame(0, b"12345678").serialize() * 10_000
+
+            async def ping() -> None:
+                async with asyncio.timeout(patience(60)):
+                    while True:
+                        await loop.sock_sendall(client, pings)
+
+            with pytest.raises(ConnectionError):
+                await ping()
+        assert ext_proc.DESTINATION in set_headers(await site.request().ask(CHAT))
+
+
+async def test_idle_connections_keep_no_gateway_out() -> None:
+    async with gateway(TWO, limits=Limits(in_flight=32)) as site, AsyncExitStack() as idle:
+        for _ in range(30):
+            client = await idle.enter_async_context(Raw(site.frontend.picker_port))
+            await client.wait(RemoteSettingsChanged)
+            await idle.enter_async_context(Raw(site.frontend.health_port or 0))
+        stream = site.request()
+        assert ext_proc.DESTINATION in set_headers(await stream.ask(CHAT))
+        assert await site.health(process.READINESS) == Serving.SERVING
+        # A connection with a request is not closed for new ones.
+        for _ in range(30):
+            client = await idle.enter_async_context(Raw(site.frontend.picker_port))
+            await client.wait(RemoteSettingsChanged)
+        await stream.answer()
+        await stream.response(end=True)
+        assert (await stream.answer()).WhichOneof("kind") == "response_headers"
+
+
+async def test_headers_over_the_limit_end_the_connection() -> None:
+    async with gateway(TWO) as site, Raw(site.frontend.picker_port) as client:
+        client.begin(*((f"x-{number}", "y" * 200) for number in range(90)))
+        await client.flush()
+        while await client.receive() is not None:
+            pass
+
+
+async def test_answers_refer_to_a_bounded_table_of_headers() -> None:
+    """A client may offer 4 GiB for the names that answers refer back to."""
+    async with gateway(TWO) as site, Raw(site.frontend.picker_port) as client:
+        client.h2.update_settings({SettingCodes.HEADER_TABLE_SIZE: 2**32 - 1})
+        await client.flush()
+        await client.wait(SettingsAcknowledged)
+        (connection,) = site.frontend.gateways._connections
+        assert connection._h2.encoder.header_table_size == 4096
+
+
+async def test_a_body_that_trickles_is_408() -> None:
+    async with gateway(TWO, limits=Limits(body_s=0.5)) as site:
+        slow = site.request()
+        await slow.send(headers_message())
+
+        async def trickle() -> None:
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                while True:
+                    await slow.body(b" ")
+                    await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        status, error = refusal_of(await slow.answer())
+        assert (status, error["code"]) == (408, "request_timeout")
+        trickling.cancel()
+        await asyncio.gather(trickling, return_exceptions=True)
+        assert site.frontend.picker.held == 0
+
+
+async def test_a_body_that_arrives_takes_no_place_of_requests_that_run() -> None:
+    async with gateway(TWO, limits=Limits(in_flight=2)) as site:
+        slow, *others = (site.request() for _ in range(3))
+        await slow.send(headers_message())
+        await slow.body(b"{")
+        await until(lambda: site.frontend.picker.held == 1)
+        for other in others:
+            assert ext_proc.DESTINATION in set_headers(await other.ask(CHAT))
+        await slow.body(b"}", end=True)
+        assert refusal_of(await slow.answer())[1]["code"] == "too_many_requests_in_flight"
+
+
+async def test_the_oldest_body_that_arrives_makes_room() -> None:
+    async with gateway(TWO, limits=Limits(in_flight=2)) as site:
+        streams = [site.request() for _ in range(3)]
+        for stream in streams:
+            await stream.send(headers_message())
+        answers = [asyncio.create_task(stream.answer()) for stream in streams]
+        done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        assert [refusal_of(one.result())[0] for one in done] == [408]
+        for task in answers:
+            task.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+
+async def test_a_body_in_too_many_pieces_is_413(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_MOST_PIECES", 3)
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.send(headers_message())
+        for _ in range(4):
+            await stream.body(b"")
+        status, error = refusal_of(await stream.answer())
+        assert (status, error["code"]) == (413, "body_too_large")
 
 
 async def test_a_client_that_leaves_frees_its_booking() -> None:
