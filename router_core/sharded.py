@@ -62,12 +62,6 @@ class ShardedDict(MutableMapping[int, int]):
         """
         return [*map(dict.get, map(self.shards.__getitem__, shards), keys)]
 
-    def add_many(
-        self, keys: Sequence[int], values: Sequence[int], shards: Sequence[int]
-    ) -> list[int]:
-        """Set each absent key to its value; returns the resulting value of each key."""
-        return [*map(dict.setdefault, map(self.shards.__getitem__, shards), keys, values)]
-
     def set_many(self, keys: Sequence[int], values: Iterable[int], shards: Sequence[int]) -> None:
         """Set each key to its value, up to the end of the shorter column."""
         table = self.shards

@@ -73,10 +73,6 @@ class Overlaps:
                 return depth, level & mask
         return 0, mask
 
-    def restrict(self, mask: int) -> "Overlaps":
-        """The same overlaps, without the slots outside ``mask``."""
-        return Overlaps(tuple((depth, at & mask) for depth, at in self.levels if at & mask))
-
     def items(self) -> Iterator[tuple[int, int]]:
         """Pairs (slot, depth), deepest first, slots ascending within a depth."""
         for depth, mask in self.levels:

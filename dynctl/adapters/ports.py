@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
-from dynctl.documents.workers import StreamState
 from dynctl.wire.dynamo.discovery import EventChannel, Instance
 from dynctl.wire.dynamo.events import Envelope
 from dynctl.wire.dynamo.request_plane import RawItem
@@ -114,18 +113,6 @@ class IndexRead:
 
 
 StreamValue = IndexUpdate | StreamCondition | IndexRead
-
-
-class KvEventStream(Protocol):
-    """One worker's KV events. Values go to the callback given at construction, in order."""
-
-    async def run(self) -> None:
-        """Follow the stream until cancelled; leaves no socket behind."""
-        ...
-
-    def state(self) -> StreamState:
-        """A snapshot of the counters."""
-        ...
 
 
 # -- discovery -------------------------------------------------------------------------------------

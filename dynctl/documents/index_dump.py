@@ -207,13 +207,8 @@ class DumpReader:
         return rank
 
 
-def decode_dump(data: bytes) -> list[RankDump]:
-    """The ranks of a whole dump; raises WireError if it is cut, changed or of another kind."""
-    return decode_snapshot(data)[1]
-
-
 def decode_snapshot(data: bytes) -> tuple[DumpHead, list[RankDump]]:
-    """Head and ranks of a whole dump; raises WireError as :func:`decode_dump`."""
+    """Head and ranks of a whole dump; raises WireError if it is cut, changed or of another kind."""
     reader = DumpReader()
     ranks = reader.feed(data)
     if not reader.complete or reader.rest or reader.head is None:

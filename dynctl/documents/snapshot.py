@@ -20,21 +20,6 @@ from router_core import topology_of
 
 SCHEMA: Final = 1
 
-#: The parts of a snapshot, each of which may be unknown.
-PARTS: Final = (
-    "workers",
-    "load",
-    "requests",
-    "index",
-    "waiting",
-    "decisions",
-    "transfers",
-    "thresholds",
-    "settings",
-    "queue",
-    "rates",
-)
-
 
 class Part(msgspec.Struct, frozen=True):
     """Where one part comes from. ``at``: wall-clock seconds of the reading.
@@ -160,8 +145,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     ``decisions`` are newest first; ``missed``: decisions that were made and not read.
     ``load_every_s``: seconds between two load reports of a worker, None where workers report
-    changes only. ``settings``: the router's, by name, as far as they are known. ``parts``: one
-    for each of PARTS that the source has (``told`` in JSON).
+    changes only. ``settings``: the router's, by name, as far as they are known. ``parts``: where
+    each part that the source has comes from (``told`` in JSON): workers, load, requests, index,
+    waiting, decisions, transfers, thresholds, settings, queue, rates.
     """
 
     at: float

@@ -84,8 +84,6 @@ TOPOLOGY_KINDS: Final = ("ClusterTopology", "ClusterTopologyBinding")
 WORKER_TYPES: Final = frozenset({"worker", "prefill", "decode"})
 POLICY_PATH: Final = "spec.experimental.kvTransferPolicy"
 
-GraphVersion = Literal["v1alpha1", "v1beta1"]
-
 
 @dataclass(frozen=True, slots=True)
 class Component:

@@ -1,7 +1,6 @@
 """Prompts to tokens and back: a model's tokenizer, and its chat template in a sandbox."""
 
 from dynctl.tokenization.budget import RenderLimits
-from dynctl.tokenization.detokenizer import StreamDecoder
 from dynctl.tokenization.dynamo_chat import (
     DynamoChat,
     as_dynamo_reads,
@@ -28,7 +27,6 @@ __all__ = [
     "PromptError",
     "PromptTooLongError",
     "RenderLimits",
-    "StreamDecoder",
     "TemplateError",
     "TokenizationError",
     "TokenizerError",

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 from tokenizers import Tokenizer
 
 from dynctl.tokenization.budget import RenderLimits
-from dynctl.tokenization.detokenizer import StreamDecoder
 from dynctl.tokenization.encoders import (
     Choice,
     Encoder,
@@ -172,10 +171,6 @@ class ModelTokenizer:
             raise PromptError(
                 "expected token ids from 0 to 4294967295", field="token_ids"
             ) from error
-
-    def stream_decoder(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
-        """An incremental decoder for one stream."""
-        return StreamDecoder(self, skip_special_tokens=skip_special_tokens)
 
     def render_chat(
         self,

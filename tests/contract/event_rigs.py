@@ -12,7 +12,6 @@ import nats
 import zmq
 import zmq.asyncio
 
-from dynctl.adapters.memory import MemoryEventPlane
 from dynctl.adapters.nats.address import NatsAuth
 from dynctl.adapters.nats.dynamo_events import NatsEventPlane
 from dynctl.adapters.ports import ChannelCondition, ChannelMessage, ChannelValue, EventPlane
@@ -28,6 +27,7 @@ from dynctl.wire.dynamo.events import Envelope, encode_envelope, encode_zmq_fram
 from dynctl.wire.dynamo.payload import Limits
 from tests.contract.nats_server import NatsServer
 from tests.contract.zmq_publisher import PATIENCE, ScriptedPublisher
+from tests.memory_planes import MemoryEventPlane
 from tests.waiting import patience
 
 SCOPE = EndpointId("dynamo", "backend", "generate")

@@ -12,10 +12,11 @@ from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.etcd.registration import registrar_of
 from dynctl.adapters.file import FileDiscovery, FileRegistrar
-from dynctl.adapters.memory import MemoryDiscovery, MemoryLease, MemoryRegistrar
+from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.adapters.ports import Discovery, Lease, Registrar
 from dynctl.base.errors import Unreachable
 from tests.contract.etcd_server import EtcdServer
+from tests.memory_planes import MemoryLease, MemoryRegistrar
 from tests.waiting import patience, slowdown, until
 
 KEY = "v1/instances/dyn-amo/back_end/generate/f50496f06b4ba43b"

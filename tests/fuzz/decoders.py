@@ -19,7 +19,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.yaml_reader import YamlError, read_yaml_documents
 from dynctl.documents import codec
 from dynctl.documents.fleet_load import Condition, FleetLoad, Transfer, WorkerLoad
-from dynctl.documents.index_dump import Chain, RankDump, decode_dump, encode_dump
+from dynctl.documents.index_dump import Chain, RankDump, decode_snapshot, encode_dump
 from dynctl.documents.replicas import (
     ReplicaMessage,
     decode_replica_message,
@@ -465,7 +465,7 @@ def _replica_messages() -> list[Message]:
 
 
 def _index_dump(body: bytes) -> None:
-    for rank in decode_dump(body):
+    for rank in decode_snapshot(body)[1]:
         for event in rank.events():
             assert len(event.block_hashes) == len(event.local_hashes)
 

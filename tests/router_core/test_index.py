@@ -411,7 +411,6 @@ def test_overlaps() -> None:
     assert overlaps.best(-1) == (9, 0b1000)
     assert overlaps.best(0b0111) == (4, 0b0110)
     assert overlaps.best(0b0001) == (0, 0b0001)
-    assert overlaps.restrict(0b0011) == Overlaps(((4, 0b0010),))
     assert overlaps.mask == 0b1110
     assert list(slots_of(1 << 900 | 5)) == [0, 2, 900]
 

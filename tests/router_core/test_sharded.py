@@ -28,7 +28,7 @@ def test_it_behaves_like_a_dict(
     shards = shards_of(keys)
     assert sharded.find_many(keys, shards) == [model.get(key) for key in keys]
     added = [model.setdefault(key, value) for key, value in second]
-    assert sharded.add_many(keys, values, shards) == added
+    assert [sharded.setdefault(key, value) for key, value in second] == added
     assert sharded == model
     model.update(second)
     sharded.set_many(keys, values, shards)

@@ -25,7 +25,6 @@ from router_core import SETTINGS, RouterConfig
 Run = Callable[[Policy, int, float], ReplayResult]
 """Simulate a policy with a seed at a load (1: the trace's own rate)."""
 
-MOST_SEEDS: Final = 50
 MOST_TRIES: Final = 500
 
 

@@ -20,7 +20,7 @@ DRAFT_LABEL_PREFIX: Final = "grove.io/topology."
 LABEL_KEY_ANNOTATION: Final = "nvidia.com/topology-label-key"
 CLUSTER_TOPOLOGY_ANNOTATION: Final = "nvidia.com/topology-cluster-topology-name"
 ENABLE_GROVE_ANNOTATION: Final = "nvidia.com/enable-grove"
-DISCOVERY_MODE_ANNOTATION: Final = "nvidia.com/dynamo-kube-discovery-mode"
+
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 """The label of nodes in clouds."""

@@ -12,13 +12,17 @@ from dynctl.documents.index_dump import (
     DumpReader,
     RankDump,
     chains_of,
-    decode_dump,
+    decode_snapshot,
     encode_dump,
 )
 from router_core import BlocksRemoved, BlocksStored, KvEvent, Router, Worker, WorkerUpserted
 
 #: Prompts over few different blocks, so that they share beginnings.
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=6)
+
+
+def decode_dump(data: bytes) -> list[RankDump]:
+    return decode_snapshot(data)[1]
 
 
 def router() -> Router:

@@ -13,7 +13,7 @@ import pytest
 from dynctl.adapters.dynamo.model_files import fetch_model_files
 from dynctl.adapters.dynamo.planes import expect_registrar
 from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
-from dynctl.adapters.memory import MemoryDiscovery, MemoryRegistrar
+from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.adapters.ports import ChannelMessage, RequestPlaneError
 from dynctl.adapters.zmq.dynamo_events import ZmqEventPlane
 from dynctl.base.errors import UsageProblem
@@ -40,6 +40,7 @@ from dynctl.wire.dynamo.events import decode_kv_metrics, decode_router_events
 from dynctl.wire.dynamo.recovery import TreeDump, parse_recovery, recovery_query
 from router_core import BlocksStored
 from tests.dynctl.serving.fleets import TOKENIZER
+from tests.memory_planes import MemoryRegistrar
 from tests.waiting import patience, until
 
 AT = EndpointId("dynamo", "backend", "generate")

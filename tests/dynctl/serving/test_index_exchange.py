@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from dynctl.documents.index_dump import decode_dump
+from dynctl.documents.index_dump import decode_snapshot
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
 from tests.dynctl.serving.fleets import Site, site
@@ -217,7 +217,7 @@ async def fetched(fleet: Site) -> bytes:
     async with fleet.client.get(fleet.url("/v1/index")) as answer:
         assert answer.status == 200
         data = await answer.read()
-    assert len(decode_dump(data)) == len(fleet.engines)
+    assert len(decode_snapshot(data)[1]) == len(fleet.engines)
     return data
 
 

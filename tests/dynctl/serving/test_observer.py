@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from dynctl.adapters.dynamo.planes import Planes
-from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
+from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.health.deployment import ProblemCode
 from dynctl.serving.dynamo.observer import Observer, ObserverBounds
 from dynctl.wire.dynamo.active_sequences import (
@@ -30,6 +30,7 @@ from dynctl.wire.dynamo.events import (
 )
 from dynctl.wire.dynamo.request_plane import RawItem
 from router_core import BlocksStored, Router, hash_prompt
+from tests.memory_planes import MemoryEventPlane
 from tests.waiting import patience
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
+from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.adapters.ports import DiscoveryChange, Interrupted
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.events import TailKind, TailLine
@@ -33,6 +33,7 @@ from dynctl.wire.dynamo.events import (
     encode_router_events,
 )
 from router_core import BlocksRemoved, BlocksStored, Cleared
+from tests.memory_planes import MemoryEventPlane
 from tests.waiting import patience
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"

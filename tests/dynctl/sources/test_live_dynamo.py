@@ -40,7 +40,8 @@ class Live:
     """The captured two-zone deployment, with its planes in memory."""
 
     def __init__(self) -> None:
-        from dynctl.adapters.memory import MemoryDiscovery, MemoryEventPlane
+        from dynctl.adapters.memory import MemoryDiscovery
+        from tests.memory_planes import MemoryEventPlane
 
         self.values: dict[str, Any] = {
             key: row["value"] for key, row in json.loads(CAPTURE.read_text()).items()

@@ -40,43 +40,6 @@ def test_round_trip_of_text(text):
     assert DEMO.decode(DEMO.encode(text), skip_special_tokens=False) == text
 
 
-@given(st.text(), st.lists(st.integers(1, 5)))
-def test_a_stream_has_the_same_text_as_the_whole(text, sizes):
-    ids = DEMO.encode(text)
-    decoder = DEMO.stream_decoder(skip_special_tokens=False)
-    pieces = []
-    for size in sizes:
-        pieces.append(decoder.push(ids[:size]))
-        ids = ids[size:]
-    pieces.append(decoder.push(ids))
-    pieces.append(decoder.flush())
-    assert "".join(pieces) == text
-
-
-def test_an_emoji_split_across_tokens():
-    ids = DEMO.encode("hi 👩‍🚀!")
-    assert len(DEMO.encode("👩")) > 1
-    decoder = DEMO.stream_decoder()
-    pieces = [decoder.push([i]) for i in ids]
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert "👩" in pieces
-    assert "".join(pieces) == "hi 👩‍🚀!"
-
-
-def test_invalid_bytes_do_not_hold_a_stream_back():
-    (lead, *_) = DEMO.encode("👩")
-    decoder = DEMO.stream_decoder()
-    shown = "".join(decoder.push([lead]) for _ in range(100))
-    assert len(shown) > 90
-    assert len(shown + decoder.flush()) == 100
-
-
-def test_an_unfinished_character_is_shown_at_the_end():
-    decoder = DEMO.stream_decoder()
-    assert decoder.push(DEMO.encode("ok 👩")[:-1]) == "ok "
-    assert decoder.flush() == "\ufffd"
-
-
 def test_special_tokens_are_skipped_by_default():
     ids = DEMO.encode("a<|im_end|>b")
     assert DEMO.decode(ids) == "ab"

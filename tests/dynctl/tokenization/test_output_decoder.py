@@ -72,6 +72,29 @@ def test_the_beginning_of_a_stop_is_held_back_until_it_is_decided():
     assert held.flush() == "st"
 
 
+@given(st.text())
+def test_a_stream_has_the_same_text_as_the_whole(text):
+    stream = DynamoDecoder(MODEL, skip_special_tokens=False)
+    pieces = [stream.step(each) or "" for each in MODEL.encode(text)]
+    assert "".join([*pieces, stream.flush()]) == text
+
+
+def test_an_emoji_split_across_tokens():
+    ids = MODEL.encode("hi 👩‍🚀!")
+    assert len(MODEL.encode("👩")) > 1
+    stream = DynamoDecoder(MODEL)
+    pieces = [stream.step(each) or "" for each in ids]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "👩" in pieces
+    assert "".join(pieces) == "hi 👩‍🚀!"
+
+
+def test_an_unfinished_character_is_shown_at_the_end():
+    stream = DynamoDecoder(MODEL)
+    shown = "".join(stream.step(each) or "" for each in MODEL.encode("ok 👩")[:-1])
+    assert (shown, stream.flush()) == ("ok ", "\ufffd")
+
+
 def test_invalid_bytes_wait_for_a_character_but_not_for_ever():
     (lead, *_) = MODEL.encode("👩")
     stream = DynamoDecoder(MODEL)
