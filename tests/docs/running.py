@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
-import random
 import re
 import shlex
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from typing import Final
 
 from dynctl.cli.app import run
 from tests.docs.comparing import Judge
-from tests.docs.pages import ROOT, Command, File, Scene
+from tests.docs.pages import ROOT, Command, File, Scene, pages
+from tests.ports import free_port
 from tests.waiting import patience
 
 FRONTEND_PORT: Final = "8000"
@@ -113,7 +113,7 @@ class Session:
     def _with_ports(self, text: str) -> str:
         for port in _PORT.findall(text):
             if port not in self._ports:
-                self._ports[port] = free_port(self._ports.values())
+                self._ports[port] = free_page_port()
         return re.sub(r"\b\d{4}\b", lambda found: self._ports.get(found[0], found[0]), text)
 
     def _exported(self, text: str) -> bool:
@@ -153,7 +153,7 @@ class Session:
         if words[:3] != ["dynctl", "serve", "engine"]:
             port = next((words[i + 1] for i, word in enumerate(words) if word == "--http-port"), "")
             if not port and words[2:3] != ["attach"]:
-                port = self._ports.setdefault(FRONTEND_PORT, free_port(self._ports.values()))
+                port = self._ports.setdefault(FRONTEND_PORT, free_page_port())
                 self.use_frontend(f"http://127.0.0.1:{port}")
                 self._environment["DYN_HTTP_PORT"] = port
             scheme = "https" if "--tls-cert" in words else "http"
@@ -196,19 +196,18 @@ def follow(scene: Scene, shell: Session, judge: Judge) -> None:
             judge(shell.run(step), step, shell.written_ports, scene.page)
 
 
-def free_port(taken: Iterable[str] = ()) -> str:
-    """A port of four digits, so that lines are as wide as those of the page."""
-    draw = random.Random()
-    for _ in range(1000):
-        port = draw.randrange(2000, 9999)
-        if str(port) in taken:
-            continue
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return str(port)
-        except OSError:
-            continue
-    raise AssertionError("no free port of four digits")
+def free_page_port() -> str:
+    """A port of four digits, so that lines are as wide as those of the page. No page has this
+    number: in an output it is always the port."""
+    while (port := free_port(2000, 9999)) in _numbers_of_pages():
+        pass
+    return str(port)
+
+
+@functools.cache
+def _numbers_of_pages() -> frozenset[int]:
+    texts = (path.read_text(encoding="utf-8") for path in pages())
+    return frozenset(int(found) for text in texts for found in re.findall(r"\d{4}", text))
 
 
 def _stays(words: list[str]) -> bool:
@@ -220,13 +219,13 @@ def _ready(url: str) -> bool:
     an admin token: whether it can serve a request."""
     try:
         if url.endswith("/health"):  # a service without a list of workers that are ready
-            with urllib.request.urlopen(url):
+            with urllib.request.urlopen(url, timeout=patience(5)):
                 return True
         if url.startswith("https:"):
             unverified = ssl._create_unverified_context()
-            with urllib.request.urlopen(f"{url}/ready", context=unverified):
+            with urllib.request.urlopen(f"{url}/ready", context=unverified, timeout=patience(5)):
                 return True
-        with urllib.request.urlopen(f"{url}/v1/workers") as answer:
+        with urllib.request.urlopen(f"{url}/v1/workers", timeout=patience(5)) as answer:
             workers = json.load(answer)["workers"]
     except OSError:
         return False

@@ -14,6 +14,7 @@ from dynctl.serving.telemetry.metric_families import families
 from tests.docs.grafana import queries
 from tests.docs.pages import DOCS
 from tests.docs.worlds import Fleet
+from tests.waiting import patience
 
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "dynctl.json").read_text())
 FAMILIES = families(router_id=1)
@@ -82,7 +83,7 @@ def test_variables_are_declared() -> None:
 
 def test_a_frontend_with_traffic_exports_the_metrics(fleet: Fleet) -> None:
     queried = {family_of(metric).name for query in queries() for metric in METRIC.findall(query)}
-    with urllib.request.urlopen(f"{fleet().url}/metrics") as answer:
+    with urllib.request.urlopen(f"{fleet().url}/metrics", timeout=patience(20)) as answer:
         text = answer.read().decode()
     typed = set(re.findall(r"^# TYPE (\S+) ", text, flags=re.M))
     assert queried <= typed, sorted(queried - typed)

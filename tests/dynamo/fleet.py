@@ -22,8 +22,9 @@ from tests.contract.nats_server import nats_executable
 from tests.dynamo.client import FrontendClient
 from tests.dynamo.held import HeldControl
 from tests.dynamo.plans import WorkerPlan, aggregated, two_zones
-from tests.dynamo.processes import Process, ProcessGroup, free_port
+from tests.dynamo.processes import Process, ProcessGroup
 from tests.dynamo.versions import FIRST_WITHOUT_NATS, minor, older_environment, version_of
+from tests.ports import free_port
 
 __all__ = [
     "DYNAMO_PYTHON",

@@ -12,10 +12,11 @@ from dynctl.wire.kubernetes import names
 from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import TINY_MODEL
-from tests.dynamo.processes import Process, free_port
+from tests.dynamo.processes import Process
 from tests.dynctl.manifests.kubelet import DownwardApiVolume
 from tests.kube import deployment, objects
 from tests.kube.objects import Component, Json
+from tests.ports import free_port
 
 ZONES = ("us-east-1a", "us-east-1b")
 MODEL = "tiny"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.dynamo.fleet import DynamoFleet, Frontend
-from tests.dynamo.processes import ProcessGroup, free_port
+from tests.dynamo.processes import ProcessGroup
+from tests.ports import free_port
 from tests.waiting import until_now
 
 _FOREIGN = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "KUBE")

@@ -6,9 +6,7 @@ when we end without tidying up (even by SIGKILL), it kills every process group t
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,30 +27,6 @@ for group in groups:
     except OSError:
         pass
 """
-
-
-_chance = random.SystemRandom()  # not seeded alike in two runs at once
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """A port that nothing listens on now, never the same twice.
-
-    Below the range of outgoing connections, so that none of those takes it meanwhile; Dynamo reads
-    its system port as a signed 16-bit number, which fits.
-    """
-    for _ in range(1000):
-        port = _chance.randrange(20_000, 32_768)
-        if port in _given:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _given.add(port)
-        return port
-    raise RuntimeError("no free port between 20000 and 32767")
 
 
 class Process:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.dynamo.fleet import DYNAMO_PYTHON
-from tests.dynamo.processes import ProcessGroup, free_port
+from tests.dynamo.processes import ProcessGroup
+from tests.ports import free_port
 from tests.waiting import patience, until_now
 
 

@@ -19,7 +19,8 @@ import pytest
 from tests.contract.etcd_server import EtcdServer
 from tests.dynamo.client import Answer, FrontendClient
 from tests.dynamo.fleet import TINY_MODEL, DynamoFleet
-from tests.dynamo.processes import Process, ProcessGroup, free_port
+from tests.dynamo.processes import Process, ProcessGroup
+from tests.ports import free_port
 from tests.waiting import until_now
 
 WORDS = "rivers stones north south east west water light day time way small large old new "

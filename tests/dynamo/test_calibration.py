@@ -29,7 +29,8 @@ from dynctl.wire.traces import TraceRequest
 from router_core import RouterConfig
 from tests.dynamo.client import tokens_of
 from tests.dynamo.fleet import DYNAMO_PYTHON, TINY_MODEL, DynamoFleet, WorkerPlan
-from tests.dynamo.processes import ProcessGroup, free_port
+from tests.dynamo.processes import ProcessGroup
+from tests.ports import free_port
 from tests.waiting import until_now
 
 WORKERS = 4

@@ -20,8 +20,9 @@ from dynctl.wire.vllm_events import (
     encode_message,
 )
 from router_core import local_block_hashes, to_signed
-from tests.dynamo.processes import ProcessGroup, free_port
+from tests.dynamo.processes import ProcessGroup
 from tests.dynamo.services import Services, send
+from tests.ports import free_port
 from tests.waiting import until_now
 
 BLOCK, MODEL = 4, "tiny"

@@ -27,7 +27,8 @@ from dynctl.wire.dynamo.active_sequences import (
     encode_sequences,
 )
 from tests.dynamo.fleet import DYNAMO_PYTHON
-from tests.dynamo.processes import ProcessGroup, free_port
+from tests.dynamo.processes import ProcessGroup
+from tests.ports import free_port
 from tests.waiting import patience, until_now
 
 TOPIC = b"dynamo.slot-tracker.v1"

@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from dynctl.wire.vllm_events import BlockRemoved, BlockStored, EventBatch, encode_message
-from tests.dynamo.processes import free_port
 from tests.dynamo.services import Reply, Services, send
+from tests.ports import free_port
 from tests.waiting import until_now
 
 BLOCK, MODEL = 4, "tiny"

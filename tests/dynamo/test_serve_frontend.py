@@ -20,7 +20,7 @@ from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_server import NatsServer
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated, two_zones
 from tests.dynamo.ours import OurFrontend, our_frontend, wait, zones
-from tests.dynamo.processes import free_port
+from tests.ports import free_port
 from tests.waiting import until_now
 
 PROMPT = list(range(3, 103))

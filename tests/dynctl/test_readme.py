@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.cli.app import COMMANDS
+from tests.ports import free_port
 from tests.waiting import patience
 
 README = Path(__file__).parents[2] / "README.md"
@@ -34,17 +34,9 @@ def command_lines(program: str) -> list[str]:
     return found
 
 
-def free_ports(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @pytest.fixture(scope="module")
 def ports() -> dict[str, str]:
-    return dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    return {port: str(free_port()) for port in PORTS}
 
 
 def with_ports(line: str, ports: dict[str, str]) -> str:
@@ -88,7 +80,9 @@ def running(ports: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def _ready(ports: dict[str, str]) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports['8000']}/v1/workers") as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{ports['8000']}/v1/workers", timeout=5
+        ) as answer:
             return int(answer.read().decode().count('"status":"ready"'))
     except OSError:
         return 0

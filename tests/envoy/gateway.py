@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from tests.dynamo.processes import Process, ProcessGroup, free_port
+from tests.dynamo.processes import Process, ProcessGroup
+from tests.ports import free_port
 from tests.waiting import until_now
 
 # Read when imported, since the tests' environment is emptied of DYNCTL_* variables.

@@ -21,11 +21,12 @@ from dynctl.serving.config import PickerConfig
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.health import Serving
 from router_core import RouterConfig, ThresholdsSet
-from tests.dynamo.processes import ProcessGroup, free_port
+from tests.dynamo.processes import ProcessGroup
 from tests.dynctl.serving.fleets import WORDS, chat_body, events_of, zone
 from tests.dynctl.serving.gateways import Gateway as Picker
 from tests.dynctl.serving.gateways import gateway as picker_site
 from tests.envoy.gateway import Gateway, configuration, start_gateway
+from tests.ports import free_port
 from tests.waiting import patience, until
 
 TWO = ({"name": "a"}, {"name": "b"})

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.docs.pages import DOCS
 from tests.docs.prometheus_rules import METRIC_ALERTS, RECORDED, alert_name, condition_entries
 from tests.dynctl.serving.collectors import collector
 from tests.dynctl.serving.fleets import SLOW_HEALTH, Site, chat_body, site, zone
+from tests.ports import free_port
 from tests.waiting import patience, until
 
 pytestmark = pytest.mark.prometheus
@@ -89,12 +89,6 @@ def test_each_condition_has_an_alert_with_its_page():
         assert page == "docs/checks.md"
         assert f"\n### {entry.code}\n" in pages
         assert anchor == entry.code.lower()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Prometheus:

@@ -20,7 +20,8 @@ from typing import Any, Self
 
 import httpx
 
-from tests.dynamo.processes import Process, ProcessGroup, free_port
+from tests.dynamo.processes import Process, ProcessGroup
+from tests.ports import free_port
 from tests.vllm.models import write_models
 from tests.waiting import until_now
 

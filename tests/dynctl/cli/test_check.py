@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.dynctl.cli.conftest import Run
+from tests.ports import free_port
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "etcd-disagg-required.json"
 
@@ -23,13 +23,6 @@ def encoded(name: str) -> str:
         chr(byte) if chr(byte).isalnum() and byte < 128 else f"%{byte:02X}"
         for byte in name.encode()
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def written(root: Path, entries: dict[str, Any]) -> Path:

@@ -1,7 +1,6 @@
 """Connections that do not send requests are closed, and take no place of others."""
 
 import asyncio
-import socket
 from contextlib import AsyncExitStack
 
 import aiohttp
@@ -11,6 +10,7 @@ from dynctl.serving.http.connections import Connections
 from tests.dynctl.serving.fleets import chat_body, site, until
 from tests.dynctl.serving.sockets import chat_bytes, raw
 from tests.dynctl.serving.test_process import engine, process
+from tests.ports import free_port
 from tests.waiting import patience
 
 ENGINE = [{"name": "a0"}]
@@ -122,9 +122,7 @@ sys.exit(run_frontend(FrontendConfig(
 
 
 async def test_400_silent_connections_lock_no_process_with_256_descriptors():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        system = probe.getsockname()[1]
+    system = free_port()
     async with (
         aiohttp.ClientSession() as client,
         engine("a0") as (_, ready),

@@ -2,10 +2,8 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -25,7 +23,8 @@ from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
 from router_core import LoadReported, RouterConfig, hash_prompt, to_signed
 from tests.dynctl.serving.routed import store, worker
-from tests.waiting import patience
+from tests.ports import free_port
+from tests.waiting import patience, until_now
 
 TOKENS = list(range(34))
 ZONE = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}
@@ -640,9 +639,7 @@ async def test_the_process_has_no_inference_and_a_system_port():
 
 
 def test_the_process_ends_on_sigterm_with_0():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     code = (
         "from dynctl.serving.config import FrontendConfig\n"
         "from dynctl.serving.http.router_server import run_router\n"
@@ -650,15 +647,15 @@ def test_the_process_ends_on_sigterm_with_0():
     )
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) as process:
         try:
-            for _ in range(200):
-                try:
-                    if httpx.get(f"http://127.0.0.1:{port}/live").status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    time.sleep(0.05)
-            else:
-                pytest.fail("the router did not answer within 10 s")
+            until_now(lambda: _is_live(port), 20)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=patience(20)) == 0
         finally:
             process.kill()
+
+
+def _is_live(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/live").status_code == 200
+    except httpx.HTTPError:
+        return False
