@@ -245,7 +245,8 @@ class ReplayReport(msgspec.Struct, frozen=True):
     """Policies side by side on one trace: a run for each policy and seed.
 
     ``metrics`` are those of each run, ``summaries`` over seeds. ``changes``: against the
-    first policy, with ``--max-regress``.
+    first policy, with ``--max-regress``. ``assumed``: parameters of the engines that a recorded or
+    live fleet does not publish, with the values in their place.
     """
 
     trace: ReplayTrace
@@ -258,5 +259,6 @@ class ReplayReport(msgspec.Struct, frozen=True):
     loads: list[LoadPoint] = []
     search: list[SearchPoint] = []
     notes: list[str] = []
+    assumed: dict[str, Any] = {}
     kind: str = "ReplayReport"
     schema: int = 1

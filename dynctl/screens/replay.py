@@ -77,6 +77,9 @@ def _head(report: ReplayReport, canvas: Canvas) -> str:
     if report.results:
         first = report.results[0]
         lines.append(("engine", _engine(first)))
+        if report.assumed:
+            values = (f"{name} {_plain(value)}" for name, value in report.assumed.items())
+            lines.append(("assumed", f"{', '.join(values)}: the workers do not publish them"))
         routers = plural(first.routers, "router")
         if first.routers > 1:
             routers += ", no replica sync" if first.sync == "none" else f", sync {first.sync}"

@@ -102,7 +102,8 @@ Policies = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, max=2000, help="Aggregated workers. [default: 8]",
+        metavar="N", min=1, max=2000,
+        help="Aggregated workers. [default: those of the recording, else 8]",
         rich_help_panel=_FLEET,
     ),
 ]  # fmt: skip
@@ -325,7 +326,8 @@ def replay(
 
     The router is the one of serve frontend, the engines are those of serve engine, in virtual time:
     the same input and seed give the same answer. The fleet comes from --workers, --capacity,
-    manifests (-f) or a live deployment (--frontend, --discovery, --demo, --view, --recording).
+    manifests (-f) or a live deployment (--frontend, --discovery, --demo, --view, --recording); else
+    a recording is replayed on its own fleet, and other requests on 8 workers.
 
     Exit code 1: a policy regressed by more than --max-regress; with --fail-on warn also where an
     interval includes that limit.
@@ -368,16 +370,21 @@ def replay(
     source, live = _fleet(
         options, workers, zones, capacity, file, domain, data_parallel_size, model
     )  # fmt: skip
-    unnamed = live is None and workers is None and not (zones or capacity or file)
-    if unnamed and given.format == "recording":
-        note = (
-            "the fleet is the default one, not that of the recording: --recording "
-            f"{given.path} takes workers and settings from it"
-        )
-        source = replace(source, notes=(*source.notes, note))
     if generate is not None and trace_block_size is None:
         given.block_size = engine.get("block_size", source.card.get("block_size", DEFAULT_BLOCK))
     first = given.first()
+    unnamed = live is None and workers is None and not (zones or capacity or file)
+    if unnamed and given.path is not None and given.format == "recording":
+        from dynctl.simulation.replay.recorded import fleet_of_recording
+
+        recorded = fleet_of_recording(
+            given.path, model or first.model or None, limit=limit, skip_bad=skip_bad
+        )
+        if recorded is None:
+            note = "the recording has no workers: the fleet is the default one"
+            source = replace(source, notes=(*source.notes, note))
+        else:
+            source = recorded
     fleet = simulated_fleet(
         source,
         engine,
@@ -416,6 +423,7 @@ def replay(
         allowed=allowed,
         factors=factors,
         tries=search,
+        assumed={name: getattr(fleet.engine, name) for name in source.assumed(engine)},
     )
     emit(report, options)
     if plot is not None:
@@ -508,6 +516,7 @@ def _report(
     allowed: float | None,
     factors: tuple[float, ...] | None,
     tries: int | None,
+    assumed: dict[str, Any],
 ) -> ReplayReport:
     """Simulate what the answer needs. Raises UsageProblem."""
     from dynctl.documents.replay import ReplayReport, ReplayTrace, RunMetrics
@@ -566,6 +575,7 @@ def _report(
         loads=curve,
         search=points,
         notes=notes,
+        assumed=assumed,
     )
 
 

@@ -1,4 +1,7 @@
-"""The simulated fleet of flags, of planned places (capacities, manifests), or of live workers."""
+"""The simulated fleet of flags, of planned places (capacities, manifests), or of live workers.
+
+That of a recording: :mod:`dynctl.simulation.replay.recorded`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ _MOST_LOSSES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class FleetSource:
-    """Workers before their engine is known. ``card``: what live workers publish of it."""
+    """Workers before their engine is known.
+
+    ``card``: what workers publish of it; ``published``: whether these are workers with cards.
+    """
 
     source: str
     workers: tuple[SimulatedWorker, ...]
@@ -52,6 +58,21 @@ class FleetSource:
     model: str | None = None
     card: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    published: bool = False
+
+    def assumed(self, engine: Mapping[str, Any]) -> list[str]:
+        """The options of the engine that neither the workers publish nor ``engine`` gives, where
+        the workers are those of a real fleet."""
+        if not self.published:
+            return []
+        roles = {one.role for one in self.workers}
+        return [
+            name
+            for name in TIMED
+            if name not in self.card
+            and name not in engine
+            and (roles != {Role.AGGREGATED} or not name.startswith("kv_transfer"))
+        ]
 
     @property
     def places(self) -> list[str]:
@@ -176,6 +197,7 @@ def fleet_of_live(source: str, rows: Sequence[WorkerRow], model: str | None) -> 
         models[0] if models else None,
         card,
         tuple(notes),
+        published=True,
     )
 
 

@@ -186,10 +186,36 @@ def test_an_interrupted_replay_ends_cleanly() -> None:
     assert "Traceback" not in out + err
 
 
-def test_a_recording_on_another_fleet_names_the_way_to_its_own(dynctl: Run, tmp_path: Path) -> None:
+def test_a_recording_is_replayed_on_its_own_fleet(dynctl: Run, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.dynrec"
+    fleet = RecordedFleet(workers=5, state=True, zones=("a", "b"), blocks=900)
+    path.write_bytes(encode_records(fleet.records(chats(13, 6))))
+    own = dynctl("replay", path, "-o", "json").json
+    assert own["fleet"] == "5 aggregated workers in a, b (recording a.dynrec)"
+    assert len(own["results"][0]["workers"]) == 5
+    engine = own["results"][0]["engine"]
+    assert (engine["block_size"], engine["total_blocks"]) == (16, 900)
+    assert own["assumed"] == {
+        "max_num_seqs": 256,
+        "max_waiting": 4096,
+        "prefill_tokens_per_s": 20_000.0,
+        "decode_itl_ms": 10.0,
+    }
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = " ".join(dynctl("replay", path, "--decode-itl-ms", "5").out.split())
+    assert "5 aggregated workers in a, b (recording a.dynrec)" in shown
+    assert "prefill_tokens_per_s 20,000: the workers do not publish them" in shown
+    assert "decode_itl_ms 10" not in shown
+    assert dynctl("replay", path, "--total-blocks", "700", "-o", "json").json["results"][0][
+        "engine"
+    ]["total_blocks"] == 700  # fmt: skip
+
+
+def test_flags_overrule_the_fleet_of_a_recording(dynctl: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.dynrec"
     path.write_bytes(encode_records(RecordedFleet(workers=5, state=True).records(chats(13, 6))))
-    alone = dynctl("replay", path, "-o", "json").json
-    assert f"--recording {path} takes workers and settings" in " ".join(alone["notes"])
     chosen = dynctl("replay", path, "--workers", 2, "-o", "json").json
-    assert "takes workers and settings" not in " ".join(chosen["notes"])
+    assert (chosen["fleet"], chosen["assumed"]) == ("2 aggregated workers", {})
+    recorded = dynctl("replay", path, "--recording", path, "-o", "json").json
+    assert len(recorded["results"][0]["workers"]) == 5
+    assert [one["policy"] for one in recorded["results"]] == ["live", "round-robin"]
