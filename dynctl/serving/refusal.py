@@ -93,6 +93,24 @@ class HttpError(Exception):
         return encode(AnthropicErrorBody(error) if messages else ErrorBody(error))
 
 
+def overloaded(status: int, problem: str) -> HttpError:
+    """A limit of requests in flight is reached. ``status``: the setting overload_status_code."""
+    return HttpError(
+        status,
+        problem,
+        "overloaded",
+        "too_many_requests_in_flight",
+        headers={"retry-after": "1"},
+    )
+
+
+def internal_error(decision_id: str = "") -> HttpError:
+    """A defect; the log has the traceback, under the decision's id where there is one."""
+    where = f" under {decision_id}" if decision_id else ""
+    problem = f"internal error; the log has the details{where}"
+    return HttpError(500, problem, "internal_error", 500)
+
+
 def anthropic_type(status: int) -> str:
     """The type of an error of the Messages API, by its HTTP status."""
     return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")

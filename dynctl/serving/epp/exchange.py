@@ -29,7 +29,7 @@ from dynctl.serving.http.inference_responses import (
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.prompts import CHARS_PER_TOKEN, Prompt
-from dynctl.serving.refusal import HttpError, refusal
+from dynctl.serving.refusal import HttpError, internal_error, overloaded, refusal
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.recorder import tenant_of
@@ -324,8 +324,7 @@ class Exchange:
         except Exception:
             _log.exception("request %s failed", record.decision_id)
             record.outcome = record.error_type = "internal"
-            problem = f"internal error; the log has the details under {record.decision_id}"
-            self._refuse(HttpError(500, problem, "internal_error", 500))
+            self._refuse(internal_error(record.decision_id))
         else:
             if plan is not None:
                 self._pass_on(plan, body)
@@ -559,10 +558,7 @@ class Exchange:
         return self._overloaded(f"{most} requests are in flight, the maximum")
 
     def _overloaded(self, problem: str) -> HttpError:
-        return HttpError(
-            self._service.router.config.overload_status_code, problem, "overloaded",
-            "too_many_requests_in_flight", headers={"retry-after": "1"},
-        )  # fmt: skip
+        return overloaded(self._service.router.config.overload_status_code, problem)
 
     def _refuse(self, error: HttpError) -> None:
         """The gateway answers the client with the error."""

@@ -16,7 +16,7 @@ from typing import Final
 from aiohttp import web
 
 from dynctl.serving.config import Limits
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.refusal import HttpError, overloaded
 
 #: The largest piece that one step decompresses; the event loop runs between steps.
 _STEP: Final = 256 * 1024
@@ -129,10 +129,7 @@ class Bodies:
             self.held += size
             self._peers[peer] += size
             return
-        raise HttpError(
-            self._overload, problem, "overloaded", "too_many_requests_in_flight",
-            headers={"retry-after": "1"},
-        )  # fmt: skip
+        raise overloaded(self._overload, problem)
 
     def check_encoding(self, encoding: str) -> None:
         """Raises HttpError 415 for a Content-Encoding that is not accepted."""

@@ -33,7 +33,7 @@ from dynctl.serving.http.inference_responses import (
 from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of
-from dynctl.serving.refusal import HttpError, refusal, unknown_pin
+from dynctl.serving.refusal import HttpError, internal_error, overloaded, refusal, unknown_pin
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.recorder import tenant_of
@@ -132,8 +132,7 @@ class Inference:
         except Exception:
             record.outcome, record.error_type, record.status = "internal", "internal", 500
             _log.exception("request %s failed", decision_id)
-            message = f"internal error; the log has the details under {decision_id}"
-            return self._error(http, HttpError(500, message, "internal_error", 500), record)
+            return self._error(http, internal_error(decision_id), record)
         finally:
             self.in_flight -= 1
             service.held.discard(decision_id)
@@ -153,10 +152,7 @@ class Inference:
     async def _work(
         self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
-        parsed = self._named(self._parse(http.headers, raw, record, endpoint))
-        record.model = parsed.model
-        for observer in self._service.observers:
-            observer.on_received(record)
+        parsed = self._received(http.headers, raw, record, endpoint)
         nvext = parsed.nvext
         if parsed.stream and APIS[endpoint].named_events and nvext.extra_fields:
             raise HttpError(
@@ -171,7 +167,7 @@ class Inference:
         except RequestError as error:
             raise client_error(error) from None
         prepared = await self._prepare(
-            parsed, record, self._session(http), policy_class_of(http.headers)
+            parsed, record, self._session(http.headers, http), policy_class_of(http.headers)
         )
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record)
@@ -267,7 +263,7 @@ class Inference:
             parsed = parse_any_request(body)
         except RequestError as error:
             raise client_error(error) from None
-        session = None if http is None else self._session(http)
+        session = None if http is None else self._session(http.headers, http)
         policy_class = None if http is None else policy_class_of(http.headers)
         prepared = await self._prepare(self._named(parsed), record, session, policy_class)
         found = await service.dry_route(prepared.request, preset=preset)
@@ -280,17 +276,10 @@ class Inference:
         self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> tuple[ChatRequest | CompletionRequest, Prepared]:
         """A request that a gateway received: parsed, and ready to be routed. Raises HttpError."""
-        parsed = self._named(self._parse(headers, raw, record, endpoint))
-        record.model = parsed.model
-        for observer in self._service.observers:
-            observer.on_received(record)
-        session = None
-        if self._service.router.config.router_session_affinity_ttl_secs is not None:
-            try:
-                session = self._service.session(session_of(headers))
-            except RequestError as error:
-                raise client_error(error) from None
-        prepared = await self._prepare(parsed, record, session, policy_class_of(headers))
+        parsed = self._received(headers, raw, record, endpoint)
+        prepared = await self._prepare(
+            parsed, record, self._session(headers), policy_class_of(headers)
+        )
         return parsed, prepared
 
     def routed_model(self, name: str) -> str:
@@ -313,12 +302,9 @@ class Inference:
         """One of the places for requests in flight; raises HttpError if all are taken."""
         most = self._config.limits.in_flight
         if self._working >= most:
-            raise HttpError(
+            raise overloaded(
                 self._service.router.config.overload_status_code,
                 f"{most} requests are in flight, the maximum of this frontend",
-                "overloaded",
-                "too_many_requests_in_flight",
-                headers={"retry-after": "1"},
             )
         self._working += 1
         try:
@@ -326,9 +312,10 @@ class Inference:
         finally:
             self._working -= 1
 
-    def _parse(
+    def _received(
         self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> ChatRequest | CompletionRequest:
+        """The request with its model, which the observers learn. Raises HttpError."""
         limit = self._config.limits.body_bytes
         try:
             parsed = parse_request(raw, headers, limit, endpoint)
@@ -337,17 +324,26 @@ class Inference:
         record.model, record.stream = parsed.model, parsed.stream
         if parsed.request_id is not None:
             record.request_id = parsed.request_id
+        parsed = self._named(parsed)
+        record.model = parsed.model
+        for observer in self._service.observers:
+            observer.on_received(record)
         return parsed
 
-    def _session(self, http: web.Request) -> Session | None:
-        """The session of a request; None while affinity is off, whatever its headers are."""
+    def _session(
+        self, headers: Mapping[str, str], http: web.Request | None = None
+    ) -> Session | None:
+        """The session of a request; None while affinity is off, whatever its headers are.
+
+        Clients of ``http`` have sessions of their own; those of a gateway are not known.
+        """
         if self._service.router.config.router_session_affinity_ttl_secs is None:
             return None
         try:
-            name = session_of(http.headers)
+            name = session_of(headers)
         except RequestError as error:
             raise client_error(error) from None
-        client = client_of(http, self._config.api_token)
+        client = b"" if http is None else client_of(http, self._config.api_token)
         return self._service.session(name, client)
 
     async def _prepare(

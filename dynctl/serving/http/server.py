@@ -71,7 +71,7 @@ from dynctl.serving.http.shared_router import with_shared_router
 from dynctl.serving.mirrored_fleet import MirroredFleet
 from dynctl.serving.prefill_load import prefill_model
 from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.refusal import HttpError, internal_error
 from dynctl.serving.remote import RemoteRouting, RouterLink
 from dynctl.serving.replicas import ALIVE_S, TOPICS, ReplicaSync
 from dynctl.serving.service import RoutingService
@@ -744,10 +744,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return error_response(nested_too_deeply(), request.path)
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
-        return error_response(
-            HttpError(500, "internal error; the log has the details", "internal_error", 500),
-            request.path,
-        )
+        return error_response(internal_error(), request.path)
 
 
 def served_endpoints(app: web.Application) -> list[str]:
