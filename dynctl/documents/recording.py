@@ -67,6 +67,11 @@ KINDS: Final = (
     "topology",
 )
 
+#: Sources that see another router's choices, and what these do not publish.
+OF_DYNAMO: Final = frozenset({"observe", "dynamo"})
+NO_PROMPT_HASHES: Final = "Dynamo publishes no prompt hashes of requests with a prefill hop"
+NO_OUTCOMES: Final = "Dynamo does not publish what its engines reused"
+
 
 class Start(msgspec.Struct, frozen=True):
     """The first record. ``router`` names the process and ``version`` its release.
@@ -632,6 +637,12 @@ class RecordingFile:
             yield Noted(last, "cut", str(self.path.name), "", text)
 
     def _check_header(self, head: bytes) -> None:
+        if head and len(head) < len(HEADER) and MAGIC.startswith(head[: len(MAGIC)]):
+            raise WireError(
+                str(self.path),
+                f"the recording is cut at byte {len(head)}, within its header of {len(HEADER)} "
+                "bytes: it has no records",
+            )
         if not head.startswith(MAGIC) or len(head) < len(HEADER):
             raise WireError(str(self.path), "is not a recording; make one: dynctl record FILE")
         schema = struct.unpack("<H", head[len(MAGIC) :])[0]
@@ -685,6 +696,8 @@ def recording_report(path: Path, *, skip_bad: bool = False) -> RecordingReport:
                 conditions[record.code] = conditions.get(record.code, 0) + 1
             elif record.kind in _ABOUT_ITSELF and len(notes) < _MOST_NOTES:
                 notes.append(record.text)
+    if not last:
+        notes.append("the file has no records" + (f": {notes.pop()}" if notes else ""))
     return RecordingReport(
         file=str(path),
         bytes=path.stat().st_size,

@@ -21,6 +21,12 @@ _NAMES = {
 
 def recording_report(result: RecordingReport, canvas: Canvas) -> str:
     """Range, source, counts, and what is missing."""
+    if not result.last:
+        return "".join(
+            f"{line}\n"
+            for note in result.notes
+            for line in canvas.paragraph(f"{result.file}: {note}", first="", rest="  ")
+        )
     length = result.last - result.first
     lines = [
         f"{result.file}: {length:,.1f} s, {result.bytes:,} bytes",

@@ -13,7 +13,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.hits import HitsReport
-from dynctl.documents.recording import Record, RecordingFile
+from dynctl.documents.recording import NO_PROMPT_HASHES, Record, RecordingFile
 from dynctl.health.hits import Ladder, Window
 from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, is_recording
 from dynctl.sources.recording import moment
@@ -66,7 +66,11 @@ def of_files(files: Sequence[Path], query: HitsQuery, trace: SimulatedTrace | No
                     "--limit and --seed are for a trace",
                     f"dynctl replay {files[0]} simulates the requests of a recording",
                 )
-            return _of_recordings(files, query)
+            opened = [RecordingFile(path, skip_bad=query.skip_bad) for path in files]
+            report = _of_recordings(opened, query)
+            if not report.requests:
+                raise _nothing_to_judge(report, opened)
+            return report
         if len(files) > 1:
             raise UsageProblem(
                 f"{len(files)} files, and {files[recordings.index(False)]} is not a recording; "
@@ -94,7 +98,7 @@ def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsRepor
         else:
             paths = [Path(folder) / "live"]
             title = _observed(options, urls, seconds, paths[0])
-        report = _of_recordings(paths, query)
+        report = _of_recordings([RecordingFile(path) for path in paths], query)
     from msgspec.structs import replace
 
     return replace(report, source=title)
@@ -147,13 +151,26 @@ def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: P
     return "live Dynamo"
 
 
-def _of_recordings(files: Sequence[Path], query: HitsQuery) -> HitsReport:
-    opened = [RecordingFile(path, skip_bad=query.skip_bad) for path in files]
+def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsReport:
     ladder = Ladder(by=query.by, window=_window(opened, query))
     streams = [_numbered(one, number) for number, one in enumerate(opened)]
     for _, number, record in merge(*streams, key=lambda item: item[0]):
         ladder.take(record, number)
-    return ladder.report(", ".join(map(str, files)))
+    return ladder.report(", ".join(str(one.path) for one in opened))
+
+
+def _nothing_to_judge(report: HitsReport, opened: Sequence[RecordingFile]) -> UsageProblem:
+    """What the recordings lack."""
+    found = [f"{n:,} {reason}" for reason, n in report.skipped.items()]
+    found += [f"{one.path} is cut at byte {one.cut:,}" for one in opened if one.cut is not None]
+    found += [f"{one.path} has no records" for one in opened if next(one.headers(), None) is None]
+    hint = "expected requests with their decisions: dynctl record --show FILE counts what it has"
+    if any(NO_PROMPT_HASHES in reason for reason in report.skipped):
+        hint = "record a frontend of dynctl, or a Dynamo whose workers compute prompt and answer"
+    return UsageProblem(
+        f"{report.source}: no whole request to judge{': ' if found else ''}{', '.join(found)}",
+        hint,
+    )
 
 
 def _numbered(records: RecordingFile, number: int) -> Iterator[tuple[float, int, Record]]:

@@ -19,6 +19,8 @@ from dynctl.documents.codec import decode
 from dynctl.documents.decisions import PastDecision
 from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.recording import (
+    NO_PROMPT_HASHES,
+    OF_DYNAMO,
     Arrived,
     Changed,
     ChunkHeader,
@@ -328,14 +330,34 @@ class RecordedMoment(ViewSource):
             (None if ref is None else tuple(ref)) == was
             for ref, was in zip(chosen, wanted_refs, strict=True)
         )
+        doubts, assumed = list(self._doubts()), []
+        if not request.overlap_modelled:
+            start = self.playback.start
+            of_dynamo = start is not None and start.source in OF_DYNAMO
+            why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokenizer for it"
+            assumed.append(f"cache overlap not modelled: {why}")
+            doubts.append(doubt("DYR0764", missing=f"the hashes of this prompt ({why})"))
         result = route_result(
-            router, request, again, now=found.at, preset=None, doubts=list(self._doubts())
+            router,
+            request,
+            again,
+            now=found.at,
+            preset=None,
+            assumptions=assumed,
+            doubts=doubts,
         )
-        note = "explained by routing again on the recorded state; the choice is the same"
-        if not same:
+        names = self._names(found, router)
+        if not request.overlap_modelled:
+            note = (
+                "explained by routing again on the recorded state; whether the choice is the same "
+                f"is unknown without the prompt's hashes: the recorded one is {names}"
+            )
+        elif same:
+            note = "explained by routing again on the recorded state; the choice is the same"
+        else:
             note = (
                 "explained by routing again on the recorded state, which chooses otherwise: the "
-                f"recorded choice is {self._names(found, router)} (a tie, or a draw)"
+                f"recorded choice is {names} (a tie, or a draw)"
             )
         return msgspec.structs.replace(result, assumptions=[*result.assumptions, note])
 

@@ -98,7 +98,8 @@ def hits(
 
     The rates go from what one cache without limit could reuse to what the engines reused; each step
     names its causes. Of a recording (dynctl record), of a trace through a simulated fleet, or of
-    the next minutes of a live router (--for with --frontend or --discovery).
+    the next minutes of a live router (--for with --frontend or --discovery). Exit code 1: a live
+    router had no request to judge in that time.
 
     For example: dynctl hits --frontend http://127.0.0.1:8000 --for 5m
     """
@@ -136,4 +137,4 @@ def hits(
         talk(f"recording for {lasts:,} s")
         report = of_live(options, lasts, query)
     emit(report, options)
-    return ExitCode.YES
+    return ExitCode.YES if report.requests else ExitCode.NO

@@ -13,6 +13,9 @@ from typing import Any, Final
 from dynctl.documents.doubts import Doubt, doubt, some_names
 from dynctl.documents.hits import RUNGS, HitsGroup, HitsReport, HitsRung
 from dynctl.documents.recording import (
+    NO_OUTCOMES,
+    NO_PROMPT_HASHES,
+    OF_DYNAMO,
     Arrived,
     Changed,
     Decided,
@@ -345,7 +348,7 @@ class Ladder:
                 self._skipped["refused" if request.refused else "without a decision"] += 1
         elif not request.hashes:
             if counts:
-                self._skipped["without block hashes"] += 1
+                self._skipped[_without_hashes(request)] += 1
         elif counts:
             self._causes.gaps(request, self._now)
             self._causes.salts(request)
@@ -450,6 +453,8 @@ class Ladder:
             if not all(one.gives("decisions") for one in self._sources.values()):
                 return "the recording has no decisions"
             return "the router mode counts no cached blocks, and no worker reports KV events"
+        if not any(one.gives("outcomes") for one in self._sources.values()):
+            return f"{NO_OUTCOMES}: its frontends report it in usage of their answers"
         return "no engine reported the tokens that it reused"
 
     def _group(self, name: str, tally: Tally) -> HitsGroup:
@@ -512,6 +517,16 @@ def _config(settings: dict[str, Any]) -> RouterConfig:
     except (ConfigError, TypeError, ValueError):
         mode = known.get("router_mode", READS_CACHES)
         return RouterConfig().with_values({"router_mode": mode})
+
+
+def _without_hashes(request: Request) -> str:
+    """Why a request that was decided has no hashes."""
+    one, start = request.arrived, request.source.start
+    if one.isl_tokens < one.block_size:
+        return "shorter than one block"
+    if start is not None and start.source in OF_DYNAMO and one.asked.get("not_modelled"):
+        return f"without block hashes ({NO_PROMPT_HASHES})"
+    return "without block hashes"
 
 
 def _hour(at: float) -> str:

@@ -148,9 +148,10 @@ class TraceInput:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a file starts as a recording. Raises OSError."""
+    """Whether a file starts as a recording, or is cut within its header. Raises OSError."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        head = file.read(len(MAGIC))
+    return bool(head) and MAGIC.startswith(head)
 
 
 def _request(one: Arrived, output_tokens: int | None) -> TraceRequest:

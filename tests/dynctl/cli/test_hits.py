@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynctl.documents.recording import encode_records
+from dynctl.documents.recording import HEADER, Arrived, Decided, Finished, Start, encode_records
 from dynctl.health.hits import hits
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.hits import hits_screen
@@ -148,6 +148,56 @@ def test_a_damaged_recording_is_refused_or_read_without_the_damage(dynctl, tmp_p
     cut = dynctl("hits", path, "-o", "json")
     assert cut.code == 0, cut.err
     assert cut.json["left_out"] == {"the end of a recording that is cut": 1}
+
+
+def test_a_recording_without_a_whole_request_is_named(dynctl, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("a.dynrec")
+    records = FLEET.records(CHATS)
+    first = next(i for i, one in enumerate(records) if isinstance(one, Arrived))
+    path.write_bytes(encode_records(records[: first + 1]))
+    none = dynctl("hits", path)
+    assert (none.code, none.out) == (2, "")
+    assert "a.dynrec: no whole request to judge: 1 without a decision" in none.err
+
+    whole = encode_records(records, per_chunk=first)
+    path.write_bytes(whole[: len(encode_records(records[:first], per_chunk=first)) + 50])
+    cut = dynctl("hits", path)
+    assert (cut.code, cut.out) == (2, "")
+    words = " ".join(cut.err.split())
+    assert "a.dynrec: no whole request to judge: a.dynrec is cut at byte" in words
+    path.write_bytes(HEADER)
+    assert "no whole request to judge: a.dynrec has no records" in dynctl("hits", path).err
+    shown = dynctl("record", "--show", path)
+    assert (shown.code, shown.out) == (0, "a.dynrec: the file has no records\n")
+    path.write_bytes(whole[:50])
+    shown = dynctl("record", "--show", path)
+    assert "a.dynrec: the file has no records: the file is cut at byte 18" in shown.out
+    ran = dynctl("hits", recording(path), "--from", "+0s", "--to", "+0.5s")
+    assert (ran.code, "no whole request to judge" in ran.err) == (2, True)
+
+
+def test_requests_of_a_dynamo_with_a_prefill_hop_are_not_judged_and_the_reason_is_named(
+    dynctl, tmp_path: Path
+):
+    start = Start(0.0, "dynamo", "test", "1", complete=frozenset({"decisions", "arrivals"}))
+    arrived = Arrived(1.0, "r", "tiny", 64, 16, asked={"not_modelled": True})
+    decided = Decided(1.0, "r", "tiny", (1, 0), (2, 0))
+    path = tmp_path / "a.dynrec"
+    path.write_bytes(encode_records([start, arrived, decided, Finished(2.0, "r")]))
+    ran = dynctl("hits", path)
+    words = " ".join(ran.err.split())
+    assert ran.code == 2
+    reason = "Dynamo publishes no prompt hashes of requests with a prefill hop"
+    assert f"1 without block hashes ({reason})" in words
+    assert "record a frontend of dynctl" in words
+    # Prompts of one worker have them; what was reused is not published at all.
+    records = [start, *FLEET.records(CHATS)[1:]]
+    report = hits(one for one in records if not isinstance(one, Finished))
+    assert report.requests == len(CHATS)
+    reused = report.rung("reused")
+    assert reused is not None
+    assert "Dynamo does not publish what its engines reused" in reused.unknown
 
 
 @pytest.mark.parametrize("width", [64, 80, 200])

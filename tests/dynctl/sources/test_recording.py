@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.decisions import PastDecision
 from dynctl.documents.recording import (
+    HEADER,
+    MAGIC,
     Arrived,
     Changed,
     Decided,
@@ -298,6 +301,74 @@ def test_commands_name_what_is_wrong_with_the_time(dynctl: Any, tmp_path: Path) 
     assert (ran.code, "--view and --recording: two sources" in ran.err) == (2, True)
     ran = dynctl("top", "--once", "--speed", "2", "--demo")
     assert (ran.code, "--demo is not a recording" in ran.err) == (2, True)
+
+
+#: What a file has that is not a recording, and what every command that reads one names.
+NOT_RECORDINGS = {
+    "newer": (MAGIC + b"\x02\x00", "a recording of schema 2; this dynctl reads up to 1"),
+    "cut in its header": (HEADER[:10], "cut at byte 10, within its header of 18 bytes"),
+    "cut behind its mark": (HEADER[:17], "cut at byte 17, within its header of 18 bytes"),
+    "empty": (b"", "is not a recording|the trace is empty"),
+    "another kind": (b"\x89PNG\r\n\x1a\n" + bytes(64), "is not a recording|not a trace"),
+    "a folder": (None, "is a directory; expected a file"),
+    "not readable": (HEADER, "Permission denied"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_RECORDINGS)
+def test_every_reader_names_a_file_that_it_cannot_read(
+    dynctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("TOKENS").write_text("[1, 2]")
+    content, named = NOT_RECORDINGS[name]
+    path = Path("a.dynrec")
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    if name == "not readable":
+        # The superuser may read every file.
+        opened = Path.open
+
+        def refused(self: Path, *arguments: Any, **more: Any) -> Any:
+            if self.name == path.name:
+                raise PermissionError(13, "Permission denied", str(self))
+            return opened(self, *arguments, **more)
+
+        monkeypatch.setattr(Path, "open", refused)
+    of_moments = [(*command, "--recording", "a.dynrec") for command in COMMANDS]
+    for command in [
+        ("hits", "a.dynrec"),
+        ("replay", "a.dynrec"),
+        ("record", "--show", "a.dynrec"),
+        *of_moments,
+    ]:
+        ran = dynctl(*command)
+        words = " ".join(ran.err.split())
+        assert (ran.code, ran.out) == (2, ""), (command, words)
+        assert words.startswith("error: "), (command, words)
+        assert "a.dynrec" in words, (command, words)
+        assert re.search(named, words), (command, words)
+
+
+def test_the_explanation_of_a_prompt_without_hashes_names_why(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    records = [
+        msgspec.structs.replace(one, hashes=(), asked={"not_modelled": True})
+        if isinstance(one, Arrived)
+        else msgspec.structs.replace(one, source="dynamo")
+        if isinstance(one, Start)
+        else one
+        for one in read_recording(path)
+    ]
+    path.write_bytes(encode_records(records))
+    result = RecordedMoment(path, None).decision(IDS[3])
+    why = "Dynamo publishes no prompt hashes of requests with a prefill hop"
+    assert f"cache overlap not modelled: {why}" in result.assumptions
+    assert any(one.code == "DYR0764" and why in one.what for one in result.doubts)
+    assert any("is unknown without the prompt's hashes" in one for one in result.assumptions)
+    assert not result.certain
 
 
 def test_record_shows_a_file(dynctl: Any, tmp_path: Path) -> None:
