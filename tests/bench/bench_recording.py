@@ -18,7 +18,7 @@ from collections import deque
 from pathlib import Path
 from statistics import median
 
-from dynctl.serving.http.server import settle_garbage_collector
+from dynctl.serving.http.start import settle_garbage_collector
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.recorder import FileSink, Recordings

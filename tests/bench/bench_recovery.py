@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
-from dynctl.serving.http.server import settle_garbage_collector
+from dynctl.serving.http.start import settle_garbage_collector
 from dynctl.serving.index_runtime import MAX_WAITING, IndexRuntime
 from dynctl.serving.service import RoutingService
 from router_core import BlocksStored, Worker

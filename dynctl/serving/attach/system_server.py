@@ -11,7 +11,7 @@ from aiohttp import web
 
 from dynctl.documents.fleet_load import Condition
 from dynctl.serving.attach.card import ModelFiles
-from dynctl.serving.http.server import listen
+from dynctl.serving.http.start import listen
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, escape, number
 from router_core import TOPOLOGY_PREFIX
 

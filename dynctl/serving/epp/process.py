@@ -22,7 +22,8 @@ from dynctl.serving.epp.exchange import Picker
 from dynctl.serving.epp.grpc_server import Call, Code, GrpcLimits, GrpcServer, Method
 from dynctl.serving.epp.pool import PoolFollower
 from dynctl.serving.http.connections import FEW, Certificate, CertificateError, descriptors
-from dynctl.serving.http.server import LOOPBACK, Frontend, StartError, listen, run
+from dynctl.serving.http.server import Frontend, run
+from dynctl.serving.http.start import LOOPBACK, StartError, listen
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.health import Serving
 
@@ -47,7 +48,7 @@ class EndpointPicker(Frontend):
         super().__init__(config, inference=False)
         assert config.picker is not None
         self.options: PickerConfig = config.picker
-        self._tokenizes = True
+        self.tokenizes = True
         self.picker = Picker(self.service, self.fleet, self.inference, config.limits)
         self.health = Health(self._serving)
         self._certificate = _certificate_of(self.options)

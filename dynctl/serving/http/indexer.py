@@ -33,7 +33,7 @@ from dynctl.serving.engines.failures import control_failure
 from dynctl.serving.http.auth import checked_token, guarded
 from dynctl.serving.http.dynamo_service import DynamoService, Listeners, ServiceError
 from dynctl.serving.http.index_exchange import KEPT_S, PATH, PEER_S, ranks_at
-from dynctl.serving.http.server import StartError, announce, listen, settle_garbage_collector
+from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
 from dynctl.serving.index_snapshot import SnapshotDirectory, SnapshotProblem
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.standalone_index import (

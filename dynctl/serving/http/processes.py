@@ -31,16 +31,11 @@ from aiohttp import web
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.connections import FEW, Connections
+from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.http.router_server import ProcessState, run_router
-from dynctl.serving.http.server import (
-    Routes,
-    StartError,
-    announce,
-    error_middleware,
-    listen,
-    run_frontend,
-)
+from dynctl.serving.http.server import Routes, run_frontend
+from dynctl.serving.http.start import StartError, announce, listen
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, Family, samples
 from dynctl.serving.telemetry.log_format import configure_logging

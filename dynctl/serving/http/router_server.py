@@ -22,7 +22,8 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.select_api import SelectApi, SlotTrackerApi
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import Frontend, Routes, listen, run
+from dynctl.serving.http.server import Frontend, Routes, run
+from dynctl.serving.http.start import listen
 from dynctl.serving.select_service import SelectService
 from dynctl.serving.slot_tracker import SlotTracker
 

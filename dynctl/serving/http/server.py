@@ -2,20 +2,17 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import random
 import signal
 import socket
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-import msgspec
 import uvloop
 from aiohttp import web
 
@@ -60,18 +57,25 @@ from dynctl.serving.http.connections import (
     unix_listener,
 )
 from dynctl.serving.http.engine_calls import EngineCalls
+from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
-from dynctl.serving.http.openapi import document_route, routes_of
+from dynctl.serving.http.openapi import document_route
 from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
+from dynctl.serving.http.start import (
+    LOOPBACK,
+    StartError,
+    announce,
+    listen,
+    settle_garbage_collector,
+)
+from dynctl.serving.http.start_log import log_start
 from dynctl.serving.mirrored_fleet import MirroredFleet
 from dynctl.serving.prefill_load import prefill_model
-from dynctl.serving.prompts import NOT_MODELLED, PromptTokenizers
-from dynctl.serving.refusal import HttpError, internal_error
+from dynctl.serving.prompts import PromptTokenizers
 from dynctl.serving.remote import RemoteRouting, RouterLink
 from dynctl.serving.replicas import ALIVE_S, TOPICS, ReplicaSync
 from dynctl.serving.service import RoutingService
@@ -83,7 +87,6 @@ from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.serving.telemetry.recorder import FileSink, Recordings
 from dynctl.serving.telemetry.traces import Traces
-from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.serving.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import load_tokenizer
@@ -101,15 +104,7 @@ _CHECK_S = 10.0
 _METRICS_S = 8.0
 #: Seconds between two looks at what the collector of traces takes.
 _TRACES_S = 1.0
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-#: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
-_GC_THRESHOLDS = (1_000, 2, 10_000)
-
 Routes = Callable[["Frontend"], Iterable[web.RouteDef]]
-
-
-class StartError(UsageProblem):
-    """The frontend cannot start; the message has the change that is needed."""
 
 
 class Frontend:
@@ -141,7 +136,7 @@ class Frontend:
             if config.model_path is None
             else load_tokenizer(config.model_path, trust_template=config.trust_template)
         )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         tokenizers = PromptTokenizers(tokenizer)
         self.link: RouterLink | None = None
         self.service: RoutingService
@@ -162,7 +157,7 @@ class Frontend:
                 self.link, config.router, tokenizers, default_block_size=config.block_size
             )
         service = self.service
-        table, self._size_unknown = configured_table(config.router, config.model_path)
+        table, self.size_unknown = configured_table(config.router, config.model_path)
         if table is not None:
             service.apply(TransferTableSet(table))
         service.router.bound = IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK)
@@ -222,7 +217,7 @@ class Frontend:
             service.not_for = (self.memory,)
         self._serves_inference = inference
         # A router alone gets hashes from its frontends; it tokenizes for dry runs, if it can.
-        self._tokenizes = inference or config.model_path is not None
+        self.tokenizes = inference or config.model_path is not None
         self._extra_routes = tuple(extra_routes)
         #: What this process has on Dynamo's request plane; None: nothing.
         self.registered: PlaneProcess | None = None
@@ -321,7 +316,7 @@ class Frontend:
             raise
         start = self.service.tasks.start
         start("booking expiry", self._expire_often)
-        if self._tokenizes and self.config.dynamo is None:
+        if self.tokenizes and self.config.dynamo is None:
             start("tokenizer check", self._check_tokenizers)
         if self.certificate is not None:
             start("certificate reload", self.certificate.watch)
@@ -521,9 +516,9 @@ class Frontend:
 
     async def _speed_up(self) -> None:
         """Choose the encoder of the tokenizer, while the engines are probed."""
-        if self._tokenizer is None or self.config.tokenizer == "exact":
+        if self.tokenizer is None or self.config.tokenizer == "exact":
             return
-        reasons = await asyncio.to_thread(self._tokenizer.speed_up, self.config.tokenizer)
+        reasons = await asyncio.to_thread(self.tokenizer.speed_up, self.config.tokenizer)
         for reason in reasons:
             _log.info("tokenizer: %s", reason)
 
@@ -610,146 +605,7 @@ class Frontend:
 
     def log_start(self) -> None:
         """Log the configuration of this start."""
-        router, config = self.service.router, self.config
-        roles: dict[str, int] = {}
-        for worker in router.registry:
-            roles[worker.role.value] = roles.get(worker.role.value, 0) + 1
-        fleet = ", ".join(f"{count} {role}" for role, count in sorted(roles.items())) or "none"
-        _log.info(
-            "serving on %s: router mode %s, preset %s, models %s, workers: %s of %d reachable",
-            self.url,
-            router.config.router_mode,
-            config.preset,
-            ", ".join(self.service.models()) or "none",
-            fleet,
-            len(self.fleet),
-        )
-        pool = None if config.picker is None else config.picker.pool
-        given = (config.workers, config.workers_file, config.router_url, config.dynamo, pool)
-        services = (config.select_service_port, config.slot_tracker_port)
-        if not any(given) and services == (None, None):
-            _log.warning(
-                "no workers are configured: every request is refused; set --worker URL or "
-                "--workers-file FILE, or use Dynamo's discovery"
-            )
-        model = self.service.prefill_model
-        for text in () if model is None else model.describe():
-            _log.info("%s", text)
-        if config.host not in LOOPBACK and config.api_token is None:
-            _log.warning(
-                "%s is reachable from other hosts: they get inference only; writes and routing "
-                "details answer 403 until --admin-token is set",
-                config.host,
-            )
-        if self.keys.required:
-            _log.info("inference needs an API key: %d are valid", len(self.keys))
-        if config.unix_socket is not None:
-            _log.info("operators: %s", config.unix_socket)
-        if self.replicas is not None:
-            others = ", ".join(self.replicas.plane.addresses)
-            _log.info(
-                "replica sync: %s%s",
-                self.replicas.plane.title,
-                f", with {others}" if others else "",
-            )
-        if self.link is not None:
-            _log.info("router: %s", self.link.url)
-            if config.router_token is not None and self.link.exposed:
-                _log.warning(
-                    "--router-token and the hashes of requests go to %s without TLS: use https",
-                    self.link.url,
-                )
-        policy = router.config.kv_transfer_domain
-        if policy is not None:
-            _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)
-        if router.transfer is not None and router.config.router_kv_transfer_weight:
-            levels = ", ".join(router.transfer.names)
-            _log.info("KV transfer costs by distance: levels %s", levels)
-            if self._size_unknown is not None:
-                _log.warning(
-                    "KV transfer costs nothing: %s; set bytes_per_token in the file of %s",
-                    self._size_unknown, TRANSFER_FLAG,
-                )  # fmt: skip
-        self._log_queue()
-        silent = [w.name for w in router.registry if not w.kv_events]
-        if silent and self.link is None:
-            _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
-        if self._tokenizes and config.dynamo is None:
-            self._log_tokenizer()
-
-    def _log_queue(self) -> None:
-        router = self.service.router
-        if router.view().queue is None:
-            return
-        for model in self.service.models() or ("",):
-            for one in router.policy_classes.table(model, router.config).classes:
-                limits = []
-                if one.prefill_busy_threshold is not None:
-                    limits.append(f"{one.prefill_busy_threshold:,} tokens")
-                if one.prefill_busy_threshold_frac is not None:
-                    limits.append(f"{one.prefill_busy_threshold_frac:g} x max_num_batched_tokens")
-                _log.info(
-                    "router queue: model %s, class %s, %s, quantum %d, requests wait above %s",
-                    model or "any", one.name, one.queue_policy, one.quantum,
-                    " or ".join(limits) or "no load",
-                )  # fmt: skip
-        unknown = [w.name for w in router.registry if not w.runtime_config.max_num_batched_tokens]
-        if unknown:
-            _log.warning(
-                "max_num_batched_tokens is unknown (%s): 10,000,000 is used, so that requests "
-                "hardly ever wait; add max-num-batched-tokens=N to --worker", ", ".join(unknown),
-            )  # fmt: skip
-
-    def _log_tokenizer(self) -> None:
-        if self._tokenizer is not None:
-            _log.info("tokenizer: %s (%s)", self.config.model_path, self._tokenizer.encoder.name)
-            return
-        if self.link is not None:
-            _log.info(
-                "tokenizer: the engines' /tokenize, where they have it; set --model-path DIR to "
-                "tokenize here"
-            )
-            return
-        if any(member.facts.engine_id is not None for member in self.fleet):
-            _log.info("tokenizer: the engines' /tokenize, one more round trip per request")
-        else:
-            _log.warning(
-                "%s (unless an engine supports POST /tokenize); set --model-path DIR", NOT_MODELLED
-            )
-
-
-@web.middleware
-async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as JSON: HttpError as it is, the server's own by status, others as a logged 500."""
-    try:
-        return await handler(request)
-    except HttpError as error:
-        return error_response(error, request.path)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        message = f"{request.method} {request.path[:200]}: {error.reason.lower()}"
-        kind, served = "invalid_request_error", []
-        if error.status == 404:
-            kind, served = "not_found_error", served_endpoints(request.app)
-            message += "; the endpoints that exist are in error.served"
-        found = HttpError(error.status, message, kind, error.status, served=served)
-        answer = error_response(found, request.path)
-        if "allow" in error.headers:
-            answer.headers["allow"] = error.headers["allow"]
-        return answer
-    except (asyncio.CancelledError, ConnectionError):
-        raise
-    except RecursionError:
-        return error_response(nested_too_deeply(), request.path)
-    except Exception:
-        _log.exception("%s %s failed", request.method, request.path)
-        return error_response(internal_error(), request.path)
-
-
-def served_endpoints(app: web.Application) -> list[str]:
-    """The endpoints of an application, as ``POST /v1/responses``."""
-    return [f"{method} {path}" for method, path, _ in routes_of(app)]
+        log_start(self)
 
 
 def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:
@@ -785,26 +641,6 @@ async def serve(build: Callable[[], Frontend]) -> int:
     finally:
         await frontend.close()
     return 0
-
-
-def announce(record: Mapping[str, Any]) -> None:
-    """Write the record of ``--announce``: one JSON line on stdout."""
-    sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
-    sys.stdout.flush()
-
-
-def settle_garbage_collector() -> None:
-    """Collect cycles rarely, and exclude the objects of the start.
-
-    The defaults collect every 700 allocations and stop all streams for up to 80 ms at a full
-    collection; measured, that was an eighth of the CPU of a request and two thirds of the p99
-    time to the first token. Requests leave hardly any cycles, so rarer full collections are enough.
-    The young ones are small, so that each is short: what survives is visited twice either way, and
-    20,000 survivors at a time took 20 ms CPU beside 4,000 running requests, 1,000 take 2.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def _specs(texts: Iterable[str]) -> list[WorkerSpec]:
@@ -860,22 +696,3 @@ def _unix_listener(path: Path) -> socket.socket:
         return unix_listener(path)
     except OSError as error:
         raise StartError(f"--unix-socket {path}: {file_problem(error, writing=True)}") from None
-
-
-def listen(
-    host: str, port: int, flag: str = "--http-port", *, share: bool = False
-) -> socket.socket:
-    """A bound socket. ``share``: the kernel spreads connections over all that share the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if share:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise StartError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; use another {flag}"
-        ) from None
-    return listener

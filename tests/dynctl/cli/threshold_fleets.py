@@ -15,7 +15,7 @@ from aiohttp import web
 
 from dynctl.documents.workers import worker_rows
 from dynctl.serving.http.admin import Admin
-from dynctl.serving.http.server import error_middleware
+from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from router_core import THRESHOLD_SETTINGS, Change, LoadReported, Worker

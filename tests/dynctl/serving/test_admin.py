@@ -18,7 +18,7 @@ from dynctl.documents.doubts import Varies
 from dynctl.documents.route_result import RouteResult, decision_result
 from dynctl.documents.view import decode_view
 from dynctl.serving.http.admin import Admin
-from dynctl.serving.http.server import error_middleware
+from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DEFAULT_BYTES, DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics

@@ -22,7 +22,7 @@ from hyperframe.frame import PingFrame
 
 from dynctl.serving.config import Limits, PickerConfig
 from dynctl.serving.epp import exchange, grpc_server, process
-from dynctl.serving.http.server import StartError
+from dynctl.serving.http.start import StartError
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.ext_proc import BodyMode
 from dynctl.wire.envoy.health import Serving

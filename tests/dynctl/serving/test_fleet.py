@@ -10,7 +10,8 @@ from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines import workers_file
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.worker_spec import WorkerSpecError
-from dynctl.serving.http.server import Frontend, StartError
+from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.start import StartError
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR

@@ -20,9 +20,9 @@ from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.http import frontends as frontends_api
+from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import error_middleware
 from dynctl.serving.service import RoutingService
 from router_core import (
     Pin,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
-from dynctl.serving.http.server import Frontend, StartError
+from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.start import StartError
 from dynctl.serving.refusal import HttpError
 from tests.dynctl.serving.fleets import chat_body, site, until
 

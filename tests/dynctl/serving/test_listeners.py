@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 
 from dynctl.serving.config import FrontendConfig, Limits
-from dynctl.serving.http.server import Frontend, StartError
+from dynctl.serving.http.server import Frontend
+from dynctl.serving.http.start import StartError
 from tests.dynctl.serving.fleets import chat_body, events_of, site, until
 from tests.dynctl.serving.sockets import raw
 from tests.dynctl.serving.test_process import engine, process

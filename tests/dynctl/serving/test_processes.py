@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.processes import merged, run_processes
-from dynctl.serving.http.server import StartError
+from dynctl.serving.http.start import StartError
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from tests.dynctl.serving.fleets import chat_body

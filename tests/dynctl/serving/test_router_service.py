@@ -15,9 +15,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http import selection as selection_api
+from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.http.server import error_middleware
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics

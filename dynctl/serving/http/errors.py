@@ -1,0 +1,47 @@
+"""Errors of handlers as JSON responses."""
+
+import asyncio
+import logging
+
+from aiohttp import web
+
+from dynctl.serving.http.auth import Handler
+from dynctl.serving.http.json_responses import error_response, nested_too_deeply
+from dynctl.serving.http.openapi import routes_of
+from dynctl.serving.refusal import HttpError, internal_error
+
+_log = logging.getLogger(__name__)
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as JSON: HttpError as it is, the server's own by status, others as a logged 500."""
+    try:
+        return await handler(request)
+    except HttpError as error:
+        return error_response(error, request.path)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        message = f"{request.method} {request.path[:200]}: {error.reason.lower()}"
+        kind, served = "invalid_request_error", []
+        if error.status == 404:
+            kind, served = "not_found_error", served_endpoints(request.app)
+            message += "; the endpoints that exist are in error.served"
+        found = HttpError(error.status, message, kind, error.status, served=served)
+        answer = error_response(found, request.path)
+        if "allow" in error.headers:
+            answer.headers["allow"] = error.headers["allow"]
+        return answer
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except RecursionError:
+        return error_response(nested_too_deeply(), request.path)
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return error_response(internal_error(), request.path)
+
+
+def served_endpoints(app: web.Application) -> list[str]:
+    """The endpoints of an application, as ``POST /v1/responses``."""
+    return [f"{method} {path}" for method, path, _ in routes_of(app)]

@@ -1,0 +1,58 @@
+"""The start of every server process: listen, announce the addresses, settle the memory."""
+
+import gc
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dynctl.base.errors import UsageProblem
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+#: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
+_GC_THRESHOLDS = (1_000, 2, 10_000)
+
+
+class StartError(UsageProblem):
+    """The frontend cannot start; the message has the change that is needed."""
+
+
+def listen(
+    host: str, port: int, flag: str = "--http-port", *, share: bool = False
+) -> socket.socket:
+    """A bound socket. ``share``: the kernel spreads connections over all that share the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if share:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; use another {flag}"
+        ) from None
+    return listener
+
+
+def announce(record: Mapping[str, Any]) -> None:
+    """Write the record of ``--announce``: one JSON line on stdout."""
+    sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+    sys.stdout.flush()
+
+
+def settle_garbage_collector() -> None:
+    """Collect cycles rarely, and exclude the objects of the start.
+
+    The defaults collect every 700 allocations and stop all streams for up to 80 ms at a full
+    collection; measured, that was an eighth of the CPU of a request and two thirds of the p99
+    time to the first token. Requests leave hardly any cycles, so rarer full collections are enough.
+    The young ones are small, so that each is short: what survives is visited twice either way, and
+    20,000 survivors at a time took 20 ms CPU beside 4,000 running requests, 1,000 take 2.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,0 +1,128 @@
+"""What a frontend or router logs at its start: its configuration, and what it lacks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dynctl.serving.http.start import LOOPBACK
+from dynctl.serving.prompts import NOT_MODELLED
+from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
+from router_core import Router
+
+if TYPE_CHECKING:
+    from dynctl.serving.http.server import Frontend
+
+_log = logging.getLogger(__name__)
+
+
+def log_start(frontend: Frontend) -> None:
+    """Log the configuration of this start."""
+    router, config = frontend.service.router, frontend.config
+    roles: dict[str, int] = {}
+    for worker in router.registry:
+        roles[worker.role.value] = roles.get(worker.role.value, 0) + 1
+    fleet = ", ".join(f"{count} {role}" for role, count in sorted(roles.items())) or "none"
+    _log.info(
+        "serving on %s: router mode %s, preset %s, models %s, workers: %s of %d reachable",
+        frontend.url,
+        router.config.router_mode,
+        config.preset,
+        ", ".join(frontend.service.models()) or "none",
+        fleet,
+        len(frontend.fleet),
+    )
+    pool = None if config.picker is None else config.picker.pool
+    given = (config.workers, config.workers_file, config.router_url, config.dynamo, pool)
+    services = (config.select_service_port, config.slot_tracker_port)
+    if not any(given) and services == (None, None):
+        _log.warning(
+            "no workers are configured: every request is refused; set --worker URL or "
+            "--workers-file FILE, or use Dynamo's discovery"
+        )
+    model = frontend.service.prefill_model
+    for text in () if model is None else model.describe():
+        _log.info("%s", text)
+    if config.host not in LOOPBACK and config.api_token is None:
+        _log.warning(
+            "%s is reachable from other hosts: they get inference only; writes and routing "
+            "details answer 403 until --admin-token is set",
+            config.host,
+        )
+    if frontend.keys.required:
+        _log.info("inference needs an API key: %d are valid", len(frontend.keys))
+    if config.unix_socket is not None:
+        _log.info("operators: %s", config.unix_socket)
+    if frontend.replicas is not None:
+        others = ", ".join(frontend.replicas.plane.addresses)
+        _log.info(
+            "replica sync: %s%s",
+            frontend.replicas.plane.title,
+            f", with {others}" if others else "",
+        )
+    if frontend.link is not None:
+        _log.info("router: %s", frontend.link.url)
+        if config.router_token is not None and frontend.link.exposed:
+            _log.warning(
+                "--router-token and the hashes of requests go to %s without TLS: use https",
+                frontend.link.url,
+            )
+    policy = router.config.kv_transfer_domain
+    if policy is not None:
+        _log.info("KV transfer: %s within %s", router.config.kv_transfer_enforcement, policy)
+    if router.transfer is not None and router.config.router_kv_transfer_weight:
+        levels = ", ".join(router.transfer.names)
+        _log.info("KV transfer costs by distance: levels %s", levels)
+        if frontend.size_unknown is not None:
+            _log.warning(
+                "KV transfer costs nothing: %s; set bytes_per_token in the file of %s",
+                frontend.size_unknown, TRANSFER_FLAG,
+            )  # fmt: skip
+    _log_queue(router, frontend.service.models())
+    silent = [w.name for w in router.registry if not w.kv_events]
+    if silent and frontend.link is None:
+        _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
+    if frontend.tokenizes and config.dynamo is None:
+        _log_tokenizer(frontend)
+
+
+def _log_queue(router: Router, models: Sequence[str]) -> None:
+    if router.view().queue is None:
+        return
+    for model in models or ("",):
+        for one in router.policy_classes.table(model, router.config).classes:
+            limits = []
+            if one.prefill_busy_threshold is not None:
+                limits.append(f"{one.prefill_busy_threshold:,} tokens")
+            if one.prefill_busy_threshold_frac is not None:
+                limits.append(f"{one.prefill_busy_threshold_frac:g} x max_num_batched_tokens")
+            _log.info(
+                "router queue: model %s, class %s, %s, quantum %d, requests wait above %s",
+                model or "any", one.name, one.queue_policy, one.quantum,
+                " or ".join(limits) or "no load",
+            )  # fmt: skip
+    unknown = [w.name for w in router.registry if not w.runtime_config.max_num_batched_tokens]
+    if unknown:
+        _log.warning(
+            "max_num_batched_tokens is unknown (%s): 10,000,000 is used, so that requests "
+            "hardly ever wait; add max-num-batched-tokens=N to --worker", ", ".join(unknown),
+        )  # fmt: skip
+
+
+def _log_tokenizer(frontend: Frontend) -> None:
+    if frontend.tokenizer is not None:
+        _log.info("tokenizer: %s (%s)", frontend.config.model_path, frontend.tokenizer.encoder.name)
+        return
+    if frontend.link is not None:
+        _log.info(
+            "tokenizer: the engines' /tokenize, where they have it; set --model-path DIR to "
+            "tokenize here"
+        )
+        return
+    if any(member.facts.engine_id is not None for member in frontend.fleet):
+        _log.info("tokenizer: the engines' /tokenize, one more round trip per request")
+    else:
+        _log.warning(
+            "%s (unless an engine supports POST /tokenize); set --model-path DIR", NOT_MODELLED
+        )
