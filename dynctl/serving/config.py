@@ -133,7 +133,10 @@ class PickerConfig:
     """The listeners of an endpoint picker and where its workers come from.
 
     ``tls`` without ``cert`` and ``key``: a certificate is made at the start. ``health_port`` None:
-    health is on ``port`` alone. ``pool`` None: the workers are engines of the options.
+    health is on ``port`` alone. ``pool`` None: the workers are engines of the options, or those of
+    a Dynamo deployment. These have no HTTP address: ``dynamo_frontend`` is the (host, port) of a
+    Dynamo frontend that sends each request to the worker of its headers; host "": such a frontend
+    runs beside each worker.
     """
 
     host: str = "127.0.0.1"
@@ -143,6 +146,7 @@ class PickerConfig:
     cert: Path | None = None
     key: Path | None = None
     pool: PoolConfig | None = None
+    dynamo_frontend: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -105,6 +105,8 @@ class DynamoFleet(Fleet):
         #: Worker set -> the version of the card that was accepted first.
         self._accepted: dict[str, str] = {}
         self._reported: set[str] = set()
+        #: Why a worker cannot get requests in the way that this process sends them.
+        self.obstacle: Callable[[RegisteredWorker], str | None] = lambda item: None
         #: Shares load with the routers of the deployment; None without replica sync.
         self._sync: FleetSync | None = None
         self._registration: Registration | None = None
@@ -333,6 +335,10 @@ class DynamoFleet(Fleet):
         reason = self._reasons.get(worker.worker_id)
         if reason is None and model is not None:
             reason = model.problem
+        item = self._workers.get(worker.worker_id)
+        obstacle = None if item is None else self.obstacle(item)
+        if obstacle is not None:
+            reason = obstacle
         if reason is None and member.gone:
             reason = member.problem
         if reason == member.problem:
@@ -342,7 +348,9 @@ class DynamoFleet(Fleet):
         if reason is None:
             self._service.clear_condition(codes.WORKER_UNREACHABLE, name)
             self._service.clear_condition(codes.WORKER_REJECTED, name)
-        elif worker.worker_id in self._reasons and "its card differs" in reason:
+        elif obstacle is not None or (
+            worker.worker_id in self._reasons and "its card differs" in reason
+        ):
             self._service.set_condition(codes.WORKER_REJECTED, name, reason)
 
     def _eject(self, member: Member, reason: str, *, gone: bool, doubt: bool = False) -> None:

@@ -89,6 +89,9 @@ _GATEWAYS: Final = """
 `BUFFERED`, `STREAMED` and `NONE`, subsets, refusals, \
 clients that leave, a picker that is killed, TLS |
 | messages of `ext_proc` v3 | bytes equal to those of Envoy's own stubs |
+| Dynamo 1.6.1 (`--discovery`, `--dynamo-frontend`) | its frontends with \
+`--router-mode direct` send each request to the workers of the picker's headers, prefill \
+and decode |
 | InferencePool `inference.networking.k8s.io/v1` | on the simulated API server |
 | Envoy Gateway, Istio, kgateway, llm-d's sidecar, Dynamo's sidecar | not tried: \
 from their documentation |

@@ -15,7 +15,7 @@ from tests.dynamo.processes import ProcessGroup
 from tests.ports import free_port
 from tests.waiting import until_now
 
-_FOREIGN = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "KUBE")
+FOREIGN = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "KUBE")
 
 
 class OurFrontend(Frontend):
@@ -71,7 +71,7 @@ def frontend_of(
     """A frontend with these arguments and variables; ready when the workers with the ``expected``
     ids get requests."""
     port = free_port()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     cache = directory / "cache"
     cache.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "dynctl", "serve", "frontend", "--http-port", str(port), *args]

@@ -33,11 +33,11 @@ from dynctl.cli.serving_options import (
 from dynctl.cli.shared_options import memory_of, one_choice, size_of
 
 _SHARED = "A router in another process"
-_DYNAMO_HINT = (
+DYNAMO_HINT = (
     "--discovery file --file-kv DIR, --discovery etcd --etcd-endpoints HOST:2379, or "
     "--discovery kubernetes"
 )
-_DYNAMO = "Workers of a Dynamo deployment"
+DYNAMO = "Workers of a Dynamo deployment"
 _SERVICES = "As Dynamo's services"
 
 
@@ -48,7 +48,7 @@ Endpoint = Annotated[
         metavar="NAMESPACE.COMPONENT.ENDPOINT",
         help="Be a component of Dynamo: route among the workers of this endpoint, and register "
         "the endpoints of a router (NAMESPACE.router.generate, ..) in discovery.",
-        rich_help_panel=_DYNAMO,
+        rich_help_panel=DYNAMO,
     ),
 ]
 RpcHost = Annotated[
@@ -59,7 +59,7 @@ RpcHost = Annotated[
         envvar="DYN_TCP_RPC_HOST",
         help="With --endpoint: address for requests of Dynamo's processes, which is registered. "
         "Their requests need no key or token.",
-        rich_help_panel=_DYNAMO,
+        rich_help_panel=DYNAMO,
     ),
 ]
 RouterUrl = Annotated[
@@ -133,7 +133,7 @@ NamespacePrefix = Annotated[
         metavar="PREFIX",
         envvar="DYN_NAMESPACE_PREFIX",
         help="Serve all Dynamo namespaces that begin with this; wins over --dyn-namespace.",
-        rich_help_panel=_DYNAMO,
+        rich_help_panel=DYNAMO,
     ),
 ]
 EventPlane = Annotated[
@@ -144,7 +144,7 @@ EventPlane = Annotated[
         help="Event plane for what this frontend publishes to other routers "
         "(--router-replica-sync); workers' events come as each worker announces. "
         "[default: $DYN_EVENT_PLANE, then zmq]",
-        rich_help_panel=_DYNAMO,
+        rich_help_panel=DYNAMO,
     ),
 ]
 ResponsePort = Annotated[
@@ -156,7 +156,7 @@ ResponsePort = Annotated[
         min=0,
         max=65535,
         help="Port where Dynamo workers send their responses; 0: a free one.",
-        rich_help_panel=_DYNAMO,
+        rich_help_panel=DYNAMO,
     ),
 ]
 MigrationLimit = Annotated[
@@ -169,7 +169,7 @@ MigrationLimit = Annotated[
         max=1000,
         help="How often a response may go on with another Dynamo worker after its worker is lost. "
         "[default: from the model's card]",
-        rich_help_panel=_DYNAMO,
+        rich_help_panel=DYNAMO,
     ),
 ]
 MigrationTokens = Annotated[
@@ -182,7 +182,7 @@ MigrationTokens = Annotated[
         max=1 << 31,
         help="Prompt and output above which a response does not go on elsewhere. "
         "[default: no limit]",
-        rich_help_panel=_DYNAMO,
+        rich_help_panel=DYNAMO,
     ),
 ]
 SelectServicePort = Annotated[
@@ -238,7 +238,7 @@ def frontend(
     serve frontend --discovery file --file-kv DIR
     """
     own = bool(serving.worker or serving.workers_file or router)
-    dynamo = _dynamo(
+    dynamo = dynamo_config(
         options,
         namespace_prefix,
         event_plane,
@@ -347,9 +347,9 @@ def observe(
 
     one_choice("--log-format", serving.log_format, ("text", "json"))
     if options.offline:
-        raise UsageProblem(f"{options.offline}: serve observe follows a live Dynamo", _DYNAMO_HINT)
+        raise UsageProblem(f"{options.offline}: serve observe follows a live Dynamo", DYNAMO_HINT)
     if backend(options) is None:
-        raise UsageProblem("serve observe: no discovery backend is set", _DYNAMO_HINT)
+        raise UsageProblem("serve observe: no discovery backend is set", DYNAMO_HINT)
     config = FrontendConfig(
         host=http_host,
         port=http_port,
@@ -382,13 +382,13 @@ def observe(
     )
 
 
-def _dynamo(
+def dynamo_config(
     options: GlobalOptions,
     prefix: str | None,
     event_plane: str | None,
-    response_port: int,
-    migration_limit: int | None,
-    migration_max_tokens: int | None,
+    response_port: int = 0,
+    migration_limit: int | None = None,
+    migration_max_tokens: int | None = None,
     *,
     own: bool,
 ) -> Any:
@@ -456,7 +456,7 @@ def _component(
         )
     planes = replace(options, context_applied=True)
     if backend(planes, serving=True) is None:
-        raise UsageProblem(f"--endpoint {endpoint[:200]} needs Dynamo's discovery", _DYNAMO_HINT)
+        raise UsageProblem(f"--endpoint {endpoint[:200]} needs Dynamo's discovery", DYNAMO_HINT)
     return DynamoConfig(
         planes,
         parts[0],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,13 @@ import typer
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.access_options import PICKER_ACCESS, AccessOptions, expect_pair
+from dynctl.cli.commands.serve import (
+    DYNAMO,
+    DYNAMO_HINT,
+    EventPlane,
+    NamespacePrefix,
+    dynamo_config,
+)
 from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS
 from dynctl.cli.serving_options import SERVING, ServingOptions, frontend_config
@@ -132,6 +140,16 @@ Domains = Annotated[
     ),
 ]  # fmt: skip
 
+DynamoFrontend = Annotated[
+    str | None,
+    typer.Option(
+        "--dynamo-frontend", metavar="[HOST]:PORT", envvar="DYNCTL_DYNAMO_FRONTEND",
+        help="With --discovery: where the gateway sends requests, a Dynamo frontend with "
+        "--router-mode direct. :PORT is one beside each worker, at the worker's address.",
+        rich_help_panel=DYNAMO,
+    ),
+]  # fmt: skip
+
 
 @with_options(serving=SERVING, access=PICKER_ACCESS, router_flags=ROUTER_FLAGS)
 def epp(
@@ -166,6 +184,9 @@ def epp(
     pod_replay: ReplayPort = None,
     pod_role_label: RoleLabel = "llm-d.ai/role",
     pod_domain: Domains = None,
+    dynamo_frontend: DynamoFrontend = None,
+    namespace_prefix: NamespacePrefix = None,
+    event_plane: EventPlane = None,
     serving: ServingOptions,
     access: AccessOptions,
     router_flags: Mapping[str, str | bool],
@@ -175,7 +196,7 @@ def epp(
     For example: dynctl serve epp --pool my-pool -n inference --model-path DIR --host 0.0.0.0
 
     The gateway sends each request here, and gets the worker to send it to
-    (docs/gateway.md).
+    (docs/gateway.md). With --discovery the workers are those of a Dynamo deployment.
     """
     from dynctl.serving.config import PickerConfig
     from dynctl.serving.epp.process import run_picker
@@ -183,10 +204,14 @@ def epp(
     expect_pair(tls_cert, tls_key)
     if tls_cert is not None and not tls:
         raise UsageProblem("--no-tls and --tls-cert: set only one of them")
+    own = bool(serving.worker or serving.workers_file or pool)
+    dynamo = dynamo_config(options, namespace_prefix, event_plane, own=own)
+    direct = _direct_frontend(dynamo_frontend, dynamo, options, own=own)
     config = frontend_config(
         router_flags,
         access,
         serving,
+        dynamo=dynamo,
         host=http_host,
         port=http_port,
         picker=PickerConfig(
@@ -197,6 +222,7 @@ def epp(
             tls_cert,
             tls_key,
             _pool(options, pool, pod_kv_events, pod_replay, pod_role_label, pod_domain),
+            direct,
         ),
     )
     if config.origins.get("overload_status_code", "").partition(" ")[0] not in ("flag", "env"):
@@ -210,6 +236,47 @@ def epp(
         raise UsageProblem(f"--body-limit {body_limit}: expected 1KiB to 1GiB")
     limits = replace(config.limits, body_bytes=size, stream_silence_s=stream_timeout)
     return int(run_picker(replace(config, limits=limits)))
+
+
+def _direct_frontend(
+    text: str | None, dynamo: Any, options: GlobalOptions, *, own: bool
+) -> tuple[str, int] | None:
+    """(host or "", port) of --dynamo-frontend; raises UsageProblem. ``own``: the options name
+    engines or a pool."""
+    if own and (text is not None or options.discovery is not None):
+        flag = "--discovery" if text is None else "--dynamo-frontend"
+        raise UsageProblem(
+            f"{flag} and --worker, --workers-file or --pool: set only one of them",
+            "the workers are those of Dynamo's discovery, or those of the other option",
+        )
+    if text is None:
+        if dynamo is None:
+            return None
+        raise UsageProblem(
+            "serve epp: Dynamo workers have no HTTP address: they take requests on the request "
+            "plane, where a gateway cannot send them",
+            "run a Dynamo frontend with --router-mode direct, and set --dynamo-frontend HOST:PORT, "
+            "or :PORT where one runs beside each worker; for pods of an InferencePool set --pool",
+        )
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0
+    if not colon or not 0 < number < 65536 or (host and not _is_address(host)):
+        raise UsageProblem(
+            f"--dynamo-frontend {text[:200]}: expected IP:PORT, or :PORT for a frontend beside "
+            "each worker; a gateway needs an IP address to send requests to"
+        )
+    if dynamo is None:
+        raise UsageProblem("--dynamo-frontend needs Dynamo's discovery", DYNAMO_HINT)
+    return host, number
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _pool(

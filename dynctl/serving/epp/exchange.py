@@ -59,12 +59,21 @@ class _Model(msgspec.Struct):
 
 
 class Picker:
-    """What the exchanges of one process share."""
+    """What the exchanges of one process share.
+
+    ``dynamo_frontend``: see `PickerConfig`; None: workers have HTTP addresses.
+    """
 
     def __init__(
-        self, service: RoutingService, fleet: Fleet, inference: Inference, limits: Limits
+        self,
+        service: RoutingService,
+        fleet: Fleet,
+        inference: Inference,
+        limits: Limits,
+        dynamo_frontend: tuple[str, int] | None = None,
     ) -> None:
         self.service = service
+        self.dynamo_frontend = dynamo_frontend
         self.fleet = fleet
         self.inference = inference
         self.limits = limits
@@ -111,15 +120,18 @@ class Picker:
                 exchange.check(now)
 
     def address(self, worker: Worker) -> str:
-        """``IP:PORT`` of a worker's HTTP API."""
+        """``IP:PORT`` of a worker's HTTP API, or of the Dynamo frontend that takes its requests."""
         url = worker.endpoint or ""
         found = self._addresses.get(url)
         if found is None:
-            parts = urlsplit(url)
+            direct = self.dynamo_frontend
+            parts = urlsplit(url if direct is None else f"tcp://{url}")
             host = parts.hostname or ""
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            if direct is not None:
+                host, port = direct[0] or host, direct[1]
             if host == "localhost":
                 host = "127.0.0.1"
-            port = parts.port or (443 if parts.scheme == "https" else 80)
             found = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             if len(self._addresses) > 2 * self.limits.workers:
                 self._addresses.clear()
@@ -477,7 +489,8 @@ class Exchange:
             headers[ext_proc.ENGINE_RANK] = str(ref.dp_rank - config.data_parallel_start_rank)
         if prefill is not None:
             first = prefill.require()
-            headers[ext_proc.PREFILLER] = self._picker.address(_worker(prefill))
+            if self._picker.dynamo_frontend is None:
+                headers[ext_proc.PREFILLER] = self._picker.address(_worker(prefill))
             headers[ext_proc.PREFILL_WORKER_ID] = str(first.worker_id)
             headers[ext_proc.PREFILL_DP_RANK] = str(first.dp_rank)
         return headers

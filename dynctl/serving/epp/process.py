@@ -17,7 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from dynctl.adapters.dynamo.model_files import host_of
+from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import FrontendConfig, PickerConfig
+from dynctl.serving.dynamo_fleet import DynamoFleet
 from dynctl.serving.epp.exchange import Picker
 from dynctl.serving.epp.grpc_server import Call, Code, GrpcLimits, GrpcServer, Method
 from dynctl.serving.epp.pool import PoolFollower
@@ -49,7 +52,10 @@ class EndpointPicker(Frontend):
         assert config.picker is not None
         self.options: PickerConfig = config.picker
         self.tokenizes = True
-        self.picker = Picker(self.service, self.fleet, self.inference, config.limits)
+        direct = self.options.dynamo_frontend
+        self.picker = Picker(self.service, self.fleet, self.inference, config.limits, direct)
+        if isinstance(self.fleet, DynamoFleet) and direct is not None and not direct[0]:
+            self.fleet.obstacle = _no_address
         self.health = Health(self._serving)
         self._certificate = _certificate_of(self.options)
         limits = GrpcLimits(
@@ -137,6 +143,13 @@ class EndpointPicker(Frontend):
                 "read workers' addresses; allow only gateways",
                 options.host, self.picker_port,
             )  # fmt: skip
+        if options.dynamo_frontend is not None:
+            host, port = options.dynamo_frontend
+            _log.info(
+                "gateways send requests to Dynamo frontends with --router-mode direct, at %s:%d",
+                host or "each worker's address", port,
+            )  # fmt: skip
+            return
         for member in self.fleet:
             host = member.spec.host
             if host != "localhost" and not _is_address(host):
@@ -268,6 +281,16 @@ def _self_signed(chain: Path, key: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=_OPENSSL_S)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         raise StartError(f"openssl could not make a certificate: {error}", hint) from None
+
+
+def _no_address(item: RegisteredWorker) -> str | None:
+    """Why no frontend beside a worker can be named; None if one can."""
+    if _is_address(host_of(item.instance)):
+        return None
+    return (
+        "it is registered without an IP address (its request plane is NATS, or a host name): set "
+        "--dynamo-frontend HOST:PORT"
+    )
 
 
 def _is_address(host: str) -> bool:

@@ -61,6 +61,20 @@ def test_options_make_the_configuration(
     assert (config.router.overload_status_code, config.limits.body_bytes) == (503, 1 << 20)
 
 
+def test_dynamo_workers_are_reached_through_its_frontends(
+    dynctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+    words = ("--dynamo-frontend", "[::1]:8001", "--namespace-prefix", "prod")
+    assert dynctl("serve", "epp", *words).code == 0
+    (config,) = started
+    assert config.picker.dynamo_frontend == ("::1", 8001)
+    assert config.dynamo.namespace == "prod*"
+    # Engines of the options win over the variables of a Dynamo deployment, as in a frontend.
+    assert dynctl("serve", "epp", "--worker", "http://127.0.0.1:1").code == 0
+    assert started[1].dynamo is None
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -68,6 +82,11 @@ def test_options_make_the_configuration(
         (["--tls-key", "k.pem"], "--tls-key needs --tls-cert"),
         (["--tls-cert", "c", "--tls-key", "k", "--no-tls"], "--no-tls and --tls-cert: set only"),
         (["--pool", "p", "--pod-domain", "zone"], "--pod-domain zone: expected DOMAIN=LABEL"),
+        (["--discovery", "file"], "Dynamo workers have no HTTP address"),
+        (["--dynamo-frontend", ":1"], "--dynamo-frontend needs Dynamo's discovery"),
+        (["--discovery", "file", "--dynamo-frontend", "a:1"], "expected IP:PORT, or :PORT"),
+        (["--discovery", "file", "--dynamo-frontend", ":0"], "expected IP:PORT, or :PORT"),
+        (["--discovery", "file", "--pool", "p"], "--discovery and --worker, --workers-file or"),
         (["--body-limit", "1B"], "--body-limit 1B: expected 1KiB to 1GiB"),
         (["--body-limit", "x"], "--body-limit x: expected a size"),
         (["--log-format", "xml"], "--log-format xml: expected one of text, json"),

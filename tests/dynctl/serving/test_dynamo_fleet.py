@@ -10,12 +10,16 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from grpc import aio  # type: ignore[import-untyped]
 
 from dynctl.base.options import GlobalOptions
-from dynctl.serving.config import DynamoConfig, FrontendConfig, Limits
+from dynctl.serving.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
+from dynctl.serving.epp.process import EndpointPicker
 from dynctl.serving.http.server import Frontend
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
+from dynctl.wire.envoy import ext_proc
 from tests.dynctl.adapters.dynamo_endpoint import FakeEndpoint, Fault, fake_endpoint
+from tests.dynctl.serving.gateways import Stream, set_headers
 from tests.waiting import until
 
 TOKENS = load_tokenizer(DEMO_MODEL_DIR).encode(" the network carries")
@@ -88,9 +92,11 @@ async def site(tmp_path: Path, *faults: Fault, **dynamo: Any) -> AsyncIterator[S
             made.register(0xA0 + number, endpoint)
         planes = GlobalOptions(discovery="file", file_kv=tmp_path, context_applied=True)
         limits = Limits(**dynamo.pop("limits", {}))
-        made.frontend = Frontend(
+        picker = dynamo.pop("picker", None)
+        made.frontend = (Frontend if picker is None else EndpointPicker)(
             FrontendConfig(
                 port=0,
+                picker=picker,
                 model_path=dynamo.pop("model_path", DEMO_MODEL_DIR),
                 dynamo=DynamoConfig(planes, None, tmp_path / "cache", **dynamo),
                 limits=limits,
@@ -244,3 +250,29 @@ async def test_workers_of_discovery_are_not_added_over_http(store: Path) -> None
         async with made.client.post(url, json={"url": "http://127.0.0.1:1"}) as response:
             assert response.status in (400, 403)
         assert len(made.frontend.fleet) == 1
+
+
+# -- an endpoint picker ----------------------------------------------------------------------------
+
+
+async def test_a_picker_names_the_frontend_beside_each_worker(store: Path) -> None:
+    picker = PickerConfig(port=0, health_port=0, tls=False, dynamo_frontend=("", 8321))
+    async with site(store, Fault.NONE, picker=picker) as made:
+        instance, _ = made.register(0xB0, made.workers[0])
+        entry = json.loads(instance.read_text())
+        entry["transport"] = {"nats_tcp": "dynamo_backend.generate-b0"}
+        instance.write_text(json.dumps(entry))
+        await until(lambda: len(made.frontend.fleet) == 2)
+        await until(lambda: ("WORKER_REJECTED", "backend/00b0") in made.conditions())
+        assert "without an IP address" in made.conditions()["WORKER_REJECTED", "backend/00b0"]
+        assert isinstance(made.frontend, EndpointPicker)
+        async with aio.insecure_channel(f"127.0.0.1:{made.frontend.picker_port}") as channel:
+            for _ in range(4):
+                plain = {"request_serializer": None, "response_deserializer": None}
+                stream = Stream(channel.stream_stream(ext_proc.PROCESS, **plain)())
+                body = {"model": "demo", "prompt": "x", "max_tokens": 8}
+                chosen = set_headers(await stream.ask(body, path="/v1/completions"))
+                assert chosen[ext_proc.DESTINATION] == "127.0.0.1:8321"
+                assert chosen[ext_proc.WORKER_ID] == str(0xA0)
+                stream.call.cancel()
+            await until(lambda: not list(made.frontend.service.router.load))
