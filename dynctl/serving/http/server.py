@@ -72,7 +72,7 @@ from dynctl.serving.http.start import (
     listen,
     settle_garbage_collector,
 )
-from dynctl.serving.http.start_log import log_start
+from dynctl.serving.http.start_log import Started, log_start
 from dynctl.serving.mirrored_fleet import MirroredFleet
 from dynctl.serving.prefill_load import prefill_model
 from dynctl.serving.prompts import PromptTokenizers
@@ -136,7 +136,7 @@ class Frontend:
             if config.model_path is None
             else load_tokenizer(config.model_path, trust_template=config.trust_template)
         )
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         tokenizers = PromptTokenizers(tokenizer)
         self.link: RouterLink | None = None
         self.service: RoutingService
@@ -157,7 +157,7 @@ class Frontend:
                 self.link, config.router, tokenizers, default_block_size=config.block_size
             )
         service = self.service
-        table, self.size_unknown = configured_table(config.router, config.model_path)
+        table, self._size_unknown = configured_table(config.router, config.model_path)
         if table is not None:
             service.apply(TransferTableSet(table))
         service.router.bound = IndexBound(config.index_memory_bytes // INDEX_BYTES_PER_BLOCK)
@@ -516,9 +516,9 @@ class Frontend:
 
     async def _speed_up(self) -> None:
         """Choose the encoder of the tokenizer, while the engines are probed."""
-        if self.tokenizer is None or self.config.tokenizer == "exact":
+        if self._tokenizer is None or self.config.tokenizer == "exact":
             return
-        reasons = await asyncio.to_thread(self.tokenizer.speed_up, self.config.tokenizer)
+        reasons = await asyncio.to_thread(self._tokenizer.speed_up, self.config.tokenizer)
         for reason in reasons:
             _log.info("tokenizer: %s", reason)
 
@@ -605,7 +605,20 @@ class Frontend:
 
     def log_start(self) -> None:
         """Log the configuration of this start."""
-        log_start(self)
+        log_start(
+            Started(
+                url=self.url,
+                config=self.config,
+                service=self.service,
+                fleet=self.fleet,
+                keys=self.keys,
+                replicas=self.replicas,
+                link=self.link,
+                tokenizes=self.tokenizes,
+                tokenizer=self._tokenizer,
+                size_unknown=self._size_unknown,
+            )
+        )
 
 
 def run_frontend(config: FrontendConfig, extra_routes: Iterable[Routes] = ()) -> int:

@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.fleet import Fleet
+from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.http.start import LOOPBACK
 from dynctl.serving.prompts import NOT_MODELLED
+from dynctl.serving.remote import RouterLink
+from dynctl.serving.replicas import ReplicaSync
+from dynctl.serving.service import RoutingService
 from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
+from dynctl.tokenization import ModelTokenizer
 from router_core import Router
-
-if TYPE_CHECKING:
-    from dynctl.serving.http.server import Frontend
 
 _log = logging.getLogger(__name__)
 
 
-def log_start(frontend: Frontend) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A frontend or router that begins to serve at ``url``.
+
+    ``tokenizes``: prompts become token ids here, with ``tokenizer`` or at the engines.
+    ``size_unknown``: why the bytes of a token's KV cache are not known; None where they are.
+    """
+
+    url: str
+    config: FrontendConfig
+    service: RoutingService
+    fleet: Fleet
+    keys: ApiKeys
+    replicas: ReplicaSync | None
+    link: RouterLink | None
+    tokenizes: bool
+    tokenizer: ModelTokenizer | None
+    size_unknown: str | None
+
+
+def log_start(started: Started) -> None:
     """Log the configuration of this start."""
-    router, config = frontend.service.router, frontend.config
+    router, config = started.service.router, started.config
     roles: dict[str, int] = {}
     for worker in router.registry:
         roles[worker.role.value] = roles.get(worker.role.value, 0) + 1
     fleet = ", ".join(f"{count} {role}" for role, count in sorted(roles.items())) or "none"
     _log.info(
         "serving on %s: router mode %s, preset %s, models %s, workers: %s of %d reachable",
-        frontend.url,
+        started.url,
         router.config.router_mode,
         config.preset,
-        ", ".join(frontend.service.models()) or "none",
+        ", ".join(started.service.models()) or "none",
         fleet,
-        len(frontend.fleet),
+        len(started.fleet),
     )
     pool = None if config.picker is None else config.picker.pool
     given = (config.workers, config.workers_file, config.router_url, config.dynamo, pool)
@@ -41,7 +65,7 @@ def log_start(frontend: Frontend) -> None:
             "no workers are configured: every request is refused; set --worker URL or "
             "--workers-file FILE, or use Dynamo's discovery"
         )
-    model = frontend.service.prefill_model
+    model = started.service.prefill_model
     for text in () if model is None else model.describe():
         _log.info("%s", text)
     if config.host not in LOOPBACK and config.api_token is None:
@@ -50,23 +74,23 @@ def log_start(frontend: Frontend) -> None:
             "details answer 403 until --admin-token is set",
             config.host,
         )
-    if frontend.keys.required:
-        _log.info("inference needs an API key: %d are valid", len(frontend.keys))
+    if started.keys.required:
+        _log.info("inference needs an API key: %d are valid", len(started.keys))
     if config.unix_socket is not None:
         _log.info("operators: %s", config.unix_socket)
-    if frontend.replicas is not None:
-        others = ", ".join(frontend.replicas.plane.addresses)
+    if started.replicas is not None:
+        others = ", ".join(started.replicas.plane.addresses)
         _log.info(
             "replica sync: %s%s",
-            frontend.replicas.plane.title,
+            started.replicas.plane.title,
             f", with {others}" if others else "",
         )
-    if frontend.link is not None:
-        _log.info("router: %s", frontend.link.url)
-        if config.router_token is not None and frontend.link.exposed:
+    if started.link is not None:
+        _log.info("router: %s", started.link.url)
+        if config.router_token is not None and started.link.exposed:
             _log.warning(
                 "--router-token and the hashes of requests go to %s without TLS: use https",
-                frontend.link.url,
+                started.link.url,
             )
     policy = router.config.kv_transfer_domain
     if policy is not None:
@@ -74,17 +98,17 @@ def log_start(frontend: Frontend) -> None:
     if router.transfer is not None and router.config.router_kv_transfer_weight:
         levels = ", ".join(router.transfer.names)
         _log.info("KV transfer costs by distance: levels %s", levels)
-        if frontend.size_unknown is not None:
+        if started.size_unknown is not None:
             _log.warning(
                 "KV transfer costs nothing: %s; set bytes_per_token in the file of %s",
-                frontend.size_unknown, TRANSFER_FLAG,
+                started.size_unknown, TRANSFER_FLAG,
             )  # fmt: skip
-    _log_queue(router, frontend.service.models())
+    _log_queue(router, started.service.models())
     silent = [w.name for w in router.registry if not w.kv_events]
-    if silent and frontend.link is None:
+    if silent and started.link is None:
         _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
-    if frontend.tokenizes and config.dynamo is None:
-        _log_tokenizer(frontend)
+    if started.tokenizes and config.dynamo is None:
+        _log_tokenizer(started)
 
 
 def _log_queue(router: Router, models: Sequence[str]) -> None:
@@ -110,17 +134,17 @@ def _log_queue(router: Router, models: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _log_tokenizer(frontend: Frontend) -> None:
-    if frontend.tokenizer is not None:
-        _log.info("tokenizer: %s (%s)", frontend.config.model_path, frontend.tokenizer.encoder.name)
+def _log_tokenizer(started: Started) -> None:
+    if started.tokenizer is not None:
+        _log.info("tokenizer: %s (%s)", started.config.model_path, started.tokenizer.encoder.name)
         return
-    if frontend.link is not None:
+    if started.link is not None:
         _log.info(
             "tokenizer: the engines' /tokenize, where they have it; set --model-path DIR to "
             "tokenize here"
         )
         return
-    if any(member.facts.engine_id is not None for member in frontend.fleet):
+    if any(member.facts.engine_id is not None for member in started.fleet):
         _log.info("tokenizer: the engines' /tokenize, one more round trip per request")
     else:
         _log.warning(
