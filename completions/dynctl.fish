@@ -1121,7 +1121,7 @@ function __dynctl_flags
                 '--worker'\t'Only this worker: name or id, or its unique end' \
                 '--tail'\t'Begin with the last N' \
                 '--limit'\t'Stop after N lines' \
-                '--duration'\t'Stop after this time' \
+                '--duration'\t'Stop after this time: 10m' \
                 '--no-headers'\t'Print the rows without a heading' \
                 '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
@@ -1144,7 +1144,7 @@ function __dynctl_flags
                 '--kind'\t'Only this kind (repeatable): stored, removed, cleared, gap, restart, .' \
                 '--load'\t'Also show load reports and routers\' bookings' \
                 '--limit'\t'Stop after N lines' \
-                '--duration'\t'Stop after this time' \
+                '--duration'\t'Stop after this time: 10m' \
                 '--no-headers'\t'Print the rows without a heading' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
@@ -1191,7 +1191,7 @@ function __dynctl_flags
             printf '%s\n' \
                 '--rate'\t'Refresh interval' \
                 '--limit'\t'Stop after N lines' \
-                '--duration'\t'Stop after this time' \
+                '--duration'\t'Stop after this time: 10m' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -1380,7 +1380,7 @@ function __dynctl_flags
         case 'audit'
             printf '%s\n' \
                 '--min-rate'\t'Exit code 1 below this rate of hits, or where nothing was compared' \
-                '--duration'\t'Stop after this time' \
+                '--duration'\t'Stop after this time: 10m' \
                 '--log'\t'Log of a Dynamo frontend, - for standard input: its costs are ..' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \

@@ -10,6 +10,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.cli.option_groups import fields_of
+from dynctl.cli.shared_options import seconds
 
 if TYPE_CHECKING:
     from dynctl.serving.config import HealthConfig, ReplicaConfig
@@ -22,7 +23,7 @@ _REPLICAS = "Other routers of the fleet"
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_URL = 1024
 _LONGEST_SECRET = 16 * 1024
-_SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 0.1, "max": 86400}
+_SECONDS: dict[str, Any] = {"metavar": "DURATION", "parser": seconds(0.1)}
 
 
 def _file(flag: str, help: str, panel: str, metavar: str = "FILE") -> Any:

@@ -1,7 +1,6 @@
 """The Typer app: the list of commands, and the conversion of errors to exit codes."""
 
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -124,15 +123,6 @@ _MORE_OF = {
 #: The command that needs all other commands imported.
 WHOLE = "completion"
 
-#: Typer's texts for refused values -> what was expected.
-_EXPECTED = (
-    (r"Input should be a valid number.*", "expected a number"),
-    (r"Input should be a valid integer.*", "expected a whole number"),
-    (r"Input should be greater than or equal to ([\d.]+)", r"expected at least \1"),
-    (r"Input should be less than or equal to ([\d.]+)", r"expected at most \1"),
-    (r"'.*' is not one of (.*?)\.?", r"expected one of \1"),
-)
-
 # Typer bundles click from 0.17 on and depends on it before; this is the same class either way.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -193,6 +183,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     debug = "--debug" in arguments
     arguments = _with_default(arguments)
+    command: Any = None
     try:
         command = typer.main.get_command(build_app(arguments))
         code = command.main(list(arguments), prog_name="dynctl", standalone_mode=False)
@@ -202,7 +193,7 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.YES
     except (_ClickException, typer.Abort) as error:
-        return _usage_error(error, arguments)
+        return _usage_error(error, arguments, command)
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
@@ -245,34 +236,15 @@ def _group(help: str, cls: type[PlainGroup] = PlainGroup, *, imported: bool = Tr
     return app
 
 
-def _usage_error(error: Any, arguments: Sequence[str]) -> int:
-    context = getattr(error, "ctx", None)
-    message = error.format_message() if hasattr(error, "format_message") else "aborted"
-    message = message.replace("Value error, ", "")
+def _usage_error(error: Any, arguments: Sequence[str], root: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
-        _say(message, file=sys.stdout)
+        _say(error.format_message(), file=sys.stdout)
         return ExitCode.YES
-    message = _with_value(getattr(error, "param", None), message, arguments)
-    path = context.command_path if context is not None else "dynctl"
-    _say(f"error: {message}", f"try: {path} --help")
+    from dynctl.cli.usage import usage_problem
+
+    message, hint = usage_problem(error, arguments, root)
+    _say(f"error: {message}", hint)
     return ExitCode.USAGE
-
-
-def _with_value(parameter: Any, message: str, arguments: Sequence[str]) -> str:
-    """``--timeout 'soon': expected a number``, where Typer names no value or no option."""
-    for place, argument in enumerate(arguments):
-        name, separator, value = argument.partition("=")
-        if parameter is None or name not in parameter.opts or not name.startswith("-"):
-            continue
-        given = value if separator else "".join(arguments[place + 1 : place + 2])
-        problem = message.rpartition(": ")[2]
-        for pattern, expected in _EXPECTED:
-            found = re.fullmatch(pattern, problem)
-            if found is not None:
-                plain = found.expand(expected).replace("'", "")
-                return f"{name} {given!r}: {plain}"
-        return message if repr(given) in message else f"{message} (got {given!r})"
-    return message
 
 
 def _report(error: BaseException) -> int:

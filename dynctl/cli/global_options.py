@@ -24,6 +24,7 @@ from dynctl.base.options import (
     GlobalOptions,
     OutputFormat,
 )
+from dynctl.cli.shared_options import seconds
 
 PANEL = "Global options"
 DYNAMO = "Global options for a live Dynamo"
@@ -91,10 +92,9 @@ _ANNOTATIONS: dict[str, Any] = {
         float | None,
         typer.Option(
             "--timeout",
-            metavar="SECONDS",
-            min=0.001,
-            max=86400,
-            help="Timeout of a request. [default: 10]",
+            metavar="DURATION",
+            parser=seconds(),
+            help="Timeout of a request. [default: 10s]",
             rich_help_panel=PANEL,
         ),
     ],
@@ -246,10 +246,9 @@ _ANNOTATIONS: dict[str, Any] = {
         float | None,
         typer.Option(
             "--wait",
-            metavar="SECONDS",
-            min=0,
-            max=86400,
-            help="Time limit for reading the workers' caches. [default: 5]",
+            metavar="DURATION",
+            parser=seconds(0.0),
+            help="Time limit for reading the workers' caches. [default: 5s]",
             rich_help_panel=DYNAMO,
         ),
     ],

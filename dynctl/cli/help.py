@@ -8,6 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from dynctl.base.quantities import duration_text
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.quick_values import QuickValues
 
@@ -17,6 +18,10 @@ NOT_SUPPORTED = "Not supported yet (validated and ignored)"
 
 class PlainCommand(QuickValues, TyperCommand):
     """A command whose help groups options by panel."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Required arguments without the braces of some versions of Typer: ``ID``."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
@@ -28,6 +33,18 @@ class PlainGroup(QuickValues, TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
         _write_options(self, ctx, formatter)
+
+
+def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """Spelling and meaning of a parameter, as Typer has it; durations have their unit."""
+    record: tuple[str, str] | None = parameter.get_help_record(ctx)
+    default = parameter.default
+    if record is None or parameter.metavar != "DURATION" or not isinstance(default, float):
+        return record
+    seconds = default / 1000 if parameter.name.endswith("_ms") else default
+    return record[0], record[1].replace(
+        f"[default: {default}]", f"[default: {duration_text(seconds)}]"
+    )
 
 
 def options_page(root: Any, ctx: Any) -> str:
@@ -49,7 +66,7 @@ def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     """Heading -> (spelling, meaning) of the arguments and options below it."""
     sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
+        record = help_record(parameter, ctx)
         if record is None:
             continue
         argument = parameter.param_type_name == "argument"

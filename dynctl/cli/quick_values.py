@@ -54,13 +54,18 @@ def _quickly(parameter: Any, value: Any) -> Any:
         return value  # a default, which is in its range
     if type(value) is not str or not isinstance(kind, type):
         return _NOT_QUICK
+    about = parameter.type_descriptor.parameter_info
+    if about.parser is not None:
+        try:
+            return about.parser(value)
+        except Exception:  # Typer calls it again, and reports what it raises
+            return _NOT_QUICK
     if kind is str:
         return value
     if issubclass(kind, Enum):
         return next((one for one in kind if one.value == value), _NOT_QUICK)
     if kind in _NUMBERS:
         return _number(parameter, kind, value)
-    about = parameter.type_descriptor.parameter_info
     if kind is Path and not (about.exists or about.resolve_path or about.path_type):
         return Path(value)
     return _NOT_QUICK

@@ -19,7 +19,7 @@ from dynctl.cli.access_options import (
 )
 from dynctl.cli.option_groups import fields_of
 from dynctl.cli.router_flags import split_preset
-from dynctl.cli.shared_options import memory_of, one_choice, size_of
+from dynctl.cli.shared_options import memory_of, one_choice, seconds, size_of
 
 if TYPE_CHECKING:
     from dynctl.serving.config import FrontendConfig
@@ -221,9 +221,8 @@ class ServingOptions:
         float,
         typer.Option(
             "--drain-timeout",
-            metavar="SECONDS",
-            min=0,
-            max=86400,
+            metavar="DURATION",
+            parser=seconds(0.0),
             help="Time for running requests to finish after SIGTERM.",
             rich_help_panel=LISTEN,
         ),

@@ -1,14 +1,18 @@
 """Options and durations that several commands share."""
 
-import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.base.quantities import SIZES, duration, duration_text, size
+
+if TYPE_CHECKING:
+    from dynctl.simulation.engine.config import Option as EngineOption
 
 FailOn: TypeAlias = Annotated[
     str, typer.Option(metavar="LEVEL", help="Level for exit code 1: fail, or warn as well.")
@@ -41,10 +45,6 @@ Watch: TypeAlias = Annotated[
 Limit: TypeAlias = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N lines.")
 ]
-Duration: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--duration", metavar="SECONDS", min=0, help="Stop after this time."),
-]
 
 FileOrFormat: TypeAlias = Annotated[
     str | None,
@@ -72,27 +72,59 @@ def expect_level(fail_on: str) -> None:
         raise UsageProblem(f"--fail-on {fail_on}: expected fail or warn")
 
 
-_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_LONGEST_S = 86400.0
+#: The longest duration of an option.
+DAY_S = 86400.0
+#: Unit of a number alone -> examples, and its name.
+_EXAMPLES = {"s": ("20s, 2m or 1h", "seconds"), "ms": ("50ms or 2s", "milliseconds")}
 
 
-def seconds(text: str, option: str = "") -> float:
-    """The duration in seconds, above 0 and at most a day. ``option`` is named in the error where
-    Typer does not name it."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip())
-    value = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not 0 < value <= _LONGEST_S:
-        problem = (
-            f"{text!r} is not a duration; expected a number above 0 with ms, s, m or h, at most "
-            "24h, for example 30s"
-        )
-        raise UsageProblem(f"{option}: {problem}") if option else typer.BadParameter(problem)
-    return value
+def seconds(
+    low: float = 0.001, high: float = DAY_S, *, unit: str = "s"
+) -> Callable[[str | float], float]:
+    """What Typer reads a duration with: seconds, ``low`` to ``high``.
+
+    A number alone has the unit ``unit``; of unit ``ms`` the value is in milliseconds.
+    """
+    examples, about = _EXAMPLES[unit]
+
+    def duration_in_bounds(text: str | float) -> float:
+        value = duration(str(text), unit)
+        if value is None or not low <= value <= high:
+            raise typer.BadParameter(
+                f"expected a duration of {duration_text(low)} to {duration_text(high)}, for "
+                f"example {examples}; a number alone is in {about}"
+            )
+        return value * 1000 if unit == "ms" else value
+
+    return duration_in_bounds
+
+
+def read_as(option: "EngineOption", metavar: str | None) -> dict[str, Any]:
+    """What Typer reads an option of the simulated engine with; ``metavar`` if it is no quantity."""
+    if option.quantity == "bytes":
+        return {"metavar": "SIZE", "parser": _bytes}
+    if option.quantity:
+        return {"metavar": "DURATION", "parser": seconds(0.0, unit=option.quantity)}
+    return {"metavar": metavar}
+
+
+def _bytes(text: str | int) -> int:
+    found = size(str(text))
+    if found is None:
+        raise typer.BadParameter(f"expected {SIZES}")
+    return found
+
+
+def seconds_of(option: str, text: str, low: float = 0.001, high: float = DAY_S) -> float:
+    """As :func:`seconds`, outside Typer; raises UsageProblem."""
+    try:
+        return seconds(low, high)(text)
+    except typer.BadParameter as error:
+        raise UsageProblem(f"{option} {text[:64]!r}: {error.message}") from None
 
 
 #: The smallest useful index, and the smallest recording that has room for a state, in bytes.
 SMALLEST_MEMORY = 1 << 20
-_BYTES = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 
 
 def one_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
@@ -103,20 +135,23 @@ def one_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
 
 def size_of(flag: str, text: str) -> int:
     """The size in bytes, 0 to 1 TiB; raises UsageProblem."""
-    digits = text.strip().rstrip("BKMGTibkmgt")
-    unit = text.strip()[len(digits) :].upper()
-    try:
-        size = int(float(digits) * _BYTES[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = -1
-    if not 0 <= size <= 1 << 40:
-        raise UsageProblem(f"{flag} {text}: expected a size, for example 64MiB or 1GiB")
-    return size
+    found = size(text)
+    if found is None or found > 1 << 40:
+        raise UsageProblem(f"{flag} {text[:64]!r}: expected {SIZES}")
+    return found
 
 
 def memory_of(flag: str, text: str) -> int:
     """The bound of an index or a recording in bytes, 1 MiB to 1 TiB; raises UsageProblem."""
-    size = size_of(flag, text)
-    if size < SMALLEST_MEMORY:
-        raise UsageProblem(f"{flag}: expected at least 1MiB, got {size:,} bytes")
-    return size
+    found = size_of(flag, text)
+    if found < SMALLEST_MEMORY:
+        raise UsageProblem(f"{flag}: expected at least 1MiB, got {found:,} bytes")
+    return found
+
+
+Duration: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--duration", metavar="DURATION", parser=seconds(0.0), help="Stop after this time: 10m."
+    ),
+]

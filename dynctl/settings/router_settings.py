@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.quantities import duration
 from dynctl.settings.policy_file import policy_classes
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import (
@@ -221,7 +222,7 @@ def parse_assignments(
                 setting = find_setting(next(known, name))
             except ConfigError as error:
                 raise UsageProblem(str(error), "dynctl config show lists the settings") from None
-            found = {setting.name: setting.parse(raw)}
+            found = {setting.name: setting.parse(_in_seconds(setting, raw))}
         values |= found
         typed |= dict.fromkeys(found, f"--set {text.strip()}")
     config = config.with_values(values)
@@ -363,11 +364,21 @@ def _typed_name(name: str, sources: Mapping[str, str]) -> str | None:
     return None if kind == "preset" else text
 
 
+def _in_seconds(setting: Setting, text: str) -> str:
+    """The text of a setting in seconds without a unit: ``120`` of ``2m``."""
+    seconds = duration(text) if setting.name.endswith("_secs") else None
+    return text if seconds is None else repr(seconds)
+
+
 def _parse(setting: Setting, spelling: Spelling, text: str | bool) -> Any:
     try:
-        return setting.check(text) if isinstance(text, bool) else setting.parse(text)
+        if isinstance(text, bool):
+            return setting.check(text)
+        return setting.parse(_in_seconds(setting, text))
     except ConfigError as error:
         problem = str(error).removeprefix(f"{setting.name}: ")
+        if setting.name.endswith("_secs"):
+            problem = problem.replace("a number,", "a number of seconds, or a duration as 2m,")
         raise UsageProblem(
             f"{spelling.text}: {problem}", "dynctl config show -o wide lists settings and bounds"
         ) from None

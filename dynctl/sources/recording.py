@@ -15,6 +15,7 @@ import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem, file_problem, single_line
+from dynctl.base.quantities import DURATION, in_seconds
 from dynctl.documents.codec import decode
 from dynctl.documents.decisions import PastDecision
 from dynctl.documents.doubts import Doubt, doubt
@@ -58,9 +59,8 @@ _MATCHES: Final = 10
 _CHUNKS_BACK: Final = 60
 #: Costs that differ by rounding: sums in another order.
 _SAME_COST: Final = 1e-6
-_OFFSET: Final = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|)")
+_OFFSET: Final = re.compile(rf"([+-]){DURATION}")
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d{1,6})?))?")
-_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FORMS: Final = (
     "expected a time as 2026-11-22T12:04:31Z, 12:04:31 (of the recording's first day, UTC), +90s "
     "from its start or -30s from its end"
@@ -78,7 +78,7 @@ def moment(text: str, first: float, last: float, flag: str = "--at") -> float:
     given = text.strip()
     offset, clock = _OFFSET.fullmatch(given), _CLOCK.fullmatch(given)
     if offset is not None:
-        seconds = float(offset[2]) * _UNITS[offset[3]]
+        seconds = in_seconds(offset[2], offset[3])
         at = first + seconds if offset[1] == "+" else last - seconds
     elif clock is not None:
         day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)

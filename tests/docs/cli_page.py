@@ -10,6 +10,7 @@ import typer
 
 from dynctl.cli.app import COMMANDS, build_app
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
+from dynctl.cli.help import help_record
 
 _HEAD = """\
 <!-- Made from the command line itself by `make docs`; change the commands. -->
@@ -71,7 +72,7 @@ def command_sections(command: Any, context: Any) -> dict[str, list[tuple[str, st
     """Heading -> (spelling, meaning), without the options that every command has."""
     found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
+        record = help_record(parameter, context)
         panel = getattr(parameter, "rich_help_panel", None)
         if record is None or panel in _GLOBAL_PANELS or "--help" in parameter.opts:
             continue
@@ -86,7 +87,7 @@ def _global(root: Any) -> Iterator[str]:
     panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in _GLOBAL_PANELS}
     for parameter in root.get_params(context):
         panel = getattr(parameter, "rich_help_panel", None)
-        record = parameter.get_help_record(context)
+        record = help_record(parameter, context)
         if panel in panels and record is not None:
             panels[panel].append(record)
     for panel, records in panels.items():

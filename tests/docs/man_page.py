@@ -9,6 +9,7 @@ import typer
 
 from dynctl.cli.app import COMMANDS, build_app
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
+from dynctl.cli.help import help_record
 from tests.docs.cli_page import command_sections, find_command
 
 _HEAD = r""".\" Made from the command line itself by `make docs`; change the commands.
@@ -56,7 +57,7 @@ def man_page() -> str:
     lines.append(".SH GLOBAL OPTIONS\nThey stand before or after the command's name.")
     context = typer.Context(root, info_name="dynctl")
     for parameter in root.get_params(context):
-        record = parameter.get_help_record(context)
+        record = help_record(parameter, context)
         if getattr(parameter, "rich_help_panel", None) in _GLOBAL and record is not None:
             lines += _option(*record)
     return "\n".join(lines) + "\n" + _TAIL

@@ -346,7 +346,7 @@ def test_who_may_read_nothing_gets_no_answer(
         (("--suppress", "DYT0403="), "--suppress DYT0403=: no subject"),
         (("--probe", "-1"), "--probe '-1': expected at least 0"),
         (("--probe", "5000"), "--probe '5000': expected at most 1000"),
-        (("--wait", "soon"), "'soon' is not a duration"),
+        (("--wait", "soon"), "'soon': expected a duration of"),
         (("--reach", "x"), "--reach x: expected one of auto, direct, port-forward"),
         (("--path", "/tmp", "-n", "prod", "-A"), "remove -n, -A"),
         (("--path", "/tmp", "--probe", "2"), "remove --probe"),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import seconds
+from dynctl.cli.shared_options import seconds_of
 
 _TRACE = "Simulated fleet of a trace"
 
@@ -133,7 +133,7 @@ def hits(
     else:
         if set_here:
             raise UsageProblem(f"--{next(iter(set_here)).replace('_', '-')} is for a trace")
-        lasts = max(1, round(seconds(length or "1m", "--for")))
+        lasts = max(1, round(seconds_of("--for", length or "1m")))
         talk(f"recording for {lasts:,} s")
         report = of_live(options, lasts, query)
     emit(report, options)

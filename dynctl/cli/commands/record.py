@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import FileOrFormat, file_or_format, seconds
+from dynctl.cli.shared_options import FileOrFormat, file_or_format, seconds_of
 
 
 def record(
@@ -53,7 +53,7 @@ def record(
     from dynctl.sources.recording import unreadable
 
     path, options = _target(options, file, output)
-    lasts = None if length is None else max(1, round(seconds(length, "--for")))
+    lasts = None if length is None else max(1, round(seconds_of("--for", length)))
     most = memory_of("--max-bytes", max_bytes)
     code = ExitCode.YES
     if show and path is None:

@@ -11,7 +11,7 @@ import typer
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import only_given, with_options
-from dynctl.cli.shared_options import FailOn, expect_level
+from dynctl.cli.shared_options import FailOn, expect_level, read_as, seconds
 from dynctl.simulation.replay.fleets import timed_options
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ BlockBytes = Annotated[
 EventsDelay = Annotated[
     float,
     typer.Option(
-        "--events-delay-ms", metavar="X", min=0, max=3_600_000,
+        "--events-delay-ms", metavar="DURATION", parser=seconds(0.0, 3600.0, unit="ms"),
         help="Time from a cache event to the router, ms.", rich_help_panel=_FLEET,
     ),
 ]  # fmt: skip
@@ -199,7 +199,7 @@ Sync = Annotated[
 SyncDelay = Annotated[
     float,
     typer.Option(
-        "--sync-delay-ms", metavar="X", min=0, max=60_000,
+        "--sync-delay-ms", metavar="DURATION", parser=seconds(0.0, 60.0, unit="ms"),
         help="Time of a booking to the other routers, ms.", rich_help_panel=_ROUTERS,
     ),
 ]  # fmt: skip
@@ -220,14 +220,14 @@ Seeds = Annotated[
 TtftLimit = Annotated[
     float | None,
     typer.Option(
-        "--ttft-limit", metavar="SECONDS", min=0, max=86_400,
-        help="Goodput: longest TTFT. [default: 2]", rich_help_panel=_ANSWER,
+        "--ttft-limit", metavar="DURATION", parser=seconds(0.0),
+        help="Goodput: longest TTFT. [default: 2s]", rich_help_panel=_ANSWER,
     ),
 ]  # fmt: skip
 ItlLimit = Annotated[
     float | None,
     typer.Option(
-        "--itl-limit-ms", metavar="X", min=0, max=86_400_000,
+        "--itl-limit-ms", metavar="DURATION", parser=seconds(0.0, unit="ms"),
         help="Goodput: longest inter-token latency, ms. [default: none]", rich_help_panel=_ANSWER,
     ),
 ]  # fmt: skip
@@ -268,7 +268,7 @@ _TIMED = {
         option.type | None,
         typer.Option(
             option.flag,
-            metavar="N" if option.type is int else "X",
+            **read_as(option, "N" if option.type is int else "X"),
             help=f"{option.help} [default: "
             + ("as the trace]" if option.field == "block_size" else f"{option.default}]"),
             show_default=False,

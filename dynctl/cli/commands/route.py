@@ -7,6 +7,7 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.shared_options import seconds
 
 #: A prompt file or stdin larger than this is a mistake.
 MAX_INPUT_BYTES = 64 * 1024 * 1024
@@ -75,9 +76,8 @@ def route(
     follow: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS",
-            min=0,
-            max=3600,
+            metavar="DURATION",
+            parser=seconds(0.0, 3600.0),
             help="Follow a live Dynamo until its running requests are known one by one.",
         ),
     ] = 0.0,

@@ -30,7 +30,7 @@ from dynctl.cli.serving_options import (
     ServingOptions,
     frontend_config,
 )
-from dynctl.cli.shared_options import memory_of, one_choice, size_of
+from dynctl.cli.shared_options import memory_of, one_choice, seconds, size_of
 
 _SHARED = "A router in another process"
 DYNAMO_HINT = (
@@ -118,9 +118,8 @@ ProcessTimeout = Annotated[
     float,
     typer.Option(
         "--process-timeout",
-        metavar="SECONDS",
-        min=0,
-        max=3600,
+        metavar="DURATION",
+        parser=seconds(0.0, 3600.0),
         help="With --processes: a process without an answer for so long is killed and started "
         "again; 0: it is not.",
         rich_help_panel=_SHARED,

@@ -9,7 +9,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import one_choice
+from dynctl.cli.shared_options import one_choice, seconds
 
 if TYPE_CHECKING:
     from dynctl.wire.dynamo.discovery import EndpointId
@@ -145,9 +145,8 @@ Drain = Annotated[
     float,
     typer.Option(
         "--drain-timeout",
-        metavar="SECONDS",
-        min=0,
-        max=86400,
+        metavar="DURATION",
+        parser=seconds(0.0),
         help="Time for running requests to finish after SIGTERM.",
         rich_help_panel=_LISTEN,
     ),

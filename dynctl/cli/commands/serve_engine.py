@@ -7,6 +7,7 @@ import typer
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import only_given, with_options
+from dynctl.cli.shared_options import read_as
 from dynctl.simulation.engine.config import OPTIONS, Option, build_config
 
 _FAULTS = "Simulated failures"
@@ -31,7 +32,7 @@ def _annotation(option: Option) -> Any:
     default = "" if shown in ("", None) else f"default: {str(shown).lower()}; "
     typed = typer.Option(
         *names,
-        metavar=metavar,
+        **read_as(option, metavar),
         help=f"{option.help} [{default}{option.env}]",
         show_default=False,
         rich_help_panel=_FAULTS if option.fault else None,

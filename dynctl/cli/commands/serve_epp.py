@@ -21,7 +21,7 @@ from dynctl.cli.commands.serve import (
 from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS
 from dynctl.cli.serving_options import SERVING, ServingOptions, frontend_config
-from dynctl.cli.shared_options import size_of
+from dynctl.cli.shared_options import seconds, size_of
 
 _GATEWAY = "Gateway"
 _POOL = "Workers of an InferencePool"
@@ -91,7 +91,7 @@ BodyLimit = Annotated[
 Silence = Annotated[
     float,
     typer.Option(
-        "--stream-timeout", metavar="SECONDS", min=1, max=86400,
+        "--stream-timeout", metavar="DURATION", parser=seconds(1.0),
         help="Longest time without a message of the gateway about a request.",
         rich_help_panel=_GATEWAY,
     ),

@@ -17,7 +17,7 @@ from dynctl.cli.serving_options import (
     LogFormat,
     LogLevel,
 )
-from dynctl.cli.shared_options import memory_of, one_choice
+from dynctl.cli.shared_options import memory_of, one_choice, seconds
 from dynctl.documents.index_dump import RegisteredRank
 
 _ENGINES = "Engines"
@@ -94,7 +94,7 @@ def indexer(
     snapshot_interval: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=0.1, max=86400,
+            metavar="DURATION", parser=seconds(0.1),
             help="Time between two snapshots; one is written at the end too.",
             rich_help_panel=_PEERS,
         ),

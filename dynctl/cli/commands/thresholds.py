@@ -114,7 +114,7 @@ def set_thresholds(
         float | None,
         typer.Option(
             "--wait",
-            parser=seconds,
+            parser=seconds(),
             metavar="DURATION",
             help="Wait until the thresholds are in effect on every replica, at most this long: "
             "30s.",
@@ -124,7 +124,7 @@ def set_thresholds(
         float | None,
         typer.Option(
             "--canary",
-            parser=seconds,
+            parser=seconds(),
             metavar="DURATION",
             help="Watch for this long, and set the old values back unless every --revert-if was "
             "measured and held: 10m.",
@@ -406,7 +406,9 @@ def watch_thresholds(
     options: GlobalOptions,
     rate: Annotated[
         float,
-        typer.Option("--rate", metavar="SECONDS", min=0.1, max=3600, help="Refresh interval."),
+        typer.Option(
+            "--rate", metavar="DURATION", parser=seconds(0.1, 3600.0), help="Refresh interval."
+        ),
     ] = 1.0,
     limit: Limit = None,
     duration: Duration = None,

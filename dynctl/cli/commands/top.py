@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.cli.shared_options import seconds
 
 
 def top(
@@ -15,7 +16,10 @@ def top(
     rate: Annotated[
         float,
         typer.Option(
-            "--rate", metavar="SECONDS", min=0.2, max=3600, help="Refresh interval; key r."
+            "--rate",
+            metavar="DURATION",
+            parser=seconds(0.2, 3600.0),
+            help="Refresh interval; key r.",
         ),
     ] = 1.0,
     domain: Annotated[

@@ -91,7 +91,7 @@ def render_topology(
     """
     from dynctl.base.errors import UsageProblem
     from dynctl.base.options import OutputFormat
-    from dynctl.cli.shared_options import seconds
+    from dynctl.cli.shared_options import seconds_of
     from dynctl.manifests.lint.levels import misordered
     from dynctl.manifests.render import (
         InitWait,
@@ -130,7 +130,7 @@ def render_topology(
                 "--init-wait needs --image, an image with dynctl",
                 "for example: --init-wait --image registry.example/dynctl:0.1.0",
             )
-        seconds(init_timeout)
+        seconds_of("--init-timeout", init_timeout)
         pod = pod_topology(
             domain,
             label_key or (),

@@ -71,7 +71,7 @@ def verify_topology(
         float | None,
         typer.Option(
             "--wait",
-            parser=seconds,
+            parser=seconds(),
             metavar="DURATION",
             help="Repeat the checks until none fails, at most this long: 5m.",
         ),

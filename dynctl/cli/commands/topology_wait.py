@@ -33,7 +33,7 @@ def wait_for_topology(
         float | None,
         typer.Option(
             "--timeout",
-            parser=seconds,
+            parser=seconds(),
             metavar="DURATION",
             help="Give up after this long: 30s, 2m. [default: 30s]",
         ),

@@ -110,7 +110,7 @@ def drain_worker(
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", parser=seconds, metavar="DURATION", help="Wait at most this long: 10m."
+            "--wait", parser=seconds(), metavar="DURATION", help="Wait at most this long: 10m."
         ),
     ] = 300.0,
     dry_run: DryRun = False,

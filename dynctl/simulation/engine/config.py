@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_type_hints
 
+from dynctl.base.quantities import duration, size
 from router_core import Role
 
 KvLoadFailurePolicy = Literal["recompute", "fail"]
@@ -249,6 +250,12 @@ class Option:
     metavar: str
     fault: bool
 
+    @property
+    def quantity(self) -> str:
+        """The unit at the end of its name: ``s``, ``ms`` or ``bytes``; empty without one."""
+        rest, _, unit = self.field.rpartition("_")
+        return unit if unit in ("s", "ms", "bytes") and not rest.endswith("_per") else ""
+
     def parse(self, text: str, source: str = "") -> object:
         """The typed value of `text`; EngineConfigError names `source` (default: the flag)."""
         where = source or self.flag
@@ -259,12 +266,23 @@ class Option:
             return _BOOLEANS[lowered]
         if self.type is tuple:
             return tuple(part for part in text.split(",") if part)
+        if (amount := self._amount(text)) is not None:
+            return amount
         try:
             value = self.type(text)
         except ValueError:
             kind = "a whole number" if self.type is int else "a number"
             raise EngineConfigError(f"{where} is {text!r}; expected {kind}") from None
         return cast(object, value)
+
+    def _amount(self, text: str) -> float | None:
+        """The value of a text with a unit, such as 30s or 4MiB."""
+        if self.quantity == "bytes":
+            return size(text)
+        if not self.quantity:
+            return None
+        seconds = duration(text, self.quantity)
+        return seconds if seconds is None or self.quantity == "s" else seconds * 1000
 
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104

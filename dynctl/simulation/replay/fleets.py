@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.quantities import DURATION, in_seconds
 from dynctl.documents.workers import WorkerRow
 from dynctl.planning.planned_fleet import PlannedFleet
 from dynctl.simulation.engine.config import OPTIONS as ENGINE_OPTIONS
@@ -37,9 +38,7 @@ _CARD: Final = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
 }
-_UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TIME: Final = r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)"
-_LOSS: Final = re.compile(rf"(.+?)@{_TIME}(?:\.\.{_TIME})?")
+_LOSS: Final = re.compile(rf"(.+?)@{DURATION}(?:\.\.{DURATION})?")
 _MOST_LOSSES: Final = 100
 
 
@@ -263,9 +262,9 @@ def _loss(text: str, source: FleetSource) -> Loss:
         raise UsageProblem(
             f"--lose {text}: expected PLACE@TIME or PLACE@TIME..TIME, for example zone-a@60s"
         )
-    name, at, until = found[1], float(found[2]) * _UNITS[found[3]], None
+    name, at, until = found[1], in_seconds(found[2], found[3]), None
     if found[4] is not None:
-        until = float(found[4]) * _UNITS[found[5]]
+        until = in_seconds(found[4], found[5])
         if until <= at:
             raise UsageProblem(f"--lose {text}: the end, {until:g} s, is not after {at:g} s")
     if name in source.places:

@@ -79,8 +79,8 @@ def test_help_loads_of_this_program_what_it_shows():
         "print(sorted(m for m in sys.modules if m.startswith(('dynctl.', 'router_core'))),"
         " file=sys.stderr)"
     )
-    names = ["base", "base.errors", "base.options", "cli", "cli.app", "cli.global_options"]
-    names += ["cli.help", "cli.quick_values"]
+    names = ["base", "base.errors", "base.options", "base.quantities", "cli", "cli.app"]
+    names += ["cli.global_options", "cli.help", "cli.quick_values", "cli.shared_options"]
     assert in_new_process(code).stderr == f"{[f'dynctl.{name}' for name in names]}\n"
 
 
@@ -202,19 +202,15 @@ def test_repeated_frontends_add_up_on_both_sides_of_the_command(dynctl):
 @pytest.mark.parametrize(
     ("line", "error", "hint"),
     [
-        (["rout"], "No such command 'rout'. Did you mean 'route'?", "dynctl --help"),
-        (["route", "--explian"], "No such option: --explian", "dynctl route --help"),
-        (["workers", "lst"], "No such command 'lst'", "dynctl workers --help"),
-        (["workers", "show"], "Missing argument 'ID'", "dynctl workers show --help"),
         (["route", "hi", "-o", "xml"], "expected one of table, wide, json,", "dynctl route --help"),
         (
             ["version", "--timeout", "soon"],
-            "--timeout 'soon': expected a number",
+            "--timeout 'soon': expected a duration of 1ms to 24h,",
             "dynctl version --help",
         ),
         (
             ["version", "--timeout", "0"],
-            "--timeout '0': expected at least 0.001",
+            "--timeout '0': expected a duration of 1ms to 24h,",
             "dynctl version --help",
         ),
     ],

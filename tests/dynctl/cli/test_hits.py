@@ -299,7 +299,7 @@ async def test_a_live_frontend_is_judged_while_it_works():
     [
         (["t.dynrec"], "t.dynrec: the file exists; a recording is never overwritten"),
         (["folder"], "folder: is a directory; expected a file to write"),
-        (["new", "--for", "-3s"], "--for: '-3s' is not a duration"),
+        (["new", "--for", "-3s"], "--for '-3s': expected a duration"),
         (["--show", "folder"], "folder: is a directory; expected a file"),
         (["--show", "none"], "none: the file does not exist"),
     ],

@@ -82,7 +82,7 @@ def test_serve_alone_means_the_frontend(dynctl, started):
         (["--router-temperature", "-1"], "--router-temperature: expected at least 0, got -1.0"),
         (["--router-mode", "fastest"], "--router-mode: expected one of kv, round-robin, "),
         (["--preset", "x"], "--preset x: expected one of dynamo-1.6, dynamo-0.9, ttft, throughput"),
-        (["--decision-memory", "lots"], "--decision-memory lots: expected a size"),
+        (["--decision-memory", "lots"], "--decision-memory 'lots': expected a number of bytes"),
         (["--log-decisions", "some"], "--log-decisions some: expected one of off, winner, all"),
         (["--log-format", "xml"], "--log-format xml: expected one of text, json"),
         (["--http-port", "70000"], "--http-port"),

@@ -88,7 +88,7 @@ def test_dynamo_workers_are_reached_through_its_frontends(
         (["--discovery", "file", "--dynamo-frontend", ":0"], "expected IP:PORT, or :PORT"),
         (["--discovery", "file", "--pool", "p"], "--discovery and --worker, --workers-file or"),
         (["--body-limit", "1B"], "--body-limit 1B: expected 1KiB to 1GiB"),
-        (["--body-limit", "x"], "--body-limit x: expected a size"),
+        (["--body-limit", "x"], "--body-limit 'x': expected a number of bytes"),
         (["--log-format", "xml"], "--log-format xml: expected one of text, json"),
     ],
 )

@@ -542,7 +542,7 @@ def test_a_saved_moment_is_not_watched(dynctl):
     ("line", "expected"),
     [
         (["watch", "-o", "json"], "expected table, wide or jsonl"),
-        (["set", "--active-prefill-tokens", "5", "--wait", "soon"], "is not a duration"),
+        (["set", "--active-prefill-tokens", "5", "--wait", "soon"], "expected a duration"),
     ],
 )
 def test_what_cannot_be_used_is_a_usage_problem(dynctl, two, line, expected):

@@ -198,7 +198,7 @@ def test_levels_in_the_wrong_order_are_rendered_with_a_warning(dynctl):
         (["--mount-path", "topology"], "expected an absolute path"),
         (["--container", "a b"], "invalid name of a container"),
         (["--init-wait"], "--init-wait needs --image"),
-        (["--init-timeout", "x"], "'x' is not a duration"),
+        (["--init-timeout", "x"], "'x': expected a duration of"),
         (["--level", "a=b"], "--level is for cluster-topology"),
         (["cluster-topology"], "no level"),
         (["cluster-topology", "--level", "zone"], "expected DOMAIN=LABEL-KEY"),

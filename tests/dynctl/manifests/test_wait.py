@@ -129,9 +129,9 @@ def test_what_cannot_be_read_ends_the_wait_at_once(dynctl, tmp_path: Path):
     [
         ([], "no domain specified"),
         (["--domain", "../secret"], "expected the name of a file"),
-        (["--domain", "zone", "--timeout", "soon"], "'soon' is not a duration"),
-        (["--domain", "zone", "--timeout", "0s"], "'0s' is not a duration"),
-        (["--domain", "zone", "--timeout", "25h"], "'25h' is not a duration"),
+        (["--domain", "zone", "--timeout", "soon"], "'soon': expected a duration of"),
+        (["--domain", "zone", "--timeout", "0s"], "'0s': expected a duration of"),
+        (["--domain", "zone", "--timeout", "25h"], "'25h': expected a duration of"),
     ],
 )
 def test_wrong_words_are_usage_problems(dynctl, arguments: list[str], says: str):
