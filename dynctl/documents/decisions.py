@@ -8,6 +8,13 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dynctl.documents.route_of_plan import (
+    bypass_row,
+    decision_ref,
+    decision_result,
+    pair_choice,
+    preference_row,
+)
 from dynctl.documents.route_result import (
     DecisionResult,
     ObservedChoice,
@@ -15,11 +22,6 @@ from dynctl.documents.route_result import (
     Ref,
     RouteResult,
     Winner,
-    bypass_row,
-    decision_ref,
-    decision_result,
-    pair_choice,
-    preference_row,
 )
 from router_core import Decision, Outcome, Role, RoutingPlan, Worker, topology_of
 

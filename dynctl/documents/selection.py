@@ -26,13 +26,8 @@ from dynctl.base.json_fields import (
     read_tokens,
     refuse_unknown,
 )
-from dynctl.documents.route_result import (
-    BypassRow,
-    Constraint,
-    QueueRow,
-    bypass_row,
-    queue_row,
-)
+from dynctl.documents.route_of_plan import bypass_row, queue_row
+from dynctl.documents.route_result import BypassRow, Constraint, QueueRow
 from dynctl.documents.workers import ReportedLoad, WorkerRow
 from dynctl.wire.nvext import MAX_TOKENS_IN_REQUEST
 from router_core import (

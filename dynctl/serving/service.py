@@ -20,7 +20,8 @@ from dynctl.base.tasks import SLICE, Supervisor, drained, in_turns
 from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.replicas import ReplicaRow
-from dynctl.documents.route_result import RouteResult, route_result
+from dynctl.documents.route_of_plan import route_result
+from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import CORDONED, WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions

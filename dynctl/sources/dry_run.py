@@ -26,7 +26,8 @@ from dynctl.documents.doubts import (
     some_names,
     without_settings,
 )
-from dynctl.documents.route_result import RouteResult, WorkerSetRow, index_doubts, route_result
+from dynctl.documents.route_of_plan import index_doubts, route_result
+from dynctl.documents.route_result import RouteResult, WorkerSetRow
 from dynctl.documents.view import SavedView
 from dynctl.settings.policy_file import policy_classes
 from dynctl.settings.router_settings import NoEffect, parse_assignments

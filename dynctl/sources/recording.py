@@ -32,7 +32,8 @@ from dynctl.documents.recording import (
     Start,
     State,
 )
-from dynctl.documents.route_result import Ref, RouteResult, route_result
+from dynctl.documents.route_of_plan import route_result
+from dynctl.documents.route_result import Ref, RouteResult
 from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapshot
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow

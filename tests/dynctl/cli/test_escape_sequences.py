@@ -50,7 +50,7 @@ def clean(ran) -> None:
 
 @pytest.fixture(scope="module")
 def documents() -> dict[str, Any]:
-    from dynctl.documents.route_result import route_result
+    from dynctl.documents.route_of_plan import route_result
     from dynctl.documents.workers import rank_rows, worker_row
     from tests.dynctl.serving.routed import request, router, worker
 

@@ -8,12 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynctl.documents.route_result import (
-    BypassRow,
-    PrefillPrediction,
-    RouteResult,
-    route_result,
-)
+from dynctl.documents.route_of_plan import route_result
+from dynctl.documents.route_result import BypassRow, PrefillPrediction, RouteResult
 from dynctl.documents.view import SavedView, decode_view, encode_view
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.route import ExplainScreen, route_short

@@ -15,7 +15,8 @@ from dynctl.base.errors import UsageProblem
 from dynctl.documents.codec import decode
 from dynctl.documents.decisions import DecisionList
 from dynctl.documents.doubts import Varies
-from dynctl.documents.route_result import RouteResult, decision_result
+from dynctl.documents.route_of_plan import decision_result
+from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import decode_view
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.errors import error_middleware

@@ -8,7 +8,8 @@ import pytest
 from msgspec import UNSET
 
 from dynctl.documents.decisions import decision_row
-from dynctl.documents.route_result import PrefillPrediction, decision_result
+from dynctl.documents.route_of_plan import decision_result
+from dynctl.documents.route_result import PrefillPrediction
 from dynctl.serving.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.decision_storage import BriefHop, brief, pack
