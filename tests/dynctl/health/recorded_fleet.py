@@ -5,12 +5,13 @@ The routers are real ones; engines are LRU caches whose prefill takes ``prefill_
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, product
 from random import Random
 from typing import Any
 
@@ -45,7 +46,6 @@ from router_core import (
     Worker,
     WorkerLost,
     WorkerUpserted,
-    sequence_hashes,
 )
 
 SIZE = 16
@@ -60,11 +60,20 @@ class Prompt:
     blocks: tuple[int, ...]
     tail: int = 5
     tenant: str = ""
+    adapter: str = ""
     required: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
         return len(self.blocks) * SIZE + self.tail
+
+    @property
+    def ids(self) -> array[int]:
+        """Its token ids: two of each block are its content."""
+        found = array("I")
+        for one in self.blocks:
+            found.extend((one % 2**32, one >> 32, *[0] * (SIZE - 2)))
+        return found + array("I", [0] * self.tail)
 
 
 @dataclass
@@ -218,9 +227,6 @@ class RecordedFleet:
             )
 
         def arrive(now: float, prompt: Prompt, name: str) -> Iterator[Record]:
-            salt = sum(prompt.tenant.encode()) if prompt.tenant else 0
-            local = [one ^ salt if not i else one for i, one in enumerate(prompt.blocks)]
-            hashes = sequence_hashes(local)
             number = random.randrange(self.routers)
             router = routers[number]
             constraints = NO_CONSTRAINTS
@@ -228,15 +234,14 @@ class RecordedFleet:
                 constraints = RoutingConstraints(
                     tuple(TaintConstraint(one, "required") for one in prompt.required)
                 )
-            request = RoutingRequest(
+            request = RoutingRequest.from_tokens(
                 name,
                 MODEL,
-                prompt.tokens,
+                prompt.ids,
                 SIZE,
-                tuple(hashes),
                 constraints=constraints,
-                local_hashes=tuple(local),
-                salted=bool(prompt.tenant),
+                lora_name=prompt.adapter or None,
+                cache_salt=prompt.tenant or None,
             )
             asked = {"required": list(prompt.required)} if prompt.required else {}
             yield Arrived(
@@ -245,9 +250,10 @@ class RecordedFleet:
                 MODEL,
                 prompt.tokens,
                 SIZE,
-                tuple(hashes),
+                request.sequence_hashes,
                 bool(prompt.tenant),
                 prompt.tenant,
+                prompt.adapter,
                 asked=asked,
                 router=number,
             )
@@ -327,20 +333,21 @@ def chats(
     shared: int = 8,
     own: int = 2,
     tenants: Sequence[str] = ("",),
+    adapters: Sequence[str] = ("",),
     seed: int = 7,
 ) -> list[Prompt]:
     """Conversations in turn: ``shared`` blocks that a conversation repeats, ``own`` new ones.
 
-    With ``tenants`` every conversation is sent by each of them.
+    With ``tenants`` and ``adapters`` every conversation is sent by each tenant to each adapter.
     """
     random = Random(seed)
     prompts, now = [], 1.0
     starts = [tuple(random.getrandbits(63) for _ in range(shared)) for _ in range(conversations)]
     for _ in range(turns):
         for start in random.sample(starts, len(starts)):
-            for tenant in tenants:
+            for tenant, adapter in product(tenants, adapters):
                 own_blocks = tuple(random.getrandbits(63) for _ in range(own))
-                prompts.append(Prompt(now, start + own_blocks, tenant=tenant))
+                prompts.append(Prompt(now, start + own_blocks, tenant=tenant, adapter=adapter))
                 now += every_s / conversations
     return prompts
 

@@ -187,6 +187,19 @@ def test_the_caches_are_those_of_the_choice_of_the_prefill_worker() -> None:
     assert paired.requests == len(CHATS)
 
 
+def test_prompts_of_another_adapter_are_not_reachable_and_no_salt_would_make_them_so() -> None:
+    prompts = chats(13, 6, adapters=("german", "sql", ""))
+    report = hits(FLEET.records(prompts))
+    reachable = report.rung("reachable")
+    assert report.requests == len(prompts) == 3 * len(CHATS)
+    assert report.rung("shared") is None
+    assert reachable is not None
+    # Each adapter and the base model compute a conversation once.
+    once = 3 * 13 * 5 * 8 * SIZE
+    assert reachable.tokens == once
+    assert {one.cause for one in report.largest} <= {"load", "in_flight"}
+
+
 def test_a_request_that_is_sent_again_counts_once_and_the_worker_that_failed_is_named() -> None:
     records = FLEET.records(CHATS)
     place = len(records) // 2
