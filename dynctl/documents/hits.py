@@ -29,13 +29,18 @@ UNEXPLAINED: Final = "unexplained"
 
 
 class CauseText(NamedTuple):
-    """What a cause is called, in short and in whole, what changes it, and the codes of
-    `dynctl explain` about it."""
+    """What a cause is called, in short and in whole, what changes it, the codes of `dynctl explain`
+    about it, and the condition under which its gain is computed (empty: it is not)."""
 
     label: str
     title: str
     act: str = ""
     codes: tuple[str, ...] = ()
+    gain_if: str = ""
+
+
+#: Under which condition a choice would have reused more.
+_CHOSEN: Final = "if the worker that had most of each prompt had been chosen"
 
 
 CAUSES: Final = {
@@ -53,6 +58,7 @@ CAUSES: Final = {
         "evicted before reuse",
         "evicted before reuse",
         "more KV blocks: more memory for the engines' caches, more workers, or a host tier",
+        gain_if="with twice the blocks",
     ),
     "split": CauseText(
         "prefixes split over workers",
@@ -64,6 +70,7 @@ CAUSES: Final = {
         "spread by the router mode",
         "the router mode does not read caches, so prefixes are spread over workers",
         "--router-mode kv",
+        gain_if=_CHOSEN,
     ),
     "in_flight": CauseText(
         "still being computed",
@@ -116,12 +123,14 @@ CAUSES: Final = {
         "load beat cache",
         "raise --router-prefill-load-scale, or add workers where the prefix is hot; "
         "dynctl why ID shows both costs",
+        gain_if=_CHOSEN,
     ),
     "no_credit": CauseText(
         "cache has no weight",
         "the settings of the router give cached blocks no weight",
         "--router-kv-overlap-score-credit 1 --router-prefill-load-scale 1 "
         "--router-track-prefill-tokens",
+        gain_if=_CHOSEN,
     ),
     "topology": CauseText(
         "topology",
@@ -148,11 +157,13 @@ CAUSES: Final = {
         "session",
         "the session stayed on its worker",
         "--router-session-affinity-yield-blocks lets a session move to a longer prefix",
+        gain_if=_CHOSEN,
     ),
     "temperature": CauseText(
         "temperature",
         "the temperature drew a worker with a shorter prefix",
         "--router-temperature 0",
+        gain_if=_CHOSEN,
     ),
     "estimate": CauseText(
         "estimate forgot",
@@ -169,6 +180,7 @@ CAUSES: Final = {
         "block alignment",
         "the engine reuses whole blocks of its own and always computes the last token",
         "a smaller --block-size",
+        gain_if="if the engines had the block size of the router",
     ),
     "tokens": CauseText(
         "other tokens",
@@ -200,6 +212,9 @@ class HitsCause(msgspec.Struct, frozen=True):
     ``share``: of all prompt tokens. ``examples``: ids of requests, the largest losses first.
     ``workers``: those that lost most by it. ``act``: the setting or the act that would change it.
     ``codes``: for `dynctl explain`. ``after``, in seconds: the median delay of late events.
+    ``gain``: the largest share of all prompt tokens that these requests would have reused in
+    addition under the condition ``gain_if``, with caches as they were; at most ``share``. None
+    where the records do not have what it is computed from.
     """
 
     cause: str
@@ -213,6 +228,8 @@ class HitsCause(msgspec.Struct, frozen=True):
     workers: list[str] = []
     codes: list[str] = []
     after: float | None = None
+    gain: float | None = None
+    gain_if: str = ""
 
 
 class HitsRung(msgspec.Struct, frozen=True):

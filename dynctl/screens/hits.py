@@ -132,7 +132,7 @@ def _losses(report: HitsReport, canvas: Canvas) -> list[str]:
         )
         codes = f" (dynctl explain {one.codes[0]})" if one.codes else ""
         lines += canvas.paragraph(f"{one.act}{codes}", first=" " * 9)
-        lines += _more(one, report, canvas)
+        lines += _more(one, canvas)
     return lines
 
 
@@ -145,17 +145,14 @@ def _extent(one: HitsCause) -> str:
     return "; " + ", ".join(parts)
 
 
-def _more(one: HitsCause, report: HitsReport, canvas: Canvas) -> list[str]:
+def _more(one: HitsCause, canvas: Canvas) -> list[str]:
     """What is known about a cause beyond its size."""
     if one.cause == "stale" and one.after is not None:
         return canvas.paragraph(f"half of the events came {one.after:.1f} s late", first=" " * 9)
-    capacity = report.rung("capacity")
-    if one.cause != "capacity" or report.with_twice is None or capacity is None:
+    if one.gain is None:
         return []
-    gained = report.with_twice - (capacity.rate or 0.0)
-    return canvas.paragraph(
-        f"twice the blocks would bring back {100 * gained:.1f} of it", first=" " * 9
-    )
+    text = f"at most {_points(one.gain)} points for these requests {one.gain_if}"
+    return canvas.paragraph(text, first=" " * 9)
 
 
 def _columns(report: HitsReport) -> list[Column[HitsGroup]]:

@@ -16,6 +16,12 @@ from router_core import Router
 GRACE_S: Final = 30.0
 #: The router mode that reads what is cached.
 READS_CACHES: Final = "kv"
+#: Causes of a choice of a worker with fewer blocks than another candidate.
+OF_CHOICE: Final = ("spread", "load", "no_credit", "session", "temperature")
+#: Parts whose gain can be computed.
+COMPUTABLE: Final = frozenset(
+    {("capacity", "capacity"), ("reused", "alignment"), *(("expected", one) for one in OF_CHOICE)}
+)
 #: Reports from which the block size of an engine is derived.
 _ENOUGH_REPORTS: Final = 8
 
@@ -251,16 +257,32 @@ class Causes:
         if end.prompt_tokens is not None and end.prompt_tokens != isl:
             parts["reused", "tokens"] += lost
             return
-        own = size
-        rank = request.rank
-        if rank is not None and rank.reports >= _ENOUGH_REPORTS and rank.granularity % size == 0:
-            own = max(size, rank.granularity)
-        whole = min(expected, max(0, isl - 1)) // own * own
+        own = _blocks_of_engine(request)
+        usable = min(expected, max(0, isl - 1))
+        whole = usable // own * own
         aligned = min(lost, expected - whole)
         parts["reused", "alignment"] += aligned
+        if own > size:
+            # Hashes of smaller blocks than those of the router are not in the records.
+            request.gains["reused", "alignment"] = min(aligned, usable // size * size - whole)
         lost -= aligned
         if lost:
             parts["reused", self._reuse_cause(request, end, reused // size)] += lost
+
+    def gains(self, request: Request) -> None:
+        """What the worker with the most blocks would have reused in addition."""
+        rungs, own = request.rungs, _blocks_of_engine(request)
+        best, base = rungs["best"], rungs.get("reused")
+        if base is None:
+            base = rungs["expected"]
+        if best is None or base is None:
+            return
+        rest = max(0, min(best, request.arrived.isl_tokens - 1) // own * own - base)
+        for cause in OF_CHOICE:
+            lost = request.parts["expected", cause]
+            if lost > 0:
+                request.gains["expected", cause] = gain = min(lost, rest)
+                rest -= gain
 
     def _reuse_cause(self, request: Request, end: Finished, position: int) -> str:
         """Why the engine did not reuse the block at ``position``, on which the router counted."""
@@ -298,6 +320,14 @@ class Causes:
         """The conditions that were in force for the rank of a request, from all routers."""
         name = request.worker.partition("/")[0]
         return {code for one in self._sources.values() for code in one.codes.get(name, ())}
+
+
+def _blocks_of_engine(request: Request) -> int:
+    """Tokens of a block that the engine reuses, as far as its reports show that it is larger."""
+    size, rank = request.arrived.block_size, request.rank
+    if rank is None or rank.reports < _ENOUGH_REPORTS or rank.granularity % size:
+        return size
+    return max(size, rank.granularity)
 
 
 def _state_of(router: Router | None, rank: Rank) -> str:

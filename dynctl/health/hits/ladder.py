@@ -243,6 +243,7 @@ class Ladder:
         }
         if capacity is not None:
             request.parts["capacity", "capacity"] += (reachable - capacity) * size
+            request.gains["capacity", "capacity"] = (min(twice, reachable) - capacity) * size
         above = reachable if capacity is None else capacity
         if best is None:
             self._causes.remember_senders(request, above)
@@ -353,6 +354,7 @@ class Ladder:
             self._causes.gaps(request, self._now)
             self._causes.salts(request)
             self._causes.reuse(request)
+            self._causes.gains(request)
             self._count(request)
         elif request.finished is not None:
             self._causes.note_report(request)

@@ -106,6 +106,8 @@ class Request:
     rungs: dict[str, int | None] = field(default_factory=dict)
     twice: int = 0
     parts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Of the parts whose gain can be computed: tokens, at most those of the part.
+    gains: dict[tuple[str, str], int] = field(default_factory=dict)
     delays: list[float] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     #: Who sent the blocks before: (cause, blocks) from the start, where no index shows the caches.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nlargest
 from statistics import median
 from typing import Final
 
 from dynctl.documents.hits import CAUSES, RUNGS, UNEXPLAINED, HitsCause
+from dynctl.health.hits.causes import COMPUTABLE
 from dynctl.health.hits.past import Request
 
 #: Examples of each cause.
@@ -25,9 +27,12 @@ class Part:
     examples: list[tuple[int, str]] = field(default_factory=list)
     workers: Counter[str] = field(default_factory=Counter)
     delays: list[float] = field(default_factory=list)
+    #: Tokens that would be gained at most; None: unknown for one of the requests.
+    gain: int | None = 0
 
-    def add(self, tokens: int, request: Request, cause: str) -> None:
+    def add(self, tokens: int, request: Request, cause: str, gain: int | None) -> None:
         self.tokens += tokens
+        self.gain = None if self.gain is None or gain is None else self.gain + gain
         self.requests += 1
         self.workers[request.worker] += tokens
         self.examples.append((abs(tokens), request.arrived.id))
@@ -62,9 +67,24 @@ class Tally:
             self.rungs[rung] = None if known is None or tokens is None else known + tokens
         for key, tokens in request.parts.items():
             if tokens:
-                self.parts.setdefault(key, Part()).add(tokens, request, key[1])
+                gain = _gain(request, (key,), tokens)
+                self.parts.setdefault(key, Part()).add(tokens, request, key[1], gain)
         for cause, tokens in _net(request.parts).items():
-            self.net.setdefault(cause, Part()).add(tokens, request, cause)
+            keys = [key for key in request.parts if key[1] == cause]
+            gain = _gain(request, keys, tokens)
+            self.net.setdefault(cause, Part()).add(tokens, request, cause, gain)
+
+
+def _gain(request: Request, keys: Iterable[tuple[str, str]], tokens: int) -> int | None:
+    """The gain of these parts of a cause, at most ``tokens``; None where one is unknown."""
+    gained = 0
+    for key in keys:
+        if key in COMPUTABLE and request.parts[key] > 0:
+            found = request.gains.get(key)
+            if found is None:
+                return None
+            gained += found
+    return max(0, min(gained, tokens))
 
 
 def rate(tokens: int, tally: Tally) -> float | None:
@@ -85,6 +105,10 @@ def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
         [worker for worker, n in part.workers.most_common(MOST_EXAMPLES) if worker and n],
         list(text.codes),
         median(part.delays) if part.delays else None,
+        part.gain / tally.tokens
+        if text.gain_if and part.gain is not None and tally.tokens
+        else None,
+        text.gain_if,
     )
 
 

@@ -44,6 +44,8 @@ def test_the_ladder_of_a_recording(dynctl, tmp_path: Path, monkeypatch):
     assert any(line.startswith("as the router expected") and "-" in line for line in lines)
     assert "largest loss you can act on" in lines
     assert any(line.strip() == "--router-mode kv" for line in lines)
+    assert "at most +" in ran.out
+    assert "if the worker that had most of each prompt had been chosen" in " ".join(ran.out.split())
     report = dynctl("hits", tmp_path / "a.dynrec", "-o", "json").json
     assert (report["kind"], report["largest"][0]["cause"]) == ("HitsReport", "spread")
     assert dynctl("hits", tmp_path / "a.dynrec", "-o", "name").out.splitlines()[0] == "spread"

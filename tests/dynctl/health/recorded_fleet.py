@@ -250,7 +250,7 @@ class RecordedFleet:
                 MODEL,
                 prompt.tokens,
                 SIZE,
-                request.sequence_hashes,
+                tuple(request.sequence_hashes),
                 bool(prompt.tenant),
                 prompt.tenant,
                 prompt.adapter,

@@ -200,6 +200,59 @@ def test_prompts_of_another_adapter_are_not_reachable_and_no_salt_would_make_the
     assert {one.cause for one in report.largest} <= {"load", "in_flight"}
 
 
+def gain(report: HitsReport, cause: str) -> float | None:
+    (found,) = [one for one in report.largest if one.cause == cause]
+    return found.gain
+
+
+def reused(report: HitsReport) -> float:
+    rung = report.rung("reused")
+    assert rung is not None
+    assert rung.rate is not None
+    return rung.rate
+
+
+@pytest.mark.parametrize("blocks", [40, 70, 100])
+def test_the_gain_of_twice_the_blocks_is_what_one_worker_of_twice_the_size_gains(
+    blocks: int,
+) -> None:
+    small = RecordedFleet(workers=1, blocks=blocks)
+    report = hits(small.records(CHATS))
+    larger = hits(replace(small, blocks=2 * blocks).records(CHATS))
+    assert gain(report, "capacity") == pytest.approx(reused(larger) - reused(report), abs=1e-9)
+
+
+def test_the_gain_of_a_choice_is_what_the_most_cached_worker_would_have_reused() -> None:
+    beaten = hits(replace(FLEET, prefill_s=1.5).records(HOT))
+    spread = hits(replace(FLEET, config={"router_mode": "round-robin"}).records(CHATS))
+    for report, cause in ((beaten, "load"), (spread, "spread")):
+        best = report.rung("best")
+        assert best is not None
+        assert best.rate is not None
+        # Nothing else is lost here, and what the engines gained back is not gained again.
+        assert gain(report, cause) == pytest.approx(best.rate - reused(report))
+        assert (gain(report, cause) or 0) > 0.03
+    # Each prompt has one more block in the index than an engine reuses.
+    last = replace(FLEET, exact=False, config={"router_mode": "round-robin"})
+    whole = hits(last.records(WHOLE))
+    (part,) = [one for one in whole.largest if one.cause == "spread"]
+    assert 0 < (part.gain or 0) < part.share
+
+
+def test_the_gain_of_smaller_blocks_is_computed_only_down_to_those_of_the_router() -> None:
+    larger = hits(replace(FLEET, reuses=lambda tokens: tokens // 96 * 96).records(CHATS))
+    (part,) = [one for one in larger.largest if one.cause == "alignment"]
+    assert part.gain == pytest.approx(part.share)
+    last_token = hits(replace(FLEET, exact=False).records(WHOLE))
+    assert gain(last_token, "alignment") is None
+
+
+def test_a_cause_whose_gain_no_record_shows_has_none() -> None:
+    for name in ("lost events", "late events", "two blind routers", "salts", "engine restart"):
+        one = CAUSES_INJECTED[name]
+        assert gain(hits(one.fleet.records(one.prompts)), one.cause) is None, name
+
+
 def test_a_request_that_is_sent_again_counts_once_and_the_worker_that_failed_is_named() -> None:
     records = FLEET.records(CHATS)
     place = len(records) // 2
@@ -445,6 +498,9 @@ def _adds_up(report: HitsReport) -> None:
         assert rung.tokens is not None
         assert rung.lost == before.tokens - rung.tokens
         assert sum(one.tokens for one in rung.causes) == rung.lost
+    for cause in (*report.largest, *(one for rung in known for one in rung.causes)):
+        assert cause.gain is None or 0 <= cause.gain <= max(0.0, cause.share) + 1e-12
+        assert bool(cause.gain_if) >= (cause.gain is not None)
     reachable, capacity = report.rung("reachable"), report.rung("capacity")
     if reachable is not None and capacity is not None and capacity.tokens is not None:
         assert reachable.tokens is not None
