@@ -14,6 +14,7 @@ NAMESPACE = "lab"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 METADATA = "/apis/nvidia.com/v1alpha1"
 Json = dict[str, Any]
+NOW = 1_700_000_000.0
 
 DEFINITION: Json = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -127,3 +128,13 @@ def bind(server: ApiServer, user: str, *rules: Json) -> None:
 
 def rule(group: str, resources: str, verbs: str) -> Json:
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
+
+def with_pods(server: ApiServer, count: int) -> None:
+    """Create ``w-00``, ``w-01``, .."""
+    for number in range(count):
+        server.store.create(pod(f"w-{number:02}"))
+
+
+def names(page: Any) -> list[str]:
+    return [item["metadata"]["name"] for item in page["items"]]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,35 +14,10 @@ import yaml
 from dynctl.adapters.kubernetes.cluster import KubernetesCluster, open_cluster
 from dynctl.adapters.ports import AccessReview, ClusterRefusal
 from dynctl.base.errors import Unreachable
-from tests.dynctl.adapters.kube_lab import PODS, bind, opened, pod, rule
+from tests.dynctl.adapters.kube_lab import NOW, PODS, bind, names, opened, pod, rule, with_pods
 from tests.dynctl.adapters.kube_stand_ins import answering, elsewhere
 from tests.kube.api_server import ApiServer
 from tests.waiting import patience
-
-NOW = 1_700_000_000.0
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with ApiServer(clock=lambda: NOW) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
-    one = opened(server, tmp_path)
-    yield one
-    one.close()
-
-
-def with_pods(server: ApiServer, count: int) -> None:
-    for number in range(count):
-        server.store.create(pod(f"w-{number:02}"))
-
-
-def names(page: Any) -> list[str]:
-    return [item["metadata"]["name"] for item in page["items"]]
-
 
 # -- reading ---------------------------------------------------------------------------------------
 

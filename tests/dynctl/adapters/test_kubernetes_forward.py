@@ -30,13 +30,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
         yield running
 
 
-@pytest.fixture
-def cluster(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
-    one = opened(server, tmp_path)
-    yield one
-    one.close()
-
-
 @contextmanager
 def listening(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
     """A program in the pod: ``serve`` is called with each connection, in a thread."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,34 +14,9 @@ from dynctl.adapters.kubernetes import http as kubernetes_http
 from dynctl.adapters.kubernetes.cluster import KubernetesCluster
 from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import Unreachable
-from tests.dynctl.adapters.kube_lab import PODS, opened, pod
+from tests.dynctl.adapters.kube_lab import PODS, opened
 from tests.dynctl.adapters.kube_stand_ins import answering, elsewhere, whole
 from tests.kube.api_server import ApiServer
-
-NOW = 1_700_000_000.0
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with ApiServer(clock=lambda: NOW) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
-    one = opened(server, tmp_path)
-    yield one
-    one.close()
-
-
-def with_pods(server: ApiServer, count: int) -> None:
-    for number in range(count):
-        server.store.create(pod(f"w-{number:02}"))
-
-
-def names(page: Any) -> list[str]:
-    return [item["metadata"]["name"] for item in page["items"]]
-
 
 # -- refusals and silence --------------------------------------------------------------------------
 

@@ -28,13 +28,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
         yield running
 
 
-@pytest.fixture
-def cluster(server: ApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
-    one = opened(server, tmp_path)
-    yield one
-    one.close()
-
-
 def read(cluster: KubernetesCluster, path: str, *, max_bytes: int = 1 << 20) -> bytes:
     return cluster.read_file("lab", "w-0", "main", path, max_bytes=max_bytes)
 
