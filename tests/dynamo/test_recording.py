@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import (
     Arrived,
     Decided,
@@ -87,6 +89,44 @@ def test_a_recording_of_a_live_dynamo_routes_again_as_it_did(
         assert len(moment.workers()) == 3
         assert moment.decision(ids[0]).id == ids[0]
     assert live_right >= len(ids) - _RACES
+
+
+def test_hits_of_a_live_dynamo(finding: Callable[[str], None]) -> None:
+    with DynamoFleet(aggregated(2), frontend_args=REPLICA_SYNC, speedup=0) as fleet:
+        register_events(fleet.frontend)
+        command = [sys.executable, "-m", "dynctl", "hits", "--for", "3s", "-o", "json"]
+        judging = subprocess.Popen(
+            [*command, "--file-kv", str(fleet.file_kv)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=_clean(),
+        )
+        try:
+            # It judges the requests that come while it follows the fleet.
+            asked = 0
+            until = time.monotonic() + patience(30)
+            while judging.poll() is None and time.monotonic() < until:
+                ask(fleet, asked)
+                asked += 1
+            out, err = judging.communicate(timeout=patience(10))
+        finally:
+            judging.kill()
+            judging.wait()
+    assert judging.returncode == 0, err
+    report = json.loads(out)
+    rungs = {one["rung"]: one for one in report["rungs"]}
+    finding(f"hits: {report['requests']} requests, expected {rungs['expected']['rate']}")
+    assert report["models"] == [fleet.model]
+    assert report["workers"] == 2
+    assert report["capacity_blocks"] == 2 * 512
+    assert 0 < report["requests"] <= asked
+    # The prompts of a topic are equal but for their last blocks.
+    assert rungs["reachable"]["rate"] >= rungs["expected"]["rate"] > 0
+    assert rungs["reused"]["unknown"].startswith("Dynamo does not publish what its engines reused")
+    # Events of the last requests may come after the end.
+    causes = [one for rung in rungs.values() for one in rung.get("causes", ())]
+    assert sum(one["share"] for one in causes if one["cause"] == UNEXPLAINED) < 0.05
 
 
 def _has(path: Path, request_id: str) -> bool:
