@@ -35,6 +35,7 @@ from dynctl.tokenization import ModelTokenizer, TokenizationError, load_tokenize
 from dynctl.wire.dynamo.discovery import EndpointId, ModelCard, encode_entry
 from dynctl.wire.dynamo.events import RouterEvent
 from dynctl.wire.dynamo.request_plane import parse_address
+from router_core import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +59,11 @@ _LOADING: Final = "the files of its model are not read yet"
 
 @dataclass(slots=True)
 class _Model:
-    """The files of one version of a model's card."""
+    """The files that worker sets of a model have in common. ``subject``: of their condition."""
 
-    files: str
+    subject: str
     task: asyncio.Task[None] | None = None
+    tokenizer: ModelTokenizer | None = None
     problem: str | None = _LOADING
 
 
@@ -100,7 +102,10 @@ class DynamoFleet(Fleet):
         #: A component gets token ids and forwards them.
         self._reads_files = dynamo.endpoint is None
         self._workers: dict[int, RegisteredWorker] = {}
-        self._models: dict[str, _Model] = {}
+        #: By model and files: worker sets of a model may differ in their files.
+        self._models: dict[tuple[str, str], _Model] = {}
+        #: Model and worker set ("": none) -> the files of the set's card.
+        self._files: dict[tuple[str, str], str] = {}
         self._reasons: Mapping[int, str] = {}
         #: Worker set -> the version of the card that was accepted first.
         self._accepted: dict[str, str] = {}
@@ -120,17 +125,22 @@ class DynamoFleet(Fleet):
         """A worker with its entries in discovery."""
         return self._workers.get(worker_id)
 
-    def tokenizer_of(self, model: str) -> ModelTokenizer | None:
-        return self._service.tokenizers.of(model)
+    def tokenizer_of(self, model: str, worker_set: str | None = None) -> ModelTokenizer | None:
+        return self._service.tokenizers.of(model, worker_set)
 
-    def card_of(self, model: str) -> ModelCard | None:
-        """A card of the model that counts."""
-        first = self._first(model)
+    def card_of(self, model: str, worker_set: str | None = None) -> ModelCard | None:
+        """A card of the model, or of a worker set, that counts."""
+        first = self._first(model, worker_set)
         return None if first is None else first.card
 
-    def _first(self, model: str) -> RegisteredWorker | None:
+    def _first(self, model: str, worker_set: str | None = None) -> RegisteredWorker | None:
         """The worker with the smallest id whose card is accepted; prefill workers are the last."""
-        found = [one for one in self._workers.values() if one.worker.model == model]
+        found = [
+            one
+            for one in self._workers.values()
+            if one.worker.model == model
+            and (worker_set is None or worker_set in one.worker.worker_sets)
+        ]
         accepted = set(self._accepted.values())
         return min(
             found,
@@ -331,7 +341,7 @@ class DynamoFleet(Fleet):
         if worker is None:
             return
         name = member.spec.name
-        model = self._models.get(worker.model)
+        model = self._model_of(worker)
         reason = self._reasons.get(worker.worker_id)
         if reason is None and model is not None:
             reason = model.problem
@@ -387,38 +397,68 @@ class DynamoFleet(Fleet):
 
     # -- the files of models ---------------------------------------------------------------------
 
+    def _model_of(self, worker: Worker) -> _Model | None:
+        """The files that a worker's requests need."""
+        name = next(iter(worker.worker_sets), "")
+        files = self._files.get((worker.model, name))
+        return None if files is None else self._models.get((worker.model, files))
+
     def _load_models(self) -> None:
-        models = {one.worker.model for one in self._workers.values()}
-        for name in self._models.keys() - models:
-            task = self._models.pop(name).task
-            if task is not None:
-                task.cancel()
-            self._service.clear_condition(codes.MODEL_FILES_INVALID, name)
+        """Load the files that are new, and forget those of which no worker is left."""
         if self._config.model_path is not None or not self._reads_files:
             return
-        for name in models:
-            item = self._first(name)
-            if item is None:
-                continue
-            files = "\n".join(
-                f"{part} {file.kind} {file.checksum}"
-                for part, file in sorted(item.card.files.items())
-            )
-            known = self._models.get(name)
-            if known is not None and known.files == files:
-                continue
-            if known is not None and known.task is not None:
-                known.task.cancel()
-            model = self._models[name] = _Model(files)
+        names: dict[str, set[str]] = {}
+        for one in self._workers.values():
+            names.setdefault(one.worker.model, set()).update(one.worker.worker_sets or ("",))
+        self._files = {
+            (model, name): _files_of(item.card)
+            for model, found in names.items()
+            for name in found
+            if (item := self._first(model, name or None)) is not None
+        }
+        wanted = {(model, files) for (model, _), files in self._files.items()}
+        for key in self._models.keys() - wanted:
+            gone = self._models.pop(key)
+            if gone.task is not None:
+                gone.task.cancel()
+            self._service.clear_condition(codes.MODEL_FILES_INVALID, gone.subject)
+        for name, files in sorted(wanted - self._models.keys()):
+            subject = name
+            if sum(other == name for other, _ in wanted) > 1:
+                subject = f"{name} of {', '.join(sorted(self._sets_with(name, files)))}"
+            model = self._models[name, files] = _Model(subject)
             model.task = self._service.tasks.start(
-                "model files", partial(self._load, name, model), name
+                "model files", partial(self._load, name, files, model), subject
             )
+        self._take_tokenizers()
 
-    async def _load(self, name: str, model: _Model) -> None:
+    def _sets_with(self, name: str, files: str) -> list[str]:
+        """The worker sets of a model with these files."""
+        return [it for (of, it), its in self._files.items() if (of, its) == (name, files)]
+
+    def _take_tokenizers(self) -> None:
+        """Use what is loaded: for each worker set the tokenizer of its files."""
+        tokenizers = self._service.tokenizers
+        found = {
+            key: loaded
+            for key, files in self._files.items()
+            if (loaded := self._models[key[0], files].tokenizer) is not None
+        }
+        tokenizers.set_by_set(found)
+        for name in {model for model, _ in self._files}:
+            first = self._first(name)
+            model = None if first is None else self._model_of(first.worker)
+            if model is not None and model.tokenizer is not None:
+                tokenizers.set(name, model.tokenizer)
+        for member in self:
+            self._judge_member(member)
+
+    async def _load(self, name: str, files: str, model: _Model) -> None:
         """Fetch and verify the files of a model's card, again and again until that succeeds."""
         failures = 0
         while True:
-            item = self._first(name)
+            found = self._sets_with(name, files)
+            item = self._first(name, found[0] or None) if found else None
             if item is None:
                 return
             try:
@@ -436,7 +476,7 @@ class DynamoFleet(Fleet):
                     for reason in await asyncio.to_thread(
                         tokenizer.speed_up, self._config.tokenizer
                     ):
-                        _log.info("tokenizer of %s: %s", name, reason)
+                        _log.info("tokenizer of %s: %s", model.subject, reason)
             except (UsageProblem, Unreachable) as error:
                 problem = error.message
             except TokenizationError as error:
@@ -444,20 +484,17 @@ class DynamoFleet(Fleet):
             except OSError as error:
                 problem = f"{error.filename or 'the directory of its files'}: {file_problem(error)}"
             else:
-                self._service.tokenizers.set(name, tokenizer)
-                self._service.clear_condition(codes.MODEL_FILES_INVALID, name)
-                self._problem(model, None)
-                _log.info("model %s: its tokenizer is %s", name, tokenizer.encoder.name)
+                model.tokenizer, model.problem = tokenizer, None
+                self._service.clear_condition(codes.MODEL_FILES_INVALID, model.subject)
+                self._take_tokenizers()
+                _log.info("model %s: its tokenizer is %s", model.subject, tokenizer.encoder.name)
                 return
-            self._service.set_condition(codes.MODEL_FILES_INVALID, name, problem)
-            self._problem(model, f"model files: {problem}")
+            self._service.set_condition(codes.MODEL_FILES_INVALID, model.subject, problem)
+            model.problem = f"model files: {problem}"
+            for member in self:
+                self._judge_member(member)
             await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
             failures += 1
-
-    def _problem(self, model: _Model, problem: str | None) -> None:
-        model.problem = problem
-        for member in self:
-            self._judge_member(member)
 
     # -- as Fleet --------------------------------------------------------------------------------
 
@@ -508,6 +545,13 @@ async def _no_requests(request: PlaneRequest) -> AsyncIterator[Any]:
     for item in nothing:
         yield item
     raise ErrorItem(f"{request.endpoint.name} takes no requests")
+
+
+def _files_of(card: ModelCard) -> str:
+    """The names, kinds and checksums of a card's files."""
+    return "\n".join(
+        f"{part} {file.kind} {file.checksum}" for part, file in sorted(card.files.items())
+    )
 
 
 def _bootstrap(card: ModelCard) -> tuple[str, int] | None:

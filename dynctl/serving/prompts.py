@@ -184,21 +184,32 @@ class PromptTokenizers:
     ) -> None:
         self._default = default
         self._by_model = dict(by_model or {})
+        self._by_set: dict[tuple[str, str], ModelTokenizer] = {}
         self.engine: EngineTokenize | None = None
 
     def set(self, model: str, tokenizer: ModelTokenizer) -> None:
         """Use another tokenizer for a model from now on."""
         self._by_model[model] = tokenizer
 
-    def of(self, model: str) -> ModelTokenizer | None:
+    def set_by_set(self, tokenizers: Mapping[tuple[str, str], ModelTokenizer]) -> None:
+        """The tokenizers of worker sets, by model and set; those of before are forgotten."""
+        self._by_set = dict(tokenizers)
+
+    def of(self, model: str, worker_set: str | None = None) -> ModelTokenizer | None:
+        """The tokenizer of a model. Worker sets of one model may have different ones: then it is
+        that of the set, or None while it is not here."""
+        if worker_set is not None and self._default is None:
+            return self._by_set.get((model, worker_set))
         return self._by_model.get(model, self._default)
 
-    async def tokenize(self, model: str, prompt: Prompt) -> PromptTokens:
+    async def tokenize(
+        self, model: str, prompt: Prompt, worker_set: str | None = None
+    ) -> PromptTokens:
         """The prompt's tokens. Raises PromptError or TemplateError if the prompt is invalid."""
         note = NOT_MODELLED
         if prompt.token_ids is not None:
             return _tokens(prompt.shortened(prompt.token_ids), "client")
-        tokenizer = self.of(model)
+        tokenizer = self.of(model, worker_set)
         if tokenizer is not None:
             note = prompt.engine_only or note
             if prompt.engine_only is None:
@@ -213,16 +224,19 @@ class PromptTokenizers:
                 note = "cache overlap not modelled: the prompt is truncated; set --model-path DIR"
         return PromptTokens(None, estimate_tokens(prompt), "estimate", note)
 
-    async def tokenize_batch(self, model: str, prompts: Sequence[Prompt]) -> list[PromptTokens]:
+    async def tokenize_batch(
+        self, model: str, prompts: Sequence[Prompt], worker_set: str | None = None
+    ) -> list[PromptTokens]:
         """The tokens of each prompt; if one cannot be tokenized, no prompt has ids."""
-        remote = self.of(model) is None and any(one.token_ids is None for one in prompts)
+        here = self.of(model, worker_set) is not None
+        remote = not here and any(one.token_ids is None for one in prompts)
         if remote and len(prompts) > _MOST_REMOTE_PROMPTS:
             note = (
                 f"cache overlap not modelled: a batch of more than {_MOST_REMOTE_PROMPTS} texts "
                 "needs --model-path DIR"
             )
             return [PromptTokens(None, estimate_tokens(p), "estimate", note) for p in prompts]
-        found = [await self.tokenize(model, prompt) for prompt in prompts]
+        found = [await self.tokenize(model, prompt, worker_set) for prompt in prompts]
         missing = next((one for one in found if one.ids is None), None)
         if missing is None:
             return found

@@ -14,10 +14,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from dynctl.base.tasks import SLICE, Supervisor, drained, in_turns
-from dynctl.documents.doubts import Doubt, Varies, doubt
+from dynctl.documents.doubts import Doubt, Varies, doubt, percent
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
@@ -59,6 +62,7 @@ from router_core import (
     PrefillDone,
     Progressed,
     PromptHasher,
+    Role,
     Router,
     RouterConfig,
     RouterPolicy,
@@ -213,10 +217,14 @@ class RoutingService:
         self.prefill_model = prefill_model
         self.prefill_times = PrefillTimes()
         self._default_block_size = default_block_size
-        self._block_sizes: dict[str, int] = {}
+        #: By model, and by (model, worker set).
+        self._block_sizes: dict[str | tuple[str, str], int] = {}
+        #: Model -> its worker sets with the ids of the workers that get requests, where a request
+        #: goes to one of several sets.
+        self._sets: dict[str, dict[str, list[int]]] = {}
         #: Block size -> hasher that caches the beginnings of prompts.
         self._hashers: dict[int, PromptHasher] = {}
-        self._context_lengths: dict[str, int | None] = {}
+        self._context_lengths: dict[str | tuple[str, str], int | None] = {}
         #: Workers whose block size differs from the other workers' of their model.
         self.mismatched: set[str] = set()
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
@@ -252,13 +260,51 @@ class RoutingService:
         adapter = self.adapters.get(name)
         return None if adapter is None else adapter[0]
 
-    def block_size(self, model: str) -> int:
-        """Tokens per block of the model's workers."""
-        return self._block_sizes.get(model, self._default_block_size)
+    def block_size(self, model: str, worker_set: str | None = None) -> int:
+        """Tokens per block of the model's workers, or of those of a worker set."""
+        size = None if worker_set is None else self._block_sizes.get((model, worker_set))
+        return size or self._block_sizes.get(model, self._default_block_size)
 
-    def context_length(self, model: str) -> int | None:
-        """The longest prompt plus output, in tokens, that a worker of the model accepts."""
-        return self._context_lengths.get(model)
+    def context_length(self, model: str, worker_set: str | None = None) -> int | None:
+        """The longest prompt plus output, in tokens, that a worker of the model accepts, or of the
+        worker set."""
+        return self._context_lengths.get(model if worker_set is None else (model, worker_set))
+
+    def draw_worker_set(
+        self,
+        model: str,
+        *,
+        lora_name: str | None = None,
+        pins: Iterable[Pin | None] = (),
+        likely: bool = False,
+    ) -> str | None:
+        """The worker set that a request goes to; None where the workers of the model are one pool.
+
+        As a Dynamo frontend: at random, by the number of available workers, before a worker in it
+        is chosen. A pinned worker decides the set (Dynamo refuses the request where it drew
+        another one). ``likely``: the set with the most workers, for a dry run.
+        """
+        if model not in self._sets:
+            return None
+        shares = self._shares(model, lora_name)
+        for pin in pins:
+            worker = None if pin is None else self.router.registry.get(pin.worker_id)
+            own = () if worker is None else worker.worker_sets
+            shares = {name: n for name, n in shares.items() if name in own} or shares
+        if likely or not any(shares.values()):
+            return max(shares, key=lambda name: shares[name])
+        drawn = int(self.sample() * sum(shares.values()))
+        passed = accumulate(shares.values())
+        return next(name for name, end in zip(shares, passed, strict=True) if drawn < end)
+
+    def _shares(self, model: str, lora_name: str | None) -> dict[str, int]:
+        """Worker set of the model -> its available workers, those with the adapter."""
+        reason = self.router.registry.unavailable_reason
+        having = None if lora_name is None else self.adapters[lora_name][1]
+        return {
+            name: sum(reason(one) is None and (having is None or one in having) for one in members)
+            for name, members in self._sets[model].items()
+        }
 
     async def prepare(
         self,
@@ -277,6 +323,7 @@ class RoutingService:
         policy_class: str | None = None,
         priority: int = 0,
         strict_priority: int = 0,
+        worker_set: str | None = None,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
@@ -285,7 +332,7 @@ class RoutingService:
         request): it is routed by load, and its decisions have this note. ``lora_name`` is a key of
         :attr:`adapters`: only workers that have the adapter are candidates. ``session``: made by
         :meth:`session`. ``policy_class``, ``priority`` and ``strict_priority`` are for the router
-        queue.
+        queue. ``worker_set``: see :meth:`draw_worker_set`.
         """
         started = self.clock()
         if lora_name is not None:
@@ -295,12 +342,12 @@ class RoutingService:
             allowed_worker_ids = having
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
         if not_modelled is None:
-            found = await self.tokenizers.tokenize_batch(model, batch)
+            found = await self.tokenizers.tokenize_batch(model, batch, worker_set)
         else:
             found = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
         tokens = found[0]
         tokenize_s = self.clock() - started
-        size = self.block_size(model)
+        size = self.block_size(model, worker_set)
         hashes = [BlockHashes(size, [], [])]
         if tokens.ids is not None:
             hasher = self._hashers.get(size)
@@ -321,6 +368,7 @@ class RoutingService:
             pin_prefill=pin_prefill,
             pin_decode=pin_decode,
             allowed_worker_ids=allowed_worker_ids,
+            worker_set=worker_set,
             overlap_modelled=tokens.ids is not None,
             notes=() if tokens.ids is not None else (not_modelled or tokens.note or NOT_MODELLED,),
             lora_name=lora_name,
@@ -421,7 +469,9 @@ class RoutingService:
     ) -> RouteResult:
         """A dry run as a document. ``more`` doubts come first."""
         plan = self.plan(request, detail=True)
-        return route_result(
+        if request.worker_set is not None:
+            more = [*more, *self._other_sets(request)]
+        result = route_result(
             self.router,
             request,
             plan,
@@ -433,6 +483,20 @@ class RoutingService:
                 *self.doubts(plan.model),
             ],
         )
+        if request.worker_set is not None:
+            result = msgspec.structs.replace(result, worker_set=request.worker_set)
+        return result
+
+    def _other_sets(self, request: RoutingRequest) -> Iterable[Doubt]:
+        """That the request may go to another worker set than the one of this dry run."""
+        if request.model not in self._sets:
+            return
+        found = self._shares(request.model, request.lora_name)
+        drawn = {name: count for name, count in found.items() if count}
+        if len(drawn) > 1:
+            total = sum(drawn.values())
+            shares = ", ".join(f"{name} {percent(n / total)}" for name, n in drawn.items())
+            yield doubt("DYR0722", sets=len(drawn), model=request.model, shares=shares)
 
     def continue_plan(
         self, request: RoutingRequest, prefill: Decision, *, detail: bool = False
@@ -776,15 +840,25 @@ class RoutingService:
     def _fleet_changed(self) -> None:
         """Update block sizes by model, and the conditions that depend on the registered workers."""
         self._block_sizes = {}
-        lengths: dict[str, list[int | None]] = {}
+        lengths: dict[str | tuple[str, str], list[int | None]] = {}
+        sets: dict[str, dict[str, list[int]]] = {}
+        outside = set()
         mismatched = {}
         try:
             policy = RouterPolicy.of(self.router.config)
         except ConfigError:
             policy = None
         for worker in self.router.registry:
-            lengths.setdefault(worker.model, []).append(worker.runtime_config.context_length)
-            size = self._block_sizes.setdefault(worker.model, worker.block_size)
+            model, length = worker.model, worker.runtime_config.context_length
+            size = self._block_sizes.setdefault(model, worker.block_size)
+            lengths.setdefault(model, []).append(length)
+            for name in worker.worker_sets:
+                size = self._block_sizes.setdefault((model, name), worker.block_size)
+                lengths.setdefault((model, name), []).append(length)
+                if worker.role is not Role.PREFILL:
+                    sets.setdefault(model, {}).setdefault(name, []).append(worker.worker_id)
+            if not worker.worker_sets:
+                outside.add(model)
             if size != worker.block_size:
                 mismatched[worker.name] = (
                     f"worker {worker.name} has blocks of {worker.block_size} tokens, others of "
@@ -793,6 +867,9 @@ class RoutingService:
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
             self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
         self._hold_levels()
+        self._sets = {
+            model: found for model, found in sets.items() if len(found) > 1 or model in outside
+        }
         self._context_lengths = {
             model: None if None in found else max(n for n in found if n is not None)
             for model, found in lengths.items()

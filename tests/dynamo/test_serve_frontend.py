@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,14 @@ import pytest
 
 from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_server import NatsServer
-from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated, two_zones
+from tests.dynamo.fleet import (
+    TINY_MODEL,
+    DynamoFleet,
+    Frontend,
+    WorkerPlan,
+    aggregated,
+    two_zones,
+)
 from tests.dynamo.ours import OurFrontend, our_frontend, wait, zones
 from tests.ports import free_port
 from tests.waiting import until_now
@@ -86,6 +94,48 @@ def test_commands_read_it_as_any_frontend(pool: tuple[DynamoFleet, OurFrontend])
     assert "answer   backend/" in run("why", "--last")
     assert "workers (2)" in run("top", "--once")
     assert json.loads(run("audit", "--duration", "1", "-o", "json"))
+
+
+# -- worker sets -----------------------------------------------------------------------------------
+
+
+def test_worker_sets_of_two_versions_are_kept_apart(tmp_path: Path) -> None:
+    """As during a rolling update: each set has its own chat template, as with Dynamo's frontend."""
+    changed = tmp_path / "changed"
+    shutil.copytree(TINY_MODEL, changed)
+    config = changed / "tokenizer_config.json"
+    values = json.loads(config.read_text())
+    values["chat_template"] = "another version " + values["chat_template"]
+    config.write_text(json.dumps(values))
+    at = ("--namespace", "prod-v2", "--cache", "--model-path", str(changed))
+    plans = [
+        WorkerPlan("old", kind="held", args=("--namespace", "prod-v1", "--cache")),
+        WorkerPlan("new", kind="held", args=at),
+    ]
+    prefix = ("--namespace-prefix", "prod")
+    with (
+        DynamoFleet(plans, frontend_args=prefix) as fleet,
+        our_frontend(fleet, *prefix) as ours,
+    ):
+        names = {worker.instance_id: name for name, worker in fleet.workers.items()}
+
+        def tokens_of(frontend: Frontend) -> dict[str, int]:
+            """Prompt tokens of one question by the worker that had it; until both had it."""
+            found: dict[str, int] = {}
+            for _ in range(64):
+                answer = frontend.chat(MESSAGES, max_tokens=2)
+                assert answer.ok, answer
+                name, count = names[answer.placement.decode or 0], answer.body["usage"]
+                assert found.setdefault(name, count["prompt_tokens"]) == count["prompt_tokens"]
+                if len(found) == 2:
+                    break
+            return found
+
+        expected = tokens_of(fleet.frontend)
+        assert expected["new"] > expected["old"]
+        # Although the first question is cached in one set, the next ones go to the other one too.
+        assert tokens_of(ours) == expected
+        assert not ours.conditions()
 
 
 # -- clients leave, workers die --------------------------------------------------------------------

@@ -104,9 +104,9 @@ class Registry(Protocol):
 
     def registered(self, worker_id: int) -> RegisteredWorker | None: ...
 
-    def tokenizer_of(self, model: str) -> ModelTokenizer | None: ...
+    def tokenizer_of(self, model: str, worker_set: str | None = None) -> ModelTokenizer | None: ...
 
-    def card_of(self, model: str) -> ModelCard | None: ...
+    def card_of(self, model: str, worker_set: str | None = None) -> ModelCard | None: ...
 
 
 class _Answer(Protocol):
@@ -190,7 +190,8 @@ class PlaneDispatch:
 
     def prepare(self, call: Call) -> None:
         parsed, options = call.parsed, call.options
-        tokenizer = self._registry.tokenizer_of(call.request.model)
+        served = call.request.model, call.request.worker_set
+        tokenizer = self._registry.tokenizer_of(*served)
         assert parsed is not None
         if call.one_engine:
             raise _unsupported("a batch is not supported: send one request for each", "prompt")
@@ -204,7 +205,7 @@ class PlaneDispatch:
             )
         if call.token_ids is None:
             raise _unsupported("; ".join(call.request.notes), parsed.prompt_field)
-        card = self._registry.card_of(call.request.model)
+        card = self._registry.card_of(*served)
         parser = None if card is None else reasoning_parser_of(options, card.runtime_config)
         request = engine_request(
             options,

@@ -357,10 +357,17 @@ class Inference:
         base = self._service.base_model(parsed.model)
         if base is None:
             raise self.unknown_model(parsed.model)
-        prompts, not_modelled = prompts_of(parsed, self._service.context_length(base))
+        lora = parsed.model if parsed.model in self._service.adapters else None
+        pins = nvext.pin_prefill, nvext.pin_decode
+        worker_set = self._service.draw_worker_set(
+            base, lora_name=lora, pins=pins, likely=record.endpoint == "route"
+        )
+        length = self._service.context_length(base, worker_set)
+        prompts, not_modelled = prompts_of(parsed, length)
         try:
             if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
-                prompts, not_modelled = await self._as_dynamo(base, parsed, prompts), None
+                prompts = await self._as_dynamo(base, worker_set, parsed, prompts)
+                not_modelled = None
             prepared = await self._service.prepare(
                 base,
                 prompts,
@@ -369,8 +376,9 @@ class Inference:
                 pin_prefill=nvext.pin_prefill,
                 pin_decode=nvext.pin_decode,
                 cache_salt=parsed.cache_salt,
-                lora_name=parsed.model if parsed.model in self._service.adapters else None,
+                lora_name=lora,
                 not_modelled=not_modelled,
+                worker_set=worker_set,
                 session=session,
                 policy_class=policy_class,
                 priority=nvext.agent_hints.priority or 0,
@@ -403,10 +411,10 @@ class Inference:
         return prepared
 
     async def _as_dynamo(
-        self, model: str, chat: ChatRequest, prompts: list[Prompt]
+        self, model: str, worker_set: str | None, chat: ChatRequest, prompts: list[Prompt]
     ) -> list[Prompt]:
         """The prompt of a chat as Dynamo's frontend makes it, where the tokenizer is here."""
-        tokenizer = self._service.tokenizers.of(model)
+        tokenizer = self._service.tokenizers.of(model, worker_set)
         if tokenizer is None or prompts[0].token_ids is not None:
             return prompts
         if sum(map(_length, chat.messages)) < _INLINE_CHARS:
@@ -419,7 +427,8 @@ class Inference:
         """Refuse a prompt that is too long for every engine of the model."""
         if prepared.tokens.ids is None:
             return
-        limit = self._service.context_length(prepared.request.model)
+        request = prepared.request
+        limit = self._service.context_length(request.model, request.worker_set)
         if limit is None:
             return
         field, output = parsed.prompt_field, " with its output"

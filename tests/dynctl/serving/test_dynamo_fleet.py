@@ -18,6 +18,7 @@ from dynctl.serving.epp.process import EndpointPicker
 from dynctl.serving.http.server import Frontend
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.envoy import ext_proc
+from router_core import Pin
 from tests.dynctl.adapters.dynamo_endpoint import FakeEndpoint, Fault, fake_endpoint
 from tests.dynctl.serving.gateways import Stream, set_headers
 from tests.waiting import until
@@ -43,11 +44,13 @@ class Site:
         path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
         return path
 
-    def register(self, number: int, endpoint: FakeEndpoint, **card: Any) -> list[Path]:
+    def register(
+        self, number: int, endpoint: FakeEndpoint, namespace: str = "dynamo", **card: Any
+    ) -> list[Path]:
         """A worker whose requests go to ``endpoint``; its entries."""
-        key = f"dynamo/backend/generate/{number:x}"
-        at = {"namespace": "dynamo", "component": "backend", "endpoint": "generate"}
-        address = f"127.0.0.1:{endpoint.port}/{number:x}/dynamo/backend/generate"
+        key = f"{namespace}/backend/generate/{number:x}"
+        at = {"namespace": namespace, "component": "backend", "endpoint": "generate"}
+        address = f"127.0.0.1:{endpoint.port}/{number:x}/{namespace}/backend/generate"
         instance = {
             "type": "Endpoint", **at, "instance_id": number,
             "transport": {"tcp": address}, "request_plane_codec": endpoint.codec,
@@ -250,6 +253,47 @@ async def test_workers_of_discovery_are_not_added_over_http(store: Path) -> None
         async with made.client.post(url, json={"url": "http://127.0.0.1:1"}) as response:
             assert response.status in (400, 403)
         assert len(made.frontend.fleet) == 1
+
+
+# -- worker sets -----------------------------------------------------------------------------------
+
+
+async def test_a_worker_set_is_drawn_by_its_available_workers(store: Path) -> None:
+    async with site(store, Fault.NONE) as made:
+        entries = made.register(0xB0, made.workers[0], "v2", kv_cache_block_size=32)
+        entries += made.register(0xB1, made.workers[0], "v2", kv_cache_block_size=32)
+        service = made.frontend.service
+        await until(lambda: made.ready() == 3)
+        assert not made.conditions()  # block sizes may differ between sets
+        sample = iter((0.0, 0.32, 0.34, 0.99) * 2)
+        service.sample = lambda: next(sample)
+        drawn = [service.draw_worker_set("demo") for _ in range(4)]
+        assert drawn == ["dynamo/backend", "dynamo/backend", "v2/backend", "v2/backend"]
+        sizes = [service.block_size("demo", one) for one in drawn[1:3]]
+        assert sizes == [16, 32]
+        # A pin decides; a set without an available worker is not drawn.
+        pinned = [service.draw_worker_set("demo", pins=[Pin(one)]) for one in (0xA0, 0xB0)]
+        assert pinned == ["dynamo/backend", "v2/backend"]
+        service.set_available(0xA0, "it is tested")
+        service.sample = lambda: 0.0
+        assert service.draw_worker_set("demo") == "v2/backend"
+        service.set_available(0xA0, None)
+        # A dry run shows the most likely set, and what is drawn.
+        token = made.frontend.config.api_token
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        url = f"{made.frontend.url}/v1/route"
+        async with made.client.post(
+            url, json={"model": "demo", "prompt": "x"}, headers=headers
+        ) as it:
+            result = await it.json()
+        assert result["worker_set"] == "v2/backend"
+        [found] = [one for one in result["doubts"] if one["code"] == "DYR0722"]
+        assert "dynamo/backend 33%, v2/backend 67%" in json.dumps(found)
+        # One set is a pool again.
+        for entry in entries:
+            entry.unlink()
+        await until(lambda: len(made.frontend.fleet) == 1)
+        assert service.draw_worker_set("demo") is None
 
 
 # -- an endpoint picker ----------------------------------------------------------------------------
