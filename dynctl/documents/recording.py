@@ -222,7 +222,8 @@ class RecordingReport(msgspec.Struct, frozen=True):
     schema: int = 1
 
 
-Record = Start | State | Changed | Arrived | Decided | Finished | Noted
+Unwrapped = Start | State | Arrived | Decided | Finished | Noted
+Record = Unwrapped | Changed
 
 
 def moved_snapshot(snapshot: dict[str, Any], by: float) -> dict[str, Any]:
@@ -295,8 +296,10 @@ _STARTS: Final = 1
 _LEVEL: Final = 1
 #: The most that zlib takes, 256 KiB more than by default: a third less CPU on hashes.
 _MEMORY: Final = 9
-#: The head of a MessagePack array with 32 bits of length.
-_ROOM: Final = 5
+#: Rows that are encoded in one call, which costs less than one each.
+_ENCODED_AT_A_TIME = 128
+#: Columns that are known by the identity of their hashes, which live as long.
+_MOST_COLUMNS: Final = 32
 _COLUMN: Final = 1
 _WIDE: Final = 3
 #: The number of a payload's hashes; the place and length of a column.
@@ -351,7 +354,8 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 class _Form(NamedTuple):
     """How a type is written: its tag, its fields, and which of them are columns of hashes.
 
-    ``plain``: all fields are written as they are.
+    ``get``: the values behind the tag and the time. ``places``: of the columns in a row.
+    ``own``: some values have their own form.
     """
 
     tag: int
@@ -359,25 +363,32 @@ class _Form(NamedTuple):
     names: tuple[str, ...]
     get: Callable[[Any], tuple[Any, ...]]
     columns: tuple[int, ...]
-    plain: bool
+    places: tuple[int, ...]
+    own: bool
 
 
-#: Changes with values of their own form.
-_SPECIAL: Final = (Enqueued, KvEvent, WorkerUpserted, TransferTableSet)
+#: Types with values of their own form.
+_OWN: Final = (Start, State, Enqueued, KvEvent, WorkerUpserted, TransferTableSet)
 
 
 def _form(tag: int, form: type[Any]) -> _Form:
     names = _names(form)
+    timed = names[:1] == ("at",)  # records have their time themselves
     columns = tuple(i for i, name in enumerate(names) if name in _COLUMNS)
-    plain = not columns and form not in _SPECIAL
-    return _Form(tag, form, names, _getter(names), columns, plain)
+    places = tuple(i + 2 - timed for i in columns)
+    return _Form(tag, form, names, _getter(names[timed:]), columns, places, form in _OWN)
 
 
 _OF_RECORD: Final = {form: _form(tag, form) for tag, form in enumerate(_RECORDS)}
 _OF_CHANGE: Final = {form: _form(_FIRST_CHANGE + i, form) for i, form in enumerate(_CHANGES)}
 _OF_EVENT: Final = {form: _form(tag, form) for tag, form in enumerate(_EVENTS)}
-_BY_TAG: Final = {one.tag: one for one in (*_OF_RECORD.values(), *_OF_CHANGE.values())}
+_OF_ALL: Final = {**_OF_RECORD, **_OF_CHANGE}
+_BY_TAG: Final = {one.tag: one for one in _OF_ALL.values()}
 _EVENT_BY_TAG: Final = {one.tag: one for one in _OF_EVENT.values()}
+#: Tag and values of those that are written as they are.
+_PLAIN: Final = {
+    one.form: (one.tag, one.get) for one in _OF_ALL.values() if not one.columns and not one.own
+}
 
 
 #: The place of `Start.complete` behind the tag.
@@ -404,89 +415,134 @@ class ChunkHeader(NamedTuple):
 
 
 class ChunkWriter:
-    """Encodes records into one chunk; then it begins the next one.
-
-    Each record is encoded when it is added, about a microsecond while its values are at hand:
-    to keep them until later costs more. Compression is left to :func:`packed`, in another thread.
-    Adding raises OverflowError or TypeError for a value that the file has no form for; the chunk
-    is then as before.
+    """Encodes records into one chunk; then it begins the next one. Compression is left to
+    :func:`packed`, in another thread.
     """
 
     def __init__(self) -> None:
-        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode_into
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+        #: Records that were noted, but not written.
+        self.lost = 0
+        self._rows: list[Sequence[Any]] = []
         self._begin()
 
     def _begin(self) -> None:
-        self._body = bytearray(_ROOM)
+        #: Encoded records and columns, joined when the chunk is packed: a buffer that grows is
+        #: copied again and again.
+        self._body: list[bytes | memoryview] = []
+        self._hashes: list[array[int]] = []
+        self._body_size = self._hash_count = 0
         self._count = 0
-        self._hashes = array("Q")
         self._columns: dict[int, tuple[msgspec.msgpack.Ext, Sequence[int]]] = {}
         self._first = self._last = 0.0
         self._starts = False
 
     def __len__(self) -> int:
-        return self._count
+        return self._count + len(self._rows)
 
     @property
     def size(self) -> int:
-        """Bytes of the chunk so far, before compression."""
-        return len(self._body) + 8 * len(self._hashes)
+        """Bytes of the chunk so far, before compression, without what waits to be encoded."""
+        return self._body_size + 8 * self._hash_count
 
     def add(self, record: Record) -> None:
-        """Add a record. That of a State takes long where the index is large."""
-        if isinstance(record, Changed):
-            self.add_change(record.at, record.change)
-            return
-        form = _OF_RECORD[type(record)]
-        values = [form.tag, *form.get(record)]
-        for i in form.columns:
-            values[i + 1] = self._column(values[i + 1])
-        if isinstance(record, Start):
-            values[_COMPLETE] = sorted(record.complete)
-        self._append(record.at, values)
-        self._starts = self._starts or isinstance(record, State)
+        """Add a record. That of a State takes long where the index is large.
 
-    def add_change(self, at: float, change: Change, offset: float = 0.0) -> None:
-        """As :meth:`add` of a :class:`Changed`. ``offset``: is added to the times in the change."""
-        form = _OF_CHANGE[type(change)]
-        if form.plain:
-            # Most changes are of this kind: output blocks, load reports, ends of requests.
-            self._append(at, (form.tag, at, *form.get(change)))
+        Raises OverflowError, TypeError or ValueError for a value that the file has no form for;
+        the chunk is then as before.
+        """
+        self._encode_rows()
+        at = record.at
+        value = record.change if isinstance(record, Changed) else record
+        self._append(self._row(at, value, 0.0))
+
+    def note(self, at: float, value: Change | Unwrapped, offset: float = 0.0) -> bool:
+        """Add a change or another record, in less time than :meth:`add`: many are encoded at a
+        time. Returns whether that was done now. What the file has no form for is counted in
+        ``lost``. ``offset``: is added to the times in a change.
+        """
+        plain = _PLAIN.get(type(value))
+        if plain is not None:
+            # Most are of this kind: output blocks, load reports, ends of requests.
+            self._rows.append((plain[0], at) + plain[1](value))  # noqa: RUF005 - it is faster
+        else:
+            try:
+                self._rows.append(self._row(at, value, offset))
+            except (OverflowError, TypeError, ValueError):
+                self.lost += 1
+        if len(self._rows) < _ENCODED_AT_A_TIME:
+            return False
+        self._encode_rows()
+        return True
+
+    def _encode_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        try:
+            data: bytes | memoryview = self._encode(rows)
+        except (OverflowError, TypeError, ValueError):
+            for row in rows:
+                try:
+                    self._append(row)
+                except (OverflowError, TypeError, ValueError):
+                    self.lost += 1
             return
-        values = [form.tag, at, *form.get(change)]
-        for i in form.columns:
-            values[i + 2] = self._column(values[i + 2])
-        if isinstance(change, KvEvent):
-            values[-1] = self._event(change.event)
-        elif isinstance(change, WorkerUpserted):
-            values[-1] = change.worker.to_dict()
-        elif isinstance(change, Enqueued):
-            values[_ARRIVED_AT] += offset
-        elif isinstance(change, TransferTableSet) and change.table is not None:
-            values[-1] = change.table.to_dict()
-        self._append(at, values)
+        if rows:
+            # Without the head of the array, which has its length.
+            data = memoryview(data)[1 if len(rows) < 16 else 3 :]
+            self._put(data, len(rows), rows[0][1], rows[-1][1])
+
+    def _row(self, at: float, value: Change | Unwrapped, offset: float) -> list[Any]:
+        form = _OF_ALL[type(value)]
+        row = [form.tag, at, *form.get(value)]
+        for i in form.places:
+            row[i] = self._column(row[i])
+        if form.own:
+            self._own(row, value, offset)
+        return row
+
+    def _own(self, row: list[Any], value: Change | Unwrapped, offset: float) -> None:
+        """Put the own forms of values into a row."""
+        if isinstance(value, KvEvent):
+            row[-1] = self._event(value.event)
+        elif isinstance(value, WorkerUpserted):
+            row[-1] = value.worker.to_dict()
+        elif isinstance(value, Enqueued):
+            row[_ARRIVED_AT] += offset
+        elif isinstance(value, TransferTableSet) and value.table is not None:
+            row[-1] = value.table.to_dict()
+        elif isinstance(value, Start):
+            row[_COMPLETE] = sorted(value.complete)
+        elif isinstance(value, State):
+            self._starts = True
 
     def take(self) -> PlainChunk:
         """What was added since the last call."""
-        self._body[:_ROOM] = b"\xdd" + self._count.to_bytes(4, "big")
+        self._encode_rows()
+        head = b"\xdd" + self._count.to_bytes(4, "big")
         chunk = PlainChunk(
-            self._starts, self._count, self._first, self._last, self._body, self._hashes
+            self._starts,
+            self._count,
+            self._first,
+            self._last,
+            [head, *self._body],
+            self._hashes,
+            len(head) + self._body_size,
+            self._hash_count,
         )
         self._begin()
         return chunk
 
-    def _append(self, at: float, values: Sequence[Any]) -> None:
-        body = self._body
-        before = len(body)
-        try:
-            self._encode(values, body, -1)
-        except BaseException:
-            del body[before:]
-            raise
+    def _append(self, row: Sequence[Any]) -> None:
+        self._put(self._encode(row), 1, row[1], row[1])
+
+    def _put(self, data: bytes | memoryview, count: int, first: float, last: float) -> None:
+        """Add encoded records."""
+        self._body.append(data)
+        self._body_size += len(data)
         if not self._count:
-            self._first = at
-        self._count += 1
-        self._last = at
+            self._first = first
+        self._count += count
+        self._last = last
 
     def _event(self, event: Any) -> list[Any]:
         form = _OF_EVENT[type(event)]
@@ -506,10 +562,13 @@ class ChunkWriter:
         except (OverflowError, TypeError):
             text = ",".join(map(str, hashes))
             return msgspec.msgpack.Ext(_WIDE, text.encode())
-        place = _PLACE.pack(len(self._hashes), len(column))
-        self._hashes += column
+        place = _PLACE.pack(self._hash_count, len(column))
+        self._hashes.append(column)
+        self._hash_count += len(column)
         found = msgspec.msgpack.Ext(_COLUMN, place)
-        # The reference keeps the id from being used again in this chunk.
+        if len(self._columns) >= _MOST_COLUMNS:
+            self._columns.clear()
+        # The reference keeps the id from being used again.
         self._columns[id(hashes)] = found, hashes
         return found
 
@@ -518,19 +577,22 @@ _BIG_ENDIAN: Final = struct.pack("=H", 1) != struct.pack("<H", 1)
 
 
 class PlainChunk(NamedTuple):
-    """A chunk before compression. ``hashes``: the columns (u64) to which the body refers."""
+    """A chunk before compression. ``hashes``: the columns (u64) to which the body refers.
+    ``body_size`` is in bytes."""
 
     starts: bool
     records: int
     first: float
     last: float
-    body: bytearray
-    hashes: array[int]
+    body: list[bytes | memoryview]
+    hashes: list[array[int]]
+    body_size: int
+    hash_count: int
 
     @property
     def size(self) -> int:
         """Its bytes."""
-        return len(self.body) + 8 * len(self.hashes)
+        return self.body_size + 8 * self.hash_count
 
 
 def packed(chunk: PlainChunk) -> bytes:
@@ -539,9 +601,9 @@ def packed(chunk: PlainChunk) -> bytes:
     # Hashes do not compress: zlib over them is half of the cost of a recording.
     payload = b"".join(
         (
-            _HASHES.pack(len(chunk.hashes)),
-            _little_endian(chunk.hashes).tobytes(),
-            packer.compress(chunk.body),
+            _HASHES.pack(chunk.hash_count),
+            *map(_little_endian, chunk.hashes),
+            packer.compress(b"".join(chunk.body)),
             packer.flush(),
         )
     )
@@ -552,7 +614,7 @@ def packed(chunk: PlainChunk) -> bytes:
         chunk.first,
         chunk.last,
         len(payload),
-        len(chunk.body),
+        chunk.body_size,
         zlib.crc32(payload),
     )
     return head + payload

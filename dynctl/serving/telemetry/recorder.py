@@ -1,6 +1,6 @@
 """Records what a router sees and does (:mod:`dynctl.documents.recording`) while it works.
 
-A tap of the service gets every change; hooks get requests. Both encode what they get at once, into
+A tap of the service gets every change; hooks get requests. Both note what they get at once, in
 memory. A task compresses whole chunks in another thread and gives them to a sink. A sink that is
 too slow loses records, never time of the router: what was lost is noted, and the state that follows
 makes the recording whole again.
@@ -34,10 +34,10 @@ from dynctl.documents.recording import (
     Finished,
     Noted,
     PlainChunk,
-    Record,
     RecordingSource,
     Start,
     State,
+    Unwrapped,
     moved_snapshot,
     packed,
 )
@@ -264,19 +264,10 @@ class Recorder(ServiceObserver):
 
     def _changed(self, change: Change, now: float, applied: Applied) -> None:
         # This runs for every change of the router.
-        if self._held > MAX_HELD:
-            self._dropped += 1
-            return
-        try:
-            self._writer.add_change(now + self._offset, change, self._offset)
-        except (OverflowError, TypeError, ValueError):
-            # A value that the file has no form for, such as an integer over 64 bits.
-            self._dropped += 1
+        self._note(now + self._offset, change)
         if not applied.ok and applied.code == "over_limit" and isinstance(change, KvEvent):
             # A router that replays has no bound, so it is told what the bound did.
-            self._writer.add_change(now + self._offset, replace(change, event=Cleared()))
-        if self._writer.size >= _CHUNK_BYTES:
-            self._close_chunk()
+            self._note(now + self._offset, replace(change, event=Cleared()))
 
     def add(self, record: Observed) -> None:
         """Add what was seen of other routers. Its time is now."""
@@ -286,30 +277,30 @@ class Recorder(ServiceObserver):
         """The time of a record that is added now."""
         return self._now()
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: Unwrapped) -> None:
+        self._note(record.at, record)
+
+    def _note(self, at: float, value: Change | Unwrapped) -> None:
         if self._held > MAX_HELD:
             self._dropped += 1
-            return
-        try:
-            self._writer.add(record)
-        except (OverflowError, TypeError, ValueError):
-            self._dropped += 1
-        if self._writer.size >= _CHUNK_BYTES:
+        elif self._writer.note(at, value, self._offset) and self._writer.size >= _CHUNK_BYTES:
             self._close_chunk()
 
     def _close_chunk(self) -> None:
         if len(self._writer):
-            self._held += self._writer.size
-            self._waiting.append(self._writer.take())
+            chunk = self._writer.take()
+            self._held += chunk.size
+            self._waiting.append(chunk)
 
     def on_prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
-        self._append(arrived(self._now(), request, tenant=record.tenant, limit=record.output_limit))
+        at = self._now()
+        self._note(at, arrived(at, request, tenant=record.tenant, limit=record.output_limit))
 
     def on_decision(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
     ) -> None:
         at = self._now()
-        self._append(decided(at, plan, self._document(plan, at)))
+        self._note(at, decided(at, plan, self._document(plan, at)))
 
     def on_finished(self, record: RequestRecord) -> None:
         first, last, output = record.first_token_at, record.finished_at, record.output_tokens
@@ -364,6 +355,8 @@ class Recorder(ServiceObserver):
 
     def _keep_state(self, now: float) -> None:
         """Note what was lost, and add a state: after a loss, and now and then."""
+        # Not written: a value that the file has no form for, such as an integer over 64 bits.
+        self._dropped, self._writer.lost = self._dropped + self._writer.lost, 0
         if self._dropped and self._held < MAX_HELD // 2:
             text = f"{self._dropped:,} records are missing: they could not be written in time"
             self.lost += self._dropped

@@ -246,6 +246,51 @@ def test_a_record_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
     assert list(read_recording(path)) == made
 
 
+@given(st.lists(st.builds(Changed, TIMES, CHANGES), max_size=20), st.integers(1, 9))
+def test_notes_make_the_same_bytes(made: list[Changed], at_a_time: int) -> None:
+    """Changes that are encoded many at a time, and one at a time."""
+    one, many = ChunkWriter(), ChunkWriter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(r, "_ENCODED_AT_A_TIME", at_a_time)
+        for record in made:
+            one.add(record)
+            assert many.note(record.at, record.change) == (len(many._rows) == 0)
+            assert len(one) == len(many)
+    assert r.packed(many.take()) == r.packed(one.take())
+    assert many.lost == 0
+
+
+def test_a_note_that_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
+    writer = ChunkWriter()
+    for number in range(400):  # more than are encoded at a time
+        wide = number % 50 == 7
+        record = Finished(float(number), "a", 200, cached_tokens=2**80 if wide else number)
+        writer.note(record.at, record)
+        writer.note(record.at, Arrived(record.at, "a", "m", 16, 16, (number,) * 3, priority=1))
+    assert writer.lost == 8
+    assert len(writer) == 792
+    path = tmp_path / "some"
+    path.write_bytes(HEADER + r.packed(writer.take()))
+    records = list(read_recording(path))
+    assert [one.cached_tokens for one in records if isinstance(one, Finished)] == [
+        number for number in range(400) if number % 50 != 7
+    ]
+    assert [one.hashes for one in records if isinstance(one, Arrived)] == [
+        (number,) * 3 for number in range(400)
+    ]
+
+
+def test_times_within_changes_are_moved_when_they_are_noted(tmp_path: Path) -> None:
+    writer = ChunkWriter()
+    writer.note(5.0, Enqueued("a", "m", "", 16, 0, arrived_at=1.5), 100.0)
+    path = tmp_path / "some"
+    path.write_bytes(HEADER + r.packed(writer.take()))
+    (record,) = read_recording(path)
+    assert isinstance(record, Changed)
+    assert isinstance(record.change, Enqueued)
+    assert (record.at, record.change.arrived_at) == (5.0, 101.5)
+
+
 def test_a_file_cut_anywhere_gives_every_whole_chunk(tmp_path: Path) -> None:
     whole = encode_records(GOLDEN, per_chunk=3)
     path = tmp_path / "whole"
