@@ -185,9 +185,29 @@ def numbers(snapshot: Snapshot) -> list[str]:
     if not isinstance(header.routers, UnsetType):
         parts.append(other_routers(header.routers))
     parts.append(f"router queue {queue(snapshot)}")
-    if header.recorded is not None:
-        parts.append(f"decisions {count(header.recorded)}")
+    made = decisions_made(snapshot)
+    if made is not None:
+        parts.append(f"{count(made)} decision{'s' * (made != 1)}")
     return parts
+
+
+def decisions_made(snapshot: Snapshot) -> int | None:
+    """Decisions since the source started; None where it does not count them."""
+    recorded = snapshot.header.recorded
+    # The list is read after the count, and may have newer ones.
+    return None if recorded is None else max(recorded, len(snapshot.decisions))
+
+
+def decisions_listed(snapshot: Snapshot, listed: int | None = None) -> str:
+    """How many decisions a list has, of those that the header counts:
+    ``last 500 of 577 since start``."""
+    listed = len(snapshot.decisions) if listed is None else listed
+    made = decisions_made(snapshot)
+    if made is None:
+        made = len(snapshot.decisions) + snapshot.missed
+    if listed == made:
+        return f"{listed:,}"
+    return f"{'last ' if listed else ''}{listed:,} of {made:,} since start"
 
 
 def available(snapshot: Snapshot) -> str:

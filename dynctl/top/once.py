@@ -19,7 +19,7 @@ from dynctl.screens.workers import ordered
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
-from dynctl.top.header import currency, facts, fitting, meter_line, numbers
+from dynctl.top.header import currency, decisions_listed, facts, fitting, meter_line, numbers
 from dynctl.top.marks import ASCII
 from dynctl.top.panels.columns import (
     alert_table,
@@ -75,7 +75,7 @@ def top_frame(frame: TopFrame, canvas: Canvas) -> str:
     lines += _titled(canvas, f"workers ({len(snapshot.workers):,})")
     lines += _table(worker_table(snapshot), ordered(snapshot.workers, view.domain), canvas)
     shown = snapshot.decisions[:DECISIONS]
-    title = f"decisions (the last {len(shown)})" if shown else "decisions"
+    title = f"decisions ({decisions_listed(snapshot, len(shown))})" if shown else "decisions"
     lines += _titled(canvas, title)
     lines += _decisions(snapshot, shown, view.domain, canvas)
     lines += _titled(canvas, f"alerts ({len(frame.alerts)})")

@@ -34,7 +34,7 @@ from dynctl.screens.numbers import age, plural
 from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import topology_notes
 from dynctl.screens.workers import ordered
-from dynctl.top.header import currency, facts, meter_line, numbers, rate_texts
+from dynctl.top.header import currency, decisions_listed, facts, meter_line, numbers, rate_texts
 from dynctl.top.history import History
 from dynctl.top.marks import BLOCKS
 from dynctl.top.panels.columns import (
@@ -228,6 +228,7 @@ def page(
         line_keys=[key for key, _ in next((one.cells for one in lines), ())],
         matching=matching,
         read=len(snapshot.decisions),
+        listed=decisions_listed(snapshot),
         meters=[meter_line(one, BLOCKS, snapshot.at) for one in snapshot.meters[:8]],
         unknown=None if unknown is None else (unknown.unknown, unknown.provide),
         view=view,

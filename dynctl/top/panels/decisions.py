@@ -10,7 +10,7 @@ from rich.style import Style
 from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.screens.columns import GAP, Fitted
 from dynctl.screens.decisions import refusal
-from dynctl.top.header import meter_line
+from dynctl.top.header import decisions_listed, meter_line
 from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain, zone_style
 from dynctl.top.panels.columns import decision_table
 from dynctl.top.panels.panel import Panel, Picture
@@ -83,9 +83,8 @@ def decision_picture(
         )
     shown = snapshot.decisions
     refused = sum(line.refused for line in shown)
-    counts = [f"{len(shown):,}"]
+    counts = [decisions_listed(snapshot)]
     counts += [f"{refused:,} refused"] if refused else []
-    counts += [f"{snapshot.missed:,} not shown"] if snapshot.missed else []
     counts += ["winners only"] if any(not line.complete for line in shown) else []
     # The closest to spilling first.
     meters = sorted(snapshot.meters, key=lambda meter: -(meter.fullness or 0.0))[:_METERS]

@@ -31,7 +31,12 @@ def dynctl(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
 def test_one_frame_has_all_four_parts(capsys: pytest.CaptureFixture[str]):
     code, out, err = dynctl(capsys, "top", "--demo", "--once")
     assert (code, err) == (0, "")
-    parts = ("domains by zone", "workers (6)", "decisions (the last 10)", "alerts (1)")
+    parts = (
+        "domains by zone",
+        "workers (6)",
+        "decisions (last 10 of 577 since start)",
+        "alerts (1)",
+    )
     lines = out.splitlines()
     places = [lines.index(part) for part in parts]
     assert places == sorted(places)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynctl.documents.fleet_load import Traffic, Transfer, quantile
 from dynctl.documents.replicas import ReplicaRow
-from dynctl.documents.snapshot import Alert, Part, Snapshot, stale_reason
+from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapshot, stale_reason
 from dynctl.documents.verify import CellState
 from dynctl.documents.workers import RankRow, ReportedLoad, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
@@ -22,7 +22,7 @@ from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_words
-from dynctl.top.header import meter_line, numbers
+from dynctl.top.header import decisions_listed, meter_line, numbers
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BAD, BLOCKS, GOOD, WARN, role_style, zone_style
@@ -351,6 +351,25 @@ def test_a_policy_without_its_domain_breaks_at_the_card():
 def test_a_worker_without_topology_has_no_chain():
     row = WorkerRow("w", 1, "m", "aggregated", runtime_config={})
     assert registered_chain(row).domain is None
+
+
+def test_header_and_list_count_the_same_decisions() -> None:
+    line = DecisionLine(id="a", at=1.0, source="f", outcome="selected")
+
+    def shown(recorded: int | None, lines: int, missed: int = 0) -> tuple[str, str]:
+        found = Snapshot(
+            1.0, "f", Header(recorded=recorded), decisions=(line,) * lines, missed=missed
+        )
+        return numbers(found)[-1], decisions_listed(found)
+
+    assert shown(577, 500) == ("577 decisions", "last 500 of 577 since start")
+    assert shown(1, 1) == ("1 decision", "1")
+    # The list was read later than the count.
+    assert shown(4, 5) == ("5 decisions", "5")
+    # A source that does not count them.
+    assert shown(None, 5)[1] == "5"
+    assert shown(None, 5, 77)[1] == "last 5 of 82 since start"
+    assert shown(9, 0)[1] == "0 of 9 since start"
 
 
 def test_the_header_counts_other_routers_and_names_what_is_out_of_date():
