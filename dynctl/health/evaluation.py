@@ -118,7 +118,7 @@ class FleetHealth:
 
 
 class ConditionTexts(NamedTuple):
-    """What a condition's page says on every surface."""
+    """The texts of a condition, which are the same on every surface."""
 
     level: Level
     expected: str

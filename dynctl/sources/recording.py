@@ -147,9 +147,9 @@ def request_of(arrived: Arrived) -> RoutingRequest:
 class Playback:
     """The router of a recording, moved forward record by record.
 
-    ``start``: what the recording says about itself; ``router`` None before the first state.
-    ``decisions``: the last ones; ``conditions``: those that hold now, since when. ``lost``: what is
-    known to be missing since the last state.
+    ``start``: the first record, which describes the recording; ``router``: None before the first
+    state. ``decisions``: the last ones; ``conditions``: those that hold now, since when.
+    ``lost``: what is known to be missing since the last state.
     """
 
     def __init__(self) -> None:

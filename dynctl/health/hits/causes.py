@@ -29,7 +29,7 @@ _ENOUGH_REPORTS: Final = 8
 class Causes:
     """Gives the losses of requests to causes, in ``Request.parts``.
 
-    ``missing``, ``choice`` and ``remember_senders`` say what is known at the decision; ``gaps``,
+    ``missing``, ``choice`` and ``remember_senders`` judge at the decision; ``gaps``,
     ``salts`` and ``reuse`` judge when the request has ended.
     """
 

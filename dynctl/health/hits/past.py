@@ -19,7 +19,7 @@ _MOST_TIMES: Final = 64
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """One recorded router: its replay, and what it says about itself."""
+    """One recorded router: its replay, and what its recording contains."""
 
     number: int
     start: Start | None = None
@@ -71,7 +71,7 @@ class Fate:
 
 @dataclass(slots=True, eq=False)
 class Gap:
-    """Blocks that no worker had although ``sender`` had asked a rank to compute them.
+    """Blocks that no worker had although ``sender`` had sent them to a rank.
 
     ``state``: of that rank's index at the decision. ``stored_at``: when the event came after all.
     """

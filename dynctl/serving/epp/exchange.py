@@ -550,7 +550,7 @@ class Exchange:
             observer.on_first_token(record)
 
     def _report(self, status: int) -> None:
-        """What the status says about the worker."""
+        """Report to the fleet what the status shows about the worker."""
         plan, fleet = self._plan, self._picker.fleet
         if plan is None or self._request is None:
             return

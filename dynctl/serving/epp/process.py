@@ -45,7 +45,7 @@ _BESIDE_BODY: Final = 1 << 20
 
 
 class EndpointPicker(Frontend):
-    """A frontend process that a gateway asks, in place of inference."""
+    """A frontend process that chooses workers for gateways and serves no inference."""
 
     def __init__(self, config: FrontendConfig) -> None:
         super().__init__(config, inference=False)

@@ -29,7 +29,8 @@ class Engines:
     """The ranks of all workers, in their order, on the clock of ``agenda``.
 
     ``publish`` is called for a rank whose cache has new events; with ``events`` False the caches
-    queue none. ``users`` hears of requests; it is set before the first one is submitted.
+    queue none. ``users`` is notified of the progress of requests; set it before the first one is
+    submitted.
     """
 
     users: EngineUsers

@@ -1,4 +1,4 @@
-"""Workers that fail in a replay, and return with empty caches."""
+"""Workers that fail in a replay and return with empty caches."""
 
 from __future__ import annotations
 

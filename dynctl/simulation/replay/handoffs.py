@@ -15,7 +15,10 @@ from dynctl.simulation.replay.state import Handoff, LiveRequest, ReplayRank
 
 
 class Handoffs:
-    """``failed`` is called for a request whose blocks were lost, if engines do not recompute."""
+    """The hand-offs under way.
+
+    ``failed`` is called for a request whose blocks were lost, if engines do not recompute.
+    """
 
     failed: Callable[[LiveRequest, ReplayRank, str], None]
 

@@ -15,7 +15,7 @@ from dynctl.documents.recording import MAGIC, Arrived, Finished, Noted, Recordin
 from dynctl.simulation.replay.workloads import Workload, generate
 from dynctl.wire.traces import MOONCAKE_BLOCK, Skipped, TraceRequest, read_trace, trace_format
 
-#: Tokens of a block where neither the trace nor the user says it.
+#: Tokens of a block where neither the trace nor the user specifies them.
 DEFAULT_BLOCK: Final = 16
 #: Requests of a recording that wait for the length of an earlier one's output.
 _MOST_WAITING: Final = 50_000

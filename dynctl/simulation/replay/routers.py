@@ -46,7 +46,7 @@ class RouterUsers(Protocol):
 class Routers:
     """``count`` routers with one policy. ``draw``: random numbers from 0 to 1.
 
-    ``users`` hears of requests that waited; it is set before the first change.
+    ``users`` is notified of requests that waited; set it before the first change.
     """
 
     users: RouterUsers
