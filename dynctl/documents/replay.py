@@ -43,7 +43,9 @@ class ReplayCache(msgspec.Struct, frozen=True):
     ``expected_rate``: what the router believed when it chose. ``ceiling``: what one unlimited
     cache that all workers share would have reused; None where it is not known.
     ``ceiling_exact``: False where the memory for that bound was full, so that it is a lower bound.
-    ``of_ceiling``: hit_rate / ceiling.
+    ``of_ceiling``: hit_rate / ceiling. ``expected_rate`` counts lower tiers by their weights.
+    ``host_tokens`` and ``disk_tokens``: of ``cached_tokens``, those that were loaded from host
+    memory and from disk.
     """
 
     prompt_tokens: int
@@ -53,6 +55,8 @@ class ReplayCache(msgspec.Struct, frozen=True):
     ceiling: float | None
     ceiling_exact: bool
     of_ceiling: float | None
+    host_tokens: int = 0
+    disk_tokens: int = 0
 
 
 class ReplayTransfers(msgspec.Struct, frozen=True):
@@ -79,7 +83,8 @@ class ReplayGoodput(msgspec.Struct, frozen=True):
 class ReplayWorker(msgspec.Struct, frozen=True):
     """The work of one rank. ``busy_s``: time in steps. ``lost_requests``: running when it failed.
 
-    ``peak_kv``: largest share of its KV blocks in use.
+    ``peak_kv``: largest share of its KV blocks in use. ``host_tokens`` and ``disk_tokens``: of
+    ``cached_tokens``, those that were loaded from these tiers.
     """
 
     worker_id: int
@@ -95,6 +100,8 @@ class ReplayWorker(msgspec.Struct, frozen=True):
     preemptions: int
     lost_requests: int
     peak_kv: float
+    host_tokens: int = 0
+    disk_tokens: int = 0
 
 
 class ReplayImbalance(msgspec.Struct, frozen=True):

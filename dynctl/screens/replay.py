@@ -104,6 +104,12 @@ def _engine(result: ReplayResult) -> str:
         f"batch {given['max_num_batched_tokens']:,} tokens, {given['max_num_seqs']:,} sequences",
         f"queue {given['max_waiting']:,}",
     ]
+    token = f", {_bytes(given.get('kv_bytes_per_token', 0))} a token"
+    for tier in ("host", "disk"):
+        if given.get(f"{tier}_blocks"):
+            speed = given[f"{tier}_gb_per_s"]
+            parts.append(f"{tier} {given[f'{tier}_blocks']:,} blocks, {speed:g} GB/s{token}")
+            token = ""
     if result.transfers.transfers:
         factor = given["kv_transfer_cross_domain_factor"]
         across = "" if factor == 1 else f", across domains x{factor:g}"
@@ -160,6 +166,10 @@ def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
         column("refused_share", "REFUSED", _percent, rank=1),
         column("imbalance", "IMBALANCE", lambda value: f"{value:.2f}", rank=4),
     ]  # fmt: skip
+    # Where hits come from: those of the device are the rest.
+    for metric, heading in (("disk_hit_rate", "DISK"), ("host_hit_rate", "HOST")):
+        if _any(report, metric):
+            found.insert(2, column(metric, heading, _percent, rank=2))
     if _any(report, "failed_share"):
         found.append(column("failed_share", "FAILED", _percent, rank=2))
     if _any(report, "queued_share"):

@@ -24,8 +24,10 @@ import uvloop
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
+from dynctl.simulation.engine.cache_events import (
+    Stored,
+)
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.engine.prefix_cache import Stored
 from dynctl.simulation.engine.process import start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from tests.bench.harness import Row, bench_parser, print_table, row

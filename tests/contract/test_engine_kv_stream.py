@@ -12,10 +12,13 @@ import zmq.asyncio
 from dynctl.adapters.ports import IndexUpdate
 from dynctl.adapters.zmq.kv_event_source import KvEventSource, StreamBounds
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
+from dynctl.simulation.engine.cache_events import (
+    Removed,
+    Stored,
+)
 from dynctl.simulation.engine.config import EngineConfig, Faults
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.kv_publisher import bind_publishers
-from dynctl.simulation.engine.prefix_cache import Removed, Stored
 from router_core import BlocksRemoved, BlocksStored, local_block_hashes
 from tests.contract.zmq_publisher import Recorder, running
 

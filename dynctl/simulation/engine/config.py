@@ -99,6 +99,33 @@ class EngineConfig:
     total_blocks: int = _option(
         4096, "KV blocks of each data-parallel rank.", minimum=2, maximum=4_000_000
     )
+    host_blocks: int = _option(
+        0,
+        "KV blocks of each rank in host memory, for what its own blocks evict; 0 = no such tier.",
+        minimum=0,
+        maximum=16_000_000,
+    )
+    disk_blocks: int = _option(
+        0,
+        "KV blocks of each rank on disk, for what host memory evicts; 0 = no such tier.",
+        minimum=0,
+        maximum=16_000_000,
+    )
+    host_gb_per_s: float = _option(
+        25.0,
+        "Loading from host memory to a rank, 10^9 bytes per second.",
+        minimum=1e-3,
+        maximum=1e6,
+    )
+    disk_gb_per_s: float = _option(
+        5.0, "Loading from disk to a rank, 10^9 bytes per second.", minimum=1e-3, maximum=1e6
+    )
+    kv_bytes_per_token: float = _option(
+        131_072.0,
+        "Bytes of KV cache of a token, which loading takes its time for.",
+        minimum=1.0,
+        maximum=1e9,
+    )
     max_model_len: int = _option(
         0,
         "Context length in tokens; 0 = 8192, or the size of the KV blocks if that is less.",

@@ -13,7 +13,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from dynctl.simulation.engine.prefix_cache import BlockTable
+from dynctl.simulation.engine.prefix_cache import (
+    BlockTable,
+)
 from dynctl.simulation.engine.scheduler import KvLost
 
 PULL_PATH = "/engine/kv/pull"

@@ -20,9 +20,14 @@ import zmq
 import zmq.asyncio
 
 from dynctl.base.decode_errors import WireError
+from dynctl.simulation.engine.cache_events import (
+    CacheEvent,
+    Removed,
+    Stored,
+)
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, split_endpoint
 from dynctl.simulation.engine.faults import FaultState
-from dynctl.simulation.engine.prefix_cache import CacheEvent, Removed, Stored
+from dynctl.simulation.engine.lower_tiers import DISK, HOST
 from dynctl.wire.vllm_events import (
     END_OF_REPLAY_FRAMES,
     AllBlocksCleared,
@@ -34,10 +39,13 @@ from dynctl.wire.vllm_events import (
     encode_batch,
     encode_seq,
 )
+from router_core import DEVICE
 
 MAX_BUFFER_BYTES = 16 * 1024 * 1024
 _SEND_QUEUE = 100_000  # the most unsent messages for a slow subscriber, vLLM's default
 
+#: vLLM's names of the tiers.
+_MEDIUM = {DEVICE: "GPU", HOST: "CPU", DISK: "DISK"}
 _BIND_ATTEMPTS = 20
 _REBIND_ATTEMPTS = 250
 _REBIND_PAUSE_S = 0.02
@@ -167,7 +175,7 @@ class KvEventPublisher:
                 token_ids=event.tokens,
                 block_size=self._block_size,
                 lora_id=self._lora_ids.get(event.lora) if event.lora else None,
-                medium="GPU",
+                medium=_MEDIUM[event.tier],
                 lora_name=event.lora,
                 extra_keys=_extra_keys(event),
                 group_idx=0,
@@ -175,7 +183,8 @@ class KvEventPublisher:
             )
             return (stored,)
         if isinstance(event, Removed):
-            return [BlockRemoved((one,), medium="GPU", group_idx=0) for one in event.hashes]
+            medium = _MEDIUM[event.tier]
+            return [BlockRemoved((one,), medium=medium, group_idx=0) for one in event.hashes]
         return (AllBlocksCleared(),)
 
 

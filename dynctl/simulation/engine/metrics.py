@@ -44,6 +44,12 @@ def render(engine: Engine) -> str:
             [s.hits for s in schedulers],
         ),
         (
+            "vllm:external_prefix_cache_hits_total",
+            "counter",
+            "Prompt tokens loaded from host memory or disk.",
+            [s.lower_hits for s in schedulers],
+        ),
+        (
             "vllm:num_preemptions_total",
             "counter",
             "Requests preempted because no KV blocks were free.",

@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.engine.prefix_cache import BlockTable, PrefixCache
+from dynctl.simulation.engine.prefix_cache import (
+    BlockTable,
+    PrefixCache,
+)
 
 
 class RankBusy(Exception):
@@ -32,7 +35,10 @@ class Generation:
     ``hashes``: of its full blocks, as far as `extend_hashes` made them. ``pulls``: KV blocks of
     another engine are loaded when it is admitted; ``loading``: that runs. ``keep_kv``: keep the
     blocks in ``table`` when finished, because another engine will pull them. ``every_token``: call
-    `token_produced` for each token, else for the first and the last.
+    `token_produced` for each token, else for the first and the last. ``restoring``: blocks that
+    load from the tiers below this engine's device; ``computed`` has them already.
+    ``cached_tokens``: prompt tokens that were not computed, of which ``host_tokens`` and
+    ``disk_tokens`` were loaded from these tiers.
     """
 
     every_token: ClassVar[bool] = True
@@ -45,6 +51,9 @@ class Generation:
     produced: int = 0
     computed: int = 0
     cached_tokens: int | None = None
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    restoring: int = 0
     hashes: list[int] = field(default_factory=list)
     table: BlockTable | None = None
     ended: bool = False
@@ -55,7 +64,7 @@ class Generation:
 
         0 after the first token, and 0 while KV blocks of another engine are loading.
         """
-        if self.produced or self.pulls or self.loading:
+        if self.produced or self.pulls or (self.loading and not self.restoring):
             return 0
         return max(0, self.prompt_tokens - self.computed)
 
@@ -80,6 +89,16 @@ class Batch(NamedTuple, Generic[AnyGeneration]):
     entries: list[tuple[AnyGeneration, int]]
     prefill_tokens: int
     decodes: int
+
+
+class Load(NamedTuple, Generic[AnyGeneration]):
+    """What a request has to load first: ``missing`` blocks of another engine, or blocks of the
+    tiers below this one."""
+
+    request: AnyGeneration
+    missing: int
+    host: int = 0
+    disk: int = 0
 
 
 def step_seconds(config: EngineConfig, prefill_tokens: int, decodes: int) -> float:
@@ -111,6 +130,17 @@ def transfer_seconds(
     return seconds / config.speedup_ratio
 
 
+def restore_seconds(config: EngineConfig, host_blocks: int, disk_blocks: int) -> float:
+    """The duration of loading so many blocks from host memory and from disk to the device.
+
+    A rank loads one prefix after the other, while it computes other requests.
+    """
+    gigabytes = config.block_size * config.kv_bytes_per_token / 1e9
+    seconds = host_blocks * gigabytes / config.host_gb_per_s
+    seconds += disk_blocks * gigabytes / config.disk_gb_per_s
+    return seconds / config.speedup_ratio
+
+
 class RankModel(Generic[AnyGeneration]):
     """The requests of one rank and its prefix cache.
 
@@ -126,11 +156,13 @@ class RankModel(Generic[AnyGeneration]):
         self._block_size = config.block_size
         self._block_tokens = block_tokens or config.block_size
         self._events = events
-        self.cache = PrefixCache(config.total_blocks, self._block_tokens, events=events)
+        self.cache = self._empty_cache()
         self.waiting: deque[AnyGeneration] = deque()
         self.running: list[AnyGeneration] = []
         self.queries = 0
+        #: Prompt tokens found on the device, and in the tiers below it.
         self.hits = 0
+        self.lower_hits = 0
         self.preemptions = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -177,34 +209,59 @@ class RankModel(Generic[AnyGeneration]):
 
     def forget(self) -> None:
         """Empty the cache, as a restart does; no event is queued."""
-        self.cache = PrefixCache(self._config.total_blocks, self._block_tokens, events=self._events)
+        self.cache = self._empty_cache()
+
+    def _empty_cache(self) -> PrefixCache:
+        config = self._config
+        return PrefixCache(
+            config.total_blocks,
+            self._block_tokens,
+            events=self._events,
+            host_blocks=config.host_blocks,
+            disk_blocks=config.disk_blocks,
+        )
 
     # -- a step ----------------------------------------------------------------------------
 
-    def admit(self) -> list[tuple[AnyGeneration, int]]:
-        """Admit what waits; returns the requests that have to load so many KV blocks first."""
-        pulls: list[tuple[AnyGeneration, int]] = []
+    def admit(self) -> list[Load[AnyGeneration]]:
+        """Admit what waits; returns the requests that have to load KV blocks first.
+
+        A request that pulls loads nothing from the tiers below this engine.
+        """
+        loads: list[Load[AnyGeneration]] = []
         while self.waiting and len(self.running) < self._config.max_num_seqs:
             request = self.waiting[0]
             length = request.prompt_tokens + request.produced
             size = -(-length // self._block_size)
             # The last token is always computed: the next token comes from its output.
             reusable = (length - 1) // self._block_size
-            table = self.cache.acquire(request.hashes[:reusable], size)
+            table = self.cache.acquire(
+                request.hashes[:reusable], size, lower=not request.pulls
+            )  # fmt: skip
             if table is None:
                 break
             self.waiting.popleft()
             self.running.append(request)
             request.table = table
-            request.computed = table.cached * self._block_size
+            request.computed = device = table.cached * self._block_size
+            if table.lower != (0, 0):
+                host, disk = table.lower
+                request.restoring, request.loading = host + disk, True
+                request.computed += request.restoring * self._block_size
+                loads.append(Load(request, 0, host, disk))
             if request.cached_tokens is None:
                 request.cached_tokens = request.computed
                 self.queries += request.prompt_tokens
-                self.hits += request.computed
+                self.hits += device
+                if request.restoring:
+                    self.lower_hits += request.computed - device
+                    request.host_tokens = table.lower[0] * self._block_size
+                    request.disk_tokens = table.lower[1] * self._block_size
             if request.pulls:
                 request.pulls, request.loading = False, True
-                pulls.append((request, self._blocks_for(request.prompt_tokens) - table.cached))
-        return pulls
+                missing = self._blocks_for(request.prompt_tokens) - table.cached
+                loads.append(Load(request, missing))
+        return loads
 
     def loaded(self, request: AnyGeneration) -> None:
         """The KV blocks of another engine arrived: only the last prompt token is left."""
@@ -213,6 +270,12 @@ class RankModel(Generic[AnyGeneration]):
             return
         self._commit(request, request.table, request.prompt_tokens // self._block_size)
         request.computed = request.prompt_tokens - 1
+
+    def restored(self, request: AnyGeneration) -> None:
+        """The blocks of the tiers below arrived: they are on the device too."""
+        blocks, request.restoring, request.loading = request.restoring, 0, False
+        if not request.ended and request.table is not None:
+            self._commit(request, request.table, request.table.cached + blocks)
 
     def next_batch(self) -> Batch[AnyGeneration]:
         """What the next step computes; without entries there is nothing to do."""

@@ -7,46 +7,24 @@ content until they are needed; the least recently used one is reused first.
 Leaf-first eviction needs no tree: a request that holds a block holds its whole prefix, and a
 released chain joins the free list tail first, so a child is always older there than its parent.
 Hence every cached block has a cached parent, so that `match` can stop at the first miss.
+
+What is evicted goes to the tiers below, where there are any.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
+
+from dynctl.simulation.engine.cache_events import CacheEvent, Cleared, Removed, Stored
+from dynctl.simulation.engine.lower_tiers import Content, LowerTiers
 
 # Block ids as in vLLM: private to the engine, unrelated to the router's hashes, and equal on every
 # engine (as in vLLM with the same PYTHONHASHSEED).
 _HASH_SEED = 0x6B76_5F73_696D
 _U64 = Struct("<Q")
-
-
-class Stored(NamedTuple):
-    """A run of consecutive blocks became findable; `tokens`: the tokens of these full blocks.
-
-    `salt`: the prompt's cache salt, in the run of its first block only.
-    """
-
-    parent: int | None
-    hashes: tuple[int, ...]
-    tokens: tuple[int, ...]
-    lora: str | None
-    salt: str | None = None
-
-
-class Removed(NamedTuple):
-    """Blocks were evicted, in this order; copies of them may be left."""
-
-    hashes: tuple[int, ...]
-
-
-class Cleared(NamedTuple):
-    """Every block was dropped."""
-
-
-CacheEvent = Stored | Removed | Cleared
 
 
 def root_hash(lora: str | None, cache_salt: str | None) -> int:
@@ -71,21 +49,34 @@ def extend_hashes(
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one request in `owner`, in order; the first `cached` are findable."""
+    """The blocks of one request in `owner`, in order; the first `cached` are findable.
+
+    `lower`: how many of those behind them were found in host memory, and behind these on disk.
+    """
 
     owner: "PrefixCache"
     blocks: list[int] = field(default_factory=list)
     cached: int = 0
+    lower: tuple[int, int] = (0, 0)
 
 
 class PrefixCache:
     """Block pool of `total_blocks` blocks of `block_size` tokens.
 
     Changes of the cached set are queued as events; `take_events` returns them in order. Without
-    ``events`` they are not: ``blocks`` has what is cached.
+    ``events`` they are not: ``blocks`` has what is cached. ``host_blocks`` and ``disk_blocks``:
+    sizes of the tiers below, ``lower``, which is None where both are 0.
     """
 
-    def __init__(self, total_blocks: int, block_size: int, *, events: bool = True) -> None:
+    def __init__(
+        self,
+        total_blocks: int,
+        block_size: int,
+        *,
+        events: bool = True,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+    ) -> None:
         self.total_blocks = total_blocks
         self.block_size = block_size
         self._hash_of: list[int | None] = [None] * total_blocks
@@ -98,6 +89,9 @@ class PrefixCache:
         self._copies: dict[int, dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total_blocks))
         self._events: list[CacheEvent] = []
+        self.lower: LowerTiers | None = None
+        if host_blocks or disk_blocks:
+            self.lower = LowerTiers(host_blocks, disk_blocks, self.blocks, self._note)
 
     @property
     def held_blocks(self) -> int:
@@ -127,10 +121,11 @@ class PrefixCache:
                 return index
         return len(hashes)
 
-    def acquire(self, hashes: Sequence[int], size: int) -> BlockTable | None:
+    def acquire(self, hashes: Sequence[int], size: int, *, lower: bool = True) -> BlockTable | None:
         """Hold `size` blocks, the cached prefix of `hashes` first; None if too few are free.
 
-        `hashes` may be shorter than `size`. The result's `cached` counts the reused blocks.
+        `hashes` may be shorter than `size`. The result's `cached` counts the reused blocks, and
+        its `lower` those that can be loaded from the tiers below, unless ``lower`` is False.
         """
         block_of, holders, free = self.blocks, self._holders, self._free
         hits: list[int] = []
@@ -149,6 +144,9 @@ class PrefixCache:
                 del free[block]
             holders[block] += 1
         table = BlockTable(self, hits, count)
+        if self.lower is not None and lower:
+            # Before these blocks evict others, which may push what is found out of its tier.
+            table.lower = self.lower.find(hashes, count)
         self._append_new(table, size - count)
         return table
 
@@ -181,6 +179,12 @@ class PrefixCache:
             if block_of.setdefault(digest, block) != block:
                 self._copies.setdefault(digest, {})[block] = None
             hash_of[block] = digest
+        if self.lower is not None:
+            size = self.block_size
+            for index in range(start, full_blocks):
+                parent = hashes[index - 1] if index else None
+                own = tuple(tokens[index * size : (index + 1) * size])
+                self.lower.learn(hashes[index], Content(parent, own, lora, None if index else salt))
         table.cached = max(start, full_blocks)
         if start < full_blocks and self._queues:
             size = self.block_size
@@ -218,6 +222,8 @@ class PrefixCache:
         self.blocks.clear()
         self._copies.clear()
         self._hash_of = [None] * self.total_blocks
+        if self.lower is not None:
+            self.lower.clear()
         self._events.append(Cleared())
         return True
 
@@ -251,6 +257,12 @@ class PrefixCache:
         self.evictions += len(evicted)
         if evicted and self._queues:
             self._events.append(Removed(tuple(evicted)))
+        if self.lower is not None:
+            self.lower.take([block for block in evicted if block not in self.blocks])
+
+    def _note(self, event: Stored | Removed) -> None:
+        if self._queues:
+            self._events.append(event)
 
     def _drop_copy(self, digest: int, block: int) -> None:
         """One of several blocks with a hash is reused: the hash stays findable."""

@@ -7,16 +7,24 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dynctl.simulation.engine.cache_events import (
+    CacheEvent,
+)
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.model import (
     Generation,
+    Load,
     RankModel,
+    restore_seconds,
     step_seconds,
     transfer_seconds,
 )
 from dynctl.simulation.engine.output_plan import OutputPlan
-from dynctl.simulation.engine.prefix_cache import BlockTable, CacheEvent, extend_hashes
+from dynctl.simulation.engine.prefix_cache import (
+    BlockTable,
+    extend_hashes,
+)
 
 FinishReason = Literal["length", "stop"]
 KvLoader = Callable[[int], Awaitable[None]]
@@ -94,6 +102,11 @@ class StepTimer:
         )
         return seconds * self._faults.current.slow_factor
 
+    def restore(self, host_blocks: int, disk_blocks: int) -> float:
+        """The duration of loading blocks from the tiers below the device."""
+        seconds = restore_seconds(self._config, host_blocks, disk_blocks)
+        return seconds * self._faults.current.slow_factor
+
 
 class RankScheduler(RankModel[EngineRequest]):
     """Runs the requests of one rank with its prefix cache. `publish` gets the events of a step."""
@@ -108,6 +121,8 @@ class RankScheduler(RankModel[EngineRequest]):
         self._timer = timer
         self._publish = publish
         self._wake = asyncio.Event()
+        #: When the last load from the tiers below ends, on the loop's clock.
+        self._restored_at = 0.0
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises RankBusy if the queue is full."""
@@ -150,8 +165,9 @@ class RankScheduler(RankModel[EngineRequest]):
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
-            for request, missing in self.admit():
-                request.load_task = asyncio.ensure_future(self._load(request, missing))
+            for load in self.admit():
+                loading = self._restore(load) if load.request.restoring else self._load(load)
+                load.request.load_task = asyncio.ensure_future(loading)
             batch = self.next_batch()
             if not batch.entries:
                 self._flush()
@@ -166,7 +182,16 @@ class RankScheduler(RankModel[EngineRequest]):
             self.complete(batch)
             self._flush()
 
-    async def _load(self, request: EngineRequest, missing: int) -> None:
+    async def _restore(self, load: Load[EngineRequest]) -> None:
+        clock = asyncio.get_running_loop().time
+        seconds = self._timer.restore(load.host, load.disk)
+        self._restored_at = ends = max(clock(), self._restored_at) + seconds
+        await asyncio.sleep(ends - clock())
+        self.restored(load.request)
+        self._wake.set()
+
+    async def _load(self, load: Load[EngineRequest]) -> None:
+        request, missing = load.request, load.missing
         load_kv, request.load_kv = request.load_kv, None
         try:
             if load_kv is not None:

@@ -48,9 +48,20 @@ def _hit_rate(result: ReplayResult) -> float | None:
     return None if unknown else result.cache.hit_rate
 
 
+def _tier_rate(result: ReplayResult, tier: str) -> float | None:
+    """Share of the prompt tokens that were loaded from a tier; a part of the hit rate."""
+    if _hit_rate(result) is None:
+        return None
+    return float(getattr(result.cache, tier) / result.cache.prompt_tokens)
+
+
 METRICS: Final = (
     Metric("hit_rate", "hit rate", _hit_rate, higher_is_better=True),
     Metric("of_ceiling", "share of the ceiling", lambda r: r.cache.of_ceiling, True, guarded=False),
+    Metric("host_hit_rate", "hit rate of host memory", lambda r: _tier_rate(r, "host_tokens"),
+           True, guarded=False),
+    Metric("disk_hit_rate", "hit rate of disk", lambda r: _tier_rate(r, "disk_tokens"), True,
+           guarded=False),
     Metric("ttft_p50_s", "TTFT p50", lambda r: r.ttft_s.p50),
     Metric("ttft_p90_s", "TTFT p90", lambda r: r.ttft_s.p90, guarded=False),
     Metric("ttft_p99_s", "TTFT p99", lambda r: r.ttft_s.p99),

@@ -97,8 +97,12 @@ class Engines:
 
     def _start_step(self, rank: ReplayRank) -> None:
         engine = rank.engine
-        for generation, missing in engine.start_step(self._agenda.now):
-            self.users.pulls(rank, generation, missing)
+        for load in engine.start_step(self._agenda.now):
+            if load.request.restoring:
+                ends = engine.restore_ends(self._agenda.now, load)
+                self._agenda.at(ends, self._restored, (rank, engine, load.request))
+            else:
+                self.users.pulls(rank, load.request, load.missing)
         cache = engine.cache
         if cache.changed:
             self.publish(rank)
@@ -107,6 +111,12 @@ class Engines:
             rank.peak = held
         if engine.due >= 0:
             self._watch(rank)
+
+    def _restored(self, what: tuple[ReplayRank, VirtualRank, VirtualRequest]) -> None:
+        rank, engine, generation = what
+        if rank.engine is engine:
+            engine.restored(generation)
+            self.wake(rank)
 
     def _watch(self, rank: ReplayRank) -> None:
         due = rank.engine.due

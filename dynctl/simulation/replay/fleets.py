@@ -24,6 +24,8 @@ MOST_SIMULATED: Final = 2_000
 TIMED: Final = (
     "block_size",
     "total_blocks",
+    "host_blocks",
+    "disk_blocks",
     "max_num_seqs",
     "max_waiting",
     "max_num_batched_tokens",
@@ -31,6 +33,9 @@ TIMED: Final = (
     "decode_itl_ms",
     "kv_transfer_ms_per_block",
     "kv_transfer_cross_domain_factor",
+    "host_gb_per_s",
+    "disk_gb_per_s",
+    "kv_bytes_per_token",
 )
 #: Field of a worker's card -> field of EngineConfig.
 _CARD: Final = {
@@ -64,14 +69,15 @@ class FleetSource:
         the workers are those of a real fleet."""
         if not self.published:
             return []
-        roles = {one.role for one in self.workers}
-        return [
-            name
-            for name in TIMED
-            if name not in self.card
-            and name not in engine
-            and (roles != {Role.AGGREGATED} or not name.startswith("kv_transfer"))
-        ]
+        unused = set()
+        if all(one.role is Role.AGGREGATED for one in self.workers):
+            unused |= {"kv_transfer_ms_per_block", "kv_transfer_cross_domain_factor"}
+        for tier in ("host", "disk"):
+            if not engine.get(f"{tier}_blocks"):
+                unused |= {f"{tier}_blocks", f"{tier}_gb_per_s"}
+        if {"host_blocks", "disk_blocks"} <= unused:
+            unused.add("kv_bytes_per_token")
+        return [name for name in TIMED if name not in self.card.keys() | engine.keys() | unused]
 
     @property
     def places(self) -> list[str]:
@@ -223,6 +229,8 @@ def simulated_fleet(
         missing = "decode" if Role.PREFILL in roles else "prefill" if roles else "ready"
         raise UsageProblem(f"{source.source}: no {missing} workers; nothing can be simulated")
     values = {"block_size": block_size} | dict(source.card) | dict(engine)
+    if block_bytes:
+        values.setdefault("kv_bytes_per_token", block_bytes / values["block_size"])
     policy = enforcement or source.enforcement
     if policy not in (None, "none"):
         if not source.places:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dynctl.simulation.engine.config import EngineConfig
-from dynctl.simulation.engine.model import Batch, Generation, RankModel, step_seconds
+from dynctl.simulation.engine.model import (
+    Batch,
+    Generation,
+    Load,
+    RankModel,
+    restore_seconds,
+    step_seconds,
+)
 
 NS = 1_000_000_000
 #: Generated blocks have these names: no prompt has one of them (see `prompt_contents`).
@@ -67,6 +74,8 @@ class VirtualRank(RankModel[VirtualRequest]):
         self.busy_ns = 0
         self.steps = 0
         self._decode_ns = round(step_seconds(config, 0, 1) * NS)
+        #: When the last load from the tiers below ends.
+        self._restored_at = 0
 
     def touched(self, now: int, *, begun: bool = True) -> None:
         """Something happened at ``now`` that the next step has to see: a leap ends there.
@@ -79,12 +88,18 @@ class VirtualRank(RankModel[VirtualRequest]):
             self._count = min(self._count, passed + 1 if begun or rest or not passed else passed)
             self.due = self._began + self._count * self._duration
 
-    def start_step(self, now: int) -> list[tuple[VirtualRequest, int]]:
+    def restore_ends(self, now: int, load: Load[VirtualRequest]) -> int:
+        """When a load from the tiers below ends that is asked for at ``now``, in ns."""
+        seconds = restore_seconds(self._config, load.host, load.disk)
+        self._restored_at = max(now, self._restored_at) + round(seconds * NS)
+        return self._restored_at
+
+    def start_step(self, now: int) -> list[Load[VirtualRequest]]:
         """Admit and begin the next step at ``now``; returns what has to load KV blocks first."""
-        pulls: list[tuple[VirtualRequest, int]] = []
+        loads: list[Load[VirtualRequest]] = []
         if self.waiting:
             before = len(self.running)
-            pulls = self.admit()
+            loads = self.admit()
             for request in self.running[before:]:
                 if request.admitted_ns < 0:
                     request.admitted_ns = now
@@ -92,16 +107,16 @@ class VirtualRank(RankModel[VirtualRequest]):
         self._decoding = self._decode_only() if self._leaps else []
         if self._decoding:
             self.due = now + self._count * self._decode_ns
-            return pulls
+            return loads
         self._batch = batch = self.next_batch()
         if not batch.entries:
             self.due = -1
-            return pulls
+            return loads
         self._count = 1
         seconds = step_seconds(self._config, batch.prefill_tokens, batch.decodes)
         self._duration = round(seconds * NS)
         self.due = now + self._duration
-        return pulls
+        return loads
 
     def finish_step(self) -> None:
         """End the steps that run, at ``due``."""

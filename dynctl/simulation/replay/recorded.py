@@ -11,7 +11,15 @@ from dynctl.base.decode_errors import WireError
 from dynctl.documents.recording import Arrived, Changed, RecordingFile, Start, State
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.simulation.replay.fleets import FleetSource, fleet_of_live
-from router_core import Worker, WorkerError, WorkerLost, WorkerUpserted
+from router_core import (
+    DEVICE,
+    Cleared,
+    KvEvent,
+    Worker,
+    WorkerError,
+    WorkerLost,
+    WorkerUpserted,
+)
 
 #: Settings of a router that are the policy of workers that publish none.
 _POLICY: Final = (
@@ -25,7 +33,7 @@ class _Workers:
     """The workers of a recording, followed record by record.
 
     ``fleet``: those at the first request that any worker serves. ``joined`` and ``left``: ids of
-    workers that came and went after it.
+    workers that came and went after it. ``tiers``: where blocks were below the device.
     """
 
     def __init__(self, path: Path, model: str | None) -> None:
@@ -35,6 +43,7 @@ class _Workers:
         self.fleet: dict[int, Worker] = {}
         self.joined: set[int] = set()
         self.left: set[int] = set()
+        self.tiers: set[str] = set()
         self.settings: Mapping[str, Any] = {}
 
     def read(self, limit: int | None, skip_bad: bool) -> None:
@@ -54,6 +63,8 @@ class _Workers:
                     self._upsert(change.worker)
                 elif isinstance(change, WorkerLost):
                     self._lose(change.worker_id)
+                elif isinstance(change, KvEvent) and not isinstance(change.event, Cleared):
+                    self.tiers.add(change.event.tier)
             elif isinstance(record, State):
                 self._restore(record)
             elif isinstance(record, Start) and not self.settings:
@@ -64,6 +75,7 @@ class _Workers:
         try:
             rows = state.snapshot["registry"]["workers"]
             found = {one.worker_id: one for one in map(Worker.from_dict, rows)}
+            self.tiers |= {row["tier"] for row in state.snapshot.get("tiers", ())}
         except (KeyError, TypeError, WorkerError) as error:
             raise WireError(str(self._path), f"a state with invalid workers: {error}") from None
         for worker_id in self._known.keys() - found.keys():
@@ -104,6 +116,12 @@ def fleet_of_recording(
         notes.append(
             "the fleet is the one at the first request; what changed later is not simulated: "
             f"{len(found.joined):,} joined, {len(found.left):,} left. --lose simulates a loss"
+        )
+    lower = sorted(found.tiers - {DEVICE})
+    if lower:
+        notes.append(
+            f"the workers have cached blocks in lower tiers too ({', '.join(lower)}), whose sizes "
+            "no worker publishes: --host-blocks and --disk-blocks simulate them"
         )
     enforcement, weight, domain = source.enforcement, source.preferred_weight, source.domain
     own = [found.settings.get(name) for name in _POLICY]

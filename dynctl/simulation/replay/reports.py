@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from dynctl.simulation.engine.prefix_cache import CacheEvent as EngineEvent
-from dynctl.simulation.engine.prefix_cache import Removed, Stored
+from dynctl.simulation.engine.cache_events import (
+    CacheEvent as EngineEvent,
+)
+from dynctl.simulation.engine.cache_events import (
+    Removed,
+    Stored,
+)
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.fleet import SimulatedFleet
 from dynctl.simulation.replay.rank import NS, VirtualRank
 from dynctl.simulation.replay.routers import Routers
 from dynctl.simulation.replay.state import ReplayRank
 from router_core import (
+    DEVICE,
     BlocksRemoved,
     BlocksStored,
     CacheEvent,
@@ -93,9 +99,10 @@ class EventReports:
 
 def _routed(event: EngineEvent) -> CacheEvent:
     if isinstance(event, Stored):
-        return BlocksStored(event.parent, event.hashes, event.tokens, counted=True)
+        counted = event.tier == DEVICE
+        return BlocksStored(event.parent, event.hashes, event.tokens, event.tier, counted=counted)
     if isinstance(event, Removed):
-        return BlocksRemoved(event.hashes)
+        return BlocksRemoved(event.hashes, event.tier)
     return Cleared()
 
 

@@ -61,6 +61,8 @@ class Requests:
         config = engines.config
         self._block_size = config.block_size
         self._context_length = config.context_length
+        #: Routers find blocks of these by their local hashes.
+        self._lower_tiers = bool(config.host_blocks or config.disk_blocks)
         self._keeps_sessions = routers.policy.config.router_session_affinity_ttl_secs is not None
         self._arrived = 0
         self.under_way = 0
@@ -102,6 +104,7 @@ class Requests:
             priority=trace.priority,
             arrived_at=seconds,
             session=session,
+            local_hashes=local if self._lower_tiers else (),
         )
         self._journal.arrived(live, hashes, size)
         if fits:
@@ -251,6 +254,10 @@ class Requests:
         rank.requests += 1
         rank.prompt_tokens += generation.prompt_tokens
         rank.cached_tokens += cached
+        if generation.host_tokens or generation.disk_tokens:
+            live.host_tokens, live.disk_tokens = generation.host_tokens, generation.disk_tokens
+            rank.host_tokens += generation.host_tokens
+            rank.disk_tokens += generation.disk_tokens
         wait = generation.admitted_ns - generation.submitted_ns
         self._measures.engine_wait.add(wait / NS)
 

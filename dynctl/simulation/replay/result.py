@@ -34,6 +34,7 @@ class Measures:
         self.requests = self.finished = self.failed = self.queued = self.retried = 0
         self.refusals: Counter[str] = Counter()
         self.prompt_tokens = self.cached_tokens = self.expected_tokens = 0
+        self.host_tokens = self.disk_tokens = 0
         self.output_tokens = self.ceiling_tokens = self.trace_tokens = 0
         self.hashed = 0
         self.ttft = Distribution()
@@ -69,6 +70,8 @@ class Measures:
         cached = live.cached_tokens or 0
         self.prompt_tokens += trace.input_tokens
         self.cached_tokens += cached
+        self.host_tokens += live.host_tokens
+        self.disk_tokens += live.disk_tokens
         self.expected_tokens += live.expected_tokens
         self.output_tokens += trace.output_tokens
         ttft = (live.first - live.arrived) / NS
@@ -141,6 +144,8 @@ class Measures:
                 ceiling,
                 self.ceiling.exact,
                 hit_rate / ceiling if ceiling else None,
+                self.host_tokens,
+                self.disk_tokens,
             ),
             ttft_s=self.ttft.spread(),
             itl_s=self.itl.spread(),
@@ -192,6 +197,8 @@ def _row(rank: ReplayRank, total_blocks: int) -> ReplayWorker:
         rank.preemptions + engine.preemptions,
         rank.lost_requests,
         rank.peak / total_blocks,
+        rank.host_tokens,
+        rank.disk_tokens,
     )
 
 
@@ -212,6 +219,7 @@ def _engine_parameters(config: EngineConfig) -> dict[str, Any]:
         *("kv_transfer_ms_per_block", "kv_transfer_cross_domain_factor", "kv_transfer_domain"),
         *("kv_transfer_enforcement", "kv_transfer_preferred_weight", "kv_load_failure_policy"),
         *("kv_hold_timeout_s", "can_prefill"),
+        *("host_blocks", "disk_blocks", "host_gb_per_s", "disk_gb_per_s", "kv_bytes_per_token"),
     )
     return {name: getattr(config, name) for name in names}
 

@@ -6,7 +6,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynctl.simulation.engine.prefix_cache import BlockTable
+from dynctl.simulation.engine.prefix_cache import (
+    BlockTable,
+)
 from dynctl.simulation.replay.fleet import SimulatedWorker
 from dynctl.simulation.replay.rank import VirtualRank, VirtualRequest
 from dynctl.wire.traces import TraceRequest
@@ -59,6 +61,8 @@ class LiveRequest:
     held: Handoff | None = None
     first: int = -1
     cached_tokens: int | None = None
+    host_tokens: int = 0
+    disk_tokens: int = 0
     expected_tokens: int = 0
 
     @property
@@ -83,6 +87,8 @@ class ReplayRank:
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
     output_tokens: int = 0
     evicted: int = 0
     lost_requests: int = 0

@@ -10,8 +10,11 @@ import zmq.asyncio
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, Faults
 from dynctl.simulation.engine.engine import Engine
 from dynctl.simulation.engine.kv_publisher import ReplayBuffer
-from dynctl.simulation.engine.prefix_cache import extend_hashes
+from dynctl.simulation.engine.prefix_cache import (
+    extend_hashes,
+)
 from dynctl.tokenization import ModelTokenizer
+from dynctl.wire.index_events import to_index_events
 from dynctl.wire.vllm_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -21,6 +24,15 @@ from dynctl.wire.vllm_events import (
     decode_message,
     decode_seq,
     encode_seq,
+)
+from router_core import (
+    KvEvent,
+    Router,
+    RoutingRequest,
+    Worker,
+    WorkerUpserted,
+    local_block_hashes,
+    sequence_hashes,
 )
 from tests.dynctl.simulation.engine.conftest import StartEngine, cached_tokens, complete, get, post
 from tests.waiting import patience
@@ -135,6 +147,37 @@ async def test_stored_blocks_are_published_when_computed(start: StartEngine, htt
     assert stored.parent_block_hash == hashes[-1]
     assert stored.token_ids[:8] == tuple(PROMPT[32:])
     assert len(stored.token_ids) == 16
+
+
+async def test_what_host_memory_gets_is_published_and_loaded_again(
+    start: StartEngine, http, context
+) -> None:
+    """The device has 4 blocks: a second prompt evicts the first, which a router then finds in host
+    memory, and the engine too."""
+    engine = await start(total_blocks=4, host_blocks=8)
+    events = (await get(http, engine, "/engine/info"))["kv_events"][0]
+    salted = {"max_tokens": 1, "cache_salt": "s"}
+    await complete(http, engine, PROMPT, **salted)
+    await complete(http, engine, list(range(100, 160)), max_tokens=1)
+    batches = await replay(context, events["replay"], 0)
+    router = Router(exact_reuse=True)
+    router.apply(WorkerUpserted(Worker(1, "a", "demo")), 0.0)
+    for _, batch in batches:
+        for event in to_index_events(batch, 16).events:
+            assert router.apply(KvEvent(1, 0, event), 0.0).ok
+    local = local_block_hashes(PROMPT, 16, cache_salt="s")
+    request = RoutingRequest(
+        "r", "demo", len(PROMPT), 16, sequence_hashes(local), local_hashes=local
+    )
+    inputs = router.plan(request).first.inputs
+    assert inputs is not None
+    assert (list(inputs.overlap_blocks), inputs.host_blocks) == ([0], [2])
+    media = [getattr(event, "medium", None) for _, batch in batches for event in batch.events]
+    assert media == ["GPU", "GPU", "GPU", "CPU", "GPU"]
+    assert cached_tokens(await complete(http, engine, PROMPT, **salted)) == 32
+    async with http.get(engine.url + "/metrics") as answer:
+        text = await answer.text()
+    assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="demo"} 32\n' in text
 
 
 async def test_chunked_prefill_publishes_block_by_block(start: StartEngine, http, context) -> None:

@@ -5,12 +5,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.simulation.engine.prefix_cache import (
-    BlockTable,
+from dynctl.simulation.engine.cache_events import (
     Cleared,
-    PrefixCache,
     Removed,
     Stored,
+)
+from dynctl.simulation.engine.prefix_cache import (
+    BlockTable,
+    PrefixCache,
     extend_hashes,
     root_hash,
 )

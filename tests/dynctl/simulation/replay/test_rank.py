@@ -8,10 +8,15 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.simulation.engine.cache_events import (
+    CacheEvent,
+)
 from dynctl.simulation.engine.config import EngineConfig, Faults
 from dynctl.simulation.engine.faults import FaultState
 from dynctl.simulation.engine.model import RankBusy
-from dynctl.simulation.engine.prefix_cache import CacheEvent, extend_hashes
+from dynctl.simulation.engine.prefix_cache import (
+    extend_hashes,
+)
 from dynctl.simulation.engine.scheduler import EngineRequest, RankScheduler, StepTimer
 from dynctl.simulation.replay.rank import NS, VirtualRank, VirtualRequest
 
@@ -52,7 +57,7 @@ class _Plan:
 def shown(events):
     """Events without the names of generated blocks, which differ."""
     return [
-        (type(one).__name__, len(one.hashes), getattr(one, "parent", None) is None)
+        (type(one).__name__, one.tier, len(one.hashes), getattr(one, "parent", None) is None)
         for one in events
     ]
 
@@ -117,15 +122,32 @@ def virtually(config, workload):
             if self.ended:
                 times[self.number] = (firsts[self.number] / NS, now / NS, self.cached_tokens)
 
+    loads: list[tuple[int, VirtualRequest]] = []
+
+    def start_step():
+        for load in rank.start_step(now):
+            loads.append((rank.restore_ends(now, load), load.request))
+        if rank.due < 0:
+            events.extend(rank.cache.take_events())
+
     def end_steps(until):
         nonlocal now
-        while rank.due >= 0 and (until is None or rank.due <= until):
-            now = rank.due
-            rank.finish_step()
-            events.extend(rank.cache.take_events())
-            rank.start_step(now)
-            if rank.due < 0:
+        while rank.due >= 0 or loads:
+            ends = loads[0][0] if loads else None
+            restores = ends is not None and (rank.due < 0 or ends < rank.due)
+            when = ends if restores and ends is not None else rank.due
+            if until is not None and when > until:
+                return
+            now = when
+            if restores:
+                rank.restored(loads.pop(0)[1])
+                if rank.due >= 0:
+                    rank.touched(now)
+                    continue
+            else:
+                rank.finish_step()
                 events.extend(rank.cache.take_events())
+            start_step()
 
     for number, (at, tokens, output) in enumerate(workload):
         arrival = round(at * NS)
@@ -144,7 +166,7 @@ def virtually(config, workload):
         except RankBusy:
             continue
         if rank.due < 0:
-            rank.start_step(now)
+            start_step()
         else:
             rank.touched(now)
     end_steps(None)
@@ -166,6 +188,10 @@ def workloads(draw):
         max_num_seqs=draw(st.sampled_from([1, 2, 8])),
         max_num_batched_tokens=draw(st.sampled_from([3, 8, 64])),
         max_waiting=draw(st.sampled_from([1, 100])),
+        host_blocks=draw(st.sampled_from([0, 4, 100])),
+        disk_blocks=draw(st.sampled_from([0, 6])),
+        # No load ends at the end of a step.
+        kv_bytes_per_token=1.0131e6,
     )
     return config, requests
 

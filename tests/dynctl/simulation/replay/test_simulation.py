@@ -100,7 +100,8 @@ def test_the_cache_of_a_worker_draws_requests_in_mode_kv():
 
 @st.composite
 def workloads(draw):
-    """A short trace with shared prefixes, and an engine that is often too small for it."""
+    """A short trace with shared prefixes, and an engine that is often too small for it; some have
+    lower tiers."""
     trace, at = [], 0.0
     for number in range(draw(st.integers(1, 14))):
         at += draw(st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.3]))
@@ -118,6 +119,9 @@ def workloads(draw):
         max_num_seqs=draw(st.sampled_from([1, 2, 8])),
         max_num_batched_tokens=draw(st.sampled_from([3, 8, 64])),
         max_waiting=draw(st.sampled_from([2, 100])),
+        host_blocks=draw(st.sampled_from([0, 0, 5, 200])),
+        disk_blocks=draw(st.sampled_from([0, 0, 30])),
+        kv_bytes_per_token=draw(st.sampled_from([1.0, 1e6])),
     )
     return trace, engine
 
