@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from dynctl.documents.doubts import Doubt, doubt, some_names
-from dynctl.documents.hits import RUNGS, HitsGroup, HitsReport, HitsRung
+from dynctl.documents.hits import RUNGS, UNEXPLAINED, HitsGroup, HitsReport, HitsRung
 from dynctl.documents.recording import (
     NO_OUTCOMES,
     NO_PROMPT_HASHES,
@@ -255,19 +255,21 @@ class Ladder:
         self._remember(request, at)
 
     def _sent_again(self, request: Request, chosen: RankKey, at: float) -> None:
-        """The first rank failed: the request goes to another one."""
-        router = request.source.router
+        """The request goes to another rank: the first one failed, or no decode worker was free."""
+        router, before, first = request.source.router, request.depth or 0, request.rank
         self._place(request, router, chosen)
-        self._remember(request, at)
+        request.prefilled_at = None
         slot = None if router is None else router.registry.slot(*chosen)
-        if router is None or slot is None or request.rungs.get("best") is None:
-            return
-        usable, bit = request.hashes, 1 << slot
-        before = request.depth or 0
-        found = router.index.find_matches(usable, bit, len(usable)).get(slot)
-        request.depth = min(found, (request.rungs["best"] or 0) // request.arrived.block_size)
-        if request.depth < before:
-            request.excluded = "unavailable"
+        best = request.rungs.get("best")
+        if router is not None and slot is not None and best is not None:
+            hashes = request.hashes
+            found = router.index.find_matches(hashes, 1 << slot, len(hashes)).get(slot)
+            request.depth = min(found, best // request.arrived.block_size)
+            if request.depth < before and first is not None:
+                old = router.registry.slot(*first.key)
+                why = UNEXPLAINED if old is None else excluded(request, router, 1 << old)
+                request.excluded = "unavailable" if why == UNEXPLAINED else why
+        self._remember(request, at)
 
     def _place(self, request: Request, router: Router | None, chosen: RankKey | None) -> None:
         """Note the rank that computes the prompt, and the state of its index."""

@@ -16,7 +16,15 @@ from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport
 from dynctl.documents.recording import KINDS, Arrived, Changed, Decided, Finished, Record, Start
 from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
-from router_core import BlocksStored, Booked, Freed, KvEvent, Role, WorkerUpserted
+from router_core import (
+    BlocksStored,
+    Booked,
+    Freed,
+    KvEvent,
+    Role,
+    WorkerAvailability,
+    WorkerUpserted,
+)
 from tests.dynctl.health.recorded_fleet import (
     SIZE,
     Prompt,
@@ -283,6 +291,35 @@ def test_a_request_that_is_sent_again_counts_once_and_the_worker_that_failed_is_
     lost = {one.cause: one.examples for one in expected.causes}
     assert lost["unavailable"] == [decided.id]
     assert UNEXPLAINED not in lost
+
+
+def test_a_prefill_that_is_repeated_for_want_of_a_decode_worker_names_the_topology() -> None:
+    records = PAIRED.records(CHATS)
+    place = next(
+        i
+        for i, one in enumerate(records)
+        if i > len(records) // 2 and isinstance(one, Decided) and one.cached_blocks
+    )
+    decided = records[place]
+    assert isinstance(decided, Decided)
+    assert decided.prefill is not None
+    assert decided.decode is not None
+    # The decode worker of the zone is drained while the prompt is computed.
+    other = decided.prefill[0] % PAIRED.workers + 1
+    at = decided.at
+    again: list[Record] = [
+        Changed(at, Freed(decided.id)),
+        Changed(at, WorkerAvailability(decided.decode[0], "drained")),
+        Changed(at, Booked(decided.id, "prefill", other, 0)),
+        Changed(at, Freed(decided.id, "prefill")),
+        Changed(at, WorkerAvailability(decided.decode[0], None)),
+        structs.replace(decided, prefill=(other, 0), cached_blocks=0.0, best_cached_blocks=0.0),
+    ]
+    expected = hits([*records[: place - 1], *again, *records[place + 1 :]]).rung("expected")
+    assert expected is not None
+    lost = {one.cause: one.examples for one in expected.causes}
+    assert lost["topology"] == [decided.id]
+    assert lost.keys() <= {"topology", "load"}
 
 
 def test_a_loss_that_the_engines_gain_back_is_shown_as_a_gain_and_not_as_the_largest() -> None:
