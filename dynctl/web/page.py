@@ -6,7 +6,7 @@ are ours alone, and nothing of a request reaches them but as data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -77,23 +77,34 @@ _TEMPLATES: Final = Environment(
 class View:
     """What a viewer asks for. ``sort``: the key of a column of workers, empty for their order.
 
-    ``text``: a filter of workers and decisions.
+    ``text``: a filter of workers and decisions. ``place``: only those of this value of the domain,
+    empty for all.
     """
 
     sort: str = ""
     descending: bool = False
     text: str = ""
+    place: str = ""
 
     @classmethod
     def of(cls, query: Any) -> View:
         """Of a query; what it does not have is not read."""
-        text = "".join(c for c in query.get("q", "") if c.isprintable()).strip()
-        return cls(query.get("sort", "")[:64], query.get("desc") == "1", text[:FILTER])
+        text, place = (
+            "".join(c for c in query.get(name, "") if c.isprintable()).strip()
+            for name in ("q", "domain")
+        )
+        sort, descending = query.get("sort", "")[:64], query.get("desc") == "1"
+        return cls(sort, descending, text[:FILTER], place[:CELL])
 
     def link(self, **changes: Any) -> str:
         """The address of this view with changes."""
         view = replace(self, **changes)
-        query = {"sort": view.sort, "desc": "1" if view.descending else "", "q": view.text}
+        query = {
+            "sort": view.sort,
+            "desc": "1" if view.descending else "",
+            "q": view.text,
+            "domain": view.place,
+        }
         given = {name: value for name, value in query.items() if value}
         return f"/ui?{urlencode(given)}" if given else "/ui"
 
@@ -121,7 +132,10 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One domain. ``used`` and ``limit``: shares of the KV blocks, None where not known."""
+    """One domain. ``used`` and ``limit``: shares of the KV blocks, None where not known.
+
+    ``link``: the page with its workers and decisions only, or with all if it is ``zoomed``.
+    """
 
     title: str
     model: str
@@ -132,6 +146,8 @@ class Card:
     used: float | None
     limit: float | None
     bar_text: str
+    link: str
+    zoomed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +219,6 @@ def page(
     lines, matching = _decisions(snapshot, domains.domain, view, colors)
     unknown = snapshot.unknown("decisions")
     at = datetime.fromtimestamp(snapshot.at, tz=UTC)
-    many = len({row.capacity.model for row in domains.rows}) > 1
     return _TEMPLATES.get_template("page.html").render(
         title=", ".join(snapshot.header.models[:2]) or "no model",
         facts=_facts(snapshot, domains),
@@ -213,7 +228,7 @@ def page(
         time=clock(snapshot.at, tenths=False),
         moment=at.isoformat(timespec="seconds"),
         version=snapshot.header.version or "",
-        cards=[_card(row, snapshot, domains, colors, many) for row in domains.rows[:DOMAINS]],
+        cards=[_card(row, snapshot, domains, view, colors) for row in domains.rows[:DOMAINS]],
         more_domains=max(0, len(domains.rows) - DOMAINS),
         domain=domains.domain,
         notes=[note[:CELL] for note in topology_notes(domains.shown)][:8],
@@ -232,6 +247,7 @@ def page(
         meters=[meter_line(one, BLOCKS, snapshot.at) for one in snapshot.meters[:8]],
         unknown=None if unknown is None else (unknown.unknown, unknown.provide),
         view=view,
+        whole=view.link(place=""),
         signed_in=signed_in,
         plural=plural,
     )
@@ -291,9 +307,9 @@ _LABELS: Final = {
 
 
 def _card(
-    row: DomainRow, snapshot: Snapshot, view: DomainView, colors: dict[str, int], many: bool
+    row: DomainRow, snapshot: Snapshot, domains: DomainView, view: View, colors: dict[str, int]
 ) -> Card:
-    columns = domain_table(view, snapshot, BLOCKS)
+    columns = domain_table(domains, snapshot, BLOCKS)
     texts = {column.key: column.text(row) for column in columns}
     role, share = generating(row), kv_share(row)
     limit = snapshot.thresholds.get(row.capacity.model, {}).get("active_decode_blocks_threshold")
@@ -302,8 +318,11 @@ def _card(
     else:
         bar = f"{share:.0%} of KV blocks used"
         bar += "" if limit is None else f", busy above {float(limit):.0%}"
+    title = NO_DOMAIN if row.value is None else row.value
+    many = any(one.capacity.model != row.capacity.model for one in domains.rows)
+    zoomed = view.place == title
     return Card(
-        NO_DOMAIN if row.value is None else row.value,
+        title,
         row.capacity.model if many else "",
         None if row.value is None else colors.get(row.value),
         texts["state"],
@@ -316,6 +335,8 @@ def _card(
         share,
         None if limit is None else min(1.0, float(limit)),
         bar,
+        "" if domains.domain is None else view.link(place="" if zoomed else title),
+        zoomed,
     )
 
 
@@ -332,6 +353,8 @@ def _workers(
     """The rows that are shown, the number that match, and the headings."""
     columns = worker_table(snapshot)
     rows: Sequence[WorkerRow] = ordered(snapshot.workers, domain)
+    if view.place:
+        rows = [row for row in rows if _in(view.place, domain, row.domains)]
     if view.text:
         wanted = view.text.lower()
         rows = [row for row in rows if wanted in _words(row)]
@@ -361,6 +384,10 @@ def _workers(
             )
         )
     return shown, len(rows), headings
+
+
+def _in(place: str, domain: str | None, domains: Mapping[str, str]) -> bool:
+    return domain is not None and domains.get(domain, NO_DOMAIN) == place
 
 
 def _sortable(value: Any) -> tuple[int, Any]:
@@ -397,6 +424,8 @@ def _decisions(
 ) -> tuple[list[Line], int]:
     """The newest that match, and the number of them."""
     lines: Sequence[DecisionLine] = snapshot.decisions
+    if view.place:
+        lines = [line for line in lines if _touches(view.place, domain, line)]
     if view.text:
         wanted = view.text.lower()
         lines = [line for line in lines if wanted in _decision_words(line)]
@@ -405,10 +434,17 @@ def _decisions(
     return [_line(line, columns, domain, colors) for line in shown], len(lines)
 
 
+def _touches(place: str, domain: str | None, line: DecisionLine) -> bool:
+    """Whether a worker of the decision is in the place."""
+    hops = ((line.prefill, line.prefill_domains), (line.decode, line.domains))
+    return any(ref is not None and _in(place, domain, domains) for ref, domains in hops)
+
+
 def _decision_words(line: DecisionLine) -> str:
     words = [line.id, line.model or "", refusal(line) if line.refused else "selected"]
     words += [ref.worker for ref in (line.prefill, line.decode) if ref is not None]
-    words += [f"{name}={value}" for name, value in (line.prefill_domains | line.domains).items()]
+    for domains in (line.prefill_domains, line.domains):
+        words += [f"{name}={value}" for name, value in domains.items()]
     return " ".join(words).lower()
 
 

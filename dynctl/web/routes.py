@@ -88,7 +88,7 @@ class WebPage:
     # -- pages -----------------------------------------------------------------------------
 
     async def index(self, http: web.Request) -> web.StreamResponse:
-        """``GET /ui[?sort=COLUMN&desc=1&q=TEXT]``."""
+        """``GET /ui[?sort=COLUMN&desc=1&q=TEXT&domain=VALUE]``."""
         view, signed_in = View.of(http.query), self._signed_in(http)
         frame = await self._readings.frame()
         async with self._drawing:

@@ -54,8 +54,20 @@ async def test_it_renders_sorts_updates_and_explains(tmp_path):
         await tab.until("document.querySelector('th[aria-sort=ascending]') !== null")
         assert await tab.run("document.activeElement.id") == "s-name"
 
-        # A decision appears without loading the page again.
+        # A domain opens its workers, in place; the sorting stays, and its card leads back.
         await tab.run("window.sameDocument = true")
+        await tab.run("document.querySelector('.zoom').focus()")
+        await tab.press("Enter", 13)
+        await tab.until("location.search === '?sort=name&domain=us-east-1a'")
+        await tab.until(f"{NAMES}.length === 4")
+        assert await tab.run(f"{NAMES}.every(one => one.includes('-a-'))")
+        await tab.until("document.querySelector('.card.zoomed .zoom[aria-current=true]') !== null")
+        assert await tab.run("document.activeElement.className") == "zoom"
+        await tab.run("document.getElementById('z-all').click()")
+        await tab.until("location.search === '?sort=name'")
+        await tab.until(f"{NAMES}.length === {len(ENGINES)}")
+
+        # A decision appears without loading the page again.
         _, _, headers = await fleet.chat("one more prompt")
         decision = headers["x-dynctl-decision"]
         await tab.until(f"document.getElementById('d-{decision}') !== null")

@@ -67,7 +67,7 @@
     if (link && (link.matches("[data-open]") || explained.contains(link))) {
       event.preventDefault();
       open(link.href);
-    } else if (link && link.matches("[data-sort]")) {
+    } else if (link && link.matches("[data-view]")) {
       event.preventDefault();
       const address = new URL(link.href);
       history.replaceState(null, "", address.pathname + address.search);
@@ -85,7 +85,7 @@
   document.addEventListener("formdata", (event) => {
     const query = new URLSearchParams(location.search);
     if (event.target.matches("[role=search]"))
-      for (const name of ["sort", "desc"]) if (query.get(name)) event.formData.set(name, query.get(name));
+      for (const name of ["sort", "desc", "domain"]) if (query.get(name)) event.formData.set(name, query.get(name));
   });
   pause.hidden = false;
   say("live", "on");

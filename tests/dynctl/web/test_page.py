@@ -176,6 +176,61 @@ async def test_a_filter_keeps_matching_workers_and_decisions():
     assert page(found, View(text="no such thing")).count("/ui/decisions/") == 0
 
 
+async def test_a_domain_opens_its_workers_and_decisions() -> None:
+    found = await frame()
+    whole = page(found, View(text="demo"))
+    link = re.search(r'class="zoom"[^>]*href="([^"]*domain=zone-a)"', whole)
+    assert link is not None
+    assert link[1] == "/ui?q=demo&amp;domain=zone-a"
+
+    text = page(found, View(place="zone-a"))
+    names = [row.name for row in found.snapshot.workers if row.domains["zone"] == "zone-a"]
+    assert re.findall(r'<th scope="row"[^>]*><bdi>([^<]*)', text) == names == [
+        *("prefill-a0", "decode-a0"),
+    ]  # fmt: skip
+    assert "2 of 6" in text
+    shown = set(re.findall(r"/ui/decisions/([\w-]+)", text))
+    touching = [
+        line.id
+        for line in found.snapshot.decisions
+        if "zone-a" in (line.domains.get("zone"), line.prefill_domains.get("zone"))
+    ]
+    assert 0 < len(touching) < len(found.snapshot.decisions)
+    assert shown == set(touching[: pages.DECISIONS])
+    # The other domains stay, and the way back is there twice: on the card and beside the workers.
+    assert text.count('class="zoom"') == 2
+    assert text.count('aria-current="true"') == 1
+    assert text.count('href="/ui" data-view') == 2
+    # Sorting and a filter keep the domain.
+    assert "sort=name&amp;domain=zone-a" in text
+    assert '<input type="hidden" name="domain" value="zone-a">' in text
+
+
+async def test_a_domain_that_does_not_exist_shows_nothing_and_the_way_back() -> None:
+    found = await frame()
+    text = page(found, View(place=HOSTILE))
+    assert "No worker matches the filter." in text
+    assert 'href="/ui" data-view>Show all' in text
+    assert "<img" not in text
+
+
+async def test_decisions_are_of_the_domains_of_both_hops() -> None:
+    found = await frame()
+    replace = msgspec.structs.replace
+    crossed = replace(
+        next(one for one in found.snapshot.decisions if one.prefill and one.decode),
+        prefill_domains={"zone": "zone-a"},
+        domains={"zone": "zone-b"},
+    )
+    snapshot = replace(found.snapshot, decisions=(crossed,))
+    for place in ("zone-a", "zone-b"):
+        for view in (View(place=place), View(text=f"zone={place}")):
+            assert f"/ui/decisions/{crossed.id}" in page(
+                TopFrame(snapshot, found.domains, []), view
+            )
+    assert "/ui/decisions/" not in page(TopFrame(snapshot, found.domains, []), View(place="zone-c"))
+
+
 async def test_a_view_of_a_large_fleet_is_bounded():
     found = await frame()
     replace = msgspec.structs.replace
@@ -204,7 +259,9 @@ async def test_a_part_that_is_unknown_says_why_and_what_to_do():
 
 @pytest.mark.parametrize("text", ["", "a b", "\x00\x1b[31m", "x" * 10_000])
 def test_views_are_read_from_any_query(text):
-    view = View.of({"q": text, "sort": text, "desc": text, "other": text})
+    view = View.of({"q": text, "sort": text, "desc": text, "domain": text, "other": text})
     assert len(view.text) <= pages.FILTER
+    assert len(view.place) <= pages.CELL
+    assert view.place.isprintable()
     assert view.text.isprintable()
     assert view.link(descending=True).startswith("/ui?desc=1") or view.sort
