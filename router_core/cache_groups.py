@@ -91,6 +91,8 @@ class CacheGroups:
     def usable(self, names: Sequence[int], shards: Sequence[int], depth: int) -> int:
         """The deepest point of reuse that all groups allow; arguments as of `CacheGroup.usable`."""
         groups = self.groups.values()
+        if not groups:
+            return depth
         step = lcm(*(one.span for one in groups))
         depth -= depth % step
         while depth:
@@ -134,6 +136,8 @@ class CacheGroups:
         """The groups of a `dump`."""
         made = cls(dump["main"])
         for one in dump["groups"]:
+            if one["span"] < 1:
+                raise ValueError(f"span of a cache group: expected at least 1, got {one['span']}")
             restored = made.groups[one["group"]] = CacheGroup(one["span"], one["needed"])
             restored.held.update(one["names"])
         return made

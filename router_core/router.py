@@ -539,6 +539,9 @@ class Router:
                 restored = router.freshness[int(slot)] = Freshness(*row)
                 restored.recovering = int(slot) in plain.get("recovering", ())
                 router.freshness.note(int(slot))
+            for worker in router.registry:
+                for slot in router.registry.slots(worker.worker_id):
+                    router.freshness[slot]  # each rank has one
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
             raise SnapshotError(f"snapshot cannot be restored: {detail}") from error

@@ -15,17 +15,19 @@ first hash in the payload and how many they are (u32 each).
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import single_line
 from router_core import (
     BlocksRemoved,
     BlocksStored,
@@ -73,6 +75,12 @@ NO_PROMPT_HASHES: Final = "Dynamo publishes no prompt hashes of requests with a 
 NO_OUTCOMES: Final = "Dynamo does not publish what its engines reused"
 
 
+#: Numbers that a reader counts with: a count, a length that divides, and any finite number.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Finite = Annotated[float, msgspec.Meta(ge=-1e308, le=1e308)]
+
+
 class Start(msgspec.Struct, frozen=True):
     """The first record. ``router`` names the process and ``version`` its release.
 
@@ -87,7 +95,7 @@ class Start(msgspec.Struct, frozen=True):
     router: str
     version: str
     settings: dict[str, Any] = {}
-    block_sizes: dict[str, int] = {}
+    block_sizes: dict[str, Length] = {}
     exact_reuse: bool = False
     learns: bool = False
     complete: frozenset[str] = frozenset()
@@ -124,15 +132,15 @@ class Arrived(msgspec.Struct, frozen=True):
     at: float
     id: str
     model: str
-    isl_tokens: int
-    block_size: int
+    isl_tokens: Count
+    block_size: Length
     hashes: tuple[int, ...] = ()
     salted: bool = False
     tenant: str = ""
     lora: str = ""
     session: str = ""
     priority: int = 0
-    output_limit: int | None = None
+    output_limit: Count | None = None
     asked: dict[str, Any] = {}
     router: int = 0
 
@@ -153,8 +161,8 @@ class Decided(msgspec.Struct, frozen=True):
     model: str
     prefill: tuple[int, int] | None = None
     decode: tuple[int, int] | None = None
-    cached_blocks: float | None = None
-    best_cached_blocks: float | None = None
+    cached_blocks: Finite | None = None
+    best_cached_blocks: Finite | None = None
     cost: float | None = None
     margin: float | None = None
     outcome: str = "selected"
@@ -175,12 +183,12 @@ class Finished(msgspec.Struct, frozen=True):
     id: str
     status: int | None = None
     outcome: str = ""
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    ttft_s: float | None = None
-    itl_s: float | None = None
-    queued_s: float | None = None
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    output_tokens: Count | None = None
+    ttft_s: Finite | None = None
+    itl_s: Finite | None = None
+    queued_s: Finite | None = None
 
 
 class Noted(msgspec.Struct, frozen=True):
@@ -291,7 +299,12 @@ _CHUNK: Final = struct.Struct("<4sBIddIII")
 _MARK: Final = b"CHNK"
 #: A chunk of another program, or of a damaged file, may declare any length.
 MAX_CHUNK: Final = 1 << 30
+#: What a chunk decompresses to, above a size at which it matters: those of writers have a tenth.
+_MOST_RATIO: Final = 200
+_SMALL: Final = 64 << 20
 _STARTS: Final = 1
+#: Wall-clock seconds of the year 10000: the times that have a date are below.
+_END_OF_TIME: Final = 253_402_300_800.0
 #: Level 1 costs a third of level 6 and saves nearly as much: hashes do not compress.
 _LEVEL: Final = 1
 #: The most that zlib takes, 256 KiB more than by default: a third less CPU on hashes.
@@ -793,6 +806,8 @@ def _header(data: bytes, offset: int) -> ChunkHeader | None:
     mark, flags, records, first, last, length, plain, crc = _CHUNK.unpack(data)
     if mark != _MARK or length > MAX_CHUNK or plain > MAX_CHUNK:
         return None
+    if not (0 <= first < _END_OF_TIME and 0 <= last < _END_OF_TIME):
+        return None
     return ChunkHeader(offset, bool(flags & _STARTS), records, first, last, length, plain, crc)
 
 
@@ -816,6 +831,11 @@ def decode_chunk(header: ChunkHeader, payload: bytes) -> list[Record]:
         raise WireError("recording", "the chunk's checksum does not match: it is damaged")
     try:
         (count,) = _HASHES.unpack_from(payload)
+        if header.plain_length > max(_SMALL, _MOST_RATIO * len(payload)):
+            raise WireError(
+                "recording",
+                f"{len(payload):,} bytes cannot be {header.plain_length:,} bytes of records",
+            )
         begin = _HASHES.size + 8 * count
         if begin > len(payload):
             raise WireError("recording", f"expected {count:,} hashes in the chunk")
@@ -831,9 +851,9 @@ def decode_chunk(header: ChunkHeader, payload: bytes) -> list[Record]:
         return [_record(row) for row in rows]
     except (
         zlib.error, struct.error, msgspec.MsgspecError, ValueError, TypeError, LookupError,
-        AttributeError,
+        AttributeError, OverflowError, RecursionError,
     ) as error:  # fmt: skip
-        raise WireError("recording", f"invalid chunk: {str(error)[:200]}") from None
+        raise WireError("recording", f"invalid chunk: {single_line(str(error), 200)}") from None
 
 
 class _Columns:
@@ -842,6 +862,7 @@ class _Columns:
     def __init__(self, hashes: array[int]) -> None:
         self._hashes = hashes
         self._found: dict[bytes, tuple[int, ...]] = {}
+        self._left = len(hashes)
 
     def read(self, code: int, data: memoryview) -> tuple[int, ...]:
         if code == _WIDE:
@@ -855,6 +876,9 @@ class _Columns:
             found = self._found[place] = tuple(self._hashes[first : first + count])
             if len(found) != count:
                 raise ValueError(f"{count:,} hashes from {first:,} on are not in the chunk")
+            self._left -= count
+            if self._left < 0:  # writers share columns, not parts of them
+                raise ValueError("columns overlap")
         return found
 
 
@@ -869,39 +893,70 @@ def _little_endian(hashes: array[int]) -> array[int]:
 def _record(row: list[Any]) -> Record:
     form = _BY_TAG.get(row[0])
     if form is None:
-        raise ValueError(f"record of kind {row[0]} is not known")
+        raise ValueError(f"record of kind {str(row[0])[:20]!r} is not known")
     if form.tag < _FIRST_CHANGE:
         values = dict(zip(form.names, row[1:], strict=False))
         for i in form.columns:
             values[form.names[i]] = values[form.names[i]] or ()
-        return msgspec.convert(values, form.form)  # type: ignore[no-any-return]
-    values = dict(zip(form.names, row[2:], strict=False))
-    change: Any = form.form(**_converted(form, values))
+        record: Record = msgspec.convert(values, form.form)
+        _check_time(record.at)
+        return record
     at = row[1]
-    if not isinstance(at, float):
-        raise ValueError(f"expected a time, got {at!r}")
-    return Changed(at, change)
+    _check_time(at)
+    return Changed(at, _value(form, row[2:]))
 
 
-def _converted(form: _Form, values: dict[str, Any]) -> dict[str, Any]:
+def _check_time(at: Any) -> None:
+    if not (isinstance(at, float) and 0 <= at < _END_OF_TIME):
+        raise ValueError(f"expected a time in wall-clock seconds, got {at!r:.40}")
+
+
+def _value(form: _Form, row: list[Any]) -> Any:
+    """A change or an event; each field has the type that it is declared with."""
+    kind = _TYPED.get(form.form)
+    if kind is None:
+        kind = _TYPED[form.form] = _typed(form.form)
+    values = list(msgspec.structs.astuple(msgspec.convert(row, kind)))
     for i in form.columns:
-        name = form.names[i]
-        values[name] = values.get(name) or ()
+        column = values[i]
+        if not isinstance(column, tuple):
+            if column:
+                raise ValueError(f"{form.names[i]}: expected a column of hashes")
+            values[i] = ()
     if form.form is KvEvent:
-        tag, *fields = values["event"]
-        event = _EVENT_BY_TAG[tag]
-        values["event"] = event.form(
-            **_converted(event, dict(zip(event.names, fields, strict=False)))
-        )
+        tag, *fields = values[-1]
+        values[-1] = _value(_EVENT_BY_TAG[tag], fields)
     elif form.form is WorkerUpserted:
-        values["worker"] = Worker.from_dict(values["worker"])
-    elif form.form is TransferTableSet and values.get("table") is not None:
-        values["table"] = TransferTable.from_dict(values["table"])
-    elif form.form is Enqueued and values.get("lane") is not None:
-        values["lane"] = tuple(values["lane"])
-    elif form.form is Dequeued:
-        values["credits"] = tuple((name, credit) for name, credit in values.get("credits", ()))
-    return values
+        values[-1] = Worker.from_dict(values[-1])
+    elif form.form is TransferTableSet and values[-1] is not None:
+        values[-1] = TransferTable.from_dict(values[-1])
+    return form.form(*values)
+
+
+#: Fields that are read here, not by msgspec.
+_APART: Final = frozenset({"event", "worker", "table"})
+
+
+_TYPED: dict[type[Any], type[msgspec.Struct]] = {}
+
+
+def _typed(form: type[Any]) -> type[msgspec.Struct]:
+    """An array with the fields of a change or an event, for :func:`msgspec.convert`."""
+    hints = get_type_hints(form)
+    fields: list[Any] = []
+    for one in dataclasses.fields(form):
+        hint = hints[one.name]
+        kind = Any if one.name in _COLUMNS or one.name in _APART else hint
+        if one.name == "span":
+            kind = Length
+        if one.default is not dataclasses.MISSING:
+            fields.append((one.name, kind, one.default))
+        elif one.default_factory is not dataclasses.MISSING:
+            made = msgspec.field(default_factory=one.default_factory)
+            fields.append((one.name, kind, made))
+        else:
+            fields.append((one.name, kind))
+    return msgspec.defstruct(form.__name__, fields, array_like=True)
 
 
 def _plain(value: Any) -> Any:

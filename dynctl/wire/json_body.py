@@ -150,12 +150,13 @@ def _expected_range(low: int, high: int | None, name: str = "") -> str:
 
 
 def _options(info: inspect.Type) -> Iterator[inspect.Type]:
-    """The types of a union, or the one type, without their titles and without null."""
+    """The types of a union and of those in it, or the one type; without titles and null."""
     info = _plain(info)
-    for one in info.types if isinstance(info, inspect.UnionType) else (info,):
-        plain = _plain(one)
-        if not isinstance(plain, inspect.NoneType):
-            yield plain
+    if isinstance(info, inspect.UnionType):
+        for one in info.types:
+            yield from _options(one)
+    elif not isinstance(info, inspect.NoneType):
+        yield info
 
 
 def _plain(info: inspect.Type) -> inspect.Type:

@@ -394,7 +394,8 @@ def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
     response.
 
     For a body and for a stream, whose last event before ``[DONE]`` has it; None where it is not
-    reported. Generated text cannot look like it: its quotes are escaped.
+    reported, or cannot be: more reused tokens than the prompt has. Generated text cannot look like
+    it: its quotes are escaped.
     """
     begin = end.rfind(_USAGE)
     if begin < 0:
@@ -406,4 +407,6 @@ def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
     )
     if read is not None and prompt is not None and cached is None:
         return prompt + read + (created or 0), read, output
+    if cached is not None and prompt is not None and cached > prompt:
+        cached = None
     return prompt, cached, output

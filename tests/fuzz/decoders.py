@@ -7,6 +7,8 @@ is not in its list is a defect, and so is an error text that is long or has cont
 from __future__ import annotations
 
 import json
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +19,7 @@ import msgspec
 from dynctl.base.decode_errors import RequestError, WireError
 from dynctl.base.errors import UsageProblem
 from dynctl.base.yaml_reader import YamlError, read_yaml_documents
-from dynctl.documents import codec
+from dynctl.documents import codec, recording
 from dynctl.documents.fleet_load import Condition, FleetLoad, Transfer, WorkerLoad
 from dynctl.documents.index_dump import Chain, RankDump, decode_snapshot, encode_dump
 from dynctl.documents.replicas import (
@@ -42,6 +44,8 @@ from dynctl.serving.engines.facts import (
 from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
 from dynctl.serving.http.busy_threshold import BadBody, read_body
 from dynctl.settings.contexts.file import parse as parse_contexts
+from dynctl.sources.thresholds.canary import read_condition
+from dynctl.wire.anthropic import parse_messages_request
 from dynctl.wire.dynamo.active_sequences import decode_sequences
 from dynctl.wire.dynamo.discovery import parse_entry
 from dynctl.wire.dynamo.events import (
@@ -74,7 +78,11 @@ from dynctl.wire.openai import (
     parse_embedding_request,
     reported_usage,
 )
+from dynctl.wire.responses import parse_responses_request
+from dynctl.wire.traces import read_trace
 from dynctl.wire.vllm_events import decode_batch, decode_message
+from router_core import Booked, Dequeued, Enqueued, KvEvent
+from router_core.events import BlocksStored
 from tests.fuzz.mutator import Message
 from tests.golden.fleets import NOW, two_zones
 
@@ -126,6 +134,11 @@ def targets() -> Iterator[Target]:
     yield Target("fleet-load", _fleet_load, _fleet_loads)
     yield Target("replica-message", decode_replica_message, _replica_messages)
     yield Target("index-dump", _index_dump, _index_dumps)
+    yield Target("responses", _responses, _responses_requests, (RequestError,), weight=2)
+    yield Target("messages", _messages, _messages_requests, (RequestError,), weight=2)
+    yield Target("recording", _recording, _recordings, weight=2)
+    yield Target("trace", _trace, _traces, weight=0.2)
+    yield Target("canary", _canary, _canaries, (UsageProblem,))
     yield Target("ext-proc", ext_proc.decode, _gateway_messages, (ExtProcError,))
 
 
@@ -433,6 +446,104 @@ def _selections() -> list[Message]:
         {"model": "demo", "token_ids": [1, 2, 3], "hops": "prefill", "allowed_worker_ids": [4]},
         {"model": "demo", "block_hashes": [1, 2], "isl_tokens": 40, "routing_constraints": {}},
     )
+
+
+def _responses(body: bytes) -> None:
+    parse_responses_request(body, max_bytes=_LIMIT)
+
+
+def _responses_requests() -> list[Message]:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    content = [{"type": "input_text", "text": "hello"}]
+    item = {"role": "user", "content": content, "type": "message", "status": "completed"}
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    body = {"model": "demo", "input": "hello", "max_output_tokens": 3, "nvext": _NVEXT}
+    more = {"tools": [tool], "instructions": "x", "reasoning": {"effort": "low"}}
+    return _encoded(body, {**body, **more, "input": [item, call, output], "stream": True})
+
+
+def _messages(body: bytes) -> None:
+    parse_messages_request(body, max_bytes=_LIMIT)
+
+
+def _messages_requests() -> list[Message]:
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "1"}]}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}, use]},
+        {"role": "user", "content": [result]},
+    ]
+    body = {"model": "demo", "max_tokens": 3, "messages": messages, "system": "s"}
+    tool = {"name": "f", "input_schema": {}, "description": "d"}
+    more = {"thinking": {"type": "enabled"}, "tools": [tool], "nvext": _NVEXT}
+    return _encoded(body, {**body, **more, "system": [{"type": "text", "text": "s"}]})
+
+
+def _recording(hashes: bytes, body: bytes) -> None:
+    """A chunk with these hashes and this MessagePack; its lengths and checksum are right."""
+    columns = hashes[: len(hashes) // 8 * 8]
+    payload = (len(columns) // 8).to_bytes(4, "little") + columns + zlib.compress(body, 1)
+    head = recording.ChunkHeader(
+        0, False, 3, 1.0, 2.0, len(payload), len(body), zlib.crc32(payload)
+    )  # fmt: skip
+    for record in recording.decode_chunk(head, payload):
+        assert 0 <= record.at < 253_402_300_800
+
+
+def _recordings() -> list[Message]:
+    hashes = tuple(range(4))
+    made: list[recording.Record] = [
+        recording.Start(1.0, "frontend", "r", "1", {"router_mode": "kv"}, {"m": 16}),
+        recording.Arrived(1.0, "a", "m", 64, 16, hashes, asked={"allowed": [1]}),
+        recording.Changed(1.0, Booked("a", "aggregated", 7, 0, 64, hashes)),
+        recording.Decided(1.0, "a", "m", None, (7, 0), 0.0, 0.0, 2.0, None, why="load"),
+        recording.Changed(1.5, KvEvent(7, 0, BlocksStored(None, hashes, hashes))),
+        recording.Changed(1.5, Enqueued("q", "m", "default", 32, 0, 1.5, lane=(7, 0))),
+        recording.Changed(1.6, Dequeued("q", (("default", 1),))),
+        recording.Finished(2.0, "a", 200, "success", 64, 16, 5, 0.1),
+        recording.Noted(2.0, "stopped", "recording", text="the end"),
+    ]
+    found: list[Message] = []
+    for at in range(0, len(made), 3):
+        writer = recording.ChunkWriter()
+        for record in made[at : at + 3]:
+            writer.add(record)
+        data = recording.packed(writer.take())
+        head = recording.chunk_header(data)
+        assert head is not None
+        payload = data[-head.length :]
+        columns = 4 + 8 * int.from_bytes(payload[:4], "little")
+        found.append((payload[4:columns], zlib.decompress(payload[columns:])))
+    return found
+
+
+def _trace(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            for one in read_trace(Path(file.name)):
+                assert one.input_tokens > 0
+        except WireError as error:
+            raise WireError("trace", error.problem) from None
+
+
+def _traces() -> list[Message]:
+    line = {"timestamp": 0, "input_length": 1000, "output_length": 3, "hash_ids": [0, 1]}
+    lines = b"\n".join(json.dumps({**line, "timestamp": at}).encode() for at in (0, 27.5, 3000))
+    head = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    rows = b"2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    return [(lines,), (head + rows,)]
+
+
+def _canary(text: bytes) -> None:
+    read_condition(text.decode(errors="replace"))
+
+
+def _canaries() -> list[Message]:
+    return [(b"refused>1%",), (b"ttft_p99>2s",), (b"itl_p99.9>80ms",), (b"hits<30%",)]
 
 
 def _threshold(body: bytes) -> None:

@@ -54,11 +54,16 @@ class ReuseAudit(ServiceObserver):
                 return
             counts = _Counts(worker.name, worker.role.value)
             self._counts[worker.worker_id] = counts
+        # More than the prompt has: another tokenizer's count, or a wrong one.
+        impossible = reported > hop.isl_tokens
+        reported = min(reported, hop.isl_tokens)
         predicted = _predicted(hop)
         counts.requests += 1
         counts.predicted += predicted
         counts.reported += reported
-        if predicted // hop.block_size == reported // hop.block_size:
+        if impossible:
+            counts.causes["tokens"] += 1
+        elif predicted // hop.block_size == reported // hop.block_size:
             counts.hits += 1
         else:
             counts.causes[self._cause(hop, predicted, reported, record.prompt_tokens)] += 1

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,16 +35,18 @@ from router_core import (
     Booked,
     Change,
     Enqueued,
+    Expired,
     KvEvent,
     Router,
     RouterConfig,
     RoutingRequest,
     TransferTable,
     Worker,
+    WorkerLost,
     WorkerUpserted,
 )
-from router_core.changes import LoadReported
-from router_core.events import BlocksRemoved, BlocksStored, CacheEvent
+from router_core.changes import LoadReported, ThresholdsSet
+from router_core.events import BlocksRemoved, BlocksStored, CacheEvent, WindowStored
 from router_core.transfer import Link
 from router_core.workers import ModelRuntimeConfig, Role
 
@@ -89,6 +92,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "worker": WORKERS,
     "table": st.none() | TABLES,
     "values": st.dictionaries(TEXT, PLAIN, max_size=3),
+    "span": st.integers(1, 2**40),
     "lane": st.none() | st.tuples(U64, st.none() | st.integers(0, 7)),
     "credits": st.lists(st.tuples(TEXT, st.integers(0, 99)), max_size=2).map(tuple),
 }
@@ -100,6 +104,9 @@ def strategy(form: type[Any]) -> st.SearchStrategy[Any]:
     for name, hint in get_type_hints(form).items():
         if name not in made and hint in (int, int | None):
             made[name] = U64 if hint is int else st.none() | U64
+    if form is ThresholdsSet:
+        numbers = st.none() | st.integers(-(2**40), 2**40) | st.floats(0, 1)
+        made["values"] = st.dictionaries(TEXT, numbers, max_size=3)
     return st.builds(form, **made)
 
 
@@ -160,7 +167,7 @@ def test_changes_round_trip(tmp_path_factory: pytest.TempPathFactory, made: list
             Start,
             at=TIMES,
             settings=st.dictionaries(TEXT, PLAIN, max_size=3),
-            block_sizes=st.dictionaries(TEXT, SMALL, max_size=2),
+            block_sizes=st.dictionaries(TEXT, st.integers(1, 256), max_size=2),
             complete=st.frozensets(st.sampled_from(r.KINDS)),
         ),
         max_size=8,
@@ -346,6 +353,71 @@ def test_any_damage_is_an_error_with_a_name(
         list(read_recording(path))
     list_of = list(read_recording(path, skip_bad=True)) if data[:18] == HEADER else []
     assert all(isinstance(one, get_args(Record)) for one in list_of)
+
+
+def test_a_value_that_no_router_can_have_is_damage(tmp_path: Path) -> None:
+    """A file from elsewhere may have right checksums around wrong values."""
+    nan, far = float("nan"), 1e300
+    wrong: list[Any] = [
+        Changed(1.0, WorkerLost("x")),  # type: ignore[arg-type]
+        Changed(1.0, Booked("r", "no stage", 1, 0)),  # type: ignore[arg-type]
+        Changed(1.0, Booked("r", "prefill", 1, 0, sequence_hashes=5)),  # type: ignore[arg-type]
+        Changed(1.0, KvEvent(1, 0, WindowStored(0, (1,), 2, span=0))),
+        Changed(1.0, LoadReported(1, 0, kv_used_blocks=0.5)),  # type: ignore[arg-type]
+        Changed(nan, Expired()),
+        Changed(far, Expired()),
+        Changed(-1.0, Expired()),
+        Arrived(1.0, "a", "m", 32, 0),
+        Arrived(1.0, "a", "m", -1, 16),
+        Decided(1.0, "a", "m", cached_blocks=float("inf")),
+        Finished(1.0, "a", cached_tokens=-1),
+        Start(1.0, "frontend", "r", "1", block_sizes={"m": 0}),
+    ]
+    for record in wrong:
+        path = tmp_path / "wrong"
+        try:
+            path.write_bytes(encode_records([record]))
+        except TypeError:
+            continue
+        with pytest.raises(WireError):
+            list(read_recording(path))
+
+
+def chunk(body: bytes, hashes: int = 0, plain_length: int | None = None) -> bytes:
+    """A chunk of 1 record with this MessagePack, with the right checksum."""
+    payload = r._HASHES.pack(hashes) + bytes(8 * hashes) + zlib.compress(body)
+    length = len(body) if plain_length is None else plain_length
+    return r._CHUNK.pack(
+        r._MARK, 0, 1, 1.0, 1.0, len(payload), length, zlib.crc32(payload)
+    ) + payload  # fmt: skip
+
+
+def overlapping() -> bytes:
+    """2,000 columns that each end at another place of 4,000 hashes: 6 million numbers."""
+    columns = [
+        msgspec.msgpack.Ext(r._COLUMN, r._PLACE.pack(0, count)) for count in range(2000, 4000)
+    ]
+    return chunk(msgspec.msgpack.encode([columns]), 4000)
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (chunk(b"\x91" * 200_000), "invalid chunk"),
+        (chunk(bytes(80 << 20)), "cannot be 83,886,080 bytes"),
+        (chunk(b"\x90", plain_length=1 << 29), "cannot be 536,870,912 bytes"),
+        (overlapping(), "columns overlap"),
+        (chunk(msgspec.msgpack.encode([["a\nb"]])), r"'a\\nb' is not known"),
+    ],
+    ids=["deep", "a bomb", "a lie", "overlapping", "a line break"],
+)
+def test_what_would_fill_the_memory_or_the_stack_is_refused(
+    tmp_path: Path, made: bytes, problem: str
+) -> None:
+    path = tmp_path / "hostile"
+    path.write_bytes(HEADER + made)
+    with pytest.raises(WireError, match=problem):
+        list(read_recording(path))
 
 
 def test_what_is_not_a_recording_and_what_is_newer_is_named(tmp_path: Path) -> None:
