@@ -13,7 +13,9 @@ from dynctl.cli.shared_options import Duration, Limit, Watch, seconds
 
 if TYPE_CHECKING:
     from dynctl.documents.thresholds import RankEffect, ReplicaChange
-    from dynctl.sources.thresholds.replicas import Reading
+    from dynctl.sources.thresholds.canary import Condition
+    from dynctl.sources.thresholds.change import Changed
+    from dynctl.sources.thresholds.replicas import Outcome, Reading
 
 _Values = Mapping[str, float | int | None]
 
@@ -157,22 +159,15 @@ def set_thresholds(
     back; if one fails, the others get their old values back. Exit code 1: replicas have different
     thresholds, or a canary set the old values back, 4: --wait timed out.
     """
-    from dynctl.base.errors import ExitCode, TimedOut, UsageProblem, exit_code_of
+    from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.cli.threshold_list import models_of
-    from dynctl.documents.thresholds import ModelThresholds, ReplicaChange, ThresholdChange, Waited
+    from dynctl.documents.thresholds import ModelThresholds, ThresholdChange
     from dynctl.screens.render import emit, talk
     from dynctl.sources import connect
     from dynctl.sources.query import choose_model
-    from dynctl.sources.thresholds.canary import Canary, announce, read_conditions
-    from dynctl.sources.thresholds.replicas import (
-        differing,
-        failure,
-        read_all,
-        serving,
-        set_back,
-        set_everywhere,
-    )
-    from dynctl.sources.thresholds.verdicts import wait_until_acting
+    from dynctl.sources.thresholds.canary import Canary, announce
+    from dynctl.sources.thresholds.change import change_thresholds
+    from dynctl.sources.thresholds.replicas import read_all
 
     values = _values(
         {
@@ -181,40 +176,27 @@ def set_thresholds(
             "active_prefill_tokens_threshold_frac": ("--active-prefill-tokens-frac", prefill_frac),
         }
     )
-    conditions = []
-    if canary is not None:
-        if partial or dry_run:
-            flag = "--partial" if partial else "--dry-run"
-            raise UsageProblem(f"--canary with {flag}: expected one of them")
-        conditions = read_conditions(revert_if or [])
-    elif revert_if:
-        raise UsageProblem(
-            f"--revert-if {revert_if[0]!r} without --canary",
-            "say how long to watch: --canary 10m",
-        )
+    if canary is not None and (partial or dry_run):
+        flag = "--partial" if partial else "--dry-run"
+        raise UsageProblem(f"--canary with {flag}: expected one of them")
+    conditions = _conditions(canary, revert_if or [])
     source = connect(options)
     with contextlib.ExitStack() as stack:
         replicas = stack.enter_context(source.replicas())
         unreached = source.doubts
         readings = read_all(replicas)
         chosen = choose_model(model, models_of(readings))
-        groups = serving(readings, chosen)
-        if len(groups) > 1:
-            raise UsageProblem(
-                f"{chosen} is served by {len(groups)} deployments: {', '.join(groups)}",
-                "choose one: --dyn-namespace NAME",
-            )
+        readings = _deployment(readings, chosen)
         if unreached and not partial and not dry_run:
             raise UsageProblem(
                 f"some replicas cannot be set: {'; '.join(unreached)}",
                 "set the others: --partial",
             )
-        readings = next(iter(groups.values()))
         replicas = [one.replica for one in readings]
         ranks, notes = _effects(readings, chosen, values, must=dry_run)
         before = next(one.thresholds[chosen] for one in readings if chosen in one.thresholds)
         if dry_run:
-            change = ThresholdChange(
+            tried = ThresholdChange(
                 source=source.title,
                 before=ModelThresholds(chosen, **_typed(before)),
                 after=ModelThresholds(chosen, **_typed({**before, **values})),
@@ -223,7 +205,7 @@ def set_thresholds(
                 replicas=_tried(readings, chosen, values),
                 notes=notes,
             )
-            emit(change, options)
+            emit(tried, options)
             return ExitCode.YES
         watcher = None
         if canary is not None:
@@ -234,48 +216,78 @@ def set_thresholds(
             watcher.begin()
             limits = ", ".join(one.text for one in conditions)
             announce(replicas, f"canary {canary:g} s; revert if {limits}")
-        result = set_everywhere(replicas, chosen, values, partial=partial)
-        done = [one.replica for one in result.outcomes if one.state == "set"]
-        waited = None
-        if wait is not None and done:
-            acting, took = wait_until_acting(done, chosen, values, wait)
-            waited = Waited(round(took, 3), acting.acts, list(acting.pending), list(acting.unknown))
-        verdict = None
-        if watcher is not None and result.ok and (waited is None or waited.acts):
-            verdict = watcher.watch(talk)
-            if not verdict.kept:
-                announce(replicas, f"canary reverted ({verdict.state}): {verdict.why}")
-                result = set_back(result, chosen)
-        elif watcher is not None:
-            announce(replicas, "canary reverted: the thresholds did not take effect")
-            result = set_back(result, chosen) if result.ok else result
-        after = read_all(replicas)
-    agree = result.agree and not differing(after, chosen)
-    held = next((one.after for one in result.outcomes if one.state == "set" and one.after), None)
+        changed = change_thresholds(
+            replicas, chosen, values, partial=partial, wait_s=wait, canary=watcher, say=talk
+        )
+    outcomes = changed.result.outcomes
+    held = next((one.after for one in outcomes if one.state == "set" and one.after), None)
     emit(
         ThresholdChange(
             source=source.title,
             before=ModelThresholds(chosen, **_typed(before)),
             after=ModelThresholds(chosen, **_typed(held or before)),
-            applied=bool(done) and (verdict is None or verdict.kept),
-            ranks=ranks if done and (verdict is None or verdict.kept) else [],
-            replicas=[
-                ReplicaChange(
-                    one.replica.name,
-                    one.state,
-                    None if one.before is None else ModelThresholds(chosen, **_typed(one.before)),
-                    None if one.after is None else ModelThresholds(chosen, **_typed(one.after)),
-                    "" if one.error is None else one.error.message,
-                )
-                for one in result.outcomes
-            ],
-            agree=agree,
-            waited=waited,
-            canary=verdict,
+            applied=changed.set,
+            ranks=ranks if changed.set else [],
+            replicas=[_replica_change(one, chosen) for one in outcomes],
+            agree=changed.agree,
+            waited=changed.waited,
+            canary=changed.verdict,
             notes=notes,
         ),
         options,
     )
+    return _exit_code(changed, partial=partial)
+
+
+def _conditions(canary: float | None, texts: Sequence[str]) -> "list[Condition]":
+    """The conditions of a canary; raises UsageProblem."""
+    from dynctl.base.errors import UsageProblem
+    from dynctl.sources.thresholds.canary import read_conditions
+
+    if canary is not None:
+        return read_conditions(texts)
+    if texts:
+        raise UsageProblem(
+            f"--revert-if {texts[0]!r} without --canary",
+            "say how long to watch: --canary 10m",
+        )
+    return []
+
+
+def _deployment(readings: "Sequence[Reading]", model: str) -> "list[Reading]":
+    """The replicas of the one deployment that serves the model; raises UsageProblem."""
+    from dynctl.base.errors import UsageProblem
+    from dynctl.sources.thresholds.replicas import serving
+
+    groups = serving(readings, model)
+    if len(groups) > 1:
+        raise UsageProblem(
+            f"{model} is served by {len(groups)} deployments: {', '.join(groups)}",
+            "choose one: --dyn-namespace NAME",
+        )
+    return next(iter(groups.values()))
+
+
+def _replica_change(outcome: "Outcome", model: str) -> "ReplicaChange":
+    from dynctl.documents.thresholds import ModelThresholds, ReplicaChange
+
+    before, after = outcome.before, outcome.after
+    return ReplicaChange(
+        outcome.replica.name,
+        outcome.state,
+        None if before is None else ModelThresholds(model, **_typed(before)),
+        None if after is None else ModelThresholds(model, **_typed(after)),
+        "" if outcome.error is None else outcome.error.message,
+    )
+
+
+def _exit_code(changed: "Changed", *, partial: bool) -> int:
+    """Show what a change left open; raises TimedOut."""
+    from dynctl.base.errors import ExitCode, TimedOut, exit_code_of
+    from dynctl.screens.render import talk
+    from dynctl.sources.thresholds.replicas import failure
+
+    result, waited, verdict = changed.result, changed.waited, changed.verdict
     if verdict is not None and not verdict.kept:
         left = [one for one in result.outcomes if one.state != "set back"]
         for one in left:
@@ -284,8 +296,8 @@ def set_thresholds(
     if not result.ok and result.error is not None:
         error = failure(result, partial=partial)
         talk("\n  ".join([f"error: {error.message}", *error.hint.splitlines()]))
-        return ExitCode.NO if not agree else exit_code_of(error) or ExitCode.NO
-    if not agree:
+        return ExitCode.NO if not changed.agree else exit_code_of(error) or ExitCode.NO
+    if not changed.agree:
         talk("the replicas have different thresholds: dynctl thresholds get")
         return ExitCode.NO
     if waited is not None and not waited.acts:
