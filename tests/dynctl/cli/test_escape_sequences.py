@@ -131,7 +131,7 @@ def test_values(text, more):
 WRITERS = {
     "base/terminal.py", "screens/render.py", "screens/streaming.py", "screens/canvas.py",
     "cli/app.py", "cli/commands/help.py", "cli/completion/live.py", "top/run.py",
-    "serving/http/server.py", "serving/telemetry/log_format.py",
+    "serving/http/start.py", "serving/telemetry/log_format.py",
 }  # fmt: skip
 
 
