@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,8 +41,39 @@ MESSAGES = [{"role": "user", "content": "Where do my blocks live? " * 8}]
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[tuple[DynamoFleet, OurFrontend]]:
-    with DynamoFleet(aggregated(2), speedup=0) as fleet, our_frontend(fleet) as ours:
+    # Only requests that come with a trace are traced; nothing collects the spans.
+    traced = ("--otlp-endpoint", "http://127.0.0.1:9", "--otlp-sample-ratio", "0")
+    logs = {"DYN_LOGGING_JSONL": "1"}
+    with (
+        DynamoFleet(aggregated(2), speedup=0, environment=logs) as fleet,
+        our_frontend(fleet, *traced) as ours,
+    ):
         yield fleet, ours
+
+
+def test_a_trace_goes_on_in_the_worker(pool: tuple[DynamoFleet, OurFrontend]) -> None:
+    fleet, ours = pool
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    headers = {
+        "content-type": "application/json",
+        "traceparent": f"00-{trace}-{caller}-01",
+        "x-request-id": "the-id-of-a-client",
+    }
+    body = json.dumps({"model": "tiny", "prompt": [3, 4, 5], "max_tokens": 2}).encode()
+    request = urllib.request.Request(f"{ours.url}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 200
+
+    def logged() -> list[dict[str, Any]]:
+        logs = [worker.process.log.read_text() for worker in fleet.workers.values()]
+        lines = [line for log in logs for line in log.splitlines() if trace in line]
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    until_now(logged)
+    line = logged()[0]
+    assert (line["trace_id"], line["trace_flags"]) == (trace, "01")
+    assert line["x_request_id"] == "the-id-of-a-client"
+    assert line["parent_id"] not in ("", caller)  # a span of our frontend is between
 
 
 def test_hundreds_of_requests_at_once(pool: tuple[DynamoFleet, OurFrontend]) -> None:

@@ -8,7 +8,7 @@ import ipaddress
 import os
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol, cast
@@ -18,6 +18,7 @@ from dynctl.adapters.ports import NotCalledBack, RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.discovery import Instance
 from dynctl.wire.dynamo.request_plane import (
+    NO_CONTEXT,
     Address,
     AnswerDecoder,
     Begun,
@@ -125,9 +126,12 @@ class TcpRequestPlane:
         *,
         timeout: float,
         request_id: str | None = None,
+        context: Mapping[str, str] = NO_CONTEXT,
     ) -> tuple[str, str]:
         """Send a request whose response goes to ``receiver``; returns once the worker accepted it:
         it has sent the acknowledgement or connected to us, and either may be first.
+
+        ``context``: more headers, for the trace of the request.
 
         A receiver may be called after a cancellation of this, so that it can stop the worker.
 
@@ -146,9 +150,13 @@ class TcpRequestPlane:
         request_id = request_id or str(uuid.uuid4())
         try:
             if instance.transport == "tcp":
-                home = await self._put(instance, body, subject, timeout, request_id, accepted)
+                home = await self._put(
+                    instance, body, subject, timeout, request_id, accepted, context
+                )
             else:
-                home = await self._put_over_nats(instance, body, subject, timeout, request_id)
+                home = await self._put_over_nats(
+                    instance, body, subject, timeout, request_id, context
+                )
         except asyncio.CancelledError:
             # The worker may have the request already: its receiver can stop it when it connects.
             loop.call_later(timeout, self._home.forget, subject)
@@ -233,6 +241,7 @@ class TcpRequestPlane:
         timeout: float,
         request_id: str,
         accepted: asyncio.Future[str | None],
+        context: Mapping[str, str],
     ) -> str:
         """Send the request; returns the address sent to the worker once it has accepted."""
         try:
@@ -250,6 +259,7 @@ class TcpRequestPlane:
                 call_home=connection.home,
                 subject=subject,
                 codec=instance.codec,
+                context=context,
             )
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
@@ -278,7 +288,13 @@ class TcpRequestPlane:
         return self._messenger is not None or self._new_messenger is not None
 
     async def _put_over_nats(
-        self, instance: Instance, body: Any, subject: str, timeout: float, request_id: str
+        self,
+        instance: Instance,
+        body: Any,
+        subject: str,
+        timeout: float,
+        request_id: str,
+        context: Mapping[str, str],
     ) -> str:
         """As _put, to the instance's subject; an empty reply accepts the request."""
         if self._messenger is None:
@@ -289,7 +305,7 @@ class TcpRequestPlane:
             payload = encode_payload(
                 request_id, body, call_home=home, subject=subject, codec=instance.codec
             )
-            headers = {"request-id": request_id}
+            headers = {"request-id": request_id, **context}
             reply = await self._messenger.request(instance.address, payload, headers, timeout)
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")

@@ -50,6 +50,7 @@ from dynctl.wire.dynamo.openai_options import (
     read_engine_options,
 )
 from dynctl.wire.dynamo.request_plane import (
+    NO_CONTEXT,
     AnswerDecoder,
     Begun,
     Completed,
@@ -59,6 +60,7 @@ from dynctl.wire.dynamo.request_plane import (
     Sentinel,
     encode_control,
     printable,
+    trace_context,
 )
 from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from dynctl.wire.responses import ResponsesRequest
@@ -94,6 +96,7 @@ class Sender(Protocol):
         *,
         timeout: float,
         request_id: str | None = None,
+        context: Mapping[str, str] = NO_CONTEXT,
     ) -> tuple[str, str]: ...
 
     def forget(self, subject: str) -> None: ...
@@ -169,11 +172,19 @@ class _Message:
 
 
 class PlaneDispatch:
-    """Sends requests to workers over the request plane."""
+    """Sends requests to workers over the request plane. ``traced``: with the contexts of their
+    traces."""
 
     def __init__(
-        self, plane: Sender, registry: Registry, limits: Limits, dynamo: DynamoConfig
+        self,
+        plane: Sender,
+        registry: Registry,
+        limits: Limits,
+        dynamo: DynamoConfig,
+        *,
+        traced: bool = False,
     ) -> None:
+        self._traced = traced
         self._plane = plane
         self._registry = registry
         self._bounds = ClientBounds(first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
@@ -291,7 +302,9 @@ class PlaneDispatch:
             if waiting is not None:
                 waiting.add(stream)
         try:
-            await link.send(stream, request, message.request_id or call.record.decision_id)
+            await link.send(
+                stream, request, message.request_id or call.record.decision_id, self._context(call)
+            )
         except BaseException:
             link.abort()
             if stream is not call.resume:
@@ -308,6 +321,13 @@ class PlaneDispatch:
             if _prepared(call).options.choices == 1:
                 stream.most_tokens = request.stop_conditions.max_tokens
         return stream
+
+    def _context(self, call: Call) -> Mapping[str, str]:
+        if not self._traced:
+            return NO_CONTEXT
+        record = call.record
+        own = record.request_id == record.decision_id
+        return trace_context(call.headers, None if own else record.request_id)
 
     def continued(self, call: Call, stream: EngineStream) -> Call:
         assert isinstance(stream, PlaneStream)
@@ -612,12 +632,23 @@ class _Link:
         if self._lost:
             self.lost(None)
 
-    async def send(self, stream: PlaneStream, request: EngineRequest, request_id: str) -> None:
+    async def send(
+        self,
+        stream: PlaneStream,
+        request: EngineRequest,
+        request_id: str,
+        context: Mapping[str, str],
+    ) -> None:
         """Send the request; its response goes to ``stream``. Raises UpstreamFailure."""
         self.stream = stream
         try:
             self._subject, home = await self._plane.send(
-                self._instance, request, self, timeout=_ACCEPT_S, request_id=request_id
+                self._instance,
+                request,
+                self,
+                timeout=_ACCEPT_S,
+                request_id=request_id,
+                context=context,
             )
         except RequestPlaneError as error:
             if error.kind == "refusal":

@@ -244,7 +244,10 @@ class Frontend:
             )
             fleet = DynamoFleet(service, self.upstream, config, planes, config.dynamo)
             requests = cast(TcpRequestPlane, planes.requests)
-            return fleet, PlaneDispatch(requests, fleet, config.limits, config.dynamo)
+            traced = config.otlp_endpoint is not None
+            return fleet, PlaneDispatch(
+                requests, fleet, config.limits, config.dynamo, traced=traced
+            )
         if isinstance(service, RemoteRouting):
             return MirroredFleet(service, self.upstream, config), HttpDispatch(self.upstream)
         return kind(service, self.upstream, config), HttpDispatch(self.upstream)

@@ -10,6 +10,7 @@ Everything here is pure; the sockets live in ``dynctl.adapters.dynamo``: ``reque
 requests, ``request_server`` accepts them.
 """
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _MAX_TEXT: Final = 300  # characters of a peer's text that an error quotes
 _SMALL: Final = 32 * 1024
 _LENGTH: Final = struct.Struct(">I")
 _SHORT: Final = struct.Struct(">H")
+NO_CONTEXT: Final[Mapping[str, str]] = {}
+_TRACEPARENT: Final = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_CLIENT_ID: Final = re.compile("[!-~]{1,256}")
 
 Buffer = bytes | memoryview
 
@@ -145,16 +149,23 @@ class FrameDecoder:
 
 
 def encode_request(
-    path: str, request_id: str, body: Any, *, call_home: str, subject: str, codec: str
+    path: str,
+    request_id: str,
+    body: Any,
+    *,
+    call_home: str,
+    subject: str,
+    codec: str,
+    context: Mapping[str, str] = NO_CONTEXT,
 ) -> bytes:
-    """The bytes of a request to an instance.
+    """The bytes of a request to an instance. ``context``: see :func:`trace_context`.
 
     ``call_home``: the HOST:PORT for the worker's connection; ``subject``: the name in its
     handshake. ``codec`` is the instance's codec, for the body and all items of the answer. Raises
     WireError for an unknown codec and for a path that is too long.
     """
     payload = encode_payload(request_id, body, call_home=call_home, subject=subject, codec=codec)
-    headers = msgspec.json.encode({"request-id": request_id, "x-endpoint-path": path})
+    headers = msgspec.json.encode({"request-id": request_id, "x-endpoint-path": path, **context})
     route = path.encode()
     if len(headers) > 0xFFFF or len(payload) > 0xFFFF_FFFF:
         problem = f"too long: a path of {len(route):,} bytes, a body of {len(payload):,} bytes"
@@ -169,6 +180,22 @@ def encode_request(
             payload,
         )
     )
+
+
+def trace_context(headers: Mapping[str, str], client_id: str | None) -> dict[str, str]:
+    """What the headers of a traced request have beside their own: ``traceparent`` and the
+    ``x-request-id`` of the client, if they are valid.
+
+    Dynamo's frontend sends them while its tracing is on (DYN_LOGGING_JSONL), and no ``tracestate``.
+    """
+    found = {}
+    parent = headers.get("traceparent", "")
+    if _TRACEPARENT.fullmatch(parent):
+        # The other flags are not those of version 00; Dynamo's library may refuse them.
+        found["traceparent"] = f"{parent[:-2]}{int(parent[-2:], 16) & 1:02x}"
+    if client_id is not None and _CLIENT_ID.fullmatch(client_id):
+        found["x-request-id"] = client_id
+    return found
 
 
 def encode_payload(

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from grpc import aio  # type: ignore[import-untyped]
 
+from dynctl.adapters.otlp import collector_url
 from dynctl.base.options import GlobalOptions
 from dynctl.serving.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
 from dynctl.serving.epp.process import EndpointPicker
@@ -20,6 +21,7 @@ from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.envoy import ext_proc
 from router_core import Pin
 from tests.dynctl.adapters.dynamo_endpoint import FakeEndpoint, Fault, fake_endpoint
+from tests.dynctl.serving.collectors import collector
 from tests.dynctl.serving.gateways import Stream, set_headers
 from tests.waiting import until
 
@@ -62,10 +64,10 @@ class Site:
         model = {"type": "Model", **at, "instance_id": number, "card_json": body}
         return [self.put("instances", key, instance), self.put("mdc", key, model)]
 
-    async def ask(self, **fields: Any) -> tuple[int, str]:
+    async def ask(self, headers: Mapping[str, str] = {}, **fields: Any) -> tuple[int, str]:
         body = {"model": "demo", "prompt": "x", "max_tokens": 8, **fields}
         url = f"{self.frontend.url}/v1/completions"
-        async with self.client.post(url, json=body) as response:
+        async with self.client.post(url, json=body, headers=headers) as response:
             return response.status, await response.text()
 
     def conditions(self) -> dict[tuple[str, str], str]:
@@ -95,11 +97,12 @@ async def site(tmp_path: Path, *faults: Fault, **dynamo: Any) -> AsyncIterator[S
             made.register(0xA0 + number, endpoint)
         planes = GlobalOptions(discovery="file", file_kv=tmp_path, context_applied=True)
         limits = Limits(**dynamo.pop("limits", {}))
-        picker = dynamo.pop("picker", None)
+        picker, otlp = dynamo.pop("picker", None), dynamo.pop("otlp_endpoint", None)
         made.frontend = (Frontend if picker is None else EndpointPicker)(
             FrontendConfig(
                 port=0,
                 picker=picker,
+                otlp_endpoint=otlp,
                 model_path=dynamo.pop("model_path", DEMO_MODEL_DIR),
                 dynamo=DynamoConfig(planes, None, tmp_path / "cache", **dynamo),
                 limits=limits,
@@ -253,6 +256,51 @@ async def test_workers_of_discovery_are_not_added_over_http(store: Path) -> None
         async with made.client.post(url, json={"url": "http://127.0.0.1:1"}) as response:
             assert response.status in (400, 403)
         assert len(made.frontend.fleet) == 1
+
+
+# -- traces ----------------------------------------------------------------------------------------
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CAPTURED = {
+    "x-request-id": "my-id",
+    "x-endpoint-path": "6fb3d8f454c856ca/dynamo/backend/generate",
+    "request-id": "d115bf60-ff81-4897-a64c-c767cceb1e80",
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-0fce6e7651b3e9b4-01",
+    "x-frontend-send-ts-ns": "1795394171553153455",
+}
+"""What a frontend of Dynamo 1.6.1 with DYN_LOGGING_JSONL sent to a worker for a request with the
+parent above, a tracestate and this x-request-id. Without tracing it sent neither."""
+
+
+async def test_a_traced_request_goes_on_as_from_dynamos_frontend(store: Path) -> None:
+    given = {"traceparent": PARENT, "tracestate": "a=b", "x-request-id": "my-id"}
+
+    async def sent(made: Site, headers: Mapping[str, str]) -> dict[str, str]:
+        assert (await made.ask(headers=headers))[0] == 200
+        found: dict[str, str] = made.workers[0].questions[-1].headers
+        return found
+
+    async with (
+        collector() as spans,
+        site(store, Fault.NONE, otlp_endpoint=collector_url(spans.url)) as made,
+    ):
+        found = await sent(made, given)
+        assert found.keys() == CAPTURED.keys() - {"x-frontend-send-ts-ns"}
+        assert found["x-request-id"] == CAPTURED["x-request-id"]
+        trace, span = found["traceparent"].split("-")[1:3]
+        assert trace == CAPTURED["traceparent"].split("-")[1]
+        assert span not in PARENT
+        assert found["traceparent"][-2:] == "01"
+        # A caller that does not record its trace: the worker does not record it either.
+        unrecorded = await sent(made, {"traceparent": f"{PARENT[:-2]}00"})
+        assert unrecorded["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+        assert unrecorded["traceparent"].endswith("-00")
+        # Without a valid parent a trace begins here; without an id of the client there is none.
+        begun = await sent(made, {"traceparent": "junk"})
+        assert begun["traceparent"].endswith("-01")
+        assert "x-request-id" not in begun
+    async with site(store, Fault.NONE) as made:
+        assert (await sent(made, given)).keys() == {"request-id", "x-endpoint-path"}
 
 
 # -- worker sets -----------------------------------------------------------------------------------
