@@ -20,6 +20,10 @@ PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
 # A pip install whose versions are the locked ones. The lock is a constraints file: it pins, it does not add.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 
+# Images of Python often set it. A run of the tests starts hundreds of processes: without caches each of
+# them compiles all modules, which takes as long as everything else that a short command does.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-envoy check completions deploy dist docs format bench bench-scale lock clean
 
