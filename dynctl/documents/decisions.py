@@ -47,6 +47,7 @@ class Choice(NamedTuple):
     """A choice of a Dynamo frontend, beside a plan that predicts it (:class:`ObservedChoice`).
 
     ``refused``: outcome and message of the frontend; then ``prefill`` at most was chosen.
+    ``cached_blocks``: what the frontend counted as cached at ``prefill``, None where it is unknown.
     """
 
     source: str
@@ -58,6 +59,7 @@ class Choice(NamedTuple):
     unpredicted: str = ""
     cost: float | None = None
     refused: tuple[Outcome, str] | None = None
+    cached_blocks: int | None = None
 
     @property
     def final(self) -> ChosenRank | None:

@@ -123,6 +123,8 @@ def _losses(report: HitsReport, canvas: Canvas) -> list[str]:
     wide = canvas.wide or canvas.screen_width >= _WIDE
     most = _MOST_LOSSES_WIDE if wide else _MOST_LOSSES
     shown = [one for one in report.largest if one.share >= _SMALL][:most]
+    if not shown and sum(one.rate is not None for one in report.rungs) < 2:
+        return ["no loss is known: only one line of the ladder is"]
     if not shown:
         return ["nothing to act on: no cause lost 0.1 % or more"]
     lines = ["largest losses you can act on" if len(shown) > 1 else "largest loss you can act on"]

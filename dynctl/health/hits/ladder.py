@@ -39,6 +39,7 @@ _FOREIGN: Final = 0.1
 #: Earlier times are those of a trace, which begins at 0.
 _REAL_TIME: Final = 31_536_000.0
 _OTHERS: Final = "(others)"
+_SHORT: Final = "shorter than one block"
 _NO_SALT: Final = "(no salt)"
 
 
@@ -71,7 +72,11 @@ class Ladder:
         self._due: deque[tuple[float, Request]] = deque()
         self._all = Tally()
         self._reported = Tally()
-        self._groups: dict[str, tuple[Tally, Tally]] = {}
+        #: Requests without hashes, of which only the expectation of their router is known.
+        self._bare = Tally()
+        self._bare_skipped: Counter[str] = Counter()
+        self._bare_names: set[str] = set()
+        self._groups: dict[str, tuple[Tally, Tally, Tally]] = {}
         self._skipped: Counter[str] = Counter()
         self._names: set[str] = set()
         self._warm = False
@@ -206,9 +211,10 @@ class Ladder:
             request.group = arrived.tenant or _NO_SALT
         elif self._by == "model":
             request.group = arrived.model
+        router, size = source.router, arrived.block_size
+        self._place(request, router, chosen)
         if not hashes:
             return
-        router, size = source.router, arrived.block_size
         mask, name = 0, arrived.model
         if router is not None:
             registry = router.registry
@@ -231,7 +237,6 @@ class Ladder:
         if caches.blocks is not None and caches.blocks >= len(caches.seen):
             shared = twice = reachable
         capacity = None if caches.blocks is None else shared
-        self._place(request, router, chosen)
         best = self._best(request, router, usable, mask)
         request.twice = twice * size
         request.rungs = {
@@ -351,7 +356,7 @@ class Ladder:
                 self._skipped["refused" if request.refused else "without a decision"] += 1
         elif not request.hashes:
             if counts:
-                self._skipped[_without_hashes(request)] += 1
+                self._count_bare(request)
         elif counts:
             self._causes.gaps(request, self._now)
             self._causes.salts(request)
@@ -366,19 +371,37 @@ class Ladder:
         if not request.rungs:
             return
         reported = request.rungs.get("reused") is not None
-        tallies = [(self._all, self._reported)]
+        if not reported:
+            end = request.finished
+            self._skipped["still running" if end is None else "reuse not reported"] += 1
+        for every, known, _ in self._tallies(request):
+            every.add(request)
+            if reported:
+                known.add(request)
+
+    def _count_bare(self, request: Request) -> None:
+        """A request without hashes: its router's count of cached blocks may be all there is."""
+        reason = _without_hashes(request)
+        self._skipped[reason] += 1
+        decided, arrived = request.decided, request.arrived
+        if decided is None or decided.cached_blocks is None or reason == _SHORT:
+            return
+        cached = min(round(decided.cached_blocks) * arrived.block_size, arrived.isl_tokens)
+        request.rungs = {**dict.fromkeys(RUNGS), "expected": cached}
+        self._bare_skipped[reason] += 1
+        self._bare_names.add(arrived.model)
+        for _, _, bare in self._tallies(request):
+            bare.add(request)
+
+    def _tallies(self, request: Request) -> list[tuple[Tally, Tally, Tally]]:
+        """Those of all requests and of the request's group: all, with reported reuse, bare."""
+        tallies = [(self._all, self._reported, self._bare)]
         if self._by:
             name = request.group or "-"
             if name not in self._groups and len(self._groups) >= MOST_GROUPS:
                 name = _OTHERS
-            tallies.append(self._groups.setdefault(name, (Tally(), Tally())))
-        if not reported:
-            end = request.finished
-            self._skipped["still running" if end is None else "reuse not reported"] += 1
-        for every, known in tallies:
-            every.add(request)
-            if reported:
-                known.add(request)
+            tallies.append(self._groups.setdefault(name, (Tally(), Tally(), Tally())))
+        return tallies
 
     # -- the report -------------------------------------------------------------------
 
@@ -390,20 +413,25 @@ class Ladder:
             for request in source.pending.values():
                 self._judge(request)
             source.pending.clear()
-        known = self._reported.requests > 0
-        tally = self._reported if known else self._all
+        kinds = (self._reported, self._all, self._bare)
+        tally = next((one for one in kinds if one.requests), self._all)
+        skipped = self._skipped
+        if tally is self._bare:
+            skipped = skipped - self._bare_skipped
+            self._names |= self._bare_names
         rungs = list(self._rungs(tally))
         caches = [one for name, one in self._caches.models.items() if name in self._names]
         blocks = [one.blocks for one in caches]
-        capacity = None if None in blocks else sum(one or 0 for one in blocks)
+        capacity = None if None in blocks or not blocks else sum(one or 0 for one in blocks)
         at = next((one for one in rungs if one.rung == "capacity"), None)
         twice = (
             tally.twice / tally.tokens if tally.tokens and at and at.tokens is not None else None
         )
+        place = {id(self._all): 0, id(self._reported): 1, id(self._bare): 2}[id(tally)]
         groups = [
-            self._group(name, both[1] if known else both[0])
-            for name, both in self._groups.items()
-            if (both[1] if known else both[0]).requests
+            self._group(name, tallies[place])
+            for name, tallies in self._groups.items()
+            if tallies[place].requests
         ]
         return HitsReport(
             source=title,
@@ -419,7 +447,7 @@ class Ladder:
             with_twice=twice,
             by=self._by,
             groups=sorted(groups, key=lambda one: (-one.prompt_tokens, one.name)),
-            skipped=dict(self._skipped),
+            skipped=dict(skipped),
             left_out=dict(self._caches.left_out),
             foreign_blocks=self._caches.foreign,
             stored_blocks=self._caches.stored,
@@ -449,6 +477,9 @@ class Ladder:
         """Which input would give a rung that is unknown."""
         if not tally.requests:
             return "no requests"
+        if tally is self._bare and rung in ("reachable", "capacity", "best"):
+            of_dynamo = any(NO_PROMPT_HASHES in one for one in self._bare_skipped)
+            return NO_PROMPT_HASHES if of_dynamo else "no request has block hashes"
         if rung == "capacity":
             return "a worker does not declare its KV blocks (total-blocks= of --worker)"
         if rung == "best":
@@ -527,7 +558,7 @@ def _without_hashes(request: Request) -> str:
     """Why a request that was decided has no hashes."""
     one, start = request.arrived, request.source.start
     if one.isl_tokens < one.block_size:
-        return "shorter than one block"
+        return _SHORT
     if start is not None and start.source in OF_DYNAMO and one.asked.get("not_modelled"):
         return f"without block hashes ({NO_PROMPT_HASHES})"
     return "without block hashes"

@@ -11,7 +11,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dynctl.adapters.dynamo.planes import Planes
 from dynctl.adapters.ports import ChannelMessage, ChannelValue
@@ -194,7 +194,7 @@ class Shadow:
         self.reading = Reading()
         self._observer: Observer | None = None
         #: Request -> its prefill worker, until its decode worker is chosen.
-        self._open: OrderedDict[str, tuple[ChosenRank, float | None]] = OrderedDict()
+        self._open: OrderedDict[str, _Prefill] = OrderedDict()
         self._waiting: dict[int, dict[int, int]] = {}
         self._findings: set[tuple[str, str]] = set()
         self._judged_at = float("-inf")
@@ -265,12 +265,13 @@ class Shadow:
             self._recordings.add(lambda at: Finished(at, event.request_id))
         if predicted is None or not isinstance(event, SequenceAdded):
             return
-        if worker.role is not Role.PREFILL:
-            self._recordings.add(lambda at: _arrived(at, event, worker))
         chosen = ChosenRank(worker, event.dp_rank)
         if worker.role is Role.PREFILL:
-            self._remember(event.request_id, chosen, None)
+            computed = event.prefill_tokens if event.track_prefill_tokens else None
+            self._remember(event.request_id, _Prefill(chosen, computed=computed))
             return
+        first = self._open.get(event.request_id, _NO_PREFILL)
+        self._recordings.add(lambda at: _arrived(at, event, worker, first.computed))
         blocks = 0 if event.token_sequence is None else len(event.token_sequence)
         self._record(event.request_id, chosen, EVENTS, predicted, event.router_id, blocks=blocks)
 
@@ -278,7 +279,7 @@ class Shadow:
         self.audit.take_line(line)
         registry = self._service.router.registry
         if isinstance(line, RefusedLine):
-            prefill, _ = self._open.pop(line.request_id, (None, None))
+            prefill = self._open.pop(line.request_id, _NO_PREFILL).chosen
             model = "" if prefill is None else prefill.worker.model
             busy = "overloaded" in line.message
             outcome: Outcome = "all_busy" if busy else "no_eligible_worker"
@@ -291,7 +292,7 @@ class Shadow:
             return  # frontends publish their choices: they come as events
         chosen = ChosenRank(worker, line.dp_rank)
         if worker.role is Role.PREFILL:
-            self._remember(line.request_id, chosen, line.logit)
+            self._remember(line.request_id, _Prefill(chosen, line.logit))
             return
         unpredicted = Prediction(unpredicted=NO_EVENTS)
         self._record(line.request_id, chosen, LOG, unpredicted, None, cost=line.logit, at=line.at)
@@ -307,9 +308,9 @@ class Shadow:
                 ranks = self._waiting.setdefault(report.worker_id, {})
                 ranks[report.dp_rank] = report.waiting
 
-    def _remember(self, request_id: str, chosen: ChosenRank, cost: float | None) -> None:
+    def _remember(self, request_id: str, prefill: _Prefill) -> None:
         if request_id:
-            self._open[request_id] = (chosen, cost)
+            self._open[request_id] = prefill
             while len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
 
@@ -325,19 +326,20 @@ class Shadow:
         cost: float | None = None,
         at: float | None = None,
     ) -> None:
-        prefill: ChosenRank | None = None
+        prefill = _NO_PREFILL
         if chosen.worker.role is Role.DECODE:
-            prefill, first_cost = self._open.pop(request_id, (None, None))
-            cost = first_cost if first_cost is not None else cost
+            prefill = self._open.pop(request_id, _NO_PREFILL)
+            cost = prefill.cost if prefill.cost is not None else cost
         choice = Choice(
             source,
             router_id,
             chosen.worker.model,
-            prefill,
+            prefill.chosen,
             chosen,
             blocks,
             predicted.unpredicted,
             cost,
+            cached_blocks=prefill.cached_blocks(blocks, chosen.worker.block_size),
         )
         self._keep(request_id, predicted, choice, at)
 
@@ -381,12 +383,35 @@ class Shadow:
         self._findings = set(found)
 
 
-def _arrived(at: float, event: SequenceAdded, worker: Worker) -> Arrived:
+class _Prefill(NamedTuple):
+    """The prefill hop of a request whose decode hop is not known yet.
+
+    ``computed``: prompt tokens that the frontend did not count as cached there.
+    """
+
+    chosen: ChosenRank | None = None
+    cost: float | None = None
+    computed: int | None = None
+
+    def cached_blocks(self, blocks: int, size: int) -> int | None:
+        """Of a prompt of so many whole blocks; None where it is unknown.
+
+        Only whole blocks are cached, so the rest of the division is the incomplete last block.
+        """
+        if self.computed is None or not blocks:
+            return None
+        return max(0, blocks - self.computed // size)
+
+
+_NO_PREFILL: Final = _Prefill()
+
+
+def _arrived(at: float, event: SequenceAdded, worker: Worker, computed: int | None) -> Arrived:
     """The request of an event. In a decode pool the hashes are random, and only their number
-    counts."""
+    counts; ``computed``: as of the prefill hop, from which the incomplete last block follows."""
     size, hashes = worker.block_size, event.token_sequence or ()
     known = worker.role is Role.AGGREGATED and event.token_sequence is not None
-    tokens = prompt_tokens_of(event, size)
+    tokens = prompt_tokens_of(event, size) + (computed or 0) % size
     return Arrived(
         at,
         event.request_id,

@@ -605,6 +605,8 @@ def observed(at: float, request_id: str, choice: Choice, predicted: Decision | N
             if choice.prefill is None and predicted.inputs is not None:
                 cached = float(predicted.overlap_blocks(at_ref))
                 best = float(max(predicted.inputs.overlap_blocks, default=0))
+    if choice.cached_blocks is not None:
+        cached = float(choice.cached_blocks)
     outcome, message = choice.refused or ("selected", "")
     prefill = choice.prefill
     return Decided(

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import structs
 
 from dynctl.documents.recording import HEADER, Arrived, Decided, Finished, Start, encode_records
 from dynctl.health.hits import hits
@@ -193,6 +194,16 @@ def test_requests_of_a_dynamo_with_a_prefill_hop_are_not_judged_and_the_reason_i
     reason = "Dynamo publishes no prompt hashes of requests with a prefill hop"
     assert f"1 without block hashes ({reason})" in words
     assert "record a frontend of dynctl" in words
+    # What the frontend counted as cached is all that is known.
+    counted = structs.replace(decided, cached_blocks=3.0)
+    path.write_bytes(encode_records([start, arrived, counted, Finished(2.0, "r")]))
+    ran = dynctl("hits", path, "--by", "model", "-o", "json")
+    assert ran.code == 0, ran.err
+    rungs = {one["rung"]: one for one in ran.json["rungs"]}
+    assert (rungs["expected"]["rate"], ran.json["requests"]) == (0.75, 1)
+    assert rungs["best"]["unknown"] == rungs["reachable"]["unknown"] == reason
+    assert [one["name"] for one in ran.json["groups"]] == ["tiny"]
+    assert "no loss is known" in dynctl("hits", path).out
     # Prompts of one worker have them; what was reused is not published at all.
     records = [start, *FLEET.records(CHATS)[1:]]
     report = hits(one for one in records if not isinstance(one, Finished))

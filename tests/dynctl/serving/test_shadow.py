@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 from dynctl.adapters.ports import Interrupted
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.fleet_load import Traffic
+from dynctl.documents.recording import Arrived, Decided
 from dynctl.documents.route_result import RouteResult
 from dynctl.health import conditions as codes
 from dynctl.serving.config import FrontendConfig
@@ -158,6 +159,23 @@ async def test_a_choice_is_kept_beside_its_prediction(watched: Watched) -> None:
     assert past["observed"] == observed
     assert past["winner"]["decode"]["worker_id"] == right
     assert [one["worker_id"] for one in past["decode"]["candidates"]] == [right]
+
+
+async def test_a_recording_has_what_the_frontend_counted_as_cached_for_a_prefill_hop(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = watched.workers(Role.PREFILL)[0], watched.workers(Role.DECODE)[0]
+    shadow, records = watched.process.shadow, list[Any]()
+    monkeypatch.setattr(shadow._recordings, "add", lambda make: records.append(make(5.0)))
+    # Of 3 blocks of 16 and 5 tokens, 21 tokens are computed: 2 blocks were cached.
+    shadow._take_sequence(added("r1", prefill, None, 21))
+    shadow._take_sequence(added("r1", decode, (7, 8, 9)))
+    # Without tracked prefill tokens it is unknown.
+    shadow._take_sequence(added("r2", prefill, None))
+    shadow._take_sequence(added("r2", decode, (7, 8, 9)))
+    lengths = [one.isl_tokens for one in records if isinstance(one, Arrived)]
+    cached = [one.cached_blocks for one in records if isinstance(one, Decided)]
+    assert (lengths, cached) == ([53, 48], [2.0, None])
 
 
 async def test_choices_are_audited_and_counted(watched: Watched) -> None:

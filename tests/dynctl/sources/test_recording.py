@@ -311,7 +311,7 @@ NOT_RECORDINGS = {
     "empty": (b"", "is not a recording|the trace is empty"),
     "another kind": (b"\x89PNG\r\n\x1a\n" + bytes(64), "is not a recording|not a trace"),
     "a folder": (None, "is a directory; expected a file"),
-    "not readable": (HEADER, "Permission denied"),
+    "not readable": (HEADER, "no permission to read it"),
 }
 
 
