@@ -30,7 +30,7 @@ _Objects = Annotated[list[dict[str, Any]], Meta(max_length=65_536)]
 _BILLING: Final = "x-anthropic-billing-header"
 
 
-class _Block(Struct, kw_only=True):
+class AnthropicBlock(Struct, kw_only=True):
     """One block of a content; other kinds of blocks have more fields."""
 
     type: str
@@ -43,15 +43,15 @@ class _Block(Struct, kw_only=True):
     content: Annotated[str | _Objects | None, Meta(title="a string or an array of blocks")] = None
 
 
-_Content = Annotated[str | list[_Block], Meta(title="a string or an array of blocks")]
+_Content = Annotated[str | list[AnthropicBlock], Meta(title="a string or an array of blocks")]
 
 
-class _Message(Struct):
+class AnthropicMessage(Struct):
     role: str
     content: _Content
 
 
-class _Tool(Struct):
+class AnthropicTool(Struct):
     name: str
     input_schema: dict[str, Any] = {}
     description: str | None = None
@@ -59,20 +59,20 @@ class _Tool(Struct):
     defer_loading: bool | None = None
 
 
-class _Thinking(Struct):
+class AnthropicThinking(Struct):
     type: str
 
 
-class _Output(Struct, frozen=True):
+class AnthropicOutput(Struct, frozen=True):
     effort: str | None = None
 
 
-class _MessagesFields(CommonFields, kw_only=True):
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=65_536)]
+class MessagesFields(CommonFields, kw_only=True):
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=65_536)]
     system: _Content | None = None
-    tools: Annotated[list[_Tool], Meta(max_length=4096)] | None = None
-    thinking: _Thinking | None = None
-    output_config: _Output = _Output()
+    tools: Annotated[list[AnthropicTool], Meta(max_length=4096)] | None = None
+    thinking: AnthropicThinking | None = None
+    output_config: AnthropicOutput = AnthropicOutput()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,7 +88,7 @@ def parse_messages_request(
 ) -> MessagesRequest:
     """A request of the Messages API; as `parse_chat_request`."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), _MessagesFields)
+    fields = convert(given(found), MessagesFields)
     chat = _Chat()
     if fields.system is not None and (text := _system_text(fields.system)):
         chat.add("system", text)
@@ -109,7 +109,7 @@ class _Chat(TranslatedChat):
     def add(self, role: str, content: Any, **more: Any) -> None:
         self.messages.append({"role": role, "content": content, **more})
 
-    def take(self, message: _Message) -> None:
+    def take(self, message: AnthropicMessage) -> None:
         """Add a message, after the results of tools in it."""
         if message.role not in ("user", "assistant", "system"):
             raise RequestError(
@@ -131,7 +131,11 @@ class _Chat(TranslatedChat):
             self.add(message.role, content, **more)
 
     def _block(
-        self, block: _Block, role: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]]
+        self,
+        block: AnthropicBlock,
+        role: str,
+        parts: list[dict[str, Any]],
+        calls: list[dict[str, Any]],
     ) -> None:
         if block.type == "text":
             if block.text:
@@ -154,7 +158,7 @@ class _Chat(TranslatedChat):
         elif block.type not in ("redacted_thinking", "tool_reference"):
             self.doubt(f"a block of type {block.type[:40]}")
 
-    def _result(self, block: _Block) -> str:
+    def _result(self, block: AnthropicBlock) -> str:
         if not isinstance(block.content, list):
             return block.content or ""
         texts = []
@@ -166,14 +170,14 @@ class _Chat(TranslatedChat):
         return "\n".join(texts)
 
 
-def _system_text(content: str | list[_Block]) -> str:
+def _system_text(content: str | list[AnthropicBlock]) -> str:
     if isinstance(content, str):
         return content
     texts = [block.text for block in content if block.type == "text" and block.text]
     return "".join(text for text in texts if not text.startswith(_BILLING))
 
 
-def _tool(tool: _Tool) -> dict[str, Any]:
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
     schema = tool.input_schema if "type" in tool.input_schema else None
     function = {
         "name": tool.name,

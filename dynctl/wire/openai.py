@@ -30,7 +30,7 @@ Room = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Objects = Annotated[tuple[dict[str, Any], ...], Meta(max_length=4096)]
 
 
-class _StreamOptions(Struct, frozen=True):
+class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
@@ -39,7 +39,7 @@ class CommonFields(Struct, kw_only=True):
 
     model: Annotated[_Name, Meta(min_length=1)] | None = None
     stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
+    stream_options: StreamOptions = StreamOptions()
     max_tokens: U32 | None = None
     max_completion_tokens: U32 | None = None
     n: Annotated[int, Meta(ge=1, le=128)] = 1
@@ -58,15 +58,15 @@ class ContentPart(Struct, gc=False):
 _Content = Annotated[str | list[ContentPart] | None, Meta(title="a string or an array of parts")]
 
 
-class _Message(Struct):
+class ChatMessage(Struct):
     role: str
     content: _Content = None
 
 
-class _ChatFields(CommonFields, kw_only=True):
+class ChatFields(CommonFields, kw_only=True):
     """``chat_template_args`` are Dynamo's, ``chat_template_kwargs`` vLLM's; both are accepted."""
 
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=65_536)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=65_536)]
     tools: _Objects | None = None
     documents: _Objects | None = None
     chat_template_args: dict[str, Any] = {}
@@ -77,11 +77,11 @@ class _ChatFields(CommonFields, kw_only=True):
     reasoning_effort: str | None = None
 
 
-class _CompletionFields(CommonFields, kw_only=True):
+class CompletionFields(CommonFields, kw_only=True):
     prompt: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
 
 
-class _EmbeddingFields(CommonFields, kw_only=True):
+class EmbeddingFields(CommonFields, kw_only=True):
     input: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=65_536)] | None = None
@@ -214,7 +214,7 @@ def parse_chat_request(
     Raises RequestError: 413 over ``max_bytes``, 400 for anything that is not a chat request.
     """
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), _ChatFields)
+    fields = convert(given(found), ChatFields)
     add_prompt = fields.add_generation_prompt
     if add_prompt is None:
         add_prompt = not fields.continue_final_message
@@ -243,7 +243,7 @@ def parse_completion_request(
 ) -> CompletionRequest:
     """A completion request; as `parse_chat_request`."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), _CompletionFields)
+    fields = convert(given(found), CompletionFields)
     return CompletionRequest(**common_values(found, fields), prompts=_prompts(fields.prompt))
 
 
@@ -252,7 +252,7 @@ def parse_embedding_request(
 ) -> EmbeddingRequest:
     """A request for embeddings; as `parse_chat_request`. It is never streamed."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), _EmbeddingFields)
+    fields = convert(given(found), EmbeddingFields)
     return EmbeddingRequest(
         **{**common_values(found, fields), "stream": False, "max_tokens": None},
         prompts=_prompts(fields.input, "input"),
@@ -302,7 +302,7 @@ def common_values(found: dict[str, Any], fields: CommonFields) -> dict[str, Any]
     }
 
 
-def _text_only(messages: list[_Message]) -> bool:
+def _text_only(messages: list[ChatMessage]) -> bool:
     """Whether all content is text. Raises RequestError for a text part without text."""
     text_only = True
     for i, message in enumerate(messages):
@@ -319,7 +319,7 @@ def _text_only(messages: list[_Message]) -> bool:
     return text_only
 
 
-def _template_args(fields: _ChatFields) -> Mapping[str, Any]:
+def _template_args(fields: ChatFields) -> Mapping[str, Any]:
     both = {**fields.chat_template_args, **fields.chat_template_kwargs}
     for key, value in fields.chat_template_args.items():
         if both[key] != value:

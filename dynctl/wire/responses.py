@@ -32,7 +32,7 @@ _STATEFUL: Final = {
 }
 
 
-class _Item(Struct, kw_only=True):
+class ResponsesItem(Struct, kw_only=True):
     """One item of an input; a message has no type, or ``message``."""
 
     type: str | None = None
@@ -48,7 +48,7 @@ class _Item(Struct, kw_only=True):
     output: Any = None
 
 
-class _Tool(Struct):
+class ResponsesTool(Struct):
     type: str
     name: str | None = None
     description: str | None = None
@@ -57,19 +57,19 @@ class _Tool(Struct):
     defer_loading: bool | None = None
 
 
-class _Reasoning(Struct, frozen=True):
+class ResponsesReasoning(Struct, frozen=True):
     effort: str | None = None
 
 
-class _ResponsesFields(CommonFields, kw_only=True):
+class ResponsesFields(CommonFields, kw_only=True):
     input: Annotated[
-        str | Annotated[list[_Item], Meta(min_length=1, max_length=65_536)],
+        str | Annotated[list[ResponsesItem], Meta(min_length=1, max_length=65_536)],
         Meta(title="a string or an array of items"),
     ]
     instructions: str | None = None
     max_output_tokens: U32 | None = None
-    tools: Annotated[list[_Tool], Meta(max_length=4096)] = field(default_factory=list)
-    reasoning: _Reasoning = _Reasoning()
+    tools: Annotated[list[ResponsesTool], Meta(max_length=4096)] = field(default_factory=list)
+    reasoning: ResponsesReasoning = ResponsesReasoning()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -89,7 +89,7 @@ def parse_responses_request(
         if found.get(name):
             problem = f"is not supported, since responses are not kept: {instead}"
             raise RequestError(400, "not_supported", name, problem)
-    fields = convert(given(found), _ResponsesFields)
+    fields = convert(given(found), ResponsesFields)
     chat = _Chat()
     if fields.instructions:
         chat.messages.append({"role": "system", "content": fields.instructions})
@@ -117,7 +117,7 @@ def parse_responses_request(
 
 
 class _Chat(TranslatedChat):
-    def take(self, item: _Item) -> None:
+    def take(self, item: ResponsesItem) -> None:
         """Add an item. Calls and the text of the assistant that follow each other are one
         message."""
         kind = item.type or "message"
@@ -143,7 +143,7 @@ class _Chat(TranslatedChat):
         else:
             self.doubt(f"an item of type {kind[:40]}")
 
-    def tool(self, tool: _Tool) -> dict[str, Any]:
+    def tool(self, tool: ResponsesTool) -> dict[str, Any]:
         if tool.type != "function" or tool.name is None:
             self.doubt(f"a tool of type {tool.type[:40]}")
         function = {
@@ -160,7 +160,7 @@ class _Chat(TranslatedChat):
         last = self.messages[-1] if self.messages else None
         return last if last is not None and last["role"] == "assistant" else None
 
-    def _assistant(self, item: _Item) -> None:
+    def _assistant(self, item: ResponsesItem) -> None:
         text = item.content
         if isinstance(text, list):
             if len(text) != 1:
@@ -172,7 +172,7 @@ class _Chat(TranslatedChat):
         else:
             self.messages.append({"role": "assistant", "content": text})
 
-    def _content(self, item: _Item) -> str | list[dict[str, Any]]:
+    def _content(self, item: ResponsesItem) -> str | list[dict[str, Any]]:
         if not isinstance(item.content, list):
             return item.content or ""
         parts = []

@@ -2,12 +2,13 @@
 
 Summaries are the first lines of the handlers' docstrings, or those of ``SUMMARIES``; schemas are
 those of the documents that are encoded. Bodies of inference are those of OpenAI, Anthropic and
-vLLM, and have no schema here. The pages of ``/ui`` are HTML and forms for browsers: no program
-calls them, so they are not in the document.
+vLLM: their schemas have what is read and checked here, and all other fields are passed on to the
+engines. The pages of ``/ui`` are HTML and forms for browsers: no program calls them, so they are
+not in the document.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -17,8 +18,13 @@ from dynctl import version
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.errors import AnthropicErrorBody, ErrorBody
 from dynctl.documents.models import ModelList, ModelReadiness, ModelRow, Readiness
+from dynctl.serving.engines.apis import BY_PATH
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.refusal import ANTHROPIC_PATH
+from dynctl.wire.anthropic import MessagesFields
+from dynctl.wire.nvext import NvExt
+from dynctl.wire.openai import ChatFields, ChatMessage, CompletionFields, EmbeddingFields
+from dynctl.wire.responses import ResponsesFields
 
 PATH: Final = "/openapi.json"
 _PAGES: Final = "/ui"
@@ -33,6 +39,37 @@ ANSWERS: Final[Mapping[tuple[str, str], type]] = {
     ("POST", "/ping"): Readiness,
     ("GET", "/v1/config"): ConfigDocument,
 }
+
+
+class TokenizeFields(msgspec.Struct):
+    """vLLM's ``/tokenize``: a prompt or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeAnswer(msgspec.Struct):
+    """The token ids of a prompt; engines add other fields."""
+
+    tokens: list[int]
+    count: int | None = None
+    max_model_len: int | None = None
+
+
+#: The fields of a request's body that are read and checked; others are passed on to the engine.
+BODIES: Final[Mapping[str, type]] = {
+    "/v1/chat/completions": ChatFields,
+    "/v1/completions": CompletionFields,
+    "/v1/embeddings": EmbeddingFields,
+    "/v1/responses": ResponsesFields,
+    "/v1/messages": MessagesFields,
+    "/v1/messages/count_tokens": MessagesFields,
+    "/tokenize": TokenizeFields,
+}
+#: The bodies with routing controls, Dynamo's ``nvext``.
+_CONTROLLED: Final = frozenset(kind for path, kind in BODIES.items() if path in BY_PATH)
 #: Handlers that serve several endpoints, or are explained by their path.
 SUMMARIES: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/v1/chat/completions"): "OpenAI's chat completions.",
@@ -64,6 +101,8 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
     kinds = (ErrorBody, AnthropicErrorBody, *dict.fromkeys(ANSWERS.values()))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     known = dict(zip(kinds, schemas, strict=True))
+    bodies, more = _bodies([path for method, path, _ in routes_of(app) if method == "POST"])
+    components |= more
     paths: dict[str, dict[str, Any]] = {}
     for method, path, handler in routes_of(app):
         if path == _PAGES or path.startswith(f"{_PAGES}/"):
@@ -77,6 +116,10 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
                 "default": _content("an error", known[error]),
             },
         }
+        if method == "POST" and path in BODIES:
+            schema = bodies[BODIES[path]]
+            operation["requestBody"] = _content("the request", schema) | {"required": True}
+            operation["responses"]["2XX"] = _answer(path, bodies)
         names = _PARAMETER.findall(path)
         if names:
             operation["parameters"] = [
@@ -90,6 +133,34 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
         "paths": {path: paths[path] for path in sorted(paths)},
         "components": {"schemas": {name: components[name] for name in sorted(components)}},
     }
+
+
+def _bodies(paths: Iterable[str]) -> tuple[dict[type, Any], dict[str, Any]]:
+    """The schemas of bodies of inference, which have more fields than those, and components."""
+    sent = dict.fromkeys(BODIES[path] for path in paths if path in BODIES)
+    if not sent:
+        return {}, {}
+    kinds = (*sent, TokenizeAnswer, NvExt)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    for schema in components.values():
+        schema.setdefault("additionalProperties", True)
+    known = dict(zip(kinds, schemas, strict=True))
+    for kind in sent.keys() & _CONTROLLED:
+        components[kind.__name__]["properties"]["nvext"] = known[NvExt]
+    return known, components
+
+
+def _answer(path: str, bodies: Mapping[type, Any]) -> dict[str, Any]:
+    """The answer of an engine: its one field that is always there, or a stream of events."""
+    if path not in BY_PATH:
+        return _content("the answer", bodies[TokenizeAnswer] if path == "/tokenize" else None)
+    field = BY_PATH[path].answers
+    whole = {"type": "object", "properties": {field: {"type": "array"}}, "required": [field]}
+    found = _content("the answer of the engine", whole | {"additionalProperties": True})
+    if path != "/v1/embeddings":
+        found["description"] += "; with `stream: true` its events"
+        found["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return found
 
 
 def routes_of(app: web.Application) -> list[tuple[str, str, Any]]:

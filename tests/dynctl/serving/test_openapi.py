@@ -11,7 +11,14 @@ from aiohttp import web
 
 from dynctl.documents.errors import AnthropicErrorBody, ErrorBody
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.openapi import ANSWERS, SUMMARIES, openapi_document, routes_of
+from dynctl.serving.http.openapi import (
+    ANSWERS,
+    BODIES,
+    SUMMARIES,
+    TokenizeAnswer,
+    openapi_document,
+    routes_of,
+)
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
@@ -66,6 +73,61 @@ async def test_answers_fit_the_schemas() -> None:
             async with fleet.client.post(fleet.url(path), json={"model": "none"}) as answer:
                 assert answer.status == 400
                 msgspec.json.decode(await answer.read(), type=kind)
+
+
+#: A body of each endpoint that a frontend accepts, and one that it refuses.
+_ACCEPTED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "nvext": {}},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/embeddings": {"input": ["hi"], "encoding_format": "float"},
+    "/v1/responses": {"input": "hi", "instructions": "short"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/tokenize": {"prompt": "hi"},
+}
+_REFUSED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": []},
+    "/v1/completions": {"prompt": 5},
+    "/v1/embeddings": {"input": "hi", "encoding_format": "hex"},
+    "/v1/responses": {"input": "hi", "stream": "yes"},
+    "/v1/messages": {"messages": [{"role": "user", "content": 7}]},
+    "/v1/messages/count_tokens": {"messages": [{"content": "hi"}]},
+    "/tokenize": {"model": 7},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_body_is_accepted_as_its_schema_accepts_it(path: str) -> None:
+    good = {"model": "demo", "field_of_an_engine": 1, **_ACCEPTED[path]}
+    bad = {"model": "demo", **_REFUSED[path]}
+    msgspec.convert(good, BODIES[path])
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(bad, BODIES[path])
+    async with site([{"name": "a0"}], health=SLOW_HEALTH) as fleet:
+        operation = (await document_of(fleet.frontend.url))["paths"][path]["post"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{BODIES[path].__name__}"}
+        async with fleet.client.post(fleet.url(path), json=good) as answer:
+            assert answer.status == 200, await answer.text()
+            found = await answer.json()
+        shape = operation["responses"]["2XX"].get("content", {}).get("application/json")
+        if path == "/tokenize":
+            msgspec.convert(found, TokenizeAnswer)
+        elif shape is not None:
+            (field,) = shape["schema"]["required"]
+            assert isinstance(found[field], list)
+        async with fleet.client.post(fleet.url(path), json=bad) as answer:
+            assert answer.status == 400, await answer.text()
+
+
+def test_routing_controls_are_described_and_bounded() -> None:
+    process = Frontend(FrontendConfig())
+    components = openapi_document(process.build_app(), "x")["components"]["schemas"]
+    for name in ("ChatFields", "CompletionFields", "ResponsesFields", "MessagesFields"):
+        assert components[name]["properties"]["nvext"]["$ref"].endswith("/NvExt")
+        assert components[name]["additionalProperties"] is True
+    # Unknown routing controls are refused.
+    assert components["NvExt"]["additionalProperties"] is False
 
 
 def test_pages_for_browsers_are_not_in_the_document() -> None:
