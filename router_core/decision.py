@@ -610,10 +610,11 @@ class RoutingPlan:
     @property
     def refusal(self) -> Decision | None:
         """The decision without a winner, prefill first; None if every hop has one."""
-        for decision in (self.prefill, self.decode):
-            if decision is not None and decision.winner is None:
-                return decision
-        return None
+        # Read ten times a request, so without a loop.
+        prefill, decode = self.prefill, self.decode
+        if prefill is not None and prefill.winner is None:
+            return prefill
+        return decode if decode is not None and decode.winner is None else None
 
     def settled(self) -> RoutingPlan:
         """The plan with the columns of the winners alone (:meth:`Decision.settled`)."""

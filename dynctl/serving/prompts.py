@@ -240,6 +240,8 @@ class PromptTokenizers:
         missing = next((one for one in found if one.ids is None), None)
         if missing is None:
             return found
+        if len(found) == 1:
+            return found
         return [replace(one, ids=None, note=missing.note) for one in found]
 
 

@@ -26,21 +26,21 @@ _IDLE_CONNECTIONS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The address of an engine, and the path prefix of its endpoints."""
+    """The address of an engine, and the path prefix of its endpoints.
+
+    ``key``: of shared connections, the same for every path of an engine. ``name``: its scheme and
+    address. ``head``: the beginning of the head of each request.
+    """
 
     host: str
     port: int
     tls: bool
-    netloc: str
-    path: str
-
-    @property
-    def key(self) -> tuple[str, bool]:
-        """The key of shared connections: the same for every path of an engine."""
-        return self.netloc, self.tls
+    key: tuple[str, bool]
+    name: str
+    head: str
 
     def __str__(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.netloc}"
+        return self.name
 
 
 @lru_cache(maxsize=8192)
@@ -48,7 +48,15 @@ def origin_of(url: str) -> Origin:
     parts = urlsplit(url)
     tls = parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
-    return Origin(parts.hostname or "", port, tls, parts.netloc, parts.path)
+    return Origin(
+        parts.hostname or "",
+        port,
+        tls,
+        (parts.netloc, tls),
+        f"{'https' if tls else 'http'}://{parts.netloc}",
+        f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+        "content-type: application/json\r\naccept-encoding: identity\r\n",
+    )
 
 
 class EngineClient:
@@ -61,6 +69,8 @@ class EngineClient:
         self._tls: ssl.SSLContext | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
+        #: Set with the first connection. Each look-up of the running loop is a system call.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def post(
         self,
@@ -78,7 +88,7 @@ class EngineClient:
         """
         origin = origin_of(url)
         connection = self._reused(origin) or await self._connect(origin)
-        stream = EngineStream(connection, str(origin), self._bounds, first_byte_s)
+        stream = EngineStream(connection, origin.name, self._bounds, first_byte_s, self._loop)
         connection.send(stream, _request(origin, body, headers))
         if waiting is not None:
             waiting.add(stream)
@@ -128,7 +138,9 @@ class EngineClient:
 
     def _reused(self, origin: Origin) -> "_Connection | None":
         idle = self._idle.get(origin.key)
-        now = asyncio.get_running_loop().time()
+        if not idle or self._loop is None:
+            return None
+        now = self._loop.time()
         while idle:
             connection = idle.pop()  # the most recent; older ones are closed here
             if connection.usable and now - connection.idle_since < KEEPALIVE_S:
@@ -137,12 +149,13 @@ class EngineClient:
         return None
 
     async def _connect(self, origin: Origin) -> "_Connection":
+        loop = self._loop = asyncio.get_running_loop()
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
             async with asyncio.timeout(self._bounds.connect_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self, origin),
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self, origin, loop),
                     origin.host,
                     origin.port,
                     ssl=self._tls if origin.tls else None,
@@ -155,14 +168,19 @@ class EngineClient:
 class _Connection(asyncio.Protocol):
     """One TCP connection, used by one response at a time."""
 
-    __slots__ = ("_client", "_stream", "_transport", "idle_since", "keep", "origin", "usable")
+    __slots__ = (
+        *("_client", "_loop", "_stream", "_transport", "idle_since", "keep", "origin", "usable"),
+    )
 
-    def __init__(self, client: EngineClient, origin: Origin) -> None:
+    def __init__(
+        self, client: EngineClient, origin: Origin, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.origin = origin
         self.usable = False
         self.keep = False
         self.idle_since = 0.0
         self._client = client
+        self._loop = loop
         self._stream: EngineStream | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -178,7 +196,7 @@ class _Connection(asyncio.Protocol):
         if not (clean and self.keep and self.usable):
             self.abort()
             return
-        self.idle_since = asyncio.get_running_loop().time()
+        self.idle_since = self._loop.time()
         self._client.released(self)
 
     def abort(self) -> None:
@@ -239,11 +257,7 @@ class _Relay(asyncio.Protocol):
 
 
 def _request(origin: Origin, body: bytes, headers: Mapping[str, str]) -> bytes:
-    lines = [
-        f"POST {origin.path} HTTP/1.1\r\nhost: {origin.netloc}\r\n"
-        "content-type: application/json\r\naccept-encoding: identity\r\n"
-        f"content-length: {len(body)}\r\n"
-    ]
+    lines = [f"{origin.head}content-length: {len(body)}\r\n"]
     for name, value in headers.items():
         if "\r" not in value and "\n" not in value:
             lines.append(f"{name}: {value}\r\n")

@@ -90,7 +90,12 @@ class EngineStream:
     )
 
     def __init__(
-        self, wire: Wire, origin: str, bounds: ClientBounds, first_byte_s: float | None = None
+        self,
+        wire: Wire,
+        origin: str,
+        bounds: ClientBounds,
+        first_byte_s: float | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.origin = origin
         self.status = 0
@@ -99,7 +104,7 @@ class EngineStream:
         self.done = False
         self._connection: Wire | None = wire
         self._bounds = bounds
-        self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop() if loop is None else loop
         self._pieces: list[bytes] = []
         self._buffered = 0
         self._paused = False

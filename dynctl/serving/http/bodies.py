@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
@@ -26,13 +24,22 @@ PEER_SHARE: Final = 0.75
 
 
 class Body:
-    """The body of one request; ``complete`` once all of it is read."""
+    """The body of one request; ``complete`` once all of it is read. Its memory counts until the
+    end of the ``with`` block."""
+
+    __slots__ = ("_bodies", "_peer", "complete", "size")
 
     def __init__(self, bodies: Bodies, peer: str) -> None:
         self._bodies = bodies
         self._peer = peer
         self.size = 0
         self.complete = False
+
+    def __enter__(self) -> Body:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bodies.give_back(self._peer, self.size)
 
     async def read(self, http: web.Request, limit: int) -> bytes:
         """All bytes, decompressed. Raises HttpError: 400, 408, 413, 415 or the overload status."""
@@ -102,18 +109,16 @@ class Bodies:
         self._peers: Counter[str] = Counter()
         self.held = 0
 
-    @contextmanager
-    def of(self, http: web.Request) -> Iterator[Body]:
-        """The body of a request; its memory counts until the block ends."""
-        peer = http.remote or ""
-        body = Body(self, peer)
-        try:
-            yield body
-        finally:
-            self.held -= body.size
-            self._peers[peer] -= body.size
-            if not self._peers[peer]:
-                del self._peers[peer]
+    def of(self, http: web.Request) -> Body:
+        """The body of a request; use it as a context manager."""
+        return Body(self, http.remote or "")
+
+    def give_back(self, peer: str, size: int) -> None:
+        """Count ``size`` bytes of a request no more."""
+        self.held -= size
+        self._peers[peer] -= size
+        if not self._peers[peer]:
+            del self._peers[peer]
 
     def take(self, body: Body, peer: str, size: int) -> None:
         """Count ``size`` more bytes; raises HttpError if there is no room for them."""

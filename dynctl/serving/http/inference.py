@@ -146,8 +146,11 @@ class Inference:
     ) -> web.StreamResponse:
         self.refuse_while_draining()
         raw = await body.read(http, self._config.limits.body_bytes)
-        with self.place():
+        self._take_place()  # as place() does, in less time
+        try:
             return await self._work(http, raw, record, endpoint)
+        finally:
+            self._working -= 1
 
     async def _work(
         self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
@@ -300,6 +303,13 @@ class Inference:
     @contextmanager
     def place(self) -> Iterator[None]:
         """One of the places for requests in flight; raises HttpError if all are taken."""
+        self._take_place()
+        try:
+            yield
+        finally:
+            self._working -= 1
+
+    def _take_place(self) -> None:
         most = self._config.limits.in_flight
         if self._working >= most:
             raise overloaded(
@@ -307,10 +317,6 @@ class Inference:
                 f"{most} requests are in flight, the maximum of this frontend",
             )
         self._working += 1
-        try:
-            yield
-        finally:
-            self._working -= 1
 
     def _received(
         self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
