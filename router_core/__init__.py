@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         MAX_RANKS, UNKNOWN_BATCHED_TOKENS, ModelRuntimeConfig, Role, Worker, WorkerWithDpRank,
     )
     from router_core.registry import CandidateSet, WorkerRegistry
-    from router_core.selection import (
+    from router_core.routing_view import (
         Filter, Pin, Profile, RoutingRequest, RoutingView, Scorer, SelectionContext, WhatIf,
     )
     from router_core.policies import FILTERS, PROFILES, WorkerFilter
@@ -132,7 +132,7 @@ _MODULES = {
     "events": "DEVICE BlocksRemoved BlocksStored CacheEvent Cleared WindowStored",
     "workers": "MAX_RANKS UNKNOWN_BATCHED_TOKENS ModelRuntimeConfig Role Worker WorkerWithDpRank",
     "registry": "CandidateSet WorkerRegistry",
-    "selection": "Filter Pin Profile RoutingRequest RoutingView Scorer SelectionContext WhatIf",
+    "routing_view": "Filter Pin Profile RoutingRequest RoutingView Scorer SelectionContext WhatIf",
     "policies": "FILTERS PROFILES WorkerFilter",
     "conditional_disagg": "LOAD_POLICIES BusyLine Bypass BypassRule",
     "decision":

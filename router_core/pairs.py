@@ -15,16 +15,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from router_core.cost import total_costs
-from router_core.selection import (
-    RoutingRequest,
-    RoutingView,
-    SelectionContext,
-    cost_inputs,
-    decode_seconds,
-    eligible,
-    with_session,
-    within_session,
-)
+from router_core.cost_inputs import cost_inputs, decode_seconds
+from router_core.routing_view import RoutingRequest, RoutingView, SelectionContext
+from router_core.selection import eligible, with_session, within_session
 from router_core.taints import RoutingConstraints
 from router_core.topology import ImpliedConstraints
 from router_core.transfer import Place

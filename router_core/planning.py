@@ -17,15 +17,8 @@ from router_core.errors import PolicyUnderivable
 from router_core.pairs import chooses_pairs, following_costs
 from router_core.policy_classes import PolicyClass
 from router_core.router_queue import score
-from router_core.selection import (
-    Pin,
-    RoutingRequest,
-    RoutingView,
-    SelectionContext,
-    eligible,
-    role_mask,
-    select,
-)
+from router_core.routing_view import Pin, RoutingRequest, RoutingView, SelectionContext
+from router_core.selection import eligible, role_mask, select
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, TaintConstraint
 from router_core.topology import ImpliedConstraints, TransferGroups, implied_constraints
 from router_core.worker_sets import slots_of

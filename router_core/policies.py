@@ -12,13 +12,7 @@ from collections.abc import Callable
 from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
 from router_core.decision import Reason
 from router_core.registry import CandidateSet
-from router_core.selection import (
-    Filter,
-    Profile,
-    RoutingRequest,
-    RoutingView,
-    SelectionContext,
-)
+from router_core.routing_view import Filter, Profile, RoutingRequest, RoutingView, SelectionContext
 from router_core.taints import topology_of
 from router_core.workers import Worker
 

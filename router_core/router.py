@@ -18,6 +18,7 @@ from router_core.busy import BusyTracker, Thresholds
 from router_core.changes import OK, Applied, Booked, Change, Stage
 from router_core.config import RouterConfig
 from router_core.cost import CostParameters
+from router_core.cost_inputs import learned_blocks
 from router_core.decision import Decision, QueueFull, RoutingPlan
 from router_core.errors import ConfigError, SnapshotError, WorkerError
 from router_core.events import (
@@ -43,13 +44,7 @@ from router_core.policy_classes import (
 )
 from router_core.registry import WorkerRegistry
 from router_core.router_queue import QueueEntry, RouterQueue, Turn
-from router_core.selection import (
-    Profile,
-    RoutingRequest,
-    RoutingView,
-    WhatIf,
-    learned_blocks,
-)
+from router_core.routing_view import Profile, RoutingRequest, RoutingView, WhatIf
 from router_core.sessions import SessionTable
 from router_core.taints import parse_domains
 from router_core.topology import PairGroups, RouterPolicy, TransferGroupsCache

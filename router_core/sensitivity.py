@@ -19,7 +19,7 @@ from router_core.config import RouterConfig
 from router_core.cost import CostInputs, CostParameters
 from router_core.decision import Decision, RoutingPlan
 from router_core.router import Router
-from router_core.selection import RoutingRequest, RoutingView
+from router_core.routing_view import RoutingRequest, RoutingView
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, WorkerWithDpRank
 
 #: More load than any rank has, in tokens or blocks.

@@ -9,7 +9,7 @@ from router_core.config import RouterConfig
 from router_core.events import BlocksStored
 from router_core.hashing import hash_prompt
 from router_core.router import Router
-from router_core.selection import RoutingRequest
+from router_core.routing_view import RoutingRequest
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
 from router_core.workers import ModelRuntimeConfig, Role, Worker
 

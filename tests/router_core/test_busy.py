@@ -19,7 +19,7 @@ from router_core.changes import (
 )
 from router_core.config import ROUTER_MODES
 from router_core.router import Router
-from router_core.selection import Pin
+from router_core.routing_view import Pin
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, worker
 
 

@@ -13,7 +13,7 @@ from router_core.changes import Booked, ConfigSet, Freed, PrefillDone, Stage
 from router_core.config import preset
 from router_core.cost import CostInputs, CostParameters, kv_terms, pick, probabilities, total_costs
 from router_core.load import PotentialLoad
-from router_core.selection import WhatIf
+from router_core.routing_view import WhatIf
 from router_core.taints import constraints, preference_multiplier
 from tests.router_core.fleet import active, apply_all, costs, request, router, stored, worker
 
@@ -184,7 +184,7 @@ def test_a_preference_has_no_effect_at_cost_zero_and_none_on_a_pinned_request() 
     wish = constraints((), {"gold": 1.0})
     assert set(costs(fleet, request(0, constraints=wish)).values()) == {0.0}
     assert costs(fleet, request(32, constraints=wish))["w1"] < costs(fleet, request(32))["w1"]
-    from router_core.selection import Pin
+    from router_core.routing_view import Pin
 
     pinned = request(32, constraints=wish, pin_decode=Pin(1))
     assert costs(fleet, pinned) == {"w1": 4.0}

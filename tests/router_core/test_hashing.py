@@ -19,7 +19,7 @@ from router_core.hashing import (
     to_signed,
     to_unsigned,
 )
-from router_core.selection import RoutingRequest
+from router_core.routing_view import RoutingRequest
 
 VECTORS = json.loads(
     (Path(__file__).parents[1] / "captures" / "hash_vectors.json").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from router_core.events import BlocksStored, Fault, RemoveResult, StoreResult
 from router_core.hashing import hash_prompt, sequence_hashes
 from router_core.index import PrefixIndex
 from router_core.router import Router
+from router_core.routing_view import RoutingRequest
 from router_core.runs import LIMIT
-from router_core.selection import RoutingRequest
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
 from tests.router_core.fleet import MODEL, worker
 

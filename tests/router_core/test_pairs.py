@@ -34,7 +34,8 @@ from router_core import (
 )
 from router_core.changes import ConfigSet, WorkerLost
 from router_core.counterfactual import with_weight
-from router_core.selection import SIZE_UNKNOWN, Pin
+from router_core.routing_view import Pin
+from router_core.selection import SIZE_UNKNOWN
 from router_core.sensitivity import Question
 from tests.router_core.fleet import active, apply_all, request, router, stored, worker
 

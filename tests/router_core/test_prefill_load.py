@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router_core.changes import Booked, Expired, Freed, PrefillDone, ThresholdsSet, WorkerLost
 from router_core.decision import PredictedPrefill
 from router_core.router import Router
-from router_core.selection import WhatIf
+from router_core.routing_view import WhatIf
 from tests.router_core.fleet import MODEL, apply_all, request, router, worker
 
 

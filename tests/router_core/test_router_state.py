@@ -24,7 +24,7 @@ from router_core.errors import ConfigError, SnapshotError
 from router_core.events import BlocksRemoved, BlocksStored, Cleared
 from router_core.index import IndexBound
 from router_core.router import Router
-from router_core.selection import Pin
+from router_core.routing_view import Pin
 from tests.router_core.fleet import MODEL, active, apply_all, request, router, stored, worker
 
 IDS = st.integers(1, 4)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import router_core.changes as c
 from router_core.decision import Decision
 from router_core.router import Router
-from router_core.selection import Pin
+from router_core.routing_view import Pin
 from router_core.sessions import Session, SessionTable
 from router_core.workers import WorkerWithDpRank
 from tests.router_core.fleet import MODEL, apply_all, request, router, worker

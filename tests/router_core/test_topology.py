@@ -18,7 +18,7 @@ from router_core.changes import (
 )
 from router_core.decision import AllWorkersBusy, NoEligibleWorker
 from router_core.errors import ConstraintError, PolicyUnderivable, WorkerError
-from router_core.selection import Pin
+from router_core.routing_view import Pin
 from router_core.taints import canonical_taint, constraints, topology_of
 from router_core.topology import UNCONSTRAINED, RouterPolicy, implied_constraints, policy_conflict
 from router_core.workers import MAX_RANKS, ModelRuntimeConfig, Role, Worker

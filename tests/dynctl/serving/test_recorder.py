@@ -297,6 +297,8 @@ async def test_a_sink_that_fails_ends_the_recording_of_a_process(tmp_path: Path,
 
     monkeypatch.setattr(FileSink, "write", full)
     async with site([{"name": "a0"}], record=tmp_path / "r") as fleet:
-        await until(lambda: any("no space is left" in one.message for one in fleet.service.conditions))
+        await until(
+            lambda: any("no space is left" in one.message for one in fleet.service.conditions)
+        )
         assert fleet.service.taps == ()
         assert (await fleet.chat())[0] == 200
