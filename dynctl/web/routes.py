@@ -158,9 +158,10 @@ class WebPage:
         return answer
 
     async def leave(self, http: web.Request) -> web.StreamResponse:
-        """``POST /ui/leave``: the browser forgets that it signed in."""
+        """``POST /ui/leave``: the browser forgets that it signed in; not for a form of others."""
         answer = _to_the_page()
-        answer.del_cookie(_cookie_name(http), path="/ui")
+        if _from_own_page(http):
+            answer.del_cookie(_cookie_name(http), path="/ui")
         return answer
 
     @property
@@ -187,7 +188,7 @@ class WebPage:
 
         @wraps(handler)
         async def behind(http: web.Request) -> web.StreamResponse:
-            if not (is_operator(http, self._token) or self._signed_in(http)):
+            if not (is_operator(http, self._token, links=True) or self._signed_in(http)):
                 return self._refused()
             try:
                 return await handler(http)

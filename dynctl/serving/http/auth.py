@@ -2,8 +2,8 @@
 
 An operator has the admin token, uses the Unix socket, or, if there is no token, is a program on
 this machine. A web page is not one: its requests have an Origin, a Host of its own (DNS rebinding),
-or a content type that needs no permission (a form). Clients of inference need a key if keys are
-set.
+a content type that needs no permission (a form), or the browser's note that another site sent it
+(an image, a frame, a window). Clients of inference need a key if keys are set.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from dynctl.serving.refusal import HttpError
 
 #: Headers of proxies: their own address is local, their clients are not.
 _OF_A_PROXY = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+
+#: Values of Sec-Fetch-Site for a request that a page of another origin causes.
+_OTHER_SITES = ("cross-site", "same-site")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -92,11 +95,11 @@ def require_local(http: web.Request) -> None:
         raise _forbidden(http, f"{problem}; set --admin-token on dynctl serve and send the token")
 
 
-def is_operator(http: web.Request, token: str | None) -> bool:
-    """Whether the caller may see routing details."""
+def is_operator(http: web.Request, token: str | None, *, links: bool = False) -> bool:
+    """Whether the caller may see routing details. ``links``: also by a link on another site."""
     if over_unix_socket(http):
         return True
-    return has_token(http, token) if token is not None else not _not_local(http)
+    return has_token(http, token) if token is not None else not _not_local(http, links=links)
 
 
 def over_unix_socket(http: web.Request) -> bool:
@@ -105,7 +108,7 @@ def over_unix_socket(http: web.Request) -> bool:
     return used is not None and used.family == socket.AF_UNIX
 
 
-def _not_local(http: web.Request) -> str:
+def _not_local(http: web.Request, *, links: bool = False) -> str:
     """Why the request is not from a program on this machine; empty if it is."""
     if http.remote and not _is_loopback(http.remote):
         return f"the client {http.remote} is not on this machine"
@@ -115,6 +118,10 @@ def _not_local(http: web.Request) -> str:
         return "the request comes through a proxy"
     if "origin" in http.headers:
         return "the request comes from a web page (it has an Origin)"
+    if http.headers.get("sec-fetch-site") in _OTHER_SITES:
+        opened = (http.headers.get("sec-fetch-mode"), http.headers.get("sec-fetch-dest"))
+        if not (links and http.method == "GET" and opened == ("navigate", "document")):
+            return "the request comes from a web page of another site"
     return ""
 
 
@@ -179,9 +186,16 @@ def guarded(
 
 def keyed(handler: Handler, keys: ApiKeys, token: str | None) -> Handler:
     """``handler`` for clients with a valid key, within its limits, and for operators with the
-    token. Without keys for every client."""
+    token. Without keys for every client; a web page has to send JSON, which needs permission."""
+
+    @wraps(handler)
+    async def open_to_all(http: web.Request) -> web.StreamResponse:
+        if "origin" in http.headers or http.headers.get("sec-fetch-site") in _OTHER_SITES:
+            require_json(http)
+        return await handler(http)
+
     if not keys.required:
-        return handler
+        return open_to_all
 
     @wraps(handler)
     async def behind(http: web.Request) -> web.StreamResponse:

@@ -1,5 +1,6 @@
 """Every endpoint of every listener: who may use it. Errors name no worker to others."""
 
+import json
 import socket
 from typing import Any
 
@@ -89,6 +90,7 @@ FOREIGN = [
     {"host": "192.0.2.7:8000"},
     {"origin": "http://127.0.0.1:3000"},
     {"origin": "null"},
+    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
     {"x-forwarded-for": "192.0.2.7"},
     {"forwarded": "for=192.0.2.7"},
     {"via": "1.1 proxy"},
@@ -160,6 +162,26 @@ async def test_without_a_token_others_get_inference_only(headers, router):
                 assert "--admin-token" in text, endpoint
         if not router:
             assert found["POST", "/v1/chat/completions"][0] == 200
+
+
+async def test_a_web_page_sends_no_chat_without_permission():
+    """A form or a text needs no permission of the server; JSON does, and none is given."""
+    plain = {"content-type": "text/plain"}
+    page = {"origin": "http://evil.example"}
+    async with site([{"name": "a0"}], health=SLOW_HEALTH) as fleet:
+        url = fleet.frontend.url + "/v1/chat/completions"
+        for headers, status in (
+            ({**plain, **page}, 415),
+            ({**plain, "sec-fetch-site": "cross-site"}, 415),
+            ({**page, "content-type": "application/json"}, 200),
+            (plain, 200),
+        ):
+            body = json.dumps({**BODY, "max_tokens": 1})
+            async with fleet.client.post(url, data=body, headers=headers) as answer:
+                assert answer.status == status, (headers, await answer.text())
+                assert "access-control-allow-origin" not in answer.headers
+        async with fleet.client.options(url, headers=page) as answer:
+            assert answer.status in (404, 405)
 
 
 async def test_without_a_token_programs_of_this_machine_are_operators():

@@ -184,6 +184,34 @@ async def test_a_form_of_another_page_is_refused():
         assert (await sign_in(found, SECRET, **own))[0] == 303
 
 
+async def test_signing_out_needs_a_form_of_the_page():
+    async with fleet(api_token=SECRET) as found:
+        headers = {"sec-fetch-site": "cross-site"}
+        url = found.url("/ui/leave")
+        async with found.client.post(url, headers=headers, allow_redirects=False) as answer:
+            assert answer.status == 303
+            assert not answer.cookies
+
+
+async def test_another_site_may_link_to_the_page_and_not_load_it():
+    """Without a token, the browser on this machine is an operator's; pages of others are not."""
+    site = {"sec-fetch-site": "cross-site"}
+    link = {**site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    frame = {**site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
+    image = {**site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    async with fleet() as found:
+        for path, headers, status in (
+            ("/ui", link, 200),
+            ("/ui", frame, 403),
+            ("/ui", image, 403),
+            ("/v1/view", image, 403),
+            ("/v1/view", link, 403),
+            ("/v1/view", {"sec-fetch-site": "none"}, 200),
+        ):
+            async with found.client.get(found.url(path), headers=headers) as answer:
+                assert answer.status == status, (path, headers)
+
+
 async def test_a_form_has_a_bound_and_other_bodies_have_no_token():
     async with fleet(api_token=SECRET) as found:
         url = found.url("/ui/session")
