@@ -119,6 +119,10 @@ class EtcdServer:
     def revision(self) -> int:
         return int(self.post("/v3/kv/range", key=_b64(b"none"))["header"]["revision"])
 
+    def revoke(self, lease: int) -> None:
+        """End a lease; its keys are gone."""
+        self.post("/v3/lease/revoke", ID=str(lease))
+
     def leases(self) -> int:
         return len(self.post("/v3/lease/leases").get("leases", []))
 

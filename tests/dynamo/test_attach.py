@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from tests.ports import free_port
 from tests.waiting import until_now
 
 WORDS = "rivers stones north south east west water light day time way small large old new "
+SHOWN = {"extra_fields": ["worker_id", "timing"]}
 #: One pixel.
 IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
@@ -41,8 +44,10 @@ class Attached:
         name: str,
         plane: str = "zmq",
         role: str = "aggregated",
+        model_path: Path = TINY_MODEL,
     ) -> None:
         self._role = role
+        self._model_path = model_path
         self._group = group
         self._plane = plane
         self._fleet = fleet
@@ -64,7 +69,7 @@ class Attached:
 
     def start_sidecar(self, *more: str) -> Process:
         engine = f"{self.url},role={self._role}"
-        arguments = ["serve", "attach", "--engine", engine, "--model-path", str(TINY_MODEL)]
+        arguments = ["serve", "attach", "--engine", engine, "--model-path", str(self._model_path)]
         arguments += ["--system-port", str(self.ports[3]), "--event-plane", self._plane, *more]
         self.sidecar = self._start("sidecar", arguments)
         return self.sidecar
@@ -82,6 +87,11 @@ class Attached:
             return dict(answer.json())
         return {}
 
+    def conditions(self) -> set[str]:
+        """The codes of what is wrong; of a sidecar that does not answer that too."""
+        health = self.health()
+        return {one["code"] for one in health["conditions"]} if health else {"no answer"}
+
     def requests(self) -> int:
         """The requests that reached the sidecar."""
         text = httpx.get(f"http://127.0.0.1:{self.ports[3]}/metrics", trust_env=False).text
@@ -92,7 +102,7 @@ class Attached:
     @property
     def instance_id(self) -> int:
         log = "\n".join(self.sidecar.lines())
-        return int(log.rpartition("as instance ")[2].partition(" ")[0], 16)
+        return int(re.findall(r"as instance ([0-9a-f]+)", log)[-1], 16)
 
     def load(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.url}/load", trust_env=False).json())
@@ -129,8 +139,7 @@ def prompt(number: int, words: int = 40) -> str:
 
 
 def ask(fleet: DynamoFleet, text: str, tokens: int = 6, **fields: Any) -> Answer:
-    nvext = {"extra_fields": ["worker_id", "timing"]}
-    answer = fleet.frontend.complete(text, max_tokens=tokens, nvext=nvext, timeout=60, **fields)
+    answer = fleet.frontend.complete(text, max_tokens=tokens, nvext=SHOWN, timeout=60, **fields)
     assert answer.ok, (answer.status, answer.body, fleet.logs())
     return answer
 
@@ -227,6 +236,23 @@ def test_a_second_sidecar_is_refused(fleet: DynamoFleet, pair: tuple[Attached, A
     workers(fleet, 2)
 
 
+def test_a_tokenizer_with_another_checksum_is_not_registered(
+    fleet: DynamoFleet, pair: tuple[Attached, Attached], tmp_path: Path
+):
+    """The engine is well; its sidecar has other files than the model that the fleet serves."""
+    other = tmp_path / "other"
+    shutil.copytree(TINY_MODEL, other)
+    (other / "tokenizer.json").write_text((TINY_MODEL / "tokenizer.json").read_text() + "\n")
+    group = ProcessGroup(fleet.directory)
+    try:
+        third = Attached(group, fleet, "e", model_path=other)
+        until_now(lambda: "MODEL_FILES_DIFFER" in third.conditions(), 60)
+        assert sum(fleet.frontend.worker_counts().values()) == len(pair)
+        assert ask(fleet, prompt(55)).ok
+    finally:
+        group.close()
+
+
 def test_an_engine_that_dies_leaves_the_fleet_and_comes_back_with_an_empty_cache(
     fleet: DynamoFleet, pair: tuple[Attached, Attached]
 ):
@@ -321,8 +347,24 @@ def test_with_etcd_and_nats(tmp_path: Path):
                     return float(ask(fleet, text).timing["kv_hit_rate"]) > 0.5
 
                 until_now(hit)
+
+                # etcd is gone for a while, and the lease is lost: a condition, then registered
+                # again as another instance, and nothing of the first one stays.
+                before = one.instance_id
+                etcd.kill()
+                until_now(lambda: "REGISTRATION_INTERRUPTED" in one.conditions(), 30)
+                etcd.start()
+                etcd.revoke(before)
+                until_now(lambda: one.instance_id != before, 60)
+                until_now(lambda: not one.conditions() and etcd.leases() == leases, 60)
+
+                def served_again() -> bool:
+                    answer = fleet.frontend.complete(text, max_tokens=2, nvext=SHOWN, timeout=60)
+                    return answer.ok and answer.placement.decode == one.instance_id
+
+                until_now(served_again, 60)
                 one.sidecar.kill(signal.SIGTERM)
                 workers(fleet, 0)
-                assert etcd.leases() == leases - 1
+                until_now(lambda: etcd.leases() == leases - 1)
             finally:
                 group.close()

@@ -327,6 +327,19 @@ def test_etcd_and_nats_and_etcd_gone_for_a_while(tmp_path: Path) -> None:
             wait(ours, lambda: ours.dry_run(PROMPT).placement == first.placement, "the index")
             assert ours.chat(MESSAGES, stream=True, max_tokens=3).ok
 
+            def rejected() -> list[str]:
+                return [name for code, name in ours.conditions() if code == "WORKER_REJECTED"]
+
+            # Entries that no Dynamo wrote cost nothing but a condition each.
+            junk = [f"v1/{bucket}/dynamo/backend/generate/b0" for bucket in ("mdc", "instances")]
+            for key in junk:
+                etcd.put(key, b"{not json")
+            wait(ours, lambda: len(rejected()) == len(junk), "the conditions")
+            assert ours.complete(PROMPT).ok
+            for key in junk:
+                etcd.delete(key)
+            wait(ours, lambda: not rejected(), "the conditions to end")
+
             def interrupted() -> bool:
                 return any(code == "DISCOVERY_INTERRUPTED" for code, _ in ours.conditions())
 
