@@ -207,7 +207,8 @@ class PrefixCache:
             return
         holders, free, hash_of = self._holders, self._free, self._hash_of
         for block in reversed(table.blocks):
-            left = holders[block] = holders[block] - 1
+            left = holders[block] - 1
+            holders[block] = left
             if not left:
                 free[block] = None
                 if hash_of[block] is None:
@@ -241,19 +242,20 @@ class PrefixCache:
         if not count:
             return
         hash_of, holders, next_free = self._hash_of, self._holders, self._free.popitem
-        taken = [next_free(last=False)[0] for _ in range(count)]
-        table.blocks += taken
-        evicted: list[int] = []
-        for block in taken:
+        block_of, copies = self.blocks, self._copies
+        add, evicted = table.blocks.append, []
+        for _ in range(count):
+            block, _ = next_free(last=False)
+            add(block)
             holders[block] = 1
             digest = hash_of[block]
             if digest is not None:
                 hash_of[block] = None
                 evicted.append(digest)
-                if digest in self._copies:
+                if digest in copies:
                     self._drop_copy(digest, block)
                 else:
-                    del self.blocks[digest]
+                    del block_of[digest]
         self.evictions += len(evicted)
         if evicted and self._queues:
             self._events.append(Removed(tuple(evicted)))
