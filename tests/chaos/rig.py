@@ -22,11 +22,10 @@ from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.chaos.faults import Broken
 from tests.chaos.proxies import AnswerProxy, TcpProxy
 from tests.dynctl.serving.fleets import TOKENIZER, WORDS, Site, chat_body
-from tests.waiting import patience, until
+from tests.waiting import patience, slowdown, until
 
 BROKEN = "broken"
 OTHER_MODEL = "other"
-_HEALTH = HealthConfig(interval_s=0.2, timeout_s=1.0)
 _ENGINE: Mapping[str, Any] = {"speedup_ratio": 50.0, "default_output_tokens": 8}
 _LONGEST_S = 60.0  # a client waits at most this long for the end of an answer (idle machine)
 
@@ -198,8 +197,14 @@ async def rig(settings: Mapping[str, Any]) -> AsyncIterator[Rig]:
         )
         others = tuple(f"{engines[name].url},name={name}" for name in ("b", "c", OTHER_MODEL))
         values: dict[str, Any] = {
-            "limits": Limits(first_byte_s=3.0, idle_s=3.0, connect_s=1.0, drain_s=2.0),
-            "health": _HEALTH,
+            # A fault lasts as long as these; what works must not reach them on a busy machine.
+            "limits": Limits(
+                first_byte_s=3 * slowdown(),
+                idle_s=3 * slowdown(),
+                connect_s=slowdown(),
+                drain_s=2.0,
+            ),
+            "health": HealthConfig(interval_s=0.2, timeout_s=slowdown()),
             **settings,
         }
         frontend = Frontend(

@@ -47,7 +47,9 @@ class EtcdServer:
             context = ssl.create_default_context(cafile=str(certificate[0]))
             context.load_cert_chain(*certificate)
             options["verify"] = context
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=10, **options)
+        self.http = httpx.Client(
+            base_url=self.url, trust_env=False, timeout=patience(10), **options
+        )
 
     def start(self) -> None:
         """Until it is healthy; a port that was taken meanwhile is an error."""

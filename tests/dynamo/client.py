@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dynctl.wire.traces import TraceRequest
+from tests.waiting import patience
 
 DRY_RUN = "query_instance_id:"
 """Dynamo needs the colon: without it the request really runs."""
@@ -285,7 +286,7 @@ class FrontendClient:
         timeout: float,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=patience(timeout))
         try:
             connection.request(method, path, *_encoded(body, headers))
             response = connection.getresponse()
@@ -309,7 +310,9 @@ class InFlight:
         timeout: float,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._connection = http.client.HTTPConnection(client.host, client.port, timeout=timeout)
+        self._connection = http.client.HTTPConnection(
+            client.host, client.port, timeout=patience(timeout)
+        )
         self._connection.connect()
         self._socket = self._connection.sock
         self._first = threading.Event()

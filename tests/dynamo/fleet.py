@@ -25,6 +25,7 @@ from tests.dynamo.plans import WorkerPlan, aggregated, two_zones
 from tests.dynamo.processes import Process, ProcessGroup
 from tests.dynamo.versions import FIRST_WITHOUT_NATS, minor, older_environment, version_of
 from tests.ports import free_port
+from tests.waiting import patience
 
 __all__ = [
     "DYNAMO_PYTHON",
@@ -447,8 +448,8 @@ class DynamoFleet:
     def _wait(
         self, condition: Callable[[], bool], seconds: float, what: str, every: float = 0.1
     ) -> None:
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         while not condition():
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > patience(seconds):
                 raise AssertionError(f"waited {seconds:g} s for {what}\n{self.logs()}")
             time.sleep(every)

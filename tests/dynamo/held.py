@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.dynamo.processes import Process
+from tests.waiting import patience
 
 State = Literal["prefill", "decode", "done", "cancelled", "failed"]
 
@@ -78,12 +79,12 @@ class HeldControl:
 
     def wait_for(self, count: int, *states: State, timeout: float = 15) -> list[HeldRequest]:
         """Wait until exactly ``count`` requests are in one of ``states``."""
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
         while True:
             found = self.requests(*states)
             if len(found) == count:
                 return found
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > patience(timeout):
                 raise AssertionError(
                     f"{self._process.name}: {len(found)} requests in {states}, expected {count}: "
                     f"{self.requests()}"

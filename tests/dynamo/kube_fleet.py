@@ -41,6 +41,7 @@ from tests.kube.api_server import ApiServer
 from tests.kube.api_server.streams import Ran, run
 from tests.kube.objects import Component, Json
 from tests.kube.objects.accounts import VIEWER_RULES, Rule, role
+from tests.waiting import patience
 
 NAMESPACE, GRAPH = "prod", "my-llm"
 VIEWER = "viewer"
@@ -250,7 +251,7 @@ class KubeFleet:
             [sys.executable, "-m", "dynctl", *words, "--kubeconfig", str(config)],
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=patience(90),
             env=environment,
         )
         return Done(done.returncode, done.stdout, done.stderr)
@@ -283,9 +284,9 @@ class KubeFleet:
 
     def wait_until(self, holds: Callable[[], Any], what: str, *, seconds: float = 20) -> None:
         """Poll; on the deadline fail with ``what`` and the logs' ends."""
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         while not holds():
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > patience(seconds):
                 logs = "\n".join(pod.process.tail(8) for pod in self.pods.values())
                 raise AssertionError(f"waited {seconds:g} s for {what}\n{logs}")
             time.sleep(0.05)

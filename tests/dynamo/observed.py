@@ -17,6 +17,7 @@ from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import Router
 from tests.dynamo.fleet import DynamoFleet
+from tests.waiting import patience
 
 QUIET_SECONDS = 0.06
 """Events of a finished request have reached us, and Dynamo's own router, when none came so long."""
@@ -76,7 +77,7 @@ async def observing(
     )
     holder.append(Observed(observer))
     async with observer:
-        await asyncio.wait_for(observer.settled(), 20)
+        await asyncio.wait_for(observer.settled(), patience(20))
         yield holder[0]
 
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.waiting import patience
+
 STOP_SECONDS = 5.0
 
 _REAPER = """
@@ -50,7 +52,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
         if wait and number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-            self.popen.wait(STOP_SECONDS * 3)
+            self.popen.wait(patience(STOP_SECONDS))
 
     def lines(self, since: int = 0) -> list[str]:
         """The log's lines, from line ``since`` on."""

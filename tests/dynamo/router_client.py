@@ -20,7 +20,7 @@ async def main() -> None:
             clients[name] = await runtime.endpoint(name).client()
         client = clients[name]
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while instance not in client.instance_ids():  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0.05)
                 items = [item async for item in await client.direct(request, instance)]

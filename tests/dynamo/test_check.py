@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from tests.dynamo.fleet import DynamoFleet, two_zones
+from tests.waiting import patience
 
 
 def check(fleet: DynamoFleet, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -20,7 +21,7 @@ def check(fleet: DynamoFleet, *arguments: str) -> tuple[int, dict[str, Any]]:
         [sys.executable, "-m", "dynctl", "check", "-o", "json", *frontends, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         env=clean | fleet.reached_by,
     )
     assert done.stdout, done.stderr

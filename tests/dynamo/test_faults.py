@@ -14,6 +14,7 @@ from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_server import nats_server
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan, aggregated
 from tests.dynamo.observed import Observed, observing, possible
+from tests.waiting import patience
 
 FILE_LEASE = 10.0
 #: Above the lease: polling, the sweep of another process, and a busy machine.
@@ -25,7 +26,7 @@ async def until(condition: Callable[[], bool], seconds: float, what: str) -> flo
     """Wait for it; how long it took."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < seconds, f"waited {seconds:g} s for {what}"
+        assert time.monotonic() - began < patience(seconds), f"waited {seconds:g} s for {what}"
         await asyncio.sleep(0.02)
     return time.monotonic() - began
 

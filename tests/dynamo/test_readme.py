@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.dynamo.fleet import DynamoFleet, two_zones
+from tests.waiting import patience
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -33,7 +34,7 @@ def test_the_lines_of_the_readme() -> None:
                 [sys.executable, "-m", *words],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=patience(60),
                 env=clean | ours,
             )
             # `check` may have findings (exit 1); none of the lines may fail to answer.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
+from tests.waiting import patience
 
 PROMPT = "Explain how a router decides which worker should serve a request, and why that matters."
 
@@ -21,7 +22,7 @@ def route(fleet: DynamoFleet, *arguments: str) -> dict[str, Any]:
         [sys.executable, "-m", "dynctl", "route", PROMPT, "-o", "json", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         env=clean | fleet.reached_by,
     )
     assert done.returncode == 0, done.stderr
@@ -68,7 +69,7 @@ def test_a_view_of_a_live_dynamo_repeats_offline(tmp_path) -> None:
         [sys.executable, "-m", "dynctl", "route", PROMPT, "-o", "json", "--view", str(saved)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == result

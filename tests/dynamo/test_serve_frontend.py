@@ -30,7 +30,7 @@ from tests.dynamo.fleet import (
 )
 from tests.dynamo.ours import OurFrontend, our_frontend, wait, zones
 from tests.ports import free_port
-from tests.waiting import until_now
+from tests.waiting import patience, until_now
 
 PROMPT = list(range(3, 103))
 MESSAGES = [{"role": "user", "content": "Where do my blocks live? " * 8}]
@@ -117,7 +117,9 @@ def test_commands_read_it_as_any_frontend(pool: tuple[DynamoFleet, OurFrontend])
 
     def run(*words: str) -> str:
         command = [sys.executable, "-m", "dynctl", *words, "--frontend", ours.url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=patience(120), check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

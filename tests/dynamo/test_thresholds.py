@@ -40,7 +40,7 @@ def thresholds(
         [sys.executable, "-m", "dynctl", command, *arguments, "-o", "json", *urls],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         env=clean | ({"DYN_FILE_KV": str(fleet.file_kv)} if planes else {}),
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.waiting import patience
+
 FIRST_WITHOUT_NATS = (1, 2)
 """Older mock workers do not start without a NATS server."""
 LAST_WITH_DURABLE_EVENTS = (1, 3)
@@ -22,7 +24,7 @@ def version_of(python: str) -> str:
     """The version of ai-dynamo that a Python has. Raises OSError or SubprocessError."""
     asked = "from importlib.metadata import version; print(version('ai-dynamo'))"
     done = subprocess.run(
-        [python, "-c", asked], capture_output=True, text=True, timeout=60, check=True
+        [python, "-c", asked], capture_output=True, text=True, timeout=patience(60), check=True
     )
     return done.stdout.strip()
 

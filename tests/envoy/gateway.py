@@ -16,7 +16,7 @@ import httpx
 
 from tests.dynamo.processes import Process, ProcessGroup
 from tests.ports import free_port
-from tests.waiting import until_now
+from tests.waiting import patience, until_now
 
 # Read when imported, since the tests' environment is emptied of DYNCTL_* variables.
 PROGRAM = os.environ.get("DYNCTL_ENVOY", "")
@@ -164,7 +164,7 @@ class Gateway:
 
     def __init__(self, port: int, admin: int, process: Process) -> None:
         self.port, self.admin, self.process = port, admin, process
-        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=patience(60), trust_env=False)
 
     @property
     def url(self) -> str:

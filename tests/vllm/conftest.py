@@ -8,6 +8,7 @@ import pytest
 
 from tests.vllm.rates import AIM, Outcome, Rate
 from tests.vllm.stack import VLLM_PYTHON
+from tests.waiting import patience
 
 HERE = Path(__file__).resolve().parent
 _LINES = pytest.StashKey[list[str]]()
@@ -73,7 +74,11 @@ def vllm_version() -> str:
     asked = "from importlib.metadata import version; print(version('vllm'))"
     try:
         done = subprocess.run(
-            [VLLM_PYTHON, "-c", asked], capture_output=True, text=True, timeout=60, check=True
+            [VLLM_PYTHON, "-c", asked],
+            capture_output=True,
+            text=True,
+            timeout=patience(60),
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         pytest.exit(f"{VLLM_PYTHON} has no vllm: {error}; run `make test-vllm`", 2)

@@ -23,7 +23,7 @@ import httpx
 from tests.dynamo.processes import Process, ProcessGroup
 from tests.ports import free_port
 from tests.vllm.models import write_models
-from tests.waiting import until_now
+from tests.waiting import patience, until_now
 
 # Read when imported, since the tests' environment is emptied of DYNCTL_* variables.
 VLLM_PYTHON = os.environ.get("DYNCTL_VLLM_PYTHON", "")
@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, name: str, port: int, events: str, replay: str, process: Process) -> None:
         self.name, self.port, self.events, self.replay = name, port, events, replay
         self.process = process
-        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=patience(120), trust_env=False)
 
     @property
     def url(self) -> str:
@@ -85,7 +85,7 @@ class Frontend:
         self.workers = workers
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{port}",
-            timeout=300,
+            timeout=patience(300),
             trust_env=False,
             limits=httpx.Limits(max_connections=32),
         )

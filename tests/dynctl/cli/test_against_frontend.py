@@ -232,7 +232,9 @@ def test_advice_is_about_the_requests_of_the_frontend(frontend: str, asks: Any) 
     before = advice()["requests"]
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
     for _ in range(2):
-        httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+        httpx.post(
+            f"{frontend}/v1/chat/completions", json=body, timeout=patience(60)
+        ).raise_for_status()
     until_now(lambda: advice()["requests"] >= before + 2)
     one = advice()
     assert one["workload"] == "mixed"
@@ -245,7 +247,7 @@ def test_advice_is_about_the_requests_of_the_frontend(frontend: str, asks: Any) 
 
 def test_decisions_are_listed_filtered_and_explained_by_the_end_of_an_id(asks, frontend):
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
-    answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=patience(60))
     decision = answer.headers["x-dynctl-decision"]
     heading, first, *rest = asks("decisions").out.splitlines()
     assert heading.split() == [
@@ -281,7 +283,7 @@ def test_decisions_tail_shows_those_that_are_made_while_it_runs(frontend: str, t
         shown: list[str] = []
 
         def both() -> bool:
-            answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=60)
+            answer = httpx.post(f"{frontend}/v1/chat/completions", json=body, timeout=patience(60))
             made.add(answer.headers["x-dynctl-decision"])
             return tail.poll() is not None
 
