@@ -91,8 +91,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.integers(
                 -(2**63) if least is None else least, 2**64 - 1 if most is None else most
             )
-        case inspect.FloatType():
-            return st.floats(allow_nan=False, allow_infinity=False)
+        case inspect.FloatType(ge=least, le=most):
+            return st.floats(least, most, allow_nan=False, allow_infinity=False)
         case inspect.BoolType():
             return st.booleans()
         case inspect.BytesType():
