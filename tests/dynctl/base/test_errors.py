@@ -15,6 +15,7 @@ _OTHERS = {
     "base/errors.py",
     "base/worker_environment.py",  # Dynamo's messages, word for word
     "serving/http/processes.py",
+    "serving/http/server.py",
     "serving/http/start.py",
     "serving/attach/sidecar.py",
     "simulation/engine/kv_publisher.py",
