@@ -517,9 +517,11 @@ class Cluster(Protocol):
         container: str,
         *,
         previous: bool = False,
+        last: int | None = None,
         max_bytes: int = 1 << 20,
     ) -> Iterator[str]:
-        """The first lines of a container's log, oldest first, at most ``max_bytes`` in all."""
+        """The first lines of a container's log, oldest first, at most ``max_bytes`` in all;
+        ``last``: of its last lines, this many."""
         ...
 
     def forward(self, namespace: str, pod: str, port: int) -> AbstractContextManager[str]:

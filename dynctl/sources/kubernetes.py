@@ -6,6 +6,7 @@ it is used if a Dynamo frontend answers there. The API server's port-forward wor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ from typing import Final, Literal
 
 from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
 from dynctl.adapters.ports import Cluster, ClusterRefusal
-from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.base.errors import DynctlError, Unreachable, UsageProblem, single_line
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.base.options import GlobalOptions
+from dynctl.base.terminal import printable
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.wire.kubernetes.forbidden import lacking
 from dynctl.wire.kubernetes.names import (
@@ -33,6 +35,11 @@ _MOST_WAYS: Final = 64
 _DEFAULT_PORT: Final = 8000
 OUT_OF_REACH: Final = "not reachable from here (it needs the cluster's own network)"
 """Used for values from the workers' own addresses, where only the API server is reachable."""
+#: Lines and bytes of the end of a pod's log.
+LOG_LINES: Final = 200
+_LOG_BYTES: Final = 256 * 1024
+_LOG_LINE: Final = 2000
+_POD_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 #: Seconds for a pod's address to answer before port-forward is used.
 _DIRECT_S: Final = 1.0
 
@@ -70,6 +77,48 @@ def frontend_pods(cluster: Cluster, namespace: str | None) -> list[Pod]:
         read = (pod(mapping(item)) for item in sequence(page.get("items")))
         found += [one for one in read if one.ready and not one.deleting]
     return sorted(found, key=lambda one: (one.namespace, one.name))
+
+
+def pod_log(options: GlobalOptions, name: str) -> list[str]:
+    """The last lines of the log of a worker's pod, after a line that names it.
+
+    Raises UsageProblem without one such pod, Unreachable where the log is not readable.
+    """
+    if not _POD_NAME.fullmatch(name):
+        raise UsageProblem(f"not read: {single_line(name, 80)!r} is not the name of a pod")
+    cluster = open_cluster(options)
+    try:
+        namespace = namespaces_of(options, cluster)
+        inner = "" if namespace is None else f"/namespaces/{namespace}"
+        query = {"fieldSelector": f"metadata.name={name}"}
+        found = [
+            pod(mapping(item))
+            for page in cluster.pages(f"/api/v1{inner}/pods", query)
+            for item in sequence(page.get("items"))
+        ]
+        where = "any namespace" if namespace is None else f"namespace {namespace}"
+        if not found:
+            raise UsageProblem(f"not read: no pod {name} in {where}", "name another: -n NAMESPACE")
+        if len(found) > 1:
+            spaces = ", ".join(sorted(one.namespace for one in found)[:8])
+            raise UsageProblem(f"not read: pods {name} in {spaces}", "name one: -n NAMESPACE")
+        (one,) = found
+        if one.main is None:
+            raise UsageProblem(f"not read: pod {name} has no container named main")
+        container = one.main.name
+        lines = list(
+            cluster.log_lines(one.namespace, name, container, last=LOG_LINES, max_bytes=_LOG_BYTES)
+        )
+    except ClusterRefusal as refusal:
+        why = lacking(refusal.message) or single_line(refusal.message)
+        raise Unreachable(f"not read: {why}") from None
+    finally:
+        cluster.close()
+    which = f"the last {len(lines)} lines" if lines else "no lines yet"
+    return [
+        f"pod {name}, container {container}: {which}",
+        *(printable(line[:_LOG_LINE].expandtabs(4)) for line in lines),
+    ]
 
 
 def frontend_port(pod: Pod) -> int:

@@ -44,6 +44,7 @@ from dynctl.top.panels.decisions import DecisionPanel, decision_picture
 from dynctl.top.panels.domains import DomainPanel, domain_picture
 from dynctl.top.panels.panel import AnyPanel, Panel
 from dynctl.top.panels.workers import WorkerPanel, worker_picture
+from dynctl.top.process_log import ReadLog, unread_log
 from dynctl.top.side import FROM_WIDTH, side_lines
 from dynctl.top.thresholds import ThresholdScreen
 from dynctl.top.widgets import Lines, Prompt, TextScreen
@@ -63,8 +64,8 @@ class TopApp(App[int]):
     """The dashboard of ``source``, which is entered already.
 
     ``rate``: seconds between two readings. ``domain``: the first domain to group by. ``wall``:
-    seconds since the epoch. ``chain`` reads a worker's chain of custody; exports are written to
-    ``directory``.
+    seconds since the epoch. ``chain`` reads a worker's chain of custody, ``logs`` the log of its
+    process; exports are written to ``directory``.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -87,6 +88,7 @@ class TopApp(App[int]):
         domain: str | None = None,
         readonly: bool = False,
         chain: ReadChain = registered_chain,
+        logs: ReadLog = unread_log,
         wall: Callable[[], float] = time.time,
         directory: Path = Path(),
     ) -> None:
@@ -100,7 +102,7 @@ class TopApp(App[int]):
         self.view: DomainView | None = None
         self.alerts: tuple[Alert, ...] = ()
         self.wall = wall
-        self._details = Details(source, chain)
+        self._details = Details(source, chain, logs)
         self._domain = domain
         self._zoomed = False
         self._notice = ""

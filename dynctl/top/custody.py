@@ -72,13 +72,16 @@ def cluster_chain(options: GlobalOptions) -> ReadChain:
 
 def chain_reader(options: GlobalOptions) -> ReadChain:
     """The reader of the most complete chain that the options allow."""
+    return cluster_chain(options) if names_cluster(options) else registered_chain
+
+
+def names_cluster(options: GlobalOptions) -> bool:
+    """Whether the options name a Kubernetes cluster."""
     from dynctl.adapters.dynamo.planes import backend
 
     named = backend(options)
     kubernetes = (options.kube_context, options.kubeconfig, options.namespace)
-    if any(one is not None for one in kubernetes) or (named or ("",))[0] == "kubernetes":
-        return cluster_chain(options)
-    return registered_chain
+    return any(one is not None for one in kubernetes) or (named or ("",))[0] == "kubernetes"
 
 
 def _taint(worker: WorkerRow, domain: str | None) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dynctl.base.errors import DynctlError
 from dynctl.documents.snapshot import (
     Alert,
     DecisionLine,
@@ -34,11 +35,12 @@ from dynctl.screens.workers import rank_loads, worker_detail, worker_status
 from dynctl.sources.source import LiveSource
 from dynctl.top.custody import ReadChain
 from dynctl.top.panels.columns import worker_table
+from dynctl.top.process_log import ReadLog, unread_log
 
 _LABEL: Final = 14
 _LOGS: Final = (
-    "A worker's own log is where it runs, on Kubernetes: kubectl logs POD. All decisions as they "
-    "are made: dynctl decisions tail."
+    "The log of a worker's process: l on the worker. All decisions as they are made: dynctl "
+    "decisions tail."
 )
 _CLUSTER: Final = "dynctl top .. --kube-context NAME -n NAMESPACE shows the links before the card"
 _WINNER_ONLY: Final = (
@@ -71,11 +73,13 @@ class Shown:
 
 
 class Details:
-    """Texts about rows. ``source`` explains decisions, ``chain`` reads chains of custody."""
+    """Texts about rows. ``source`` explains decisions, ``chain`` reads chains of custody, ``logs``
+    the logs of processes."""
 
-    def __init__(self, source: LiveSource, chain: ReadChain) -> None:
+    def __init__(self, source: LiveSource, chain: ReadChain, logs: ReadLog = unread_log) -> None:
         self._source = source
         self._chain = chain
+        self._logs = logs
 
     async def open(self, row: Row, shown: Shown) -> Draw:
         """Enter: a worker's load, card and chain; a decision explained; a finding.
@@ -106,8 +110,18 @@ class Details:
                 return lambda canvas: alert_text(row, now, canvas)
 
     async def log(self, row: Row, shown: Shown, alerts: Sequence[Alert]) -> Draw:
-        """``l``: the decisions and findings about a row, newest first."""
-        return lambda canvas: log_text(row, shown, alerts, canvas)
+        """``l``: the decisions and findings about a row, newest first, and a worker's own log."""
+        own = await asyncio.to_thread(self._process_log, row) if isinstance(row, WorkerRow) else []
+        return lambda canvas: "\n".join(
+            [log_text(row, shown, alerts, canvas), "", *_own_log(own, canvas)]
+        )
+
+    def _process_log(self, worker: WorkerRow) -> Sequence[str]:
+        """The name of the log and its lines, or why it is not read and what to do."""
+        try:
+            return self._logs(worker)
+        except DynctlError as error:
+            return [error.message, *error.hint.splitlines()]
 
     async def yaml(self, row: Row) -> Draw:
         """``y``: the row as YAML."""
@@ -157,8 +171,18 @@ def log_text(row: Row, shown: Shown, alerts: Sequence[Alert], canvas: Canvas) ->
         lines += decision_report(report, canvas).split("\n")
     else:
         lines.append("  none")
-    lines += ["", *canvas.paragraph(_LOGS, first="")]
     return "\n".join(lines)
+
+
+def _own_log(lines: Sequence[str], canvas: Canvas) -> Iterator[str]:
+    """The log of a worker's process; a row that is no worker has none."""
+    if not lines:
+        yield from canvas.paragraph(_LOGS, first="")
+        return
+    place, *rest = lines
+    yield canvas.bold("log of the process")
+    yield from canvas.paragraph(place)
+    yield from (f"  {line}" for line in rest)
 
 
 def _workers_of(row: Row) -> set[str]:

@@ -59,7 +59,7 @@ KEYS: Final = (
     ("up down PgUp PgDn", "move through the rows (also j k space Home End)"),
     ("Enter", "open the row: zoom on a domain, a worker, a decision explained, a finding"),
     ("d  y", "describe the row; show it as YAML"),
-    ("l", "log of the row: its decisions and findings, newest first"),
+    ("l", "log of the row: decisions, findings, a worker's pod log"),
     ("/  !", "filter all panels: rows must contain the words and no !word; ! alone inverts"),
     (":", "go to a panel, a worker, a decision or a code: :workers, :decode-a0, :DYT0901"),
     ("s  S", "sort by the next column; reverse the order"),

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.sources.source import LiveSource
-from dynctl.top.custody import ReadChain, chain_reader
+from dynctl.top.custody import chain_reader
+from dynctl.top.process_log import log_reader
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 #: Seconds between two looks whether the terminal is still there.
@@ -43,24 +44,29 @@ def run_dashboard(
         )
     if options.no_color:
         os.environ["NO_COLOR"] = "1"  # which Textual reads when the app is made
-    return asyncio.run(
-        _run(source, rate=rate, domain=domain, readonly=readonly, chain=chain_reader(options))
-    )
+    return asyncio.run(_run(source, options, rate=rate, domain=domain, readonly=readonly))
 
 
 async def _run(
     source: LiveSource,
+    options: GlobalOptions,
     *,
     rate: float,
     domain: str | None,
     readonly: bool,
-    chain: ReadChain,
 ) -> int:
     from dynctl.top.app import TopApp
 
     with silent_logs():
         async with source:
-            app = TopApp(source, rate=rate, domain=domain, readonly=readonly, chain=chain)
+            app = TopApp(
+                source,
+                rate=rate,
+                domain=domain,
+                readonly=readonly,
+                chain=chain_reader(options),
+                logs=log_reader(options),
+            )
             loop = asyncio.get_running_loop()
             code = ExitCode.YES
 

@@ -178,12 +178,15 @@ class KubernetesCluster:
         container: str,
         *,
         previous: bool = False,
+        last: int | None = None,
         max_bytes: int = 1 << 20,
     ) -> Iterator[str]:
         path = pod_path(namespace, pod, "log")
         query = {"container": container, "limitBytes": str(max_bytes)}
         if previous:
             query["previous"] = "true"
+        if last is not None:
+            query["tailLines"] = str(last)
         left, rest = max_bytes, b""
         with self._server.answer(path, query) as response:
             for piece in self._server.pieces(response, path, max_bytes + MAX_LINE):

@@ -612,6 +612,35 @@ async def test_the_log_of_a_worker_has_its_decisions_and_findings(shown: Shown):
         assert "091f0a" not in text
 
 
+async def test_the_log_of_a_worker_ends_with_that_of_its_process(shown: Shown):
+    def logs(worker: Any) -> Any:
+        if worker.name == "prefill-b1":
+            raise UsageProblem("not read: no pod prefill-b1 in namespace lab", "name another: -n X")
+        return [
+            f"pod {worker.name}, container main: the last 2 lines",
+            "starting",
+            "ready to serve",
+        ]
+
+    async with shown(size=(120, 40), logs=logs) as pilot:
+        await pilot.press("colon", *"prefill-b0", "enter", "l")
+        await settled(pilot)
+        text = screen_text(pilot.app)
+        assert "log of the process" in text
+        assert "pod prefill-b0, container main: the last 2 lines\n  starting\n  ready" in text
+        await pilot.press("escape", "colon", *"prefill-b1", "enter", "l")
+        await settled(pilot)
+        text = screen_text(pilot.app)
+        assert "no pod prefill-b1 in namespace lab\n  name another: -n X" in text
+
+
+async def test_a_worker_of_a_plain_frontend_has_no_known_log(shown: Shown):
+    async with shown(size=(120, 40)) as pilot:
+        await pilot.press("colon", *"prefill-b0", "enter", "l")
+        await settled(pilot)
+        assert "not read: the router knows the worker" in screen_text(pilot.app)
+
+
 async def test_the_right_third_of_wide_screens_has_flow_reasons_and_queues(shown: Shown):
     async with shown(size=(200, 60)) as pilot:
         app = app_of(pilot)
