@@ -1,4 +1,4 @@
-"""Options and durations that several commands share."""
+"""Options that several commands share, and how they are read."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +12,7 @@ from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.base.quantities import SIZES, duration, duration_text, size
 
 if TYPE_CHECKING:
+    from dynctl.base.worker_environment import TopologyConfig
     from dynctl.simulation.engine.config import Option as EngineOption
 
 FailOn: TypeAlias = Annotated[
@@ -155,3 +156,23 @@ Duration: TypeAlias = Annotated[
         "--duration", metavar="DURATION", parser=seconds(0.0), help="Stop after this time: 10m."
     ),
 ]
+
+
+def worker_environment() -> "TopologyConfig | None":
+    """The topology that the environment sets for a worker; None where it sets none.
+
+    Waits as a worker does; the log goes to stderr. Raises TopologyEnvironmentError.
+    """
+    import logging
+    import os
+    import time
+
+    from dynctl.base.worker_environment import read_worker_environment
+    from dynctl.screens.render import talk
+
+    return read_worker_environment(
+        os.environ,
+        now=time.monotonic,
+        sleep=time.sleep,
+        log=lambda level, line: talk(f"{logging.getLevelName(level)} {line}"),
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from dynctl.findings.runner import Skipped
+from dynctl.findings.runner import Found, Skipped, found
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
 from dynctl.verify.facts import ClusterFacts, PodKey
@@ -39,6 +39,12 @@ def key_of(worker: WorkerChain) -> PodKey:
     """The key of the pod's files and logs."""
     pod = pod_of(worker)
     return pod.namespace, pod.name
+
+
+def differing(worker: WorkerChain, differs: Iterable[str]) -> Found:
+    """A finding that parts of the worker differ from what is before them."""
+    pod = pod_of(worker)
+    return found(worker.subject, differs="; ".join(differs), pod=pod.name, namespace=pod.namespace)
 
 
 def live(graph: VerifiedGraph) -> list[WorkerChain]:

@@ -134,39 +134,16 @@ class Limits(Struct, frozen=True):
 DEFAULT_LIMITS: Final = Limits()
 
 
-class _PositionalStored(
-    Struct, array_like=True, gc=False, forbid_unknown_fields=True, tag="BlockStored"
-):
-    block_hashes: tuple[_Hash, ...]
-    parent_block_hash: _Hash | None
-    token_ids: tuple[_Token, ...]
-    block_size: _BlockSize
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[Any] | None = None
-    group_idx: _U32 | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
+class _PositionalStored(BlockStored, frozen=True, array_like=True, gc=False):
+    """A BlockStored as an array of its fields."""
 
 
-class _PositionalRemoved(
-    Struct, array_like=True, gc=False, forbid_unknown_fields=True, tag="BlockRemoved"
-):
-    block_hashes: tuple[_Hash, ...]
-    medium: str | None = None
-    group_idx: _U32 | None = None
-    locality: str | None = None
-    ownership: str | None = None
+class _PositionalRemoved(BlockRemoved, frozen=True, array_like=True, gc=False):
+    """A BlockRemoved as an array of its fields."""
 
 
-class _PositionalCleared(
-    Struct, array_like=True, gc=False, forbid_unknown_fields=True, tag="AllBlocksCleared"
-):
-    pass
+class _PositionalCleared(AllBlocksCleared, frozen=True, array_like=True, gc=False):
+    """An AllBlocksCleared as an array."""
 
 
 class _MapBatch(Struct, array_like=True, gc=False, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import one_choice, seconds
+from dynctl.cli.shared_options import one_choice, seconds, worker_environment
 
 if TYPE_CHECKING:
     from dynctl.wire.dynamo.discovery import EndpointId
@@ -207,13 +207,10 @@ def attach(
 
     The environment sets the topology (DYN_TOPOLOGY_*, DYN_KV_TRANSFER_*), as for Dynamo's workers.
     """
-    import logging
-    import os
-    import time
     from dataclasses import replace
 
     from dynctl.adapters.dynamo.planes import nats_servers
-    from dynctl.base.worker_environment import TopologyEnvironmentError, read_worker_environment
+    from dynctl.base.worker_environment import TopologyEnvironmentError
     from dynctl.screens.render import talk
     from dynctl.serving.attach.card import CardOptions, read_model_files
     from dynctl.serving.attach.process import run_attach
@@ -250,12 +247,7 @@ def attach(
         drain_s=drain_timeout,
     )
     try:
-        topology = read_worker_environment(
-            os.environ,
-            now=time.monotonic,
-            sleep=time.sleep,
-            log=lambda level, line: talk(f"{logging.getLevelName(level)} {line}"),
-        )
+        topology = worker_environment()
     except TopologyEnvironmentError as error:
         # A worker does not start without its topology; its exit code is 1.
         talk(f"error: {error}")

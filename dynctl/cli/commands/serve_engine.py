@@ -1,13 +1,12 @@
 """`dynctl serve engine`: the options come from the simulated engine's option table."""
 
-import logging
 from typing import Annotated, Any
 
 import typer
 
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import only_given, with_options
-from dynctl.cli.shared_options import read_as
+from dynctl.cli.shared_options import read_as, worker_environment
 from dynctl.simulation.engine.config import OPTIONS, Option, build_config
 
 _FAULTS = "Simulated failures"
@@ -52,22 +51,15 @@ def engine(options: GlobalOptions, given: dict[str, Any]) -> int:
 
     Reads DYN_TOPOLOGY_* and DYN_KV_TRANSFER_* from the environment, as a worker does.
     """
-    import os
-    import time
     from dataclasses import replace
 
-    from dynctl.base.worker_environment import TopologyEnvironmentError, read_worker_environment
+    from dynctl.base.worker_environment import TopologyEnvironmentError
     from dynctl.screens.render import talk
     from dynctl.simulation.engine.process import run_engine
 
     config = build_config(given)
     try:
-        topology = read_worker_environment(
-            os.environ,
-            now=time.monotonic,
-            sleep=time.sleep,
-            log=lambda level, line: talk(f"{logging.getLevelName(level)} {line}"),
-        )
+        topology = worker_environment()
     except TopologyEnvironmentError as error:
         # A worker does not start without its topology; its exit code is 1.
         talk(f"error: {error}")

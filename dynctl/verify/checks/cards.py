@@ -12,6 +12,7 @@ from dynctl.health.deployment import RegisteredWorker
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.join import JoinedFacts
 from dynctl.verify.needs import (
+    differing,
     first_skip,
     governed,
     has_workers,
@@ -128,15 +129,7 @@ def _matches_file(joined: JoinedFacts) -> Outcome:
             if one.link is LinkName.CARD and one.value is not None
         ]
         if differs:
-            pod = pod_of(worker)
-            wrong.append(
-                found(
-                    worker.subject,
-                    differs="; ".join(differs),
-                    pod=pod.name,
-                    namespace=pod.namespace,
-                )
-            )
+            wrong.append(differing(worker, differs))
     return cards.outcome(wrong)
 
 
@@ -150,15 +143,7 @@ def _matches_policy(joined: JoinedFacts) -> Outcome:
     for worker in cards.workers:
         differs = _policy_differences(worker)
         if differs:
-            pod = pod_of(worker)
-            wrong.append(
-                found(
-                    worker.subject,
-                    differs="; ".join(differs),
-                    pod=pod.name,
-                    namespace=pod.namespace,
-                )
-            )
+            wrong.append(differing(worker, differs))
     return cards.outcome(wrong)
 
 

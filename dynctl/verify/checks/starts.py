@@ -12,7 +12,15 @@ from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import StartLog
 from dynctl.verify.join import JoinedFacts
-from dynctl.verify.needs import cluster_of, governed, has_workers, in_cluster, live_workers, pod_of
+from dynctl.verify.needs import (
+    cluster_of,
+    differing,
+    governed,
+    has_workers,
+    in_cluster,
+    live_workers,
+    pod_of,
+)
 from dynctl.verify.pod_spec import (
     DOMAIN_ENV,
     ENABLED_ENV,
@@ -146,15 +154,7 @@ def _matches_current(joined: JoinedFacts) -> Outcome:
     for worker, log in logs.workers:
         differs = [*_domains_differ(worker, log), *_policy_differs(worker, log)]
         if differs:
-            pod = pod_of(worker)
-            wrong.append(
-                found(
-                    worker.subject,
-                    differs="; ".join(differs),
-                    pod=pod.name,
-                    namespace=pod.namespace,
-                )
-            )
+            wrong.append(differing(worker, differs))
     return logs.outcome(wrong)
 
 
