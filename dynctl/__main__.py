@@ -12,9 +12,12 @@ def main() -> None:
         from dynctl.cli.completion.live import answer
 
         answer(sys.argv[2:])
-    from dynctl.cli.app import main as run
+    try:
+        from dynctl.cli.app import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while modules are imported: commands handle it themselves
+        sys.exit(130)
 
 
 if __name__ == "__main__":

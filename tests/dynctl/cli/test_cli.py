@@ -7,9 +7,11 @@ import re
 import socket
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+from dynctl.__main__ import main as program
 from dynctl.base.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
 from dynctl.cli import app as cli
 from dynctl.cli.global_options import with_globals
@@ -254,6 +256,17 @@ def test_errors_of_a_command_become_exit_codes(dynctl, monkeypatch, error, code,
     monkeypatch.setattr("dynctl.sources.connect", fails)
     ran = dynctl("workers", "list")
     assert (ran.code, ran.out, ran.err) == (code, "", said)
+
+
+def test_ctrl_c_while_modules_are_imported_is_130(monkeypatch: pytest.MonkeyPatch):
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "dynctl.cli.app", Interrupted("dynctl.cli.app"))
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert ended.value.code == 130
 
 
 def test_a_defect_is_not_an_answer_and_shows_no_traceback(dynctl, monkeypatch):
