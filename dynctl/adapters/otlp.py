@@ -40,8 +40,8 @@ def collector_url(text: str) -> str:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
-    if not valid or parts.username or parts.query or parts.fragment:
-        shown = "URL" if "@" in text else printable(text)[:200]
+    if not valid or "@" in parts.netloc or parts.query or parts.fragment:
+        shown = "URL" if "@" in text or "?" in text else printable(text)[:200]
         raise UsageProblem(
             f"--otlp-endpoint {shown}: expected the http(s) address of a collector, without "
             "credentials",

@@ -14,6 +14,7 @@ their exit codes.
 
 import errno
 import os
+import re
 from enum import IntEnum
 from typing import Final
 
@@ -67,6 +68,14 @@ def single_line(text: str, most: int = 400) -> str:
     flat = " ".join(text.split())
     plain = "".join(character if character.isprintable() else "?" for character in flat)
     return plain if len(plain) <= most else plain[: most - 3] + "..."
+
+
+_CREDENTIALS: Final = re.compile(r"(?<=//)[^/\s]*@")
+
+
+def without_credentials(url: str) -> str:
+    """A URL as errors show it: without user and password."""
+    return _CREDENTIALS.sub("***@", url)
 
 
 #: How the reason begins where TLS refused a certificate (ssl.SSLCertVerificationError).

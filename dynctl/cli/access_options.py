@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, without_credentials
 from dynctl.cli.option_groups import fields_of
 from dynctl.cli.shared_options import seconds
 
@@ -453,7 +453,9 @@ def index_peers(given: Sequence[str] | None, flag: str = "--index-peer") -> tupl
     """The addresses of routers whose index this one begins with; raises UsageProblem."""
     for url in given or ():
         if not re.fullmatch(r"https?://[^\s/?#@]+/?", url) or len(url) > _LONGEST_URL:
-            raise UsageProblem(f"{flag} {url[:200]}: expected http://HOST:PORT or https://..")
+            raise UsageProblem(
+                f"{flag} {without_credentials(url)[:200]}: expected http://HOST:PORT or https://.."
+            )
     return tuple(given or ())
 
 

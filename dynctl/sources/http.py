@@ -24,6 +24,7 @@ from dynctl.base.errors import (
     UsageProblem,
     file_problem,
     network_reason,
+    without_credentials,
 )
 from dynctl.base.json_reader import read_json
 from dynctl.documents.codec import Document, decode
@@ -233,14 +234,16 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
 
 def frontend_url(url: str) -> str:
     """``url`` with a scheme and without a slash at its end; raises UsageProblem."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    full = url if "://" in url else f"http://{url}"
     try:
+        parts = urlsplit(full)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        valid = False
-    if not valid or parts.query or parts.fragment:
+        valid, parts = False, urlsplit("")
+    if not valid or "@" in parts.netloc or parts.query or parts.fragment:
+        without = ", without user and password" if "@" in parts.netloc else ""
         raise UsageProblem(
-            f"--frontend {url}: expected http://HOST:PORT",
+            f"--frontend {without_credentials(full)}: expected http://HOST:PORT{without}",
             "for example: --frontend http://127.0.0.1:8000",
         )
     return parts.geturl().rstrip("/")

@@ -538,6 +538,6 @@ def _address(url: str) -> str | None:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return None
-    if not valid or parts.username or parts.path.strip("/") or parts.query or parts.fragment:
+    if not valid or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
         return None
     return f"{parts.scheme}://{parts.netloc}"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from xxhash import xxh3_64_intdigest
 
-from dynctl.base.errors import single_line
+from dynctl.base.errors import single_line, without_credentials
 from dynctl.base.json_fields import describe
 from router_core import MAX_RANKS, Role
 
@@ -104,16 +104,16 @@ def parse_worker_spec(text: str, flag: str = "--worker") -> WorkerSpec:
         key = key.strip()
         if not equals or not key:
             raise WorkerSpecError(
-                f"{flag} {url}: {part!r} is not key=value; expected one of "
+                f"{flag} {without_credentials(url)}: {part!r} is not key=value; expected one of "
                 f"{', '.join(k for k in RESERVED if k != 'url')}, or a domain such as zone=zone-a"
             )
         if _canonical(key) == "taint":
             plain.setdefault("taint", []).append(value.strip())
             continue
         if _canonical(key) in plain:
-            raise WorkerSpecError(f"{flag} {url}: {key} occurs twice")
+            raise WorkerSpecError(f"{flag} {without_credentials(url)}: {key} occurs twice")
         plain[_canonical(key)] = value.strip()
-    return worker_spec(plain, where=f"{flag} {url}")
+    return worker_spec(plain, where=f"{flag} {without_credentials(url)}")
 
 
 def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:
@@ -167,7 +167,8 @@ def _canonical(key: str) -> str:
 
 
 def _wrong(where: str, key: str, value: object) -> WorkerSpecError:
-    found = "missing" if value is None else describe(value)
+    shown = without_credentials(value) if isinstance(value, str) else value
+    found = "missing" if value is None else describe(shown)
     return WorkerSpecError(f"{where}: {key} is {found}; expected {RESERVED[key]}")
 
 
@@ -181,7 +182,7 @@ def _url(value: object, where: str) -> str:
         raise _wrong(where, "url", value) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise _wrong(where, "url", value)
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if "@" in parts.netloc or parts.query or parts.fragment:
         raise WorkerSpecError(
             f"{where}: url must not have credentials, a query or a fragment; expected "
             f"{RESERVED['url']}"

@@ -411,7 +411,32 @@ def test_index_peers(dynctl, started):
 def test_index_peers_that_cannot_be(dynctl, started, url):
     ran = dynctl("serve", "frontend", "--index-peer", url)
     assert (ran.code, started) == (2, [])
-    assert f"error: --index-peer {url}: expected http://HOST:PORT" in ran.err
+    shown = url.replace("u:p@", "***@")
+    assert f"error: --index-peer {shown}: expected http://HOST:PORT" in ran.err
+
+
+@pytest.mark.parametrize("user", ["", "user"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serve frontend --router URL",
+        "serve frontend --otlp-endpoint URL",
+        "serve frontend --otlp-endpoint http://127.0.0.1:1?key=s3cret",
+        "serve router --index-peer URL",
+        "workers list --frontend URL",
+        "record new.dynrec --frontend URL",
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(dynctl, started, line, user):
+    ran = dynctl(*line.replace("URL", f"http://{user}:s3cret@127.0.0.1:1").split())
+    assert (ran.code, started) == (2, [])
+    assert "s3cret" not in ran.out + ran.err
+
+
+def test_an_address_that_is_none_is_named(dynctl):
+    ran = dynctl("workers", "list", "--frontend", "http://[")
+    assert ran.code == 2
+    assert "--frontend http://[: expected http://HOST:PORT" in ran.err
 
 
 @pytest.mark.seed("router-guide: deployments: Standalone")
