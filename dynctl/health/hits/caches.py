@@ -38,7 +38,8 @@ _FIRST: Final = 1
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """How much is kept: distinct blocks ever seen, blocks of the shared cache, blocks whose fate is
-    known, requests that wait for their end. A block takes about 100 bytes in each."""
+    known, requests that wait for their end. A block takes about 100 bytes in each, and its fate up
+    to 900 where it is removed from many ranks."""
 
     seen: int = 4_000_000
     shared: int = 2_000_000
@@ -204,7 +205,7 @@ class Caches:
                 fate = None if block is None else self.fates.get(block)
                 # A copy of it may be left.
                 if fate is not None and router.index.sequence_of(slot, name) is None:
-                    fate.removed_at, fate.removed_from = at, rank
+                    fate.removed(at, rank)
         elif isinstance(event, BlocksStored) and event.tier == DEVICE:
             router.apply(change, at)
             model = router.registry.worker(slot).model

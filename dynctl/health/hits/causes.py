@@ -299,12 +299,13 @@ class Causes:
         if any(since <= at <= until for at in rank.clears):
             return "restart"
         fate = self._caches.fates.get(request.hashes[position])
-        if fate is not None and fate.removed_from is rank and since < fate.removed_at <= until:
+        removed = None if fate is None else fate.removed_between(since, until, rank)
+        if removed is not None:
             computed = request.computed_at
-            late = computed is not None and fate.removed_at > computed
-            if late and computed is not None:
-                request.delays.append(fate.removed_at - computed)
-            return "stale" if late else "evicted_waiting"
+            if computed is None or removed <= computed:
+                return "evicted_waiting"
+            request.delays.append(removed - computed)
+            return "stale"
         if request.depth is not None and position >= request.depth:
             return "in_flight"
         if any(since <= at <= until for at in rank.troubles):

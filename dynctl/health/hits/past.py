@@ -15,6 +15,8 @@ RankKey = tuple[int, int]
 
 #: Times of clears and of troubles that are kept for each rank.
 _MOST_TIMES: Final = 64
+#: Removals that are kept for each block: the copies of a hot one are removed from many ranks.
+_MOST_REMOVALS: Final = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +63,24 @@ class Fate:
     epoch: int = 0
     stored_at: float = -math.inf
     removed_at: float = -math.inf
-    removed_from: Rank | None = None
+    #: The last removals: when, and from which rank.
+    removals: list[tuple[float, Rank]] = field(default_factory=list)
     content: int = 0
     #: Tenant, whether salted, and time of the first block with the same content.
     twin: tuple[str, bool, float] | None = None
     foreign: bool = False
     waiting: list[Gap] | None = None
+
+    def removed(self, at: float, rank: Rank) -> None:
+        self.removed_at = at
+        self.removals.append((at, rank))
+        if len(self.removals) > _MOST_REMOVALS:
+            del self.removals[0]
+
+    def removed_between(self, since: float, until: float, rank: Rank) -> float | None:
+        """When it was first removed from a rank after ``since``, until then."""
+        found = (at for at, one in self.removals if one is rank and since < at <= until)
+        return next(found, None)
 
 
 @dataclass(slots=True, eq=False)

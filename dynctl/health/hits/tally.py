@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nlargest
 from statistics import median
@@ -67,24 +66,23 @@ class Tally:
             self.rungs[rung] = None if known is None or tokens is None else known + tokens
         for key, tokens in request.parts.items():
             if tokens:
-                gain = _gain(request, (key,), tokens)
+                gain = request.gains.get(key)
                 self.parts.setdefault(key, Part()).add(tokens, request, key[1], gain)
         for cause, tokens in _net(request.parts).items():
-            keys = [key for key in request.parts if key[1] == cause]
-            gain = _gain(request, keys, tokens)
+            gain = _gain(request, cause, tokens)
             self.net.setdefault(cause, Part()).add(tokens, request, cause, gain)
 
 
-def _gain(request: Request, keys: Iterable[tuple[str, str]], tokens: int) -> int | None:
-    """The gain of these parts of a cause, at most ``tokens``; None where one is unknown."""
+def _gain(request: Request, cause: str, tokens: int) -> int | None:
+    """The gain of a cause on all rungs, at most ``tokens``; None where one is unknown."""
     gained = 0
-    for key in keys:
-        if key in COMPUTABLE and request.parts[key] > 0:
+    for key, lost in request.parts.items():
+        if key[1] == cause and lost > 0 and key in COMPUTABLE:
             found = request.gains.get(key)
             if found is None:
                 return None
             gained += found
-    return max(0, min(gained, tokens))
+    return min(gained, tokens)
 
 
 def rate(tokens: int, tally: Tally) -> float | None:

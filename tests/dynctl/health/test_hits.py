@@ -17,6 +17,7 @@ from dynctl.documents.recording import KINDS, Arrived, Changed, Decided, Finishe
 from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
 from router_core import (
+    BlocksRemoved,
     BlocksStored,
     Booked,
     Freed,
@@ -320,6 +321,55 @@ def test_a_prefill_that_is_repeated_for_want_of_a_decode_worker_names_the_topolo
     lost = {one.cause: one.examples for one in expected.causes}
     assert lost["topology"] == [decided.id]
     assert lost.keys() <= {"topology", "load"}
+
+
+def test_an_eviction_while_the_request_waited_is_named_though_others_evict_later() -> None:
+    records = FLEET.records(CHATS)
+    place = next(
+        i
+        for i, one in enumerate(records)
+        if i > len(records) // 2 and isinstance(one, Decided) and one.cached_blocks
+    )
+    decided = records[place]
+    assert isinstance(decided, Decided)
+    assert decided.decode is not None
+    stored = next(
+        one.change.event
+        for one in records
+        if isinstance(one, Changed)
+        and isinstance(one.change, KvEvent)
+        and isinstance(one.change.event, BlocksStored)
+        and one.change.worker_id == decided.decode[0]
+        and _first_block(records, decided.id) in one.change.event.block_hashes
+    )
+    here, at = decided.decode[0], decided.at
+    there = here % FLEET.workers + 1
+    gone = BlocksRemoved(stored.block_hashes)
+    late = [
+        Changed(at + 5, KvEvent(there, 0, stored)),
+        Changed(at + 6, KvEvent(there, 0, gone)),
+    ]
+    changed: list[Record] = [
+        *records[: place + 1],
+        Changed(at + 0.001, KvEvent(here, 0, gone)),
+        *(
+            structs.replace(one, cached_tokens=0)
+            if isinstance(one, Finished) and one.id == decided.id
+            else one
+            for one in records[place + 1 :]
+        ),
+        *late,
+    ]
+    reused = hits(sorted(changed, key=lambda one: one.at)).rung("reused")
+    assert reused is not None
+    lost = {one.cause: one.examples for one in reused.causes if one.tokens > 0}
+    assert lost["evicted_waiting"][0] == decided.id
+    assert UNEXPLAINED not in lost
+
+
+def _first_block(records: Sequence[Record], request: str) -> int:
+    (found,) = [one for one in records if isinstance(one, Arrived) and one.id == request]
+    return found.hashes[0]
 
 
 def test_a_loss_that_the_engines_gain_back_is_shown_as_a_gain_and_not_as_the_largest() -> None:
