@@ -445,7 +445,7 @@ class RequestFlow:
             self._fleet.report_failure(lost.worker_id, failure)
             call.lost.add(lost.worker_id)
         later = self._hops.continued(call, response)
-        salt = None if call.parsed is None else call.parsed.cache_salt
+        salt = None if call.parsed is None else service.salt_of(call.parsed)
         request = service.rehashed(call.request, later.token_ids or (), salt)
         later.request = excluding(request, call.lost, service.router.registry)
         _log.warning("request %s: %s; it goes on with another worker", call.request.id, failure)

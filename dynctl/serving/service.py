@@ -41,6 +41,7 @@ from dynctl.serving.prompts import (
 )
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from dynctl.serving.telemetry.traces import Traces
+from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import (
     NO_CLASSES,
     NO_CONSTRAINTS,
@@ -219,6 +220,11 @@ class RoutingService:
         self._default_block_size = default_block_size
         #: By model, and by (model, worker set).
         self._block_sizes: dict[str | tuple[str, str], int] = {}
+        #: Models and (model, worker set) whose workers decode speculatively.
+        self._eagle: set[str | tuple[str, str]] = set()
+        #: Whether a cache salt is mixed into each block of a prompt, as by the workers of a Dynamo
+        #: deployment, and not into the first one alone, as by engines.
+        self.salts_each_block = False
         #: Model -> its worker sets with the ids of the workers that get requests, where a request
         #: goes to one of several sets.
         self._sets: dict[str, dict[str, list[int]]] = {}
@@ -264,6 +270,11 @@ class RoutingService:
         """Tokens per block of the model's workers, or of those of a worker set."""
         size = None if worker_set is None else self._block_sizes.get((model, worker_set))
         return size or self._block_sizes.get(model, self._default_block_size)
+
+    def is_eagle(self, model: str, worker_set: str | None = None) -> bool:
+        """Whether the workers decode speculatively: a block is complete with the token behind it
+        only."""
+        return (model if worker_set is None else (model, worker_set)) in self._eagle
 
     def context_length(self, model: str, worker_set: str | None = None) -> int | None:
         """The longest prompt plus output, in tokens, that a worker of the model accepts, or of the
@@ -348,13 +359,11 @@ class RoutingService:
         tokens = found[0]
         tokenize_s = self.clock() - started
         size = self.block_size(model, worker_set)
+        eagle = self.is_eagle(model, worker_set)
         hashes = [BlockHashes(size, [], [])]
         if tokens.ids is not None:
-            hasher = self._hashers.get(size)
-            if hasher is None:
-                hasher = self._hashers[size] = PromptHasher(size)
             hashes = [
-                hasher.hash_prompt(one.ids or (), lora_name=lora_name, cache_salt=cache_salt)
+                self._hashed(one.ids or (), size, lora_name, cache_salt, is_eagle=eagle)
                 for one in found
             ]
         request = RoutingRequest(
@@ -369,6 +378,7 @@ class RoutingService:
             pin_decode=pin_decode,
             allowed_worker_ids=allowed_worker_ids,
             worker_set=worker_set,
+            is_eagle=eagle,
             overlap_modelled=tokens.ids is not None,
             notes=() if tokens.ids is not None else (not_modelled or tokens.note or NOT_MODELLED,),
             lora_name=lora_name,
@@ -384,14 +394,39 @@ class RoutingService:
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
 
+    def salt_of(self, parsed: ChatRequest | CompletionRequest) -> str | None:
+        """The cache salt of a request. Dynamo prefers that of ``nvext``, engines the body's own."""
+        if self.salts_each_block:
+            return parsed.nvext.cache_salt or parsed.cache_salt
+        return parsed.cache_salt
+
+    def _hashed(
+        self,
+        ids: Sequence[int],
+        block_size: int,
+        lora_name: str | None,
+        cache_salt: str | None,
+        *,
+        is_eagle: bool,
+    ) -> BlockHashes:
+        hasher = self._hashers.get(block_size)
+        if hasher is None:
+            hasher = self._hashers[block_size] = PromptHasher(block_size)
+        each = self.salts_each_block
+        return hasher.hash_prompt(
+            ids,
+            lora_name=lora_name,
+            cache_namespace=cache_salt if each else None,
+            cache_salt=None if each else cache_salt,
+            is_eagle=is_eagle,
+        )
+
     def rehashed(
         self, request: RoutingRequest, ids: Sequence[int], cache_salt: str | None
     ) -> RoutingRequest:
         """The request with a longer prompt: what was generated is part of it now."""
-        hasher = self._hashers.get(request.block_size)
-        if hasher is None:
-            return request
-        hashes = hasher.hash_prompt(ids, lora_name=request.lora_name, cache_salt=cache_salt)
+        size, lora, eagle = request.block_size, request.lora_name, request.is_eagle
+        hashes = self._hashed(ids, size, lora, cache_salt, is_eagle=eagle)
         return replace(
             request,
             isl_tokens=len(ids),
@@ -839,7 +874,7 @@ class RoutingService:
 
     def _fleet_changed(self) -> None:
         """Update block sizes by model, and the conditions that depend on the registered workers."""
-        self._block_sizes = {}
+        self._block_sizes, self._eagle = {}, set()
         lengths: dict[str | tuple[str, str], list[int | None]] = {}
         sets: dict[str, dict[str, list[int]]] = {}
         outside = set()
@@ -857,6 +892,8 @@ class RoutingService:
                 lengths.setdefault((model, name), []).append(length)
                 if worker.role is not Role.PREFILL:
                     sets.setdefault(model, {}).setdefault(name, []).append(worker.worker_id)
+            if worker.runtime_config.enable_eagle:
+                self._eagle |= {model, *((model, name) for name in worker.worker_sets)}
             if not worker.worker_sets:
                 outside.add(model)
             if size != worker.block_size:

@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_server import NatsServer
+from tests.dynamo.client import Placement
 from tests.dynamo.fleet import (
     TINY_MODEL,
     DynamoFleet,
@@ -170,6 +172,33 @@ def test_worker_sets_of_two_versions_are_kept_apart(tmp_path: Path) -> None:
         # Although the first question is cached in one set, the next ones go to the other one too.
         assert tokens_of(ours) == expected
         assert not ours.conditions()
+
+
+# -- caches with another arithmetic ----------------------------------------------------------------
+
+
+def test_salted_prompts_of_speculative_workers_are_found_in_their_caches() -> None:
+    plans = aggregated(3, kind="held", args=("--eagle", "--cache"))
+    with DynamoFleet(plans) as fleet, our_frontend(fleet) as ours:
+
+        def cached() -> int:
+            return sum(rank["cached_blocks"] for row in ours.workers() for rank in row["ranks"])
+
+        def found(prompt: list[int], salted: dict[str, Any], placed: Placement) -> bool:
+            dry = [fleet.frontend.dry_run(prompt, **salted) for _ in range(3)]
+            return all(one.placement == placed for one in dry)
+
+        for number in range(2):
+            prompt, before = [3 + number, *range(3, 67)], cached()
+            salted: dict[str, Any] = {"nvext": {"cache_salt": f"tenant {number}"}}
+            first = ours.complete(prompt, max_tokens=2, **salted).placement
+            wait(ours, lambda before=before: cached() == before + 4, "its blocks")
+            for _ in range(3):
+                assert ours.complete(prompt, max_tokens=2, **salted).placement == first
+                assert ours.dry_run(prompt, **salted).placement == first
+            # Dynamo's frontend reads the same events, a moment earlier or later.
+            theirs = partial(found, prompt, salted, first)
+            fleet.wait_until(theirs, "Dynamo's frontend to find the blocks")
 
 
 # -- clients leave, workers die --------------------------------------------------------------------

@@ -255,13 +255,14 @@ class RouterComponent:
         model = prompt.model if prompt.model in models else models[0]
         hints = prompt.routing or RoutingHints()
         limits = hints.routing_constraints or {}
-        size = service.block_size(model)
+        size, eagle = service.block_size(model), service.is_eagle(model)
         try:
             hashes = hash_prompt(
                 prompt.token_ids,
                 size,
                 lora_name=hints.lora_name or None,
                 cache_namespace=hints.cache_salt or None,
+                is_eagle=eagle,
             )
             wanted = constraints(
                 limits.get("required_taints") or (), limits.get("preferred_taints") or {}
@@ -283,6 +284,7 @@ class RouterComponent:
             local_hashes=tuple(hashes.local),
             lora_name=hints.lora_name or None,
             salted=bool(hints.cache_salt),
+            is_eagle=eagle,
             priority=hints.priority or 0,
             strict_priority=hints.strict_priority or 0,
             arrived_at=service.clock(),

@@ -381,7 +381,7 @@ class Inference:
                 constraints=nvext.constraints,
                 pin_prefill=nvext.pin_prefill,
                 pin_decode=nvext.pin_decode,
-                cache_salt=parsed.cache_salt,
+                cache_salt=self._service.salt_of(parsed),
                 lora_name=lora,
                 not_modelled=not_modelled,
                 worker_set=worker_set,

@@ -17,9 +17,10 @@ from dynctl.base.options import GlobalOptions
 from dynctl.serving.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
 from dynctl.serving.epp.process import EndpointPicker
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.prompts import Prompt
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.envoy import ext_proc
-from router_core import Pin
+from router_core import Pin, hash_prompt
 from tests.dynctl.adapters.dynamo_endpoint import FakeEndpoint, Fault, fake_endpoint
 from tests.dynctl.serving.collectors import collector
 from tests.dynctl.serving.gateways import Stream, set_headers
@@ -301,6 +302,35 @@ async def test_a_traced_request_goes_on_as_from_dynamos_frontend(store: Path) ->
         assert "x-request-id" not in begun
     async with site(store, Fault.NONE) as made:
         assert (await sent(made, given)).keys() == {"request-id", "x-endpoint-path"}
+
+
+# -- hashes ----------------------------------------------------------------------------------------
+
+
+async def test_prompts_are_hashed_as_dynamos_workers_hash_them(store: Path) -> None:
+    """Speculative workers complete a block with the token behind it; a salt is in each block."""
+    prompt = list(range(40))
+    async with site(store, Fault.NONE) as made:
+        service = made.frontend.service
+
+        async def hashes(salt: str | None = None) -> Sequence[int]:
+            prepared = await service.prepare("demo", Prompt(token_ids=prompt), cache_salt=salt)
+            return prepared.request.local_hashes
+
+        assert await hashes("one") == hash_prompt(prompt, 16, cache_namespace="one").local
+        fast = made.register(0xB0, made.workers[0], "v2", runtime_config={"enable_eagle": True})
+        await until(lambda: made.ready() == 2)
+        assert await hashes() == hash_prompt(prompt, 16, is_eagle=True).local
+        prompt = prompt[:32]
+        assert len(await hashes()) == 1
+        for path in fast:
+            path.unlink()
+        await until(lambda: len(made.frontend.fleet) == 1)
+        assert len(await hashes()) == 2
+        nvext = {"cache_salt": "two", "extra_fields": ["timing"]}
+        assert (await made.ask(prompt=prompt, cache_salt="one", nvext=nvext))[0] == 200
+        sent = made.workers[0].questions[-1].body["routing"]
+        assert sent["cache_salt"] == "two"
 
 
 # -- worker sets -----------------------------------------------------------------------------------
