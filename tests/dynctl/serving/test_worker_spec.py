@@ -40,6 +40,14 @@ def test_a_worker_keeps_its_id_over_restarts():
     assert one.worker_id != parse_worker_spec("http://127.0.0.1:8001,name=b").worker_id
 
 
+@pytest.mark.parametrize("rest", ["", ",name=a,name=b", ":x,name=a", "?x,name=a", ",zone="])
+def test_a_password_in_an_address_is_not_repeated(rest: str):
+    for user in ("", "u", "u@v"):
+        with pytest.raises(WorkerSpecError) as caught:
+            parse_worker_spec(f"http://{user}:s3cret@127.0.0.1:1{rest}")
+        assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
