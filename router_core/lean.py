@@ -8,7 +8,7 @@ cache events are complete: no rank holds a block without the blocks before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 
 from router_core.config import RouterConfig
@@ -29,8 +29,9 @@ _FOLLOWED = (
     *("router_mode", "router_temperature", "overlap_score_credit", "overlap_score_credit_decay"),
     *("prefill_load_scale", "decode_active_request_weight", "router_track_active_blocks"),
     *("router_assume_kv_reuse", "router_track_prefill_tokens"),
-    # These have no effect on requests without prefill hop, lower tiers, faults or a full queue.
-    *("host_cache_hit_weight", "disk_cache_hit_weight", "router_on_degraded"),
+    *("host_cache_hit_weight", "disk_cache_hit_weight"),
+    # These have no effect on requests without prefill hop, faults or a full queue.
+    "router_on_degraded",
     *("overload_status_code", "router_pair_selection", "decode_capacity_guard"),
     *("router_taints_in_all_modes", "router_queue_policy", "router_queue_max_requests"),
     *("router_queue_max_wait_secs", "router_ttl_secs", "router_max_tree_size"),
@@ -44,11 +45,19 @@ class LeanIndex:
     ``holdings[position]``: a mapping with the hashes of the rank's blocks. It may be the engine's
     own, where its events take no time; else `store` and `remove` keep it. Engines report each copy
     of a block, and later the removal of each.
+    ``lower[position]``: gives the blocks in host memory and on disk with which the rank continues
+    a prefix, of which it has so many blocks; empty where ranks have no such tiers.
     """
 
-    __slots__ = ("_own", "holdings")
+    __slots__ = ("_own", "holdings", "lower")
 
-    def __init__(self, count: int, holdings: Sequence[Mapping[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        holdings: Sequence[Mapping[int, int]] | None = None,
+        lower: Sequence[Callable[[Sequence[int], int], tuple[int, int]]] = (),
+    ) -> None:
+        self.lower = lower
         self._own: list[dict[int, int]] = [{} for _ in range(count)]
         self.holdings: Sequence[Mapping[int, int]] = self._own if holdings is None else holdings
 
@@ -156,19 +165,19 @@ class LeanRouter:
         isl_tokens: int,
         sample: float,
         among: Sequence[int] | None = None,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, float]:
         """(position of the rank, leading blocks that it holds) for a prompt.
 
-        ``among``: positions of the ranks that may be chosen, at least one, ascending; None: all.
+        Blocks in lower tiers count by their weights. ``among``: positions of the ranks that may be
+        chosen, at least one, ascending; None: all.
         """
-        size = self._block_size
-        overlaps = self.overlaps(hashes, max(0, isl_tokens - 1) // size)
+        limit = max(0, isl_tokens - 1) // self._block_size
+        overlaps = self.overlaps(hashes, limit)
+        lower = self._lower(hashes[:limit], overlaps) if self._index.lower else None
         if among is not None:
-            rank = self._choose_among(hashes, isl_tokens, sample, overlaps, among)
-            return rank, overlaps.get(rank, 0)
-        mode = self._mode
-        if mode == "kv":
-            costs = self._costs(hashes, isl_tokens, overlaps)
+            rank = self._choose_among(hashes, isl_tokens, sample, overlaps, among, lower)
+        elif (mode := self._mode) == "kv":
+            costs = self._costs(hashes, isl_tokens, overlaps, lower)
             rank = pick(costs, self._temperature, sample)
         elif mode == "round-robin":
             rank = self._cycle[self._turn % self._count]
@@ -178,7 +187,21 @@ class LeanRouter:
             rank = better_of_two(self.requests, draw_two(self._count, sample))
         else:
             rank = pick(self.requests, 0.0, sample)
-        return rank, overlaps.get(rank, 0)
+        cached: float = overlaps.get(rank, 0)
+        if lower is not None:
+            parameters, (host, disk) = self._parameters, lower
+            cached += parameters.host_cache_hit_weight * host[rank]
+            cached += parameters.disk_cache_hit_weight * disk[rank]
+        return rank, cached
+
+    def _lower(
+        self, hashes: Sequence[int], overlaps: Mapping[int, int]
+    ) -> tuple[list[int], list[int]]:
+        """Blocks in host memory and on disk behind those that each rank holds."""
+        found = [
+            below(hashes, overlaps.get(rank, 0)) for rank, below in enumerate(self._index.lower)
+        ]
+        return [host for host, _ in found], [disk for _, disk in found]
 
     def _choose_among(
         self,
@@ -187,10 +210,11 @@ class LeanRouter:
         sample: float,
         overlaps: dict[int, int],
         among: Sequence[int],
+        lower: tuple[list[int], list[int]] | None,
     ) -> int:
         count, mode = len(among), self._mode
         if mode == "kv":
-            costs = self._all_terms(hashes, isl_tokens, overlaps, among)
+            costs = self._all_terms(hashes, isl_tokens, overlaps, among, lower)
             return among[pick(costs, self._temperature, sample)]
         if mode == "round-robin":
             return [rank for rank in self._cycle if rank in among][self._turn % count]
@@ -202,10 +226,14 @@ class LeanRouter:
         return among[pick(requests, 0.0, sample)]
 
     def _costs(
-        self, hashes: Sequence[int], isl_tokens: int, overlaps: dict[int, int]
+        self,
+        hashes: Sequence[int],
+        isl_tokens: int,
+        overlaps: dict[int, int],
+        lower: tuple[list[int], list[int]] | None = None,
     ) -> list[float]:
-        if not self._plain:
-            return self._all_terms(hashes, isl_tokens, overlaps, range(self._count))
+        if not self._plain or lower is not None:
+            return self._all_terms(hashes, isl_tokens, overlaps, range(self._count), lower)
         size, parameters = self._block_size, self._parameters
         blocks = isl_tokens // size
         costs = [(tokens + isl_tokens) / size for tokens in self.prefill_tokens]
@@ -232,6 +260,7 @@ class LeanRouter:
         isl_tokens: int,
         overlaps: dict[int, int],
         ranks: Sequence[int],
+        lower: tuple[list[int], list[int]] | None,
     ) -> list[float]:
         parameters = self._parameters
         shared = None
@@ -246,17 +275,19 @@ class LeanRouter:
             [len(self._held[rank]) + self._anonymous[rank] for rank in ranks],
             shared,
             [self.requests[rank] for rank in ranks],
+            host_blocks=None if lower is None else [lower[0][rank] for rank in ranks],
+            disk_blocks=None if lower is None else [lower[1][rank] for rank in ranks],
         )
         return total_costs(kv_terms(inputs, parameters), None, len(ranks))
 
     # -- bookings --------------------------------------------------------------------------
 
-    def book(self, rank: int, hashes: Sequence[int], isl_tokens: int, cached: int) -> LeanBooking:
-        """Count a request on a rank that holds ``cached`` of its blocks."""
+    def book(self, rank: int, hashes: Sequence[int], isl_tokens: int, cached: float) -> LeanBooking:
+        """Count a request on a rank that holds ``cached`` of its blocks, as `choose` gives them."""
         parameters, size = self._parameters, self._block_size
         tokens = 0
         if parameters.track_prefill_tokens:
-            tokens = max(0, isl_tokens - cached * size)
+            tokens = max(0, isl_tokens - int(cached * size + 0.5))
             self.prefill_tokens[rank] += tokens
         self.requests[rank] += 1
         self._turn += 1

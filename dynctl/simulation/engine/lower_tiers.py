@@ -31,14 +31,14 @@ class Content(NamedTuple):
 
 class LowerTiers:
     """At most ``host_blocks`` and ``disk_blocks`` blocks. ``on_device``: hashes that the device
-    has cached. ``publish`` gets the changes in order."""
+    has cached. ``publish`` gets the changes in order; without it contents are not kept."""
 
     def __init__(
         self,
         host_blocks: int,
         disk_blocks: int,
         on_device: Mapping[int, object],
-        publish: Callable[[Stored | Removed], None],
+        publish: Callable[[Stored | Removed], None] | None,
     ) -> None:
         sizes = ((HOST, host_blocks), (DISK, disk_blocks))
         self._sizes = dict(sizes)
@@ -58,24 +58,31 @@ class LowerTiers:
         return len(self._contents)
 
     def learn(self, block: int, content: Content) -> None:
-        """The device has a block now."""
+        """The device has a block now. Called for each, where changes are published."""
         self._contents[block] = content
+
+    def match(self, hashes: Sequence[int], start: int) -> tuple[int, int]:
+        """As `find`, without a change."""
+        found, end = [], len(hashes)
+        for held in self._tiers.values():
+            begin = start
+            while start < end and hashes[start] in held:
+                start += 1
+            found.append(start - begin)
+        return found[0], found[1]
 
     def find(self, hashes: Sequence[int], start: int) -> tuple[int, int]:
         """Blocks in host memory and on disk with which the prefix goes on behind ``start`` blocks.
 
         They count as used.
         """
-        found, end = [], len(hashes)
-        for held in self._tiers.values():
-            begin = start
-            while start < end and hashes[start] in held:
-                start += 1
+        found = self.match(hashes, start)
+        for held, count in zip(self._tiers.values(), found, strict=True):
             # As on the device, the end of a prefix is forgotten before its beginning.
-            for block in reversed(hashes[begin:start]):
+            for block in reversed(hashes[start : start + count]):
                 held.move_to_end(block)
-            found.append(start - begin)
-        return found[0], found[1]
+            start += count
+        return found
 
     def take(self, evicted: Sequence[int]) -> None:
         """The device evicted these blocks, in this order."""
@@ -88,21 +95,33 @@ class LowerTiers:
                 held[block] = None
                 held.move_to_end(block)
             left = [held.popitem(last=False)[0] for _ in range(len(held) - size)]
-            new = set(added)
-            removed = tuple(block for block in left if block not in new)
-            if removed:
-                self._publish(Removed(removed, tier))
-            for run in self._runs([block for block in reversed(added) if block in held]):
-                first = self._contents[run[0]]
-                tokens = tuple(token for block in run for token in self._contents[block].tokens)
-                self._publish(
-                    Stored(first.parent, tuple(run), tokens, first.lora, first.salt, tier)
-                )
+            if self._publish is not None:
+                self._report(self._publish, tier, added, left)
             evicted = left
+        if self._publish is None:
+            return
         for block in evicted:
             tiers = self._tiers.values()
             if block not in self._on_device and not any(block in held for held in tiers):
                 del self._contents[block]
+
+    def _report(
+        self,
+        publish: Callable[[Stored | Removed], None],
+        tier: str,
+        added: Sequence[int],
+        left: Sequence[int],
+    ) -> None:
+        """Publish what a tier got, and what left it; not what only passed it."""
+        new = set(added)
+        removed = tuple(block for block in left if block not in new)
+        if removed:
+            publish(Removed(removed, tier))
+        held = self._tiers[tier]
+        for run in self._runs([block for block in reversed(added) if block in held]):
+            first = self._contents[run[0]]
+            tokens = tuple(token for block in run for token in self._contents[block].tokens)
+            publish(Stored(first.parent, tuple(run), tokens, first.lora, first.salt, tier))
 
     def clear(self) -> None:
         """Forget everything; no change is published."""

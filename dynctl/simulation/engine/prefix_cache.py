@@ -91,7 +91,8 @@ class PrefixCache:
         self._events: list[CacheEvent] = []
         self.lower: LowerTiers | None = None
         if host_blocks or disk_blocks:
-            self.lower = LowerTiers(host_blocks, disk_blocks, self.blocks, self._note)
+            note = self._note if events else None
+            self.lower = LowerTiers(host_blocks, disk_blocks, self.blocks, note)
 
     @property
     def held_blocks(self) -> int:
@@ -179,7 +180,7 @@ class PrefixCache:
             if block_of.setdefault(digest, block) != block:
                 self._copies.setdefault(digest, {})[block] = None
             hash_of[block] = digest
-        if self.lower is not None:
+        if self.lower is not None and self._queues:
             size = self.block_size
             for index in range(start, full_blocks):
                 parent = hashes[index - 1] if index else None
@@ -263,8 +264,7 @@ class PrefixCache:
             self.lower.take([block for block in evicted if block not in self.blocks])
 
     def _note(self, event: Stored | Removed) -> None:
-        if self._queues:
-            self._events.append(event)
+        self._events.append(event)
 
     def _drop_copy(self, digest: int, block: int) -> None:
         """One of several blocks with a hash is reused: the hash stays findable."""

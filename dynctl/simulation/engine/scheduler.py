@@ -188,6 +188,7 @@ class RankScheduler(RankModel[EngineRequest]):
         self._restored_at = ends = max(clock(), self._restored_at) + seconds
         await asyncio.sleep(ends - clock())
         self.restored(load.request)
+        self._flush()
         self._wake.set()
 
     async def _load(self, load: Load[EngineRequest]) -> None:

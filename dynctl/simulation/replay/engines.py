@@ -116,6 +116,8 @@ class Engines:
         rank, engine, generation = what
         if rank.engine is engine:
             engine.restored(generation)
+            if engine.cache.changed:
+                self.publish(rank)
             self.wake(rank)
 
     def _watch(self, rank: ReplayRank) -> None:

@@ -125,7 +125,7 @@ class Requests:
         tokens = trace.input_tokens
         position, cached = lean.choose(live.hashes, tokens, sample, among)
         live.booking = lean.book(position, live.hashes, tokens, cached)
-        live.expected_tokens = cached * self._block_size
+        live.expected_tokens = int(cached * self._block_size + 0.5)
         self._submit(live, ranks[position], trace.output_tokens)
 
     def _place(self, live: LiveRequest) -> None:

@@ -116,8 +116,12 @@ class _Replay:
         ranks = engines.in_order
         index: LeanIndex | None = None
         if lean:
-            caches = [one.engine.cache.blocks for one in ranks] if direct else None
-            index = LeanIndex(len(ranks), caches)
+            caches = [one.engine.cache for one in ranks]
+            index = LeanIndex(
+                len(ranks),
+                [cache.blocks for cache in caches] if direct else None,
+                [cache.lower.match for cache in caches if cache.lower is not None],
+            )
             routers.decide_lean(ranks, index)
         engines.publish = EventReports(fleet, seed, agenda, routers, index).publish
         self._requests = Requests(

@@ -164,3 +164,30 @@ def test_routers_expect_what_engines_find_in_their_tiers(workload, host, disk):
     where = SimulatedFleet((SimulatedWorker(1), SimulatedWorker(2)), engine)
     result = simulate(spaced(trace), where, KV, 1)
     assert result.cache.expected_rate == result.cache.hit_rate
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"host_cache_hit_weight": 0.0},
+        {"router_temperature": 0.5, "disk_cache_hit_weight": 1.0},
+        {"overlap_score_credit_decay": 0.5, "router_track_active_blocks": False},
+        {"overlap_score_credit": 0.0},
+        {"router_mode": "round-robin"},
+        {"router_mode": "power-of-two"},
+    ],
+)
+def test_lean_routers_see_the_tiers_as_whole_routers_do(values):
+    """Conversations in turn, of which each worker's device holds two."""
+    engine = replace(
+        ENGINE, total_blocks=18, host_blocks=20, disk_blocks=60, kv_bytes_per_token=1.3e6
+    )
+    trace = [
+        asked(0.02 * n, n, 30 + n % 3, 3, *(100 * (n * n % 13) + block for block in range(8)))
+        for n in range(150)
+    ]
+    policy = Policy("p", RouterConfig().with_values(values))
+    found = simulate(trace, fleet(3, engine), policy, 1)
+    assert found.cache.host_tokens + found.cache.disk_tokens > 50
+    assert encode(found) == encode(simulate(trace, fleet(3, engine), policy, 1, lean=False))
