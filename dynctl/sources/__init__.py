@@ -26,16 +26,19 @@ FRONTEND_VARIABLE = "DYNCTL_FRONTEND"
 #: Seconds for a response from the default address, which no option named.
 GUESS_TIMEOUT = 1.0
 
-WAYS = """give one source:
---demo                             the embedded demo fleet, no process runs
---view FILE                        a view saved with `dynctl route PROMPT --save-view FILE`
---recording FILE --at TIME         a moment of a recording made with `dynctl record FILE`
---frontend http://HOST:PORT        a running frontend; start one with
-                                   `dynctl serve frontend --worker http://HOST:PORT`
+_FIRST = "give one source:\n"
+_OFFLINE = """--demo                             the embedded demo fleet, no process runs
+--view FILE                        a view (dynctl route .. --save-view FILE)
+--recording FILE --at TIME         a moment of a recording (dynctl record)
+"""
+_RUNNING = """--frontend http://HOST:PORT        a running frontend (dynctl serve frontend)
 --discovery file --file-kv DIR     a live Dynamo that registers in files
 --discovery etcd --etcd-endpoints HOST:2379   ... or in etcd
 --discovery kubernetes -n NAMESPACE           ... or in a Kubernetes cluster
---context NAME                     any of these, saved with `dynctl context add NAME ..`"""
+--context NAME                     any of these, saved (dynctl context add)"""
+WAYS = _FIRST + _OFFLINE + _RUNNING
+#: The sources that are running routers.
+RUNNING_WAYS = _FIRST + _RUNNING
 
 
 def connect(options: GlobalOptions) -> Source:
@@ -126,11 +129,11 @@ def recorded(options: GlobalOptions) -> tuple[str, tuple[str, ...], str | None]:
     beside it), and the token. Raises as :func:`connect`."""
     origin = _origin(options)
     if origin not in ("--frontend", "--discovery"):
-        raise UsageProblem(f"{origin}: a recording is of a running router", WAYS)
+        raise UsageProblem(f"{origin}: a recording is of a running router", RUNNING_WAYS)
     options = in_context(options)
     if origin == "--discovery":
         return origin, frontends(options), None
-    return origin, _dynctl_frontends(options), token(options)
+    return origin, _dynctl_frontends(options, RUNNING_WAYS), token(options)
 
 
 def names_source(options: GlobalOptions) -> bool:
@@ -237,7 +240,7 @@ def _planes_by_environment(options: GlobalOptions) -> bool:
     return DynamoFrontend(named[0], options.timeout).identify() != "dynctl"
 
 
-def _dynctl_frontends(options: GlobalOptions) -> tuple[str, ...]:
+def _dynctl_frontends(options: GlobalOptions, ways: str = WAYS) -> tuple[str, ...]:
     """The named frontends, or the default one; raises Unreachable where it does not answer."""
     from dynctl.sources.frontend.client import FrontendClient
 
@@ -247,6 +250,6 @@ def _dynctl_frontends(options: GlobalOptions) -> tuple[str, ...]:
     client = FrontendClient(DEFAULT_FRONTEND, token(options), options.timeout)
     if not client.answers_as_ours(min(options.timeout, GUESS_TIMEOUT)):
         raise Unreachable(
-            f"no source is set, and no dynctl frontend answers at {DEFAULT_FRONTEND}", WAYS
+            f"no source is set, and no dynctl frontend answers at {DEFAULT_FRONTEND}", ways
         )
     return (DEFAULT_FRONTEND,)

@@ -88,9 +88,11 @@ def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsRepor
     Unreachable."""
     if query.start is not None or query.end is not None:
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
+    from dynctl.base.terminal import say
     from dynctl.sources import recorded
 
     origin, urls, token = recorded(options)
+    say(f"recording for {seconds:,} s")
     with tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
         if origin == "--frontend":
             paths = _streamed(options, urls, token, seconds, Path(folder))

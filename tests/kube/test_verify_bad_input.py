@@ -83,7 +83,9 @@ def test_a_kubeconfig_that_is_not_there(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "gone"))
 
     assert dynctl(*VERIFY).code == 2
-    assert f"$KUBECONFIG is {tmp_path / 'gone'}: no such file" in dynctl(*VERIFY).error[0]
+    assert (
+        f"$KUBECONFIG is {tmp_path / 'gone'}: the file does not exist" in dynctl(*VERIFY).error[0]
+    )
 
 
 @pytest.mark.parametrize(

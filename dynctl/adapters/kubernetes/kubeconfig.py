@@ -95,14 +95,16 @@ def _files(kubeconfig: Path | None) -> list[Path]:
     if kubeconfig is not None:
         path = kubeconfig.expanduser()
         if not path.exists():
-            raise UsageProblem(f"--kubeconfig {kubeconfig}: no such file")
+            raise UsageProblem(f"--kubeconfig {kubeconfig}: the file does not exist")
         return [path]
     where = os.environ.get(VARIABLE, "")
     if where:
         named = [Path(part).expanduser() for part in where.split(os.pathsep) if part]
         found = [path for path in named if path.exists()]
         if not found:
-            raise UsageProblem(f"${VARIABLE} is {where}: no such file", "correct it, or unset it")
+            raise UsageProblem(
+                f"${VARIABLE} is {where}: the file does not exist", "correct it, or unset it"
+            )
         return found
     default = Path(os.path.expanduser(DEFAULT))
     return [default] if default.exists() else []

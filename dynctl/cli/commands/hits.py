@@ -105,7 +105,7 @@ def hits(
     """
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.documents.hits import BY
-    from dynctl.screens.render import emit, talk
+    from dynctl.screens.render import emit
     from dynctl.sources.hits import HitsQuery, SimulatedTrace, of_files, of_live, of_trace
 
     if by is not None and by not in BY:
@@ -134,7 +134,6 @@ def hits(
         if set_here:
             raise UsageProblem(f"--{next(iter(set_here)).replace('_', '-')} is for a trace")
         lasts = max(1, round(seconds_of("--for", length or "1m")))
-        talk(f"recording for {lasts:,} s")
         report = of_live(options, lasts, query)
     emit(report, options)
     return ExitCode.YES if report.requests else ExitCode.NO

@@ -101,7 +101,7 @@ def test_nothing_anywhere_says_what_was_looked_for():
 
 
 def test_files_that_are_named_and_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    assert "no such file" in refused(tmp_path / "absent").message
+    assert "the file does not exist" in refused(tmp_path / "absent").message
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}")
     assert "$KUBECONFIG is" in refused(None).message
 

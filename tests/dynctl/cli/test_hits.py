@@ -213,6 +213,14 @@ def test_requests_of_a_dynamo_with_a_prefill_hop_are_not_judged_and_the_reason_i
     assert "Dynamo does not publish what its engines reused" in reused.unknown
 
 
+def test_without_a_router_only_running_sources_are_offered(dynctl: Any) -> None:
+    ran = dynctl("hits", "--demo")
+    assert ran.code == 2
+    assert "--frontend http://HOST:PORT" in ran.err
+    assert "--view" not in ran.err
+    assert "recording for" not in ran.err
+
+
 @pytest.mark.parametrize("width", [64, 80, 200])
 def test_the_screen_fits(width: int):
     fleet = RecordedFleet(workers=5, silent=dict.fromkeys(range(5), 1.5), state=True)
