@@ -1,14 +1,18 @@
 """`serve frontend` as a process: ready line, SIGTERM, and an engine killed under load."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import sys
+from collections import deque
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 
+from dynctl.serving.http.start import settle_garbage_collector
 from tests.dynctl.serving.fleets import chat_body, until
 from tests.waiting import patience
 
@@ -125,3 +129,29 @@ async def test_killing_an_engine_under_64_streams_leaves_no_client_without_an_an
 async def _rows(client, url):
     async with client.get(url + "/v1/workers") as answer:
         return {row["name"]: row for row in (await answer.json())["workers"]}
+
+
+def test_a_young_collection_visits_few_objects(monkeypatch: pytest.MonkeyPatch):
+    """What requests free that end counts against what those make that begin. So a collection that
+    waits for many more objects than before visits nearly all that running requests have."""
+    young = []
+
+    def begins(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            young.append(len(gc.get_objects(generation=0)))
+
+    before = gc.get_threshold()
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    alive = deque([number] for number in range(10_000))
+    try:
+        settle_garbage_collector()
+        gc.callbacks.append(begins)
+        for number in range(20_000):
+            alive.append([number])
+            if number % 10:  # nine of ten begin when others end
+                alive.popleft()
+    finally:
+        gc.callbacks.remove(begins)
+        gc.set_threshold(*before)
+    assert len(young) > 2
+    assert max(young) < 5_000
