@@ -13,7 +13,8 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.hits import HitsReport
-from dynctl.documents.recording import NO_PROMPT_HASHES, Record, RecordingFile
+from dynctl.documents.recording import NO_PROMPT_HASHES, Record
+from dynctl.documents.recording_file import RecordingFile
 from dynctl.health.hits import Ladder, Window
 from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, is_recording
 from dynctl.sources.recording import moment

@@ -24,14 +24,13 @@ from dynctl.documents.recording import (
     OF_DYNAMO,
     Arrived,
     Changed,
-    ChunkHeader,
     Decided,
     Noted,
     Record,
-    RecordingFile,
     Start,
     State,
 )
+from dynctl.documents.recording_file import ChunkHeader, RecordingFile
 from dynctl.documents.route_of_plan import route_result
 from dynctl.documents.route_result import Ref, RouteResult
 from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapshot

@@ -12,14 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dynctl.documents.hits import UNEXPLAINED
-from dynctl.documents.recording import (
-    Arrived,
-    Decided,
-    Finished,
-    Start,
-    read_recording,
-    recording_report,
-)
+from dynctl.documents.recording import Arrived, Decided, Finished, Start
+from dynctl.documents.recording_file import read_recording, recording_report
 from dynctl.sources.recording import RecordedMoment, replayed
 from tests.dynamo.fleet import DynamoFleet, aggregated
 from tests.dynamo.test_observe import REPLICA_SYNC, _clean, ask, register_events, shadowing

@@ -19,7 +19,7 @@ import msgspec
 from dynctl.base.decode_errors import RequestError, WireError
 from dynctl.base.errors import UsageProblem
 from dynctl.base.yaml_reader import YamlError, read_yaml_documents
-from dynctl.documents import codec, recording
+from dynctl.documents import codec, recording, recording_file
 from dynctl.documents.fleet_load import Condition, FleetLoad, Transfer, WorkerLoad
 from dynctl.documents.index_dump import Chain, RankDump, decode_snapshot, encode_dump
 from dynctl.documents.replicas import (
@@ -485,10 +485,10 @@ def _recording(hashes: bytes, body: bytes) -> None:
     """A chunk with these hashes and this MessagePack; its lengths and checksum are right."""
     columns = hashes[: len(hashes) // 8 * 8]
     payload = (len(columns) // 8).to_bytes(4, "little") + columns + zlib.compress(body, 1)
-    head = recording.ChunkHeader(
+    head = recording_file.ChunkHeader(
         0, False, 3, 1.0, 2.0, len(payload), len(body), zlib.crc32(payload)
     )  # fmt: skip
-    for record in recording.decode_chunk(head, payload):
+    for record in recording_file.decode_chunk(head, payload):
         assert 0 <= record.at < 253_402_300_800
 
 
@@ -507,11 +507,11 @@ def _recordings() -> list[Message]:
     ]
     found: list[Message] = []
     for at in range(0, len(made), 3):
-        writer = recording.ChunkWriter()
+        writer = recording_file.ChunkWriter()
         for record in made[at : at + 3]:
             writer.add(record)
-        data = recording.packed(writer.take())
-        head = recording.chunk_header(data)
+        data = recording_file.packed(writer.take())
+        head = recording_file.chunk_header(data)
         assert head is not None
         payload = data[-head.length :]
         columns = 4 + 8 * int.from_bytes(payload[:4], "little")

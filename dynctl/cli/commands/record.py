@@ -48,7 +48,7 @@ def record(
     from dynctl.base.decode_errors import WireError
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.cli.shared_options import memory_of
-    from dynctl.documents.recording import recording_report
+    from dynctl.documents.recording_file import recording_report
     from dynctl.screens.render import emit, talk
     from dynctl.sources.recording import unreadable
 

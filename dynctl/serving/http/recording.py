@@ -1,7 +1,7 @@
 """``GET /v1/recording``: a recording of this process, streamed as it is made.
 
-For operators. The response is the file of :mod:`dynctl.documents.recording`. A reader that is too
-slow loses records, which the recording notes; it never holds up the router.
+For operators. The response is the file of :mod:`dynctl.documents.recording_file`. A reader that is
+too slow loses records, which the recording notes; it never holds up the router.
 """
 
 from __future__ import annotations

@@ -26,21 +26,18 @@ from dynctl.documents.codec import encode
 from dynctl.documents.decisions import Choice, past_decision
 from dynctl.documents.fleet_load import Condition
 from dynctl.documents.recording import (
-    HEADER,
     KINDS,
     Arrived,
-    ChunkWriter,
     Decided,
     Finished,
     Noted,
-    PlainChunk,
     RecordingSource,
     Start,
     State,
     Unwrapped,
     moved_snapshot,
-    packed,
 )
+from dynctl.documents.recording_file import HEADER, ChunkWriter, PlainChunk, packed
 from dynctl.health import conditions
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver

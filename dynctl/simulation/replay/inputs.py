@@ -11,7 +11,8 @@ from typing import Final
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.recording import MAGIC, Arrived, Finished, Noted, RecordingFile
+from dynctl.documents.recording import Arrived, Finished, Noted
+from dynctl.documents.recording_file import MAGIC, RecordingFile
 from dynctl.simulation.replay.workloads import Workload, generate
 from dynctl.wire.traces import MOONCAKE_BLOCK, Skipped, TraceRequest, read_trace, trace_format
 

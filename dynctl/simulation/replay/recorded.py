@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynctl.base.decode_errors import WireError
-from dynctl.documents.recording import Arrived, Changed, RecordingFile, Start, State
+from dynctl.documents.recording import Arrived, Changed, Start, State
+from dynctl.documents.recording_file import RecordingFile
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.simulation.replay.fleets import FleetSource, fleet_of_live
 from router_core import (

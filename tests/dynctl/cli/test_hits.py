@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 from msgspec import structs
 
-from dynctl.documents.recording import HEADER, Arrived, Decided, Finished, Start, encode_records
+from dynctl.documents.recording import Arrived, Decided, Finished, Start
+from dynctl.documents.recording_file import HEADER, encode_records
 from dynctl.health.hits import hits
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.hits import hits_screen

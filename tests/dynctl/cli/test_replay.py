@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dynctl.documents.recording import encode_records
+from dynctl.documents.recording_file import encode_records
 from tests.dynctl.cli.conftest import Run
 from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
 from tests.waiting import patience, until_now

@@ -13,22 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynctl.base.decode_errors import WireError
-from dynctl.documents import recording as r
+from dynctl.documents import recording_file as r
 from dynctl.documents.recording import (
-    HEADER,
-    MAGIC,
+    KINDS,
     Arrived,
     Changed,
-    ChunkWriter,
     Decided,
     Finished,
     Noted,
     Record,
-    RecordingFile,
     Start,
     State,
-    encode_records,
     moved_snapshot,
+)
+from dynctl.documents.recording_file import (
+    HEADER,
+    MAGIC,
+    ChunkWriter,
+    RecordingFile,
+    encode_records,
     read_recording,
 )
 from router_core import (
@@ -168,7 +171,7 @@ def test_changes_round_trip(tmp_path_factory: pytest.TempPathFactory, made: list
             at=TIMES,
             settings=st.dictionaries(TEXT, PLAIN, max_size=3),
             block_sizes=st.dictionaries(TEXT, st.integers(1, 256), max_size=2),
-            complete=st.frozensets(st.sampled_from(r.KINDS)),
+            complete=st.frozensets(st.sampled_from(KINDS)),
         ),
         max_size=8,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.documents import recording as recording_module
+from dynctl.documents import recording_file
 from dynctl.documents.recording import (
     Arrived,
     Changed,
@@ -18,12 +18,10 @@ from dynctl.documents.recording import (
     Finished,
     Noted,
     Record,
-    RecordingFile,
     Start,
     State,
-    read_recording,
-    recording_report,
 )
+from dynctl.documents.recording_file import RecordingFile, read_recording, recording_report
 from dynctl.serving.telemetry import recorder as recorder_module
 from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings, old_of
 from dynctl.sources.frontend.client import FrontendClient
@@ -241,7 +239,7 @@ async def test_a_full_file_of_a_process_becomes_the_old_one(tmp_path: Path):
 async def test_a_slow_sink_loses_records_and_never_time(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(recorder_module, "MAX_HELD", 4_000)
     monkeypatch.setattr(recorder_module, "_CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(recording_module, "_ENCODED_AT_A_TIME", 8)
+    monkeypatch.setattr(recording_file, "_ENCODED_AT_A_TIME", 8)
     release = asyncio.Event()
 
     class Slow:

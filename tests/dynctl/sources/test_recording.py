@@ -13,19 +13,8 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.decisions import PastDecision
-from dynctl.documents.recording import (
-    HEADER,
-    MAGIC,
-    Arrived,
-    Changed,
-    Decided,
-    Noted,
-    Record,
-    Start,
-    State,
-    encode_records,
-    read_recording,
-)
+from dynctl.documents.recording import Arrived, Changed, Decided, Noted, Record, Start, State
+from dynctl.documents.recording_file import HEADER, MAGIC, encode_records, read_recording
 from dynctl.serving.telemetry.recorder import arrived, decided
 from dynctl.sources.recording import (
     RecordedFleet,

@@ -6,15 +6,8 @@ import pytest
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.recording import (
-    HEADER,
-    MAGIC,
-    Arrived,
-    Finished,
-    Record,
-    Start,
-    encode_records,
-)
+from dynctl.documents.recording import Arrived, Finished, Record, Start
+from dynctl.documents.recording_file import HEADER, MAGIC, encode_records
 from dynctl.simulation.replay.inputs import TraceInput, speeds_of
 from dynctl.simulation.replay.workloads import workload
 from dynctl.wire.traces import TraceRequest

@@ -9,7 +9,8 @@ import pytest
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.recording import Arrived, Changed, Record, State, encode_records
+from dynctl.documents.recording import Arrived, Changed, Record, State
+from dynctl.documents.recording_file import encode_records
 from dynctl.simulation.replay.fleets import simulated_fleet
 from dynctl.simulation.replay.recorded import fleet_of_recording
 from router_core import (
