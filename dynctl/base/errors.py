@@ -15,8 +15,9 @@ their exit codes.
 import errno
 import os
 import re
+import stat
 from enum import IntEnum
-from typing import Final
+from typing import BinaryIO, Final
 
 
 class ExitCode(IntEnum):
@@ -134,6 +135,18 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
     return None
 
 
+class NotARegularFile(OSError):
+    """A path names a pipe, a socket or a device, which may block or never end."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read its bytes. Raises OSError; NotARegularFile for what may never end."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise NotARegularFile(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
+    return open(path, "rb")
+
+
 def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -> str:
     """Why a file cannot be read or written, in words that go after its name.
 
@@ -141,6 +154,8 @@ def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -
     """
     if isinstance(error, FileNotFoundError):
         return "its directory does not exist" if writing else f"the {what} does not exist"
+    if isinstance(error, NotARegularFile):
+        return "is a pipe or a device; expected a file"
     if isinstance(error, IsADirectoryError):
         return "is a directory; expected a file"
     if isinstance(error, NotADirectoryError):

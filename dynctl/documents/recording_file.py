@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, get_type_hints
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import single_line
+from dynctl.base.errors import open_regular, single_line
 from dynctl.documents.recording import (
     KINDS,
     Arrived,
@@ -424,8 +424,9 @@ def encode_records(records: Sequence[Record], per_chunk: int = 4096) -> bytes:
 class RecordingFile:
     """A recording that is read from its file, in parts.
 
-    Opening raises WireError for what is not a recording and for a newer schema; reading raises it
-    for a damaged chunk, unless ``skip_bad``. A file that ends within a chunk is read up to there.
+    Opening raises OSError, and WireError for what is not a recording and for a newer schema;
+    reading raises WireError for a damaged chunk, unless ``skip_bad``. A file that ends within a
+    chunk is read up to there.
     """
 
     def __init__(self, path: Path, *, skip_bad: bool = False) -> None:
@@ -434,7 +435,7 @@ class RecordingFile:
         #: Chunks that were left out, and why; the offset at which the file is cut, None: whole.
         self.skipped: list[str] = []
         self.cut: int | None = None
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             self._check_header(file.read(len(HEADER)))
 
     def headers(self) -> Iterator[ChunkHeader]:

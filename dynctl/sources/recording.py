@@ -263,7 +263,8 @@ class RecordedMoment(ViewSource):
 
     def _doubts(self) -> Iterator[Doubt]:
         start, lost = self.playback.start, self.playback.lost
-        for kind, name in (("kv_events", "KV events of every worker"), ("loads", "load reports")):
+        caches = "KV events of every worker that computes prompts"
+        for kind, name in (("kv_events", caches), ("loads", "load reports")):
             if start is not None and kind not in start.complete:
                 yield doubt("DYR0764", missing=name)
         if lost:

@@ -19,7 +19,7 @@ from typing import BinaryIO, Final, Literal, cast
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import single_line
+from dynctl.base.errors import open_regular, single_line
 
 TraceFormat = Literal["mooncake", "azure"]
 
@@ -160,7 +160,7 @@ def read_trace(
 
 
 def _opened(path: Path) -> BinaryIO:
-    with path.open("rb") as plain:
+    with open_regular(path) as plain:
         compressed = plain.read(2) == _GZIP
     return cast(BinaryIO, gzip.open(path, "rb")) if compressed else path.open("rb")
 

@@ -32,7 +32,7 @@ from dynctl.serving.http.json_responses import bad_request, json_response, read_
 from dynctl.serving.http.server import Frontend, Routes, run
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.telemetry.metrics import Metrics
-from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings
+from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings, reports_caches
 from router_core import SETTINGS, Role
 
 _log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class ObserverProcess(Frontend):
         where one worker computes prompt and answer."""
         found = {"workers", "topology", "loads"}
         registry, deployment = self.service.router.registry, self.shadow.observer.deployment
-        if all(worker.kv_events for worker in registry):
+        if reports_caches(registry):
             found.add("kv_events")
         if deployment.sequences:
             found.add("decisions")

@@ -107,9 +107,14 @@ class ReuseAudit(ServiceObserver):
 
 
 def _predicted(hop: Decision) -> int:
-    """Tokens that the index shows for the winner: also those that a doubtful index is not credited
-    for in the cost."""
-    if hop.winner is None:
+    """Tokens that the index shows for the winner, in whole blocks.
+
+    Also those that a doubtful index is not credited for in the cost, and those of lower tiers in
+    full: their weights are for what loading costs, while an engine reports what it did not compute.
+    """
+    if hop.winner is None or hop.inputs is None:
         return 0
-    not_credited = hop.indexed_blocks(hop.winner) - hop.overlap_blocks(hop.winner)
-    return hop.cached_tokens + not_credited * hop.block_size
+    blocks = hop.indexed_blocks(hop.winner)
+    for tier in (hop.inputs.host_blocks, hop.inputs.disk_blocks):
+        blocks += 0 if tier is None else tier[hop.winner]
+    return blocks * hop.block_size

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -48,8 +48,10 @@ from router_core import (
     Cleared,
     Decision,
     KvEvent,
+    Role,
     RoutingPlan,
     RoutingRequest,
+    Worker,
 )
 
 _log = logging.getLogger(__name__)
@@ -491,9 +493,20 @@ class Recordings:
                     await asyncio.sleep(0.01)
 
     def _of_service(self) -> frozenset[str]:
-        """All kinds, but no KV events where a worker reports none."""
-        silent = any(not worker.kv_events for worker in self._service.router.registry)
-        return frozenset(KINDS) - ({"kv_events"} if silent else frozenset())
+        """All kinds, but no KV events where a worker that computes prompts reports none."""
+        known = reports_caches(self._service.router.registry)
+        return frozenset(KINDS) - (frozenset() if known else {"kv_events"})
+
+
+def reports_caches(workers: Iterable[Worker]) -> bool:
+    """Whether each worker that computes prompts reports KV events.
+
+    Workers that only decode need not: prompts reuse nothing there, unless a model has no others.
+    """
+    known = list(workers)
+    others = {one.model for one in known if one.role is not Role.DECODE}
+    silent = (one for one in known if not one.kv_events)
+    return not any(one.role is not Role.DECODE or one.model not in others for one in silent)
 
 
 class RecordingsFull(Exception):

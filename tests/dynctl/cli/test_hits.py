@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,24 @@ def test_record_names_what_it_cannot_use_before_it_starts(
     assert ran.code == 2, ran.out
     assert said in ran.err
     assert "recording to" not in ran.err
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["hits", "{}"],
+        ["replay", "{}"],
+        ["record", "--show", "{}"],
+        ["workers", "list", "--recording", "{}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_pipe_or_a_device_is_refused_and_never_waited_for(
+    dynctl, tmp_path: Path, monkeypatch, command: list[str], name: str
+):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    ran = dynctl(*[one.format(name) for one in command])
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{name}: is a pipe or a device; expected a file" in ran.err

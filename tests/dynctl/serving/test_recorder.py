@@ -23,7 +23,13 @@ from dynctl.documents.recording import (
 )
 from dynctl.documents.recording_file import RecordingFile, read_recording, recording_report
 from dynctl.serving.telemetry import recorder as recorder_module
-from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings, old_of
+from dynctl.serving.telemetry.recorder import (
+    FileSink,
+    Recorder,
+    Recordings,
+    old_of,
+    reports_caches,
+)
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.frontend.recording import stream_recording
 from dynctl.sources.recording import replayed
@@ -31,6 +37,7 @@ from dynctl.sources.thresholds.canary import announce
 from dynctl.sources.thresholds.replicas import Replica
 from router_core import Booked, Freed, KvEvent, ThresholdsSet
 from tests.dynctl.serving.fleets import WORDS, Site, site, zone
+from tests.router_core.fleet import worker
 from tests.waiting import until
 
 PROMPTS = [WORDS * 4, WORDS * 8, "another beginning " + WORDS * 6]
@@ -300,3 +307,12 @@ async def test_a_sink_that_fails_ends_the_recording_of_a_process(tmp_path: Path,
         )
         assert fleet.service.taps == ()
         assert (await fleet.chat())[0] == 200
+
+
+def test_workers_that_only_decode_need_no_kv_events():
+    prefill, silent = worker(1, role="prefill"), worker(2, role="prefill", kv_events=False)
+    decode = worker(3, role="decode", kv_events=False)
+    assert reports_caches([prefill, decode])
+    assert not reports_caches([prefill, silent, decode])
+    assert not reports_caches([worker(4, kv_events=False)])
+    assert not reports_caches([decode])  # a model without others

@@ -13,9 +13,9 @@ from dynctl.serving.telemetry import audit as audit_module
 from dynctl.serving.telemetry.audit import ReuseAudit
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.sources.frontend.client import FrontendClient
-from router_core import IndexMarked, RoutingRequest, WorkerLost
+from router_core import BlocksStored, IndexMarked, KvEvent, RoutingRequest, WorkerLost, hash_prompt
 from tests.dynctl.serving.fleets import WORDS, Site, site
-from tests.router_core.fleet import active, apply_all, request, router, stored, worker
+from tests.router_core.fleet import active, apply_all, prompt, request, router, stored, worker
 from tests.waiting import until
 
 
@@ -115,6 +115,24 @@ def test_a_miss_has_a_likely_cause(
     assert (row.requests, row.hits) == (1, int(cause is None))
     assert row.causes == ({} if cause is None else {cause: 1})
     assert (row.predicted_tokens, row.reported_tokens) == (held * 16, min(reported, 40))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.75, 1.0])
+def test_blocks_below_the_device_are_predicted_in_full(weight: float):
+    made = router(worker(1), host_cache_hit_weight=weight, disk_cache_hit_weight=weight)
+    hashes = hash_prompt(prompt(100), 16)
+    names, locals_ = hashes.sequence, hashes.local
+    for tier, start, end in (("device", 0, 2), ("host_pinned", 2, 4), ("disk", 4, 5)):
+        parent = names[start - 1] if start else None
+        event = BlocksStored(parent, names[start:end], locals_[start:end], tier=tier)
+        apply_all(made, KvEvent(1, 0, event))
+    wanted = replace(request(100), local_hashes=locals_)
+    audit = ReuseAudit(made)
+    audit.on_finished(finished(made, wanted, 80))
+    audit.on_finished(finished(made, wanted, 32))
+    [row] = audit.rows()
+    assert (row.hits, row.causes) == (1, {"not_reused": 1})
+    assert (row.predicted_tokens, row.reported_tokens) == (160, 112)
 
 
 def test_what_cannot_be_compared_is_not_counted():

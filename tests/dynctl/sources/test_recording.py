@@ -199,6 +199,9 @@ def test_what_a_recording_lacks_is_a_doubt(tmp_path: Path) -> None:
     path, _ = made(tmp_path, complete=False)
     (doubt,) = RecordedMoment(path, None).view.doubts
     assert (doubt.code, "KV events" in doubt.what) == ("DYR0764", True)
+    # With a prefill hop no option of a Dynamo publishes the prompts' hashes.
+    assert doubt.resolve.startswith("record a frontend of dynctl, which has all of it;")
+    assert "a Dynamo's choices: --router-replica-sync" in doubt.resolve
     records = [*read_recording(path), Noted(BEGAN + 100, "dropped", "recording", "", "7 records")]
     path.write_bytes(encode_records(records))
     assert len(RecordedMoment(path, None).view.doubts) == 2
