@@ -5,30 +5,27 @@ requests, and notifies observers (metrics, logs, decision memory). ``serve front
 ``serve router`` are interfaces of the same service.
 """
 
-import asyncio
 import hashlib
 import logging
 import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from dynctl.base.tasks import SLICE, Supervisor, drained, in_turns
+from dynctl.base.tasks import Supervisor
 from dynctl.documents.doubts import Doubt, Varies, doubt, percent
-from dynctl.documents.fleet_load import Condition
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import CORDONED, WorkerRow, worker_rows
 from dynctl.health import conditions as codes
-from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
-from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluation
+from dynctl.health.evaluation import FleetHealth
 from dynctl.serving.admission import Admission
 from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.prefill_load import PrefillModel, PrefillTimes, predicted_plan
@@ -39,6 +36,7 @@ from dynctl.serving.prompts import (
     PromptTokens,
     estimate_tokens,
 )
+from dynctl.serving.service_health import CHANGES_OF_HEALTH, HEALTH_AGE_S, ServiceHealth
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from dynctl.serving.telemetry.traces import Traces
 from dynctl.wire.openai import ChatRequest, CompletionRequest
@@ -49,12 +47,10 @@ from router_core import (
     BlockHashes,
     Booked,
     Change,
-    ConfigError,
     ConfigSet,
     Decision,
     Expired,
     Freed,
-    IndexConnected,
     KvEvent,
     LoadReported,
     OutputBlock,
@@ -66,19 +62,16 @@ from router_core import (
     Role,
     Router,
     RouterConfig,
-    RouterPolicy,
     RoutingConstraints,
     RoutingPlan,
     RoutingRequest,
     RoutingView,
     Session,
     Stage,
-    ThresholdsSet,
     Worker,
     WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
-    policy_conflict,
 )
 
 Clock = Callable[[], float]
@@ -86,27 +79,10 @@ Tap = Callable[[Change, float, Applied], None]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that an evaluation may be shown again while nothing changes.
-HEALTH_AGE_S: Final = 0.5
 #: Workers that the operator may take out of routing at a time.
 MAX_CORDONED: Final = 4_096
-#: In a larger fleet, at most so many workers are evaluated per second.
-_MANY_WORKERS: Final = 256
-_WORKERS_A_SECOND: Final = 1000
-#: Evaluations in slices, before one in a single turn, where the fleet changes during each.
-_TRIES: Final = 3
-_MOST_DOUBTS: Final = 16
-#: Bookings, events and load reports change too often; an evaluation reads them at its next time.
-_CHANGES_OF_HEALTH: Final = (
-    ConfigSet,
-    IndexConnected,
-    ThresholdsSet,
-    WorkerAvailability,
-    WorkerLost,
-    WorkerUpserted,
-)
 #: Changes after which a waiting request may be admitted.
-_MAKES_ROOM: Final = (*_CHANGES_OF_HEALTH, Expired, Freed, LoadReported, PrefillDone)
+_MAKES_ROOM: Final = (*CHANGES_OF_HEALTH, Expired, Freed, LoadReported, PrefillDone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +145,6 @@ class RoutingService:
         self.clock = clock
         self.wall = wall
         self.sample = sample
-        self.conditions = Conditions(wall)
         #: All workers, registered or not, as they are at the call; seconds between two load
         #: reports, and whether the process is draining; the fleet and the server set them.
         self.rows: Callable[[], Iterable[WorkerRow]] = self.workers
@@ -179,10 +154,9 @@ class RoutingService:
         self.serves_pools = False
         #: Shares the load of this router with others; None without replica sync.
         self.sharing: LoadSharing | None = None
-        self._health: tuple[float, FleetHealth] | None = None
-        #: Changes that an evaluation must show, and how many the last one does.
-        self._health_changes = self._health_shown = 0
-        self._evaluating = asyncio.Lock()
+        self._health = ServiceHealth(self)
+        #: The conditions in force.
+        self.conditions = self._health.conditions
         #: Reads the index of a request's prompt from another process; None: the index is here.
         self.ask_index: Callable[[RoutingRequest], Awaitable[None]] | None = None
         #: Whether a router in another process decides now.
@@ -196,7 +170,7 @@ class RoutingService:
         self.traces: Traces | None = None
         #: The requests that wait in the router queue.
         self.admission = Admission(self)
-        self.tasks = Supervisor(self._task_failed, self._task_recovered)
+        self.tasks = Supervisor(self._health.task_failed, self._health.task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
         #: (worker name, kind of UpstreamFailure) -> how many requests the engine failed.
@@ -231,8 +205,6 @@ class RoutingService:
         #: Block size -> hasher that caches the beginnings of prompts.
         self._hashers: dict[int, PromptHasher] = {}
         self._context_lengths: dict[str | tuple[str, str], int | None] = {}
-        #: Workers whose block size differs from the other workers' of their model.
-        self.mismatched: set[str] = set()
         self._prefix = id_prefix if id_prefix is not None else f"{random.getrandbits(40):010x}"
         self._count = 0
         #: Names of workers that the operator took out of routing, in that order.
@@ -609,8 +581,8 @@ class RoutingService:
             self.admission.try_soon()
         if isinstance(change, (Booked, Freed, PrefillDone)):
             return applied
-        if isinstance(change, _CHANGES_OF_HEALTH):
-            self._health_changes += 1
+        if isinstance(change, CHANGES_OF_HEALTH):
+            self._health.changed()
             self.changes += 1
         if isinstance(change, KvEvent):
             kind = type(change.event).__name__.removeprefix("Blocks").removeprefix("Window").lower()
@@ -641,12 +613,11 @@ class RoutingService:
 
     def set_condition(self, code: str, subject: str, message: str) -> None:
         """Report a condition; observers are notified when it is new or changed."""
-        changed = self.conditions.set(code, subject, message)
-        if changed is not None:
-            self._health_changes += 1
-            _log.warning("%s %s: %s", code, subject, message)
-            for observer in self.observers:
-                observer.on_condition(changed, False)
+        self._health.set_condition(code, subject, message)
+
+    def clear_condition(self, code: str, subject: str) -> None:
+        """End a condition; observers are notified if it was in force."""
+        self._health.clear_condition(code, subject)
 
     def note(self, kind: str, subject: str, text: str) -> None:
         """Report what an operator does, such as a step of a canary, to log and observers."""
@@ -655,124 +626,21 @@ class RoutingService:
             observer.on_note(kind, subject, text)
 
     def health(self, max_age_s: float = 0.0) -> FleetHealth:
-        """Evaluate the fleet, and set and end the conditions that follow.
-
-        An evaluation that is at most ``max_age_s`` old is returned again, unless a worker, a
-        stream, a threshold or a condition changed. That of a large fleet takes long, so it is
-        returned for longer, whatever changed.
-        """
-        found = self._known_health(max_age_s)
-        return found or self._conclude(self.clock(), drained(self._evaluation()))
+        """As :meth:`ServiceHealth.evaluate`."""
+        return self._health.evaluate(max_age_s)
 
     async def refresh_health(self, max_age_s: float = 0.0) -> FleetHealth:
-        """As :meth:`health`, but a large fleet is evaluated in several turns of the event loop: a
-        handler awaits this, then reads :meth:`health`."""
-        if len(self.router.registry) <= _MANY_WORKERS:
-            return self.health(max_age_s)
-        async with self._evaluating:
-            for _ in range(_TRIES):
-                found = self._known_health(max_age_s)
-                if found is not None:
-                    return found
-                began, draining, changes = self.clock(), self.draining, self._health_changes
-                health = await in_turns(self._evaluation())
-                if (draining, changes) == (self.draining, self._health_changes):
-                    return self._conclude(began, health)
-            return self.health(max_age_s)
-
-    def _known_health(self, max_age_s: float) -> FleetHealth | None:
-        """The last evaluation, where it may be shown again."""
-        now, workers = self.clock(), len(self.router.registry)
-        if self._health is not None:
-            at, last = self._health
-            least_s = workers / _WORKERS_A_SECOND if workers > _MANY_WORKERS else 0.0
-            outdated = self._health_shown != self._health_changes
-            reusable = now - at < least_s or (now - at <= max_age_s and not outdated)
-            if reusable and (last.status == "draining") == self.draining:
-                return last
-        return None
-
-    def _evaluation(self) -> Generator[None, None, FleetHealth]:
-        """Evaluate the fleet in steps; what changes is read in the first one."""
-        config = self.router.config
-        reported = [
-            one
-            for one in self.conditions
-            if one.code not in DERIVED_CODES and not self._is_over(one)
-        ]
-        state = FleetState(
-            (),
-            reported,
-            {name: getattr(config, name) for name in config.__dataclass_fields__},
-            self.probe_s(),
-            self.clock() - self.started_at,
-            self.draining,
-            self.serves_pools,
-        )
-        rows: list[WorkerRow] = []
-        for row in self.rows():
-            if not len(rows) % SLICE:
-                yield
-            rows.append(row)
-        yield
-        return (yield from evaluation(replace(state, workers=rows)))
-
-    def _is_over(self, condition: Condition) -> bool:
-        """Whether an incident was reported long ago."""
-        return condition.code in INCIDENTS and self.wall() - condition.seen > INCIDENT_S
-
-    def _conclude(self, now: float, health: FleetHealth) -> FleetHealth:
-        """Set and end the conditions that follow from an evaluation of the present fleet."""
-        for old in self.conditions:
-            if self._is_over(old):
-                self.clear_condition(old.code, old.subject)
-        found = {(one.code, one.subject): one.message for one in health.derived}
-        for old in self.conditions:
-            if old.code in DERIVED_CODES and (old.code, old.subject) not in found:
-                self.clear_condition(old.code, old.subject)
-        for (code, subject), message in found.items():
-            self.set_condition(code, subject, message)
-        self._health, self._health_shown = (now, health), self._health_changes
-        return health
+        """As :meth:`ServiceHealth.refresh`."""
+        return await self._health.refresh(max_age_s)
 
     def doubts(self, model: str) -> list[Doubt]:
-        """Conditions that make the index or load of the model's candidates doubtful. Beyond the
-        first ones only their number is given."""
-        self.health(HEALTH_AGE_S)
-        registry = self.router.registry
-        subjects = {model} | {
-            worker.name
-            for worker in registry
-            if worker.model == model and registry.unavailable_reason(worker.worker_id) is None
-        }
-        found = [
-            doubt(
-                "DYR0760" if one.code in codes.NOT_MODELLED else "DYR0705",
-                varies=None
-                if one.code == codes.LOAD_OVERDUE
-                else Varies(overlap=True, workers=None if one.subject == model else [one.subject]),
-                workers=one.subject,
-                why=f"{one.code} {one.message}",
-            )
-            for one in self.conditions
-            if one.code in codes.INDEX_OR_LOAD and one.subject in subjects
-        ]
-        late = self.sharing.out_of_date() if self.sharing is not None else ""
-        if late:
-            found.insert(0, doubt("DYR0734", routers=late))
-        more = len(found) - _MOST_DOUBTS
-        if more > 0:
-            why = f"{more:,} more conditions"
-            found[_MOST_DOUBTS:] = [doubt("DYR0705", workers="other workers", why=why)]
-        return found
+        """Conditions that make the index or load of the model's candidates doubtful."""
+        return self._health.doubts(model)
 
-    def clear_condition(self, code: str, subject: str) -> None:
-        over = self.conditions.clear(code, subject)
-        if over is not None:
-            self._health_changes += 1
-            _log.info("%s %s: over", code, subject)
-            for observer in self.observers:
-                observer.on_condition(over, True)
+    @property
+    def mismatched(self) -> set[str]:
+        """Workers whose block size differs from the other workers' of their model."""
+        return self._health.mismatched
 
     # -- workers ---------------------------------------------------------------------------
 
@@ -803,7 +671,7 @@ class RoutingService:
             self.conditions.forget(worker.name)
             if worker.model not in self.models():
                 self.conditions.forget(worker.model)
-            self._health_changes += 1
+            self._health.changed()
         return applied
 
     def set_available(self, worker_id: int, reason: str | None) -> Applied:
@@ -834,7 +702,7 @@ class RoutingService:
         worker = self.router.registry.by_name(name)
         if worker is not None:
             self._show_cordon(worker)
-        self._health_changes += 1
+        self._health.changed()
 
     def _show_cordon(self, worker: Worker) -> None:
         self.set_available(worker.worker_id, self._problems.get(worker.worker_id))
@@ -865,13 +733,6 @@ class RoutingService:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _task_failed(self, name: str, message: str) -> None:
-        message = f"internal error, the task restarts by itself; see the log: {message}"
-        self.set_condition(codes.BACKGROUND_TASK_FAILED, name, message)
-
-    def _task_recovered(self, name: str) -> None:
-        self.clear_condition(codes.BACKGROUND_TASK_FAILED, name)
-
     def _fleet_changed(self) -> None:
         """Update block sizes by model, and the conditions that depend on the registered workers."""
         self._block_sizes, self._eagle = {}, set()
@@ -879,10 +740,6 @@ class RoutingService:
         sets: dict[str, dict[str, list[int]]] = {}
         outside = set()
         mismatched = {}
-        try:
-            policy = RouterPolicy.of(self.router.config)
-        except ConfigError:
-            policy = None
         for worker in self.router.registry:
             model, length = worker.model, worker.runtime_config.context_length
             size = self._block_sizes.setdefault(model, worker.block_size)
@@ -901,9 +758,6 @@ class RoutingService:
                     f"worker {worker.name} has blocks of {worker.block_size} tokens, others of "
                     f"{worker.model} have {size}; its cache cannot be matched: use one block size"
                 )
-            self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
-            self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
-        self._hold_levels()
         self._sets = {
             model: found for model, found in sets.items() if len(found) > 1 or model in outside
         }
@@ -911,39 +765,8 @@ class RoutingService:
             model: None if None in found else max(n for n in found if n is not None)
             for model, found in lengths.items()
         }
-        # An engine's event stream reports this code too; only conditions set here are cleared here.
-        for name in self.mismatched - set(mismatched):
-            self.clear_condition(codes.BLOCK_SIZE_MISMATCH, name)
-        for name, message in mismatched.items():
-            self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
-        self.mismatched = set(mismatched)
+        self._health.fleet_changed(mismatched)
         self._gather_names()
-
-    @property
-    def _distance_costs(self) -> bool:
-        return bool(self.router.config.router_kv_transfer_weight)
-
-    def _hold_levels(self) -> None:
-        """A condition for each level of the table of links that no worker publishes."""
-        registry, table = self.router.registry, self.router.transfer
-        for level in () if table is None or not self._distance_costs else table.names:
-            unused = None
-            if len(registry) and not registry.with_domain(level):
-                unused = (
-                    f"no worker publishes the domain {level}, a level of "
-                    "--router-kv-transfer-qos: KV transfers count as those of a wider level"
-                )
-            self._hold(codes.LEVEL_NOT_PUBLISHED, level, unused)
-
-    def _by_time(self, worker: Worker) -> str | None:
-        """Why the policy lru does not apply to the worker; None where it does, or is not set."""
-        lru = self.router.config.router_approximate_cache_policy == "lru"
-        if not lru or worker.kv_events or worker.runtime_config.total_kv_blocks:
-            return None
-        return (
-            f"worker {worker.name} declares no KV blocks, so its cache is estimated by time (ttl), "
-            "not by the policy lru"
-        )
 
     def _gather_names(self) -> None:
         """One base for each adapter and alias: where several models have one of that name, the
@@ -963,12 +786,6 @@ class RoutingService:
             if alias not in models
         }
         self.adapters = {name: (base, frozenset(ids)) for name, (base, ids) in first.items()}
-
-    def _hold(self, code: str, subject: str, message: str | None) -> None:
-        if message is None:
-            self.clear_condition(code, subject)
-        else:
-            self.set_condition(code, subject, message)
 
 
 def excluding(

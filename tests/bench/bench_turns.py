@@ -59,7 +59,7 @@ async def measure(workers: int, calls: int) -> list[Row]:
         fleet._members[one.name] = fleet._by_id[number] = member
 
     async def health() -> None:
-        service._health = None
+        service._health._evaluated = None
         await service.refresh_health()
 
     async def leave_and_join() -> None:

@@ -37,7 +37,8 @@ from dynctl.serving.http.json_responses import (
     read_json_object,
 )
 from dynctl.serving.refusal import HttpError
-from dynctl.serving.service import HEALTH_AGE_S, RoutingService
+from dynctl.serving.service import RoutingService
+from dynctl.serving.service_health import HEALTH_AGE_S
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from router_core import Role, Worker
 
