@@ -47,23 +47,6 @@ Outcome = Literal[
     "not_pinned",
 ]
 
-#: Codes of rejections by the built-in filters; stable, other tools match on them.
-REJECTION_CODES = (
-    "model",
-    "worker_set",
-    "role",
-    "not_pinned",
-    "not_allowed",
-    "unavailable",
-    "missing_taint",
-    "missing_domain",
-    "policy_underivable",
-    "no_decode_capacity",
-    "busy",
-    "session",
-)
-
-
 #: Candidates from which a decision that was made is kept without the columns of the others.
 _SETTLED_FROM = 64
 #: The columns of the inputs.
@@ -79,7 +62,10 @@ _columns_of = attrgetter(*_COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a filter rejected a rank: the rule's ``code`` and the two values compared."""
+    """Why a filter rejected a rank: the rule's ``code`` and the two values compared.
+
+    Codes of the built-in filters are stable: other tools match on them.
+    """
 
     code: str
     value: str | int | float | None

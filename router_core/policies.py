@@ -1,8 +1,7 @@
 """The filters and scorers, and the profile of every router mode.
 
 To add a mode: write its scorer, and add a line to PROFILES and its name to config.ROUTER_MODES. To
-add a filter: write the class, put it in FILTERS where it belongs in the funnel, and its code into
-decision.REJECTION_CODES.
+add a filter: write the class with its code, and put it in FILTERS where it belongs in the funnel.
 """
 
 from __future__ import annotations
