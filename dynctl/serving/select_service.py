@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dynctl.adapters.ports import StreamCondition
-from dynctl.adapters.zmq.kv_event_source import EndpointError, KvEventSource
 from dynctl.base.tasks import Supervisor
 from dynctl.serving.index_runtime import IndexRuntime
-from dynctl.serving.standalone_index import Key, endpoint_problem, written
+from dynctl.serving.select_workers import SelectionError, SelectWorkers
+from dynctl.serving.standalone_index import Key, written
 from dynctl.wire.dynamo.events import RouterEvent
 from router_core import (
-    TOPOLOGY_PREFIX,
     Applied,
     BlocksStored,
     Booked,
@@ -31,7 +30,6 @@ from router_core import (
     Expired,
     Freed,
     KvEvent,
-    ModelRuntimeConfig,
     OutputBlock,
     Pin,
     PrefillDone,
@@ -39,10 +37,6 @@ from router_core import (
     RouterConfig,
     RoutingRequest,
     RoutingView,
-    Worker,
-    WorkerError,
-    WorkerLost,
-    WorkerUpserted,
     constraints,
     hash_prompt,
     sequence_hashes,
@@ -51,8 +45,6 @@ from router_core import (
     to_unsigned,
 )
 
-MOST_WORKERS: Final = 16_384
-MOST_PARTITIONS: Final = 1024
 MOST_PENDING: Final = 65_536
 MOST_RESERVED: Final = 65_536
 #: Seconds that a selection waits for its reservation.
@@ -69,55 +61,6 @@ _OVERRIDES: Final = {
     "assume_kv_reuse": "router_assume_kv_reuse",
     "track_prefill_tokens": "router_track_prefill_tokens",
 }
-
-
-class SelectionError(Exception):
-    """A request that cannot be answered: HTTP status and Dynamo's text."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-@dataclass(slots=True)
-class Record:
-    """A worker as it was registered. ``fields``: Dynamo's, with defaults; ``reasons``: why it gets
-    no requests; none for a schedulable one."""
-
-    fields: dict[str, Any]
-    reasons: list[str] = field(default_factory=list)
-
-    @property
-    def key(self) -> Key:
-        return self.fields["model_name"], self.fields["routing_group"]
-
-    @property
-    def ranks(self) -> range:
-        start = self.fields["data_parallel_start_rank"] or 0
-        size = self.fields["data_parallel_size"]
-        return range(start, start + (1 if size is None else size))
-
-    @property
-    def listeners(self) -> dict[int, str]:
-        """Rank -> address of its KV events."""
-        if self.fields["kv_events_endpoints"]:
-            return dict(self.fields["kv_events_endpoints"])
-        one = self.fields["kv_events_endpoint"]
-        return {self.ranks.start: one} if one is not None and len(self.ranks) == 1 else {}
-
-    def document(self, lifecycle: str | None = None) -> dict[str, Any]:
-        """The record as Dynamo shows it."""
-        shown = dict(self.fields)
-        shown["lifecycle"] = lifecycle or ("incomplete" if self.reasons else "schedulable")
-        shown["taints"] = sorted(shown["taints"])
-        if not shown["kv_events_endpoints"]:
-            del shown["kv_events_endpoints"]
-        else:
-            by_rank = {str(rank): at for rank, at in shown["kv_events_endpoints"].items()}
-            shown["kv_events_endpoints"] = by_rank
-        if self.reasons and lifecycle is None:
-            shown["not_schedulable_reasons"] = list(self.reasons)
-        return shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,190 +85,11 @@ class SelectService:
     ) -> None:
         self.router = Router(config, learns=True)
         self.runtime = IndexRuntime(self._apply, self._sweep, self._report, clock, tasks)
-        self.records: dict[int, Record] = {}
-        #: Block size of each model and routing group that had a worker.
-        self.partitions: dict[Key, int] = {}
         self._clock = clock
         self._sample = sample
         self._pending: dict[tuple[Key, str], _Pending] = {}
         self._reserved: set[str] = set()
-        self._followed: dict[int, tuple[Any, ...]] = {}
-
-    # -- workers ---------------------------------------------------------------------------
-
-    def upsert(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Register a worker, or replace it."""
-        worker_id = fields["worker_id"]
-        if worker_id not in self.records and len(self.records) >= MOST_WORKERS:
-            raise SelectionError(409, f"{MOST_WORKERS:,} workers are registered, the maximum")
-        record = Record(dict(fields))
-        self._reconcile(record)
-        self.records[worker_id] = record
-        return record.document()
-
-    def patch(self, worker_id: int, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Change fields of a worker; None leaves one as it is."""
-        record = self._record(worker_id)
-        changed = {name: value for name, value in fields.items() if value is not None}
-        record = Record({**record.fields, **changed})
-        self._reconcile(record)
-        self.records[worker_id] = record
-        return record.document()
-
-    def delete(self, worker_id: int) -> dict[str, Any]:
-        """Forget a worker and its bookings."""
-        record = self._record(worker_id)
-        self._lose(worker_id)
-        del self.records[worker_id]
-        return record.document("unschedulable")
-
-    def workers(self, model: str | None = None, group: str | None = None) -> list[dict[str, Any]]:
-        """The records, those of one model or group if given."""
-        return [
-            one.document()
-            for one in self.records.values()
-            if model in (None, one.key[0]) and group in (None, one.key[1])
-        ]
-
-    def ready(self) -> tuple[int, dict[str, Any]]:
-        """Status and body of ``/ready``."""
-        count = sum(not one.reasons for one in self.records.values())
-        body = {"ready": count > 0, "schedulable_workers": count, "workers": self.workers()}
-        return (200 if count else 503), body
-
-    def _record(self, worker_id: int) -> Record:
-        record = self.records.get(worker_id)
-        if record is None:
-            raise SelectionError(404, f"worker {worker_id} not found")
-        return record
-
-    def _reconcile(self, record: Record) -> None:
-        """Make the router's worker that of the record, if it is complete."""
-        worker_id = record.fields["worker_id"]
-        record.reasons = self._missing(record)
-        worker: Worker | None = None
-        if not record.reasons:
-            try:
-                made = self._worker(record)
-                self._check_endpoints(record)
-                worker = made
-            except (WorkerError, SelectionError) as error:
-                record.reasons = [f"reconciliation failed: {error}"]
-        before = self.router.registry.get(worker_id)
-        if worker is None or (before is not None and before.model != worker.model):
-            self._lose(worker_id)
-        if worker is None:
-            return
-        self.partitions.setdefault(record.key, worker.block_size)
-        applied = self.router.apply(WorkerUpserted(worker), self._clock())
-        if not applied.ok:
-            record.reasons = [f"reconciliation failed: {applied.message}"]
-            return
-        self._follow(record, worker)
-
-    def _missing(self, record: Record) -> list[str]:
-        """What a worker lacks for requests, in Dynamo's words."""
-        fields, missing = record.fields, []
-        if not fields["endpoint"]:
-            missing.append("endpoint is required")
-        if not fields["block_size"]:
-            missing.append("block_size must be greater than 0")
-        if not len(record.ranks):
-            missing.append("data_parallel_size must be greater than 0")
-        queues = self.router.config.router_queue_threshold is not None
-        if queues and fields["max_num_batched_tokens"] is None:
-            missing.append("max_num_batched_tokens is required while queueing is enabled")
-        if self.router.config.use_kv_events:
-            listeners = record.listeners
-            missing += [
-                f"kv_events endpoint is required for dp_rank {rank}"
-                for rank in record.ranks[:1024]
-                if not listeners.get(rank)
-            ]
-        return missing
-
-    def _worker(self, record: Record) -> Worker:
-        fields, key = record.fields, record.key
-        size = self.partitions.get(key)
-        if size is not None and size != fields["block_size"]:
-            raise SelectionError(
-                409,
-                f"block_size mismatch for {written(key)}: existing={size} "
-                f"requested={fields['block_size']}",
-            )
-        if size is None and len(self.partitions) >= MOST_PARTITIONS:
-            raise SelectionError(409, f"{MOST_PARTITIONS:,} models are registered, the maximum")
-        own = [one for one in fields["taints"] if not one.startswith(TOPOLOGY_PREFIX)]
-        # A worker's own taints about its place are kept as they are, and its topology_domains make
-        # none: both as Dynamo's service.
-        placed = [one.removeprefix(TOPOLOGY_PREFIX).partition("=") for one in fields["taints"]
-                  if one.startswith(TOPOLOGY_PREFIX)]  # fmt: skip
-        card = ModelRuntimeConfig(
-            total_kv_blocks=fields["total_kv_blocks"],
-            max_num_batched_tokens=fields["max_num_batched_tokens"],
-            data_parallel_start_rank=record.ranks.start,
-            data_parallel_size=len(record.ranks),
-            enable_eagle=bool(fields["is_eagle"]),
-            taints=frozenset(own),
-            topology_domains={domain: value for domain, _, value in placed},
-            validate=False,
-        )
-        worker_id = fields["worker_id"]
-        return Worker(
-            worker_id,
-            str(worker_id),
-            "\x00".join(key),
-            block_size=fields["block_size"],
-            runtime_config=card,
-            kv_events=self.router.config.use_kv_events,
-            endpoint=fields["endpoint"],
-        )
-
-    def _check_endpoints(self, record: Record) -> None:
-        worker_id = record.fields["worker_id"]
-        for rank, endpoint in record.listeners.items():
-            problem = endpoint_problem(endpoint)
-            if problem is not None:
-                where = f"worker {worker_id} dp_rank {rank}"
-                raise SelectionError(400, f"invalid kv_events endpoint for {where}: {problem}")
-        replay = record.fields["replay_endpoint"]
-        problem = None if replay is None else endpoint_problem(replay)
-        if problem is not None:
-            raise SelectionError(400, f"invalid replay endpoint for worker {worker_id}: {problem}")
-
-    def _follow(self, record: Record, worker: Worker) -> None:
-        """Follow the KV events of a worker, unless that is what happens already."""
-        replay, listeners = record.fields["replay_endpoint"], record.listeners
-        wanted = (worker.model, worker.block_size, replay, tuple(sorted(listeners.items())))
-        if not self.router.config.use_kv_events or self._followed.get(worker.worker_id) == wanted:
-            return
-        self.runtime.unfollow(worker.worker_id)
-        for rank in worker.ranks:
-            source = KvEventSource(
-                worker.worker_id,
-                listeners[rank],
-                worker.block_size,
-                rank,
-                replay,
-                is_eagle=worker.runtime_config.enable_eagle,
-            )
-            try:
-                self.runtime.follow(source, f"worker {worker.worker_id}")
-            except EndpointError as error:
-                record.reasons = [f"reconciliation failed: {error}"]
-        self._followed[worker.worker_id] = wanted
-
-    def _lose(self, worker_id: int) -> None:
-        self.runtime.unfollow(worker_id)
-        self._followed.pop(worker_id, None)
-        if self.router.registry.get(worker_id) is not None:
-            ended = [one.request_id for one in self.router.load if self._on(one.slot, worker_id)]
-            self.router.apply(WorkerLost(worker_id), self._clock())
-            self._reserved.difference_update(ended)
-            self.runtime.request_sweep()
-
-    def _on(self, slot: int, worker_id: int) -> bool:
-        return self.router.registry.ref(slot).worker_id == worker_id
+        self.workers = SelectWorkers(self.router, self.runtime, clock, self._forget)
 
     # -- selections ------------------------------------------------------------------------
 
@@ -478,7 +242,7 @@ class SelectService:
                 "pending_count": 0,
                 "pending_isl_tokens": 0,
             }
-            for key in self.partitions
+            for key in self.workers.partitions
             if model in (None, key[0]) and group in (None, key[1])
         ]
 
@@ -505,7 +269,7 @@ class SelectService:
 
     def _partition(self, key: Key) -> str:
         """The router's name of a model with a schedulable worker."""
-        if not any(not one.reasons for one in self.records.values()):
+        if not any(not one.reasons for one in self.workers.records.values()):
             raise SelectionError(503, "no schedulable workers are available")
         name = "\x00".join(key)
         if not self.router.registry.model(name):
@@ -516,7 +280,7 @@ class SelectService:
         self, body: Mapping[str, Any], request_id: str | None
     ) -> tuple[RoutingRequest, RoutingView]:
         key = self._key(body)
-        name, size = self._partition(key), self.partitions[key]
+        name, size = self._partition(key), self.workers.partitions[key]
         local, hashes, isl_tokens = self._prompt(body, name, size)
         pinned, limits = body.get("pinned_worker"), body.get("routing_constraints") or {}
         try:
@@ -605,7 +369,7 @@ class SelectService:
         if decision.winner is None:
             raise SelectionError(503, "no endpoints available to route work")
         ref = decision.refs[decision.winner]
-        record = self.records[ref.worker_id]
+        record = self.workers.records[ref.worker_id]
         slots = self.router.registry.slots(ref.worker_id)
         slot = self.router.registry.slot(*ref)
         assert slot is not None
@@ -650,7 +414,7 @@ class SelectService:
         return replace(booking, request_id=body["selection_id"] or "selection")
 
     def _explicit(self, key: Key, body: Mapping[str, Any]) -> tuple[Booked, str]:
-        name, size = self._partition(key), self.partitions[key]
+        name, size = self._partition(key), self.workers.partitions[key]
         worker_id, rank = body["worker_id"], body["dp_rank"] or 0
         local: Sequence[int] = ()
         if body["token_ids"] is not None or body["mm_routing_info"]:
@@ -668,7 +432,7 @@ class SelectService:
                 f"effective_prefill_tokens {tokens} must be less than or equal to isl_tokens "
                 f"{isl_tokens}",
             )
-        record = self.records.get(worker_id)
+        record = self.workers.records.get(worker_id)
         if record is None or record.reasons or record.key != key:
             raise SelectionError(
                 404, f"schedulable worker {worker_id} not found for {written(key)}"
@@ -705,6 +469,9 @@ class SelectService:
         while len(self._pending) >= MOST_PENDING:
             del self._pending[next(iter(self._pending))]
         self._pending[place] = _Pending(booking, endpoint, self._clock())
+
+    def _forget(self, selection_ids: Iterable[str]) -> None:
+        self._reserved.difference_update(selection_ids)
 
     def _known(self, selection_id: str) -> None:
         if selection_id not in self._reserved:

@@ -14,7 +14,8 @@ import msgspec
 from aiohttp import web
 
 from dynctl.serving.http.dynamo_service import DynamoService, ServiceError
-from dynctl.serving.select_service import SelectionError, SelectService
+from dynctl.serving.select_service import SelectService
+from dynctl.serving.select_workers import SelectionError
 from dynctl.serving.slot_tracker import SlotTracker, TrackerError
 from dynctl.serving.standalone_index import DEFAULT_GROUP
 from dynctl.wire.dynamo.events import router_event_map
@@ -172,12 +173,12 @@ class SelectApi:
         http, service = self._http, self._service
         routes = [
             http.get("/health", lambda _: {"status": "ok"}),
-            http.get("/ready", lambda _: service.ready()),
+            http.get("/ready", lambda _: service.workers.ready()),
             http.get("/loads", lambda one: service.loads(*_filters(one))),
-            http.get("/workers", lambda one: service.workers(*_filters(one))),
+            http.get("/workers", lambda one: service.workers.documents(*_filters(one))),
             web.get("/dump", self._dump),
             *peers(http),
-            http.post("/workers", WORKER, self._asks(service.upsert, 201), writes=True),
+            http.post("/workers", WORKER, self._asks(service.workers.upsert, 201), writes=True),
             http.patch("/workers/{worker_id}", PATCH, self._patch),
             http.change("DELETE", "/workers/{worker_id}", self._delete),
             http.post("/select", SELECT, self._asks(service.select), writes=True),
@@ -208,10 +209,10 @@ class SelectApi:
         return handle
 
     def _patch(self, http: web.Request, body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, _answered(lambda: self._service.patch(_worker_id(http), body))
+        return 200, _answered(lambda: self._service.workers.patch(_worker_id(http), body))
 
     def _delete(self, http: web.Request) -> tuple[int, Any]:
-        return 200, _answered(lambda: self._service.delete(_worker_id(http)))
+        return 200, _answered(lambda: self._service.workers.delete(_worker_id(http)))
 
     def _prefill_complete(self, http: web.Request) -> tuple[int, Any]:
         return _done(lambda: self._service.prefill_complete(http.match_info["id"]))
@@ -230,7 +231,7 @@ class SelectApi:
                 "block_size": size,
                 "events": [router_event_map(one) for one in service.events(key)],
             }
-            for key, size in service.partitions.items()
+            for key, size in service.workers.partitions.items()
         }
         body = await asyncio.to_thread(msgspec.json.encode, found)
         return web.Response(body=body, headers={"content-type": "application/json"})

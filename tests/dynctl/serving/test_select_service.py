@@ -11,7 +11,8 @@ from dynctl.base.tasks import Supervisor
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.select_api import SELECT, WORKER
-from dynctl.serving.select_service import PENDING_S, SelectionError, SelectService
+from dynctl.serving.select_service import PENDING_S, SelectService
+from dynctl.serving.select_workers import SelectionError
 from dynctl.wire.dynamo.service_bodies import Shape
 from router_core import RouterConfig
 
@@ -39,7 +40,7 @@ def service(clock: Clock, workers: int = 2, **settings: Any) -> SelectService:
     made = SelectService(config, clock, Supervisor(), sample=lambda: 0.0)
     for number in range(1, workers + 1):
         card = {"worker_id": number, "endpoint": f"http://w{number}", "block_size": BLOCK}
-        assert made.upsert(filled(WORKER, **card))["lifecycle"] == "schedulable"
+        assert made.workers.upsert(filled(WORKER, **card))["lifecycle"] == "schedulable"
     return made
 
 
@@ -89,7 +90,7 @@ def filled_reservation(selection_id: str) -> dict[str, Any]:
 def test_a_worker_that_ends_takes_its_reservations() -> None:
     made = service(Clock(), workers=1)
     made.select_and_reserve(asked(selection_id="a"))
-    made.delete(1)
+    made.workers.delete(1)
     with pytest.raises(SelectionError, match="not found"):
         made.prefill_complete("a")
     with pytest.raises(SelectionError, match="no schedulable workers are available"):
