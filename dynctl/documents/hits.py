@@ -132,6 +132,13 @@ CAUSES: Final = {
         "--router-track-prefill-tokens",
         gain_if=_CHOSEN,
     ),
+    "tier_weight": CauseText(
+        "lower tiers count less",
+        "more of the prefix was in a worker's host memory or on its disk, which count less",
+        "raise --router-host-cache-hit-weight and --router-disk-cache-hit-weight where loading is "
+        "faster than computing",
+        gain_if=_CHOSEN,
+    ),
     "topology": CauseText(
         "topology",
         "the topology policy kept the request away from its prefix",
@@ -262,8 +269,9 @@ class HitsReport(msgspec.Struct, frozen=True):
     """Why the hit rate of ``requests`` requests is what it is.
 
     ``start`` and ``end``: wall-clock seconds of the first and the last of them. ``skipped``: other
-    requests by reason. ``capacity_blocks``: of the fleet at the end, None where a worker does not
-    declare them. ``with_twice``: the rate of one shared cache of twice that capacity.
+    requests by reason. ``capacity_blocks``: of the fleet at the end, with the most blocks that each
+    rank had in host memory and on disk; None where a worker does not declare those of its device.
+    ``with_twice``: the rate of one shared cache of twice that capacity.
     ``largest``: the causes that an act can change, the largest loss first, over all steps and net:
     without what was gained back on a later rung.
     ``left_out``: what the bounds of memory left out of the judgement, by kind.

@@ -5,9 +5,10 @@ recording is replayed from its changes, so that the caches are as the router kne
 decision. The rungs of a request, in tokens of its prompt:
 
 * reachable: blocks that any earlier request or any engine had before it;
-* capacity: those that one shared LRU cache with the blocks of the whole fleet still has;
-* best: the most that the index shows on one worker;
-* expected: what the router counted on the chosen worker;
+* capacity: those that one shared LRU cache with the blocks of the whole fleet still has. Engines do
+  not publish how large their lower tiers are: the most that each rank had there counts;
+* best: the most that the events show on one worker, on its device and then in lower tiers;
+* expected: what the router counted on the chosen worker, lower tiers in full;
 * reused: what the engine reported.
 
 The loss of a step is given to causes block by block, by what happened to the blocks: sent, stored,

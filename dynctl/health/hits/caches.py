@@ -14,8 +14,10 @@ from typing import Any, Final
 
 from dynctl.documents.recording import Changed
 from dynctl.health.hits.past import Fate, Rank, RankKey, Source
+from dynctl.health.hits.tiers import LowerBlocks
 from router_core import (
     DEVICE,
+    TIERS,
     BlocksRemoved,
     BlocksStored,
     Cleared,
@@ -110,8 +112,11 @@ class ModelCaches:
 
     seen: set[int] = field(default_factory=set)
     cache: SharedCache = field(default_factory=SharedCache)
-    #: KV blocks of all its workers that compute prompts; None: a worker does not declare them.
+    #: KV blocks of all its workers that compute prompts, with ``lower``; None: a worker does not
+    #: declare them.
     blocks: int | None = 0
+    #: The most blocks that its ranks had below the device.
+    lower: int = 0
     version: tuple[int, ...] = ()
 
 
@@ -145,6 +150,9 @@ class Caches:
                     names[name] = block
                     self._was_stored(worker.model, rank, block, parent, local, at)
                     parent = block
+            for row in router.tiers.dump() if router.tiers.mask >> slot & 1 else ():
+                if row["slot"] == slot:
+                    self._restore_lower(worker.model, rank, row["tier"], row["blocks"], names)
         # Whose blocks they are is not known.
         self.foreign = self.stored = 0
         for fate in self.fates.values():
@@ -168,7 +176,12 @@ class Caches:
             case WorkerLost():
                 for slot in router.registry.slots(change.worker_id):
                     worker_id, dp_rank = router.registry.ref(slot)
-                    self._cleared(self.rank((worker_id, dp_rank)), at)
+                    rank = self.rank((worker_id, dp_rank))
+                    self._cleared(rank, at)
+                    if rank.lower is not None:
+                        model = router.registry.worker(slot).model
+                        self.model(model).lower -= rank.lower.most
+                        rank.lower = None
             case IndexMarked() if change.state in ("gapped", "over_limit"):
                 self.rank((change.worker_id, change.dp_rank)).troubles.append(at)
             case IndexConnected() if not change.connected:
@@ -217,8 +230,87 @@ class Caches:
                 if block is not None:
                     self._was_stored(model, rank, block, parent, local, at)
                 parent = block
+        elif isinstance(event, (BlocksStored, BlocksRemoved)) and event.tier in TIERS:
+            if rank.lower is not None and not router.tiers.mask >> slot & 1:
+                rank.lower.clear()  # the router dropped what it knew of the rank
+            router.apply(change, at)
+            if router.index.is_main(slot, event.group):
+                self._lower_changed(router, slot, rank, event)
         else:
             router.apply(change, at)
+
+    def _lower_changed(
+        self, router: Router, slot: int, rank: Rank, event: BlocksStored | BlocksRemoved
+    ) -> None:
+        """A rank has blocks in a lower tier now, or has them there no more."""
+        if isinstance(event, BlocksRemoved):
+            if rank.lower is not None:
+                rank.lower.remove(event.tier, event.block_hashes)
+            return
+        parent = None
+        if event.parent_hash is not None:
+            if rank.lower is not None:
+                parent = rank.lower.sequence_of(event.parent_hash)
+            if parent is None:
+                parent = router.index.sequence_of(slot, event.parent_hash)
+            if parent is None:
+                self.left_out["events of lower tiers whose blocks before are unknown"] += 1
+                return
+        blocks = sequence_hashes(event.local_hashes, parent)
+        model = router.registry.worker(slot).model
+        self._lower_stored(model, rank, event.tier, event.block_hashes, blocks)
+
+    def _lower_stored(
+        self, model: str, rank: Rank, tier: str, names: Sequence[int], blocks: Sequence[int]
+    ) -> None:
+        caches = self.model(model)
+        for block in blocks:
+            if block not in caches.seen:
+                self.see(caches, block)
+                caches.cache.add(block)
+        if rank.lower is None:
+            rank.lower = LowerBlocks()
+        caches.lower += rank.lower.store(tier, names, blocks)
+
+    def _restore_lower(
+        self,
+        model: str,
+        rank: Rank,
+        tier: str,
+        rows: Sequence[Sequence[Any]],
+        known: dict[int, int],
+    ) -> None:
+        """Take the blocks of a tier, ``[parent, local hash, name]`` each, in any order.
+
+        ``known``: the engine's names of the rank's other blocks; it gets those of the tier.
+        """
+        places = {name: (parent, local) for parent, local, name in rows}
+        visited: set[int] = set()
+        for name in places:
+            chain: list[int] = []
+            at: int | None = name
+            while at is not None and at in places and at not in known and at not in visited:
+                visited.add(at)
+                chain.append(at)
+                at = places[at][0]
+            for one in reversed(chain):
+                parent, local = places[one]
+                if parent is None or parent in known:
+                    above = None if parent is None else known[parent]
+                    known[one] = sequence_hashes((local,), above)[0]
+        found = [name for name in places if name in known]
+        if len(found) < len(places):
+            self.left_out["events of lower tiers whose blocks before are unknown"] += 1
+        if found:
+            self._lower_stored(model, rank, tier, found, [known[name] for name in found])
+
+    def depth(self, router: Router, slot: int, hashes: Sequence[int], device: int) -> int:
+        """Leading blocks that a rank has, ``device`` of them on its device."""
+        if not router.tiers.mask >> slot & 1:
+            return device
+        worker_id, dp_rank = router.registry.ref(slot)
+        rank = self.ranks.get((worker_id, dp_rank))
+        return device if rank is None or rank.lower is None else rank.lower.end_of(hashes, device)
 
     def _was_stored(
         self, model: str, rank: Rank, block: int, parent: int | None, local: int, at: float
@@ -258,6 +350,8 @@ class Caches:
     def _cleared(self, rank: Rank, at: float) -> None:
         rank.epoch += 1
         rank.clears.append(at)
+        if rank.lower is not None:
+            rank.lower.clear()
 
     def rank(self, key: RankKey) -> Rank:
         rank = self.ranks.get(key)
@@ -275,7 +369,8 @@ class Caches:
     def resize(self, caches: ModelCaches, source: Source, mask: int) -> None:
         """Give the shared cache the blocks of the fleet as it is now."""
         router = source.router
-        version = (source.number, -1 if router is None else router.registry.version)
+        number = -1 if router is None else router.registry.version
+        version = (source.number, number, caches.lower)
         if caches.version == version:
             return
         caches.version = version
@@ -286,7 +381,7 @@ class Caches:
                 for slot in slots_of(mask)
             ]
             if all(counts):
-                total = sum(one or 0 for one in counts)
+                total = sum(one or 0 for one in counts) + caches.lower
         caches.blocks = total
         caches.cache.resize(min(self.bounds.shared, total or self.bounds.shared))
 

@@ -17,7 +17,14 @@ GRACE_S: Final = 30.0
 #: The router mode that reads what is cached.
 READS_CACHES: Final = "kv"
 #: Causes of a choice of a worker with fewer blocks than another candidate.
-OF_CHOICE: Final = ("spread", "load", "no_credit", "session", "temperature")
+OF_CHOICE: Final = (
+    "spread",
+    "load",
+    "no_credit",
+    "tier_weight",
+    "session",
+    "temperature",
+)
 #: Parts whose gain can be computed.
 COMPUTABLE: Final = frozenset(
     {("capacity", "capacity"), ("reused", "alignment"), *(("expected", one) for one in OF_CHOICE)}
@@ -93,6 +100,8 @@ class Causes:
                 parts["expected", "spread"] += (top - expected) * size
             return
         eligible = decided.best_cached_blocks
+        if request.tiered and request.excluded == UNEXPLAINED:
+            eligible = None  # a candidate has more than this, below its device
         counted = top if eligible is None else min(round(eligible), len(request.hashes))
         counted = max(counted, expected)
         if best is None:

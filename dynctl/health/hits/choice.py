@@ -33,7 +33,7 @@ def beaten(request: Request, decided: Decided) -> str:
     document = _document(decided)
     hop = None if document is None else document.hop(stage)
     if hop is not None and len(hop.candidates) > 1 and decided.cost is not None:
-        best = max(hop.candidates, key=lambda one: (one.overlap_blocks, -one.cost))
+        best = max(hop.candidates, key=lambda one: (one.cached_blocks, -one.cost))
         won = min(hop.candidates, key=lambda one: abs(one.cost - (decided.cost or 0.0)))
 
         def own(one: _Candidate) -> float:
@@ -41,13 +41,23 @@ def beaten(request: Request, decided: Decided) -> str:
 
         if best.cost > won.cost and own(best) < own(won):
             return "topology"
+    device, most = decided.cached_blocks, decided.best_cached_blocks
+    below = min(config.host_cache_hit_weight, config.disk_cache_hit_weight)
+    if request.tiered and below < 1 and device is not None and most is not None and most <= device:
+        # No candidate had more on its device: what another one had more is below it.
+        return "tier_weight"
     return "load"
 
 
-def excluded(request: Request, router: Router, slots: int) -> str:
-    """Why the ranks of a mask, which have the most blocks, would not be candidates."""
+def excluded(request: Request, router: Router, slots: int, *, every: bool = False) -> str:
+    """Why the ranks of a mask, which have the most blocks, would not be candidates.
+
+    ``every``: unexplained where one of them may have been a candidate.
+    """
     chosen = None if request.rank is None else router.registry.get(request.rank.key[0])
     reasons = [_reason(request, router, slot, chosen) for slot in slots_of(slots)]
+    if every and UNEXPLAINED in reasons:
+        return UNEXPLAINED
     return next((one for one in reasons if one != UNEXPLAINED), UNEXPLAINED)
 
 
@@ -88,6 +98,12 @@ class _Candidate(msgspec.Struct):
     cost: float = 0.0
     multiplier: float = 1.0
     following: float = 0.0
+    host_blocks: int = 0
+    disk_blocks: int = 0
+
+    @property
+    def cached_blocks(self) -> int:
+        return self.overlap_blocks + self.host_blocks + self.disk_blocks
 
 
 class _Hop(msgspec.Struct):

@@ -30,7 +30,16 @@ from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
 from dynctl.health.hits.choice import excluded
 from dynctl.health.hits.past import RankKey, Request, Source
 from dynctl.health.hits.tally import Tally, causes, largest, rate
-from router_core import Booked, ConfigError, Role, Router, RouterConfig, SnapshotError, Worker
+from router_core import (
+    Booked,
+    ConfigError,
+    Role,
+    Router,
+    RouterConfig,
+    SnapshotError,
+    Worker,
+    slots_of,
+)
 
 #: Groups of a report; the others are one.
 MOST_GROUPS: Final = 1_000
@@ -268,8 +277,10 @@ class Ladder:
         best = request.rungs.get("best")
         if router is not None and slot is not None and best is not None:
             hashes = request.hashes
+            most = best // request.arrived.block_size
             found = router.index.find_matches(hashes, 1 << slot, len(hashes)).get(slot)
-            request.depth = min(found, best // request.arrived.block_size)
+            request.device = min(found, most)
+            request.depth = min(self._caches.depth(router, slot, hashes, found), most)
             if request.depth < before and first is not None:
                 old = router.registry.slot(*first.key)
                 why = UNEXPLAINED if old is None else excluded(request, router, 1 << old)
@@ -307,11 +318,20 @@ class Ladder:
         found = router.index.find_matches(usable, mask, len(usable))
         rank = request.rank
         slot = None if rank is None else router.registry.slot(*rank.key)
-        request.depth = None if slot is None else min(found.get(slot), len(usable))
         best, slots = found.best(mask)
-        if slot is not None and not slots >> slot & 1:
-            request.excluded = excluded(request, router, slots)
-        return min(best, len(usable))
+        best = min(best, len(usable))
+        for one in slots_of(router.tiers.mask & mask):
+            depth = self._caches.depth(router, one, usable, min(found.get(one), len(usable)))
+            if depth > best:
+                best, slots, request.tiered = depth, 1 << one, True
+            elif depth == best:
+                slots |= 1 << one
+        if slot is not None:
+            request.device = min(found.get(slot), len(usable))
+            request.depth = self._caches.depth(router, slot, usable, request.device)
+            if not slots >> slot & 1:
+                request.excluded = excluded(request, router, slots, every=request.tiered)
+        return best
 
     def _choose(self, request: Request, decided: Decided) -> None:
         """The rung of the decision, and what it lost."""
@@ -330,7 +350,11 @@ class Ladder:
             return request.depth
         if decided.cached_blocks is None:
             return request.depth
-        return min(round(decided.cached_blocks), len(request.hashes))
+        counted = min(round(decided.cached_blocks), len(request.hashes))
+        if request.device is None or request.depth is None or counted < request.device:
+            return counted
+        # A decision counts the blocks of the device; what is below them it counts with weights.
+        return max(counted, request.depth)
 
     def _remember(self, request: Request, at: float) -> None:
         """The blocks that the chosen rank has to compute are sent there now."""

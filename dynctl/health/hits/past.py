@@ -9,6 +9,7 @@ from typing import Final
 
 from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Arrived, Decided, Finished, Start
+from dynctl.health.hits.tiers import LowerBlocks
 from router_core import Router, RouterConfig
 
 RankKey = tuple[int, int]
@@ -51,6 +52,8 @@ class Rank:
     troubles: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_TIMES))
     reports: int = 0
     granularity: int = 0
+    #: What it has below the device; None where no event shows a block there.
+    lower: LowerBlocks | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +117,11 @@ class Request:
     rank: Rank | None = None
     worker: str = ""
     state: str = ""
+    #: Leading blocks that the chosen rank has, with those below the device, and without them.
     depth: int | None = None
+    device: int | None = None
+    #: Whether a rank that may compute the prompt has blocks below the device.
+    tiered: bool = False
     #: Why the workers with the most blocks were not candidates, if they were not.
     excluded: str = UNEXPLAINED
     rungs: dict[str, int | None] = field(default_factory=dict)

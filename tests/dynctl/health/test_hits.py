@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +15,22 @@ from msgspec import structs
 
 from dynctl.documents.codec import decode, encode
 from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport
-from dynctl.documents.recording import KINDS, Arrived, Changed, Decided, Finished, Record, Start
+from dynctl.documents.recording import (
+    KINDS,
+    Arrived,
+    Changed,
+    Decided,
+    Finished,
+    Record,
+    Start,
+    State,
+)
 from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.replay.fleet import Policy
+from dynctl.simulation.replay.simulation import simulate
+from dynctl.wire.traces import TraceRequest
 from router_core import (
     BlocksRemoved,
     BlocksStored,
@@ -23,7 +38,10 @@ from router_core import (
     Freed,
     KvEvent,
     Role,
+    Router,
+    RouterConfig,
     WorkerAvailability,
+    WorkerLost,
     WorkerUpserted,
 )
 from tests.dynctl.health.recorded_fleet import (
@@ -33,6 +51,7 @@ from tests.dynctl.health.recorded_fleet import (
     chats,
     in_zones,
 )
+from tests.dynctl.simulation.replay.test_simulation import fleet as simulated_fleet
 
 #: 13 conversations on 5 workers, each 6 turns in a new order.
 CHATS = chats(13, 6)
@@ -635,3 +654,98 @@ def test_a_cause_that_nothing_explains_has_a_size() -> None:
     assert reused is not None
     assert UNEXPLAINED in [one.cause for one in reused.causes]
     assert all(one.cause != UNEXPLAINED for one in report.largest)
+
+
+# -- blocks below the device -----------------------------------------------------------------------
+
+
+def tiered(host: int, disk: int, **settings_: Any) -> list[Record]:
+    """200 prompts of 12 shared prefixes on 3 workers, whose devices have room for 3 prompts each.
+
+    One prompt at a time, so that nothing changes between a decision and its prefill.
+    """
+    random, records = Random(3), list[Record]()
+    trace = []
+    for number in range(200):
+        first = random.randrange(12) * 100
+        ids = (*range(first, first + 12), 10_000 + 2 * number, 10_001 + 2 * number)
+        trace.append(TraceRequest(number / 2, f"r{number}", 57, 1, ids, 4))
+    engine = EngineConfig(
+        block_size=4,
+        total_blocks=40,
+        host_blocks=host,
+        disk_blocks=disk,
+        prefill_tokens_per_s=4000.0,
+        kv_bytes_per_token=1e6,
+    )
+    policy = Policy("p", RouterConfig(**settings_))
+    simulate(trace, simulated_fleet(3, engine), policy, records=records.append)
+    return records
+
+
+@pytest.mark.parametrize(("host", "disk"), [(0, 0), (60, 0), (0, 60), (60, 100), (400, 0)])
+@pytest.mark.parametrize("mode", ["kv", "round-robin"])
+def test_what_was_reused_from_lower_tiers_was_cached_and_expected(mode: str, host: int, disk: int):
+    report = hits(tiered(host, disk, router_mode=mode))
+    tokens = {one.rung: one.tokens or 0 for one in report.rungs}
+    # Without tiers the workers may keep more than one LRU cache, by luck.
+    assert not (host or disk) or tokens["capacity"] >= tokens["best"]
+    assert tokens["best"] >= tokens["expected"] == tokens["reused"] > 0
+    assert report.capacity_blocks is not None
+    assert 120 < report.capacity_blocks <= 3 * (40 + host + disk) or not host + disk
+    found = {one.cause for rung in report.rungs for one in rung.causes}
+    assert not found & {"more", "load", "stale", "evicted_waiting", "alignment", UNEXPLAINED}
+    assert not report.left_out
+
+
+def test_lower_tiers_that_count_too_little_are_the_cause() -> None:
+    report = hits(tiered(60, 100, host_cache_hit_weight=0.0, disk_cache_hit_weight=0.0))
+    assert [one.cause for one in report.largest] == ["tier_weight"]
+    assert report.largest[0].gain is not None
+    assert hits(tiered(60, 100)).largest == []
+
+
+def test_lower_tiers_of_a_state_are_known() -> None:
+    records = tiered(60, 100)
+    half = len(records) // 2
+    while not isinstance(records[half], Arrived):
+        half += 1
+    start, router = records[0], Router(exact_reuse=True, learns=True)
+    assert isinstance(start, Start)
+    for one in records[:half]:
+        if isinstance(one, Changed):
+            router.apply(one.change, one.at)
+    state = State(records[half].at, router.snapshot())
+    report = hits([structs.replace(start, at=state.at), state, *records[half:]])
+    tokens = {one.rung: one.tokens or 0 for one in report.rungs}
+    assert tokens["capacity"] >= tokens["best"] == tokens["expected"] == tokens["reused"] > 0
+    assert not report.left_out
+
+
+def test_a_lower_block_of_an_unknown_prefix_is_left_out_by_name() -> None:
+    records = tiered(60, 0)
+    at = next(i for i, one in enumerate(records) if isinstance(one, Finished))
+    lost = KvEvent(1, 0, BlocksStored(999, (1000,), (1,), tier="host_pinned"))
+    report = hits([*records[:at], Changed(records[at].at, lost), *records[at:]])
+    assert report.left_out == {"events of lower tiers whose blocks before are unknown": 1}
+    assert "DYR0768" in [one.code for one in report.doubts]
+
+
+def test_a_lost_worker_takes_its_lower_tiers_along() -> None:
+    records = tiered(60, 0)
+    worker_id = next(
+        one.change.worker.worker_id
+        for one in records
+        if isinstance(one, Changed) and isinstance(one.change, WorkerUpserted)
+    )
+    last = records[-1].at
+    model = next(one.model for one in records if isinstance(one, Arrived))
+    arrived = Arrived(last, "z", model, 57, 4, tuple(range(1, 15)))
+    end: list[Record] = [
+        Changed(last, WorkerLost(worker_id)),
+        arrived,
+        Decided(last, "z", model, outcome="selected", decode=(worker_id % 3 + 1, 0)),
+        Finished(last, "z", 200, "success", 57, 0, 1),
+    ]
+    before, after = hits(records).capacity_blocks, hits([*records, *end]).capacity_blocks
+    assert (before, after) == (3 * (40 + 60), 2 * (40 + 60))
