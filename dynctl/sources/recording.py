@@ -116,28 +116,28 @@ def unreadable(path: Path, error: OSError, option: str = "") -> UsageProblem:
 
 def request_of(arrived: Arrived) -> RoutingRequest:
     """The request as the router got it."""
-    asked = arrived.asked
+    options = arrived.asked
 
     def pin(name: str) -> Pin | None:
-        return Pin(*asked[name]) if name in asked else None
+        return Pin(*options[name]) if name in options else None
 
-    allowed = asked.get("allowed")
+    allowed = options.get("allowed")
     return RoutingRequest(
         arrived.id,
         arrived.model,
         arrived.isl_tokens,
         arrived.block_size,
         arrived.hashes,
-        constraints(asked.get("required", ()), asked.get("preferred", {})),
+        constraints(options.get("required", ()), options.get("preferred", {})),
         pin("pin_prefill"),
         pin("pin_decode"),
         None if allowed is None else frozenset(allowed),
-        overlap_modelled=not asked.get("not_modelled", False),
+        overlap_modelled=not options.get("not_modelled", False),
         lora_name=arrived.lora or None,
         salted=arrived.salted,
         priority=arrived.priority,
-        strict_priority=asked.get("strict_priority", 0),
-        policy_class=asked.get("policy_class"),
+        strict_priority=options.get("strict_priority", 0),
+        policy_class=options.get("policy_class"),
         arrived_at=arrived.at,
         session=Session(arrived.session, arrived.at) if arrived.session else None,
     )

@@ -130,22 +130,22 @@ class Causes:
             fate = self._caches.fates.get(block)
             sender = None if fate is None else fate.by
             if sender is None or sender.rank is None:
-                who = UNEXPLAINED
+                origin = UNEXPLAINED
             elif sender.router != request.router:
-                who = "blind"
+                origin = "blind"
             elif sender.rank is request.rank:
-                who = "here"
+                origin = "here"
             else:
-                who = "there"
-            if request.senders and request.senders[-1][0] == who:
-                request.senders[-1] = (who, request.senders[-1][1] + 1)
+                origin = "there"
+            if request.senders and request.senders[-1][0] == origin:
+                request.senders[-1] = (origin, request.senders[-1][1] + 1)
             else:
-                request.senders.append((who, 1))
+                request.senders.append((origin, 1))
 
     def _lost_by_senders(
         self, request: Request, rung: str, low: int, high: int, counted: int
     ) -> None:
-        """Give the blocks from ``low`` to ``high`` to causes by who had sent them."""
+        """Give the blocks from ``low`` to ``high`` to causes by the decision that sent them."""
         size = request.arrived.block_size
         if high < low:
             request.parts[rung, "predicted" if rung == "expected" else "more"] += (
@@ -154,16 +154,16 @@ class Causes:
             return
         mode = request.source.mode
         at = 0
-        for who, blocks in request.senders:
+        for origin, blocks in request.senders:
             lost = min(high, at + blocks) - max(low, at)
             start = max(low, at)
             at += blocks
             if lost <= 0:
                 continue
-            if who in (UNEXPLAINED, "blind"):
-                request.parts[rung, who] += lost * size
+            if origin in (UNEXPLAINED, "blind"):
+                request.parts[rung, origin] += lost * size
             elif mode != READS_CACHES:
-                cause = "spread" if who == "there" else "no_events"
+                cause = "spread" if origin == "there" else "no_events"
                 request.parts[rung, cause] += lost * size
             else:
                 # The router counted the first blocks on another worker, and forgot the others.

@@ -62,9 +62,9 @@ def excluded(request: Request, router: Router, slots: int, *, every: bool = Fals
 
 
 def _reason(request: Request, router: Router, slot: int, chosen: Worker | None) -> str:
-    """Why one rank was not a candidate, by what the request asked and the state of the rank."""
-    worker, asked, bit = router.registry.worker(slot), request.arrived.asked, 1 << slot
-    pin, allowed = asked.get("pin_prefill") or asked.get("pin_decode"), asked.get("allowed")
+    """Why one rank was not a candidate, by the options of the request and the state of the rank."""
+    worker, options, bit = router.registry.worker(slot), request.arrived.asked, 1 << slot
+    pin, allowed = options.get("pin_prefill") or options.get("pin_decode"), options.get("allowed")
     if pin and pin[0] != worker.worker_id:
         return "constraints"
     if allowed is not None and worker.worker_id not in allowed:
@@ -72,7 +72,7 @@ def _reason(request: Request, router: Router, slot: int, chosen: Worker | None) 
     if router.registry.unavailable & bit:
         return "unavailable"
     taints = worker.runtime_config.taints
-    lacks = [one for one in asked.get("required", ()) if one not in taints]
+    lacks = [one for one in options.get("required", ()) if one not in taints]
     if lacks:
         local = all(one.startswith(TOPOLOGY_PREFIX) for one in lacks)
         return "topology" if local else "constraints"

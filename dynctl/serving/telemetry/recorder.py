@@ -541,31 +541,32 @@ def arrived(
         "" if request.session is None else request.session.key,
         request.priority,
         limit,
-        _also(request),
+        _options(request),
     )
 
 
-def _also(request: RoutingRequest) -> dict[str, object]:
-    asked: dict[str, object] = {}
+def _options(request: RoutingRequest) -> dict[str, object]:
+    """What else decides where the request may go (``Arrived.asked``)."""
+    options: dict[str, object] = {}
     items = request.constraints.items
     if items:
         required = [one.taint for one in items if one.kind == "required"]
         preferred = {one.taint: one.weight for one in items if one.kind == "preferred"}
-        asked |= {"required": required} if required else {}
-        asked |= {"preferred": preferred} if preferred else {}
+        options |= {"required": required} if required else {}
+        options |= {"preferred": preferred} if preferred else {}
     for name in ("pin_prefill", "pin_decode"):
         pin = getattr(request, name)
         if pin is not None:
-            asked[name] = [pin.worker_id, pin.dp_rank]
+            options[name] = [pin.worker_id, pin.dp_rank]
     if request.allowed_worker_ids is not None:
-        asked["allowed"] = sorted(request.allowed_worker_ids)
+        options["allowed"] = sorted(request.allowed_worker_ids)
     if request.policy_class is not None:
-        asked["policy_class"] = request.policy_class
+        options["policy_class"] = request.policy_class
     if request.strict_priority:
-        asked["strict_priority"] = request.strict_priority
+        options["strict_priority"] = request.strict_priority
     if not request.overlap_modelled:
-        asked["not_modelled"] = True
-    return asked
+        options["not_modelled"] = True
+    return options
 
 
 def decided(at: float, plan: RoutingPlan, document: bytes = b"") -> Decided:
