@@ -338,6 +338,10 @@ class RecordedMoment(ViewSource):
             why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokenizer for it"
             assumed.append(f"cache overlap not modelled: {why}")
             doubts.append(doubt("DYR0764", missing=f"the hashes of this prompt ({why})"))
+        below = bool(router.tiers.mask and request.sequence_hashes and not request.local_hashes)
+        if below:
+            what = "which blocks of this prompt were in host memory and on disk"
+            doubts.append(doubt("DYR0764", missing=what))
         result = route_result(
             router,
             request,
@@ -352,6 +356,12 @@ class RecordedMoment(ViewSource):
             note = (
                 "explained by routing again on the recorded state; whether the choice is the same "
                 f"is unknown without the prompt's hashes: the recorded one is {names}"
+            )
+        elif below and not same:
+            note = (
+                "explained by routing again on the recorded state, without blocks in host memory "
+                "and on disk; whether the choice is the same is unknown: the recorded one is "
+                f"{names}"
             )
         elif same:
             note = "explained by routing again on the recorded state; the choice is the same"

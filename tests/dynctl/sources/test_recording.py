@@ -25,9 +25,11 @@ from dynctl.sources.recording import (
     time_text,
 )
 from router_core import (
+    BlocksStored,
     Booked,
     Change,
     Freed,
+    KvEvent,
     LoadReported,
     Router,
     RoutingRequest,
@@ -100,6 +102,35 @@ def test_the_router_of_each_moment_is_that_of_the_process(tmp_path: Path) -> Non
         for one in (mine, theirs):
             one.pop("rotation")
         assert plain(mine) == plain(theirs)
+
+
+def test_a_decision_with_blocks_below_the_device_is_explained_with_a_doubt(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    records = [*read_recording(path)]
+    at = next(i for i, one in enumerate(records) if isinstance(one, Arrived))
+    lower = KvEvent(1, 0, BlocksStored(None, (7,), (8,), tier="host_pinned"))
+    records.insert(at, Changed(records[at].at, lower))
+    choices = [i for i, one in enumerate(records) if isinstance(one, Decided)]
+    last = records[choices[-1]]
+    assert isinstance(last, Decided)
+    assert last.decode is not None
+    other = (last.decode[0] % 3 + 1, 0)
+    records[choices[-1]] = msgspec.structs.replace(last, decode=other)
+    path.write_bytes(encode_records(records))
+    source = RecordedMoment(path, "+5s")
+    assert any("host memory" in one.what for one in source.decision(None).doubts)
+    # Not "a tie, or a draw": the weights of lower tiers may have made the choice.
+    path.write_bytes(encode_records([one for one in records if not _later_state(one)]))
+    result = RecordedMoment(path, None).decision(None)
+    assert any("host memory" in one.what for one in result.doubts)
+    [note] = [one for one in result.assumptions if "routing again" in one]
+    assert "without blocks in host memory" in note
+    assert "is unknown" in note
+    assert "a draw" not in note
+
+
+def _later_state(record: Record) -> bool:
+    return isinstance(record, State) and record.at > BEGAN
 
 
 def test_a_decision_is_explained_as_it_was(tmp_path: Path) -> None:
