@@ -98,11 +98,15 @@ class Setting:
             except ValueError:
                 kind = "a whole number" if self.type is int else "a number"
                 raise ConfigError(f"{self.name}: expected {kind}, got {text!r}") from None
-            return self.check(value)
+            return self._checked(value, raw)
         return self.check(raw.replace("_", "-") if self.choices else raw)
 
     def check(self, value: Any) -> Any:
         """Return ``value`` if it is inside the bounds; raises ConfigError with bounds and value."""
+        return self._checked(value, value)
+
+    def _checked(self, value: Any, given: Any) -> Any:
+        """As :meth:`check`; errors show ``given``, the value as the user wrote it."""
         if value is None:
             if self.optional:
                 return None
@@ -118,12 +122,13 @@ class Setting:
                 f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
+            shown = str(given)[:40]
             if not math.isfinite(value):
                 raise ConfigError(f"{self.name}: expected a finite number, got {value}")
             if self.low is not None and value < self.low:
-                raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {value}")
+                raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {shown}")
             if self.high is not None and value > self.high:
-                raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {value}")
+                raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {shown}")
             if self.type is float and abs(value) > MOST_NUMBER:
                 raise ConfigError(f"{self.name}: expected at most {MOST_NUMBER:g}, got {value:g}")
         return value

@@ -59,7 +59,11 @@ def usage_problem(error: Any, arguments: Sequence[str], root: Any) -> tuple[str,
         known = command.list_commands(context)
         some = f"; expected one of {', '.join(known)}" if len(known) <= _LISTED else ""
         return f"{_quoted(found[1])}: {path} has no such command{_or(near) or some}", page
-    return _value(getattr(error, "param", None), text, arguments), page
+    parameter = getattr(error, "param", None)
+    if getattr(parameter, "opts", None) == ["--output", "-o"]:
+        chosen = _chosen(arguments, root)[0].removeprefix("dynctl").strip()
+        text = _with_formats(text, chosen)
+    return _value(parameter, text, arguments), page
 
 
 def _chosen(arguments: Sequence[str], root: Any) -> tuple[str, Any]:
@@ -70,6 +74,13 @@ def _chosen(arguments: Sequence[str], root: Any) -> tuple[str, Any]:
         if below is not None:
             path, command = f"{path} {word}", below
     return path, command
+
+
+def _with_formats(text: str, command: str) -> str:
+    """The parser's text about a format, with the formats that the command has."""
+    from dynctl.base.options import formats_of
+
+    return re.sub(r"is not one of .*", f"is not one of {', '.join(formats_of(command))}", text)
 
 
 def _spelled(parameter: Any) -> str:

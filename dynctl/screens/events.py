@@ -122,7 +122,6 @@ def _hash(text: str | None) -> str:
 
 
 _AT_ONCE = 256
-_FORMATS = (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSONL)
 
 
 class EventStream(LineStream):

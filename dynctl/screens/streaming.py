@@ -18,7 +18,7 @@ from typing import Final, TextIO, TypeVar
 import msgspec
 
 from dynctl.base.errors import ReaderLeft, UsageProblem
-from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.base.options import STREAM_FORMATS, GlobalOptions, OutputFormat
 from dynctl.base.tasks import end_tasks
 from dynctl.base.terminal import printable_json, printable_value
 from dynctl.documents.thresholds import ThresholdEvent
@@ -29,7 +29,6 @@ Item = TypeVar("Item")
 #: A pipe that polls as writable takes this much at once (POSIX: PIPE_BUF on Linux).
 _PIECE: Final = 4096
 _AT_ONCE: Final = 256
-_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSONL)
 
 
 class LiveOutput:
@@ -121,7 +120,7 @@ class LineStream:
     def __init__(
         self, options: GlobalOptions, *, what: str, command: str, limit: int | None = None
     ) -> None:
-        if options.output not in _FORMATS:
+        if options.output not in STREAM_FORMATS:
             raise UsageProblem(
                 f"-o {options.output}: {what} are a stream; expected table, wide or jsonl",
                 f"{command} -o jsonl",

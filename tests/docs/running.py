@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 from dynctl.cli.app import run
 from tests.docs.comparing import Judge
@@ -127,7 +128,10 @@ class Session:
 
     def _here(self, arguments: list[str]) -> tuple[int, str]:
         output = io.StringIO()
+        # Pages write the default frontend as port 8000, which another program may have here.
+        port = self._ports.setdefault(FRONTEND_PORT, free_page_port())
         with (
+            mock.patch("dynctl.sources.DEFAULT_FRONTEND", f"http://127.0.0.1:{port}"),
             contextlib.chdir(self._directory),
             _environment(self.environ()),
             contextlib.redirect_stdout(output),

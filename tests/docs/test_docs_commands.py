@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.comparing import JUDGE, check
-from tests.docs.pages import Scene, all_scenes
-from tests.docs.running import follow
+from tests.docs.pages import Command, Scene, all_scenes
+from tests.docs.running import Session, follow
 from tests.docs.worlds import ELSEWHERE, Fleet, session
 
 SCENES = [scene for scene in all_scenes() if scene.world.split()[0] not in ELSEWHERE]
@@ -20,3 +20,13 @@ def test_the_commands_of_a_page_do_what_it_shows(
 ) -> None:
     with session(scene.world, tmp_path, fleet) as shell:
         follow(scene, shell, pytestconfig.stash.get(JUDGE, check))
+
+
+def test_where_nothing_runs_no_program_of_this_machine_is_a_source(tmp_path: Path) -> None:
+    """Another program can have port 8000: a session has a default frontend of its own."""
+    shell = Session(tmp_path, {})
+    code, printed = shell.run(Command("dynctl workers list", 1))
+    (real,) = (real for real, written in shell.written_ports.items() if written == "8000")
+    assert code == 3
+    assert real != "8000"
+    assert f"no dynctl frontend answers at http://127.0.0.1:{real}\n" in printed

@@ -90,7 +90,7 @@ def render_topology(
     kubectl patch deployment NAME --patch-file FILE.
     """
     from dynctl.base.errors import UsageProblem
-    from dynctl.base.options import OutputFormat
+    from dynctl.base.options import MANIFEST_FORMATS
     from dynctl.cli.shared_options import seconds_of
     from dynctl.manifests.lint.levels import misordered
     from dynctl.manifests.render import (
@@ -103,7 +103,7 @@ def render_topology(
     )
     from dynctl.screens.render import emit, talk, yaml_text
 
-    if options.output not in (OutputFormat.TABLE, OutputFormat.YAML, OutputFormat.JSON):
+    if options.output not in MANIFEST_FORMATS:
         raise UsageProblem(f"-o {options.output.value}: expected yaml or json")
     if controller and what not in ("pod", "controller"):
         raise UsageProblem(f"--controller and {what}: give one of the two")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from dynctl.base.errors import UsageProblem
+from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import SavedView
 from dynctl.sources.view import ViewSource
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
@@ -64,6 +66,15 @@ class DemoSource(ViewSource):
             if not applied.ok:
                 raise RuntimeError(f"demo fleet: {applied.message}")
         super().__init__(demo_view(router, _NOW), TITLE)
+
+    def decision(self, decision_id: str | None) -> RouteResult:
+        wanted = "the last decision" if decision_id is None else decision_id
+        raise UsageProblem(
+            f"{wanted} cannot be looked up: each command with --demo starts the demo fleet again, "
+            "and its decisions end with that command",
+            "dynctl top --demo explains each decision that it lists (Enter); for a fleet that goes "
+            "on: dynctl demo --keep --load",
+        )
 
 
 def demo_config() -> RouterConfig:

@@ -13,6 +13,7 @@ import pytest
 
 from dynctl.__main__ import main as program
 from dynctl.base.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
+from dynctl.base.options import OutputFormat, formats_of
 from dynctl.cli import app as cli
 from dynctl.cli.global_options import with_globals
 from tests.waiting import patience
@@ -199,6 +200,29 @@ def test_repeated_frontends_add_up_on_both_sides_of_the_command(dynctl):
     ran = dynctl("--frontend", "http://127.0.0.1:1", "version", "--frontend", "http://127.0.0.1:2")
     assert "http://127.0.0.1:1 " in ran.out
     assert "http://127.0.0.1:2 " in ran.out
+
+
+def test_a_refused_format_lists_those_of_the_command(dynctl):
+    def listed(*line):
+        err = " ".join(dynctl(*line).err.split())
+        return err.partition("expected one of ")[2].partition(" try:")[0].split(", ")
+
+    usual = ["table", "wide", "json", "jsonl", "yaml", "name"]
+    assert listed("hits", "-o", "xml") == usual
+    assert listed("-o", "xml", "hits") == usual
+    assert listed("hits", "--output=xml") == usual
+    assert listed("check", "-o", "xml") == [*usual, "junit"]
+    assert listed("replay", "-o", "xml") == [*usual, "csv"]
+    assert listed("events", "tail", "-o", "xml") == ["table", "wide", "jsonl"]
+    assert listed("topology", "render", "-o", "xml") == ["table", "yaml", "json"]
+
+
+def test_a_command_has_no_other_formats_than_those_that_it_lists(dynctl):
+    """The refusals of a command itself, and the list of an unknown format, agree."""
+    for line in (("version",), ("topology", "lint", "-f", "/dev/null"), ("topology", "render")):
+        for output in set(OutputFormat) - set(formats_of(" ".join(line[:2]))):
+            ran = dynctl(*line, "-o", output)
+            assert (ran.code, ran.out) == (2, ""), (line, output)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_one_busy_rank_does_not_take_its_worker_out(dynctl, tmp_path):
     [
         ([], "no threshold specified"),
         (["--active-decode-blocks", "1.5"], "--active-decode-blocks: expected at most 1, got 1.5"),
+        (["--active-decode-blocks", "5"], "--active-decode-blocks: expected at most 1, got 5\n"),
         (["--active-decode-blocks", "x"], "--active-decode-blocks: expected a number, got 'x'"),
         (["--active-prefill-tokens", "1.5"], "expected a whole number, got '1.5'"),
         (["--active-prefill-tokens-frac", "nan"], "expected a finite number"),
@@ -219,6 +220,16 @@ def test_why_names_a_file_that_it_cannot_use(dynctl, tmp_path, content, expected
 def test_why_cannot_query_a_view(dynctl, view_file):
     ran = dynctl("why", "abc", "--view", view_file)
     assert (ran.code, "keeps no decisions" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("wanted", ["--last", "000241"])
+def test_why_says_that_the_demo_starts_again_with_each_command(dynctl, wanted):
+    ran = dynctl("why", wanted, "--demo")
+    told = " ".join(ran.err.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert "each command with --demo starts the demo fleet again" in told
+    assert "dynctl top --demo" in told
+    assert "keeps no decisions" not in told
 
 
 def test_version(dynctl):

@@ -79,7 +79,7 @@ def test_serve_alone_means_the_frontend(dynctl, started):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--router-temperature", "-1"], "--router-temperature: expected at least 0, got -1.0"),
+        (["--router-temperature", "-1"], "--router-temperature: expected at least 0, got -1"),
         (["--router-mode", "fastest"], "--router-mode: expected one of kv, round-robin, "),
         (["--preset", "x"], "--preset x: expected one of dynamo-1.6, dynamo-0.9, ttft, throughput"),
         (["--decision-memory", "lots"], "--decision-memory 'lots': expected a number of bytes"),

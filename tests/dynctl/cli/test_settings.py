@@ -171,7 +171,7 @@ def test_the_mismatch_policy_must_not_contradict_the_enforcement():
             {},
             "--router-temperature: expected a number, got 'warm'",
         ),
-        ({"--router-temperature": "-1"}, {}, "--router-temperature: expected at least 0, got -1.0"),
+        ({"--router-temperature": "-1"}, {}, "--router-temperature: expected at least 0, got -1"),
         ({"--router-mode": "best"}, {}, "--router-mode: expected one of kv, round-robin"),
         ({"--router-mode": "fastest"}, {}, "expected one of kv, round-robin, "),
         ({}, {"DYN_ROUTER_TEMPERATURE": "x"}, "DYN_ROUTER_TEMPERATURE: expected a number"),
