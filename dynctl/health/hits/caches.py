@@ -136,6 +136,9 @@ class Caches:
 
     def restore(self, router: Router, at: float) -> None:
         """Take the blocks of a router that was read from a snapshot."""
+        lower: dict[int, list[tuple[str, list[list[Any]]]]] = {}
+        for row in router.tiers.dump():
+            lower.setdefault(row["slot"], []).append((row["tier"], row["blocks"]))
         for slot in router.freshness:
             if not _computes_prompts(router, slot):
                 continue
@@ -150,9 +153,8 @@ class Caches:
                     names[name] = block
                     self._was_stored(worker.model, rank, block, parent, local, at)
                     parent = block
-            for row in router.tiers.dump() if router.tiers.mask >> slot & 1 else ():
-                if row["slot"] == slot:
-                    self._restore_lower(worker.model, rank, row["tier"], row["blocks"], names)
+            for tier, rows in lower.get(slot, ()):
+                self._restore_lower(worker.model, rank, tier, rows, names)
         # Whose blocks they are is not known.
         self.foreign = self.stored = 0
         for fate in self.fates.values():
