@@ -94,12 +94,12 @@ def hits(
         ),
     ] = None,
 ) -> int:
-    """Show why the prefix hit rate is what it is, and the largest losses that an act can change.
+    """Show why the prefix hit rate is what it is, and the largest losses that you can avoid.
 
     The rates go from what one cache without limit could reuse to what the engines reused; each step
-    names its causes. Of a recording (dynctl record), of a trace through a simulated fleet, or of
-    the next minutes of a live router (--for with --frontend or --discovery). Exit code 1: a live
-    router had no request to judge in that time.
+    names its causes. FILE is a recording (dynctl record), or a trace that runs through a simulated
+    fleet. Without FILE and --generate, the command reads the next minutes of a live router (--for
+    with --frontend or --discovery). Exit code 1: a live router had no request in that time.
 
     For example: dynctl hits --frontend http://127.0.0.1:8000 --for 5m
     """
