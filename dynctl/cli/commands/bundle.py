@@ -51,7 +51,7 @@ def bundle(
 
     Secrets are masked, prompts and tokens hashed. manifest.json lists the contents, and what is
     missing and why. Only the owner can read the file. Exit code 3: a source is not reachable, 2:
-    the context is invalid; the file is written all the same.
+    the context or an address is invalid; the file is written all the same.
     """
     from dynctl import version
     from dynctl.base.errors import ExitCode
@@ -136,16 +136,19 @@ def _read(
     """A section's bytes, or why there are none; an error of one section does not end the others.
 
     Appends the exit code of an error that concerns the whole bundle: a source that is not
-    reachable, or (``options.json``) an invalid context.
+    reachable, an invalid context (``options.json``), or an invalid address of the fleet
+    (``workers.json``, which every kind of source has).
     """
-    from dynctl.base.errors import ExitCode, Unreachable, exit_code_of
+    from dynctl.base.errors import ExitCode, Unreachable, UsageProblem, exit_code_of
 
     try:
         data = _encoded(section.read(notes), redactor)
     except Exception as error:
         if isinstance(error, Unreachable):
             codes.append(ExitCode.UNREACHABLE)
-        elif section.file == "options.json":
+        elif section.file == "options.json" or (
+            section.file == "workers.json" and isinstance(error, UsageProblem)
+        ):
             codes.append(ExitCode.USAGE)
         if exit_code_of(error) is not None:
             return b"", str(error)

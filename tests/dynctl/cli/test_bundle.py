@@ -119,15 +119,21 @@ def test_a_file_that_cannot_be_written(dynctl, tmp_path, monkeypatch, line, expe
 
 def test_a_bundle_without_a_reachable_source_lists_what_is_missing(dynctl, tmp_path):
     path = tmp_path / "b.tgz"
-    ran = dynctl(
-        "bundle", path, "--frontend", "http://planted:pw-planted@127.0.0.1:1", "-o", "json"
-    )
+    ran = dynctl("bundle", path, "--frontend", "http://127.0.0.1:1", "-o", "json")
     assert ran.code == 3
     left_out = {one["file"]: one["why"] for one in ran.json["left_out"]}
     assert {"workers.json", "config.json", "thresholds.json", "view.json"} <= set(left_out)
     assert "does not answer" in left_out["workers.json"]
     (peer,) = read(path)["versions.json"]["frontends"]
     assert "does not answer" in peer["error"]
+
+
+def test_an_address_with_a_password_is_an_error_and_not_in_the_bundle(dynctl, tmp_path):
+    path = tmp_path / "b.tgz"
+    ran = dynctl("bundle", path, "--frontend", "http://planted:pw-planted@127.0.0.1:1")
+    assert ran.code == 2
+    assert "expected http://HOST:PORT, without user" in " ".join(ran.out.split())
+    assert "planted" not in ran.out + ran.err
     assert b"planted" not in gzip.decompress(path.read_bytes())
 
 
