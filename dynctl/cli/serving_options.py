@@ -78,6 +78,16 @@ Announce = Annotated[
         rich_help_panel=LISTEN,
     ),
 ]
+DrainTimeout = Annotated[
+    float,
+    typer.Option(
+        "--drain-timeout",
+        metavar="DURATION",
+        parser=seconds(0.0),
+        help="Time for running requests to finish after SIGTERM.",
+        rich_help_panel=LISTEN,
+    ),
+]
 LogFormat = Annotated[
     str,
     typer.Option(
@@ -217,16 +227,7 @@ class ServingOptions:
         ),
     ] = "1GiB"
     index_memory: IndexMemory = "4GiB"
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            "--drain-timeout",
-            metavar="DURATION",
-            parser=seconds(0.0),
-            help="Time for running requests to finish after SIGTERM.",
-            rich_help_panel=LISTEN,
-        ),
-    ] = 30.0
+    drain_timeout: DrainTimeout = 30.0
     system_port: Annotated[
         int | None,
         typer.Option(

@@ -9,14 +9,14 @@ import typer
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import one_choice, seconds, worker_environment
+from dynctl.cli.serving_options import LISTEN, DrainTimeout, LogFormat, LogLevel
+from dynctl.cli.shared_options import one_choice, worker_environment
 
 if TYPE_CHECKING:
     from dynctl.wire.dynamo.discovery import EndpointId
 
 _ENGINE = "Engine"
 _FLEET = "Dynamo fleet"
-_LISTEN = "Listening and logs"
 
 EngineSpec = Annotated[
     str,
@@ -113,7 +113,7 @@ Host = Annotated[
         envvar="DYN_TCP_RPC_HOST",
         help="Address to listen at and to register: requests, events and the system port. "
         "Frontends on other hosts need one that they reach.",
-        rich_help_panel=_LISTEN,
+        rich_help_panel=LISTEN,
     ),
 ]
 RequestPort = Annotated[
@@ -125,7 +125,7 @@ RequestPort = Annotated[
         min=0,
         max=65535,
         help="Port of the request plane; 0: a free one.",
-        rich_help_panel=_LISTEN,
+        rich_help_panel=LISTEN,
     ),
 ]
 SystemPort = Annotated[
@@ -138,17 +138,7 @@ SystemPort = Annotated[
         max=65535,
         help="Port for health, metrics and the model's files; 0: a free one; -1: none, and the "
         "card has paths of this host.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-Drain = Annotated[
-    float,
-    typer.Option(
-        "--drain-timeout",
-        metavar="DURATION",
-        parser=seconds(0.0),
-        help="Time for running requests to finish after SIGTERM.",
-        rich_help_panel=_LISTEN,
+        rich_help_panel=LISTEN,
     ),
 ]
 Announce = Annotated[
@@ -156,27 +146,7 @@ Announce = Annotated[
     typer.Option(
         "--announce",
         help="Print the addresses as one JSON line when listening.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-LogFormat = Annotated[
-    str,
-    typer.Option(
-        "--log-format",
-        metavar="text|json",
-        envvar="DYNCTL_LOG_FORMAT",
-        help="Format of log lines.",
-        rich_help_panel=_LISTEN,
-    ),
-]
-LogLevel = Annotated[
-    str,
-    typer.Option(
-        "--log-level",
-        metavar="debug|info|warning|error",
-        envvar="DYN_LOG",
-        help="Lowest severity to log.",
-        rich_help_panel=_LISTEN,
+        rich_help_panel=LISTEN,
     ),
 ]
 
@@ -195,7 +165,7 @@ def attach(
     host: Host = "127.0.0.1",
     request_port: RequestPort = 0,
     system_port: SystemPort = 0,
-    drain_timeout: Drain = 30.0,
+    drain_timeout: DrainTimeout = 30.0,
     announce: Announce = False,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",

@@ -225,11 +225,11 @@ def test_why_cannot_query_a_view(dynctl, view_file):
 @pytest.mark.parametrize("wanted", ["--last", "000241"])
 def test_why_says_that_the_demo_starts_again_with_each_command(dynctl, wanted):
     ran = dynctl("why", wanted, "--demo")
-    told = " ".join(ran.err.split())
+    shown = " ".join(ran.err.split())
     assert (ran.code, ran.out) == (2, "")
-    assert "each command with --demo starts the demo fleet again" in told
-    assert "dynctl top --demo" in told
-    assert "keeps no decisions" not in told
+    assert "each command with --demo starts the demo fleet again" in shown
+    assert "dynctl top --demo" in shown
+    assert "keeps no decisions" not in shown
 
 
 def test_version(dynctl):
