@@ -313,15 +313,18 @@ def test_a_request_that_is_sent_again_counts_once_and_the_worker_that_failed_is_
     assert UNEXPLAINED not in lost
 
 
+def _late_hit(records: list[Record]) -> tuple[int, Decided]:
+    """The first decision of the second half that found cached blocks, and its place."""
+    return next(
+        (place, one)
+        for place, one in enumerate(records)
+        if place > len(records) // 2 and isinstance(one, Decided) and one.cached_blocks
+    )
+
+
 def test_a_prefill_that_is_repeated_for_want_of_a_decode_worker_names_the_topology() -> None:
     records = PAIRED.records(CHATS)
-    place = next(
-        i
-        for i, one in enumerate(records)
-        if i > len(records) // 2 and isinstance(one, Decided) and one.cached_blocks
-    )
-    decided = records[place]
-    assert isinstance(decided, Decided)
+    place, decided = _late_hit(records)
     assert decided.prefill is not None
     assert decided.decode is not None
     # The decode worker of the zone is drained while the prompt is computed.
@@ -344,13 +347,7 @@ def test_a_prefill_that_is_repeated_for_want_of_a_decode_worker_names_the_topolo
 
 def test_an_eviction_while_the_request_waited_is_named_though_others_evict_later() -> None:
     records = FLEET.records(CHATS)
-    place = next(
-        i
-        for i, one in enumerate(records)
-        if i > len(records) // 2 and isinstance(one, Decided) and one.cached_blocks
-    )
-    decided = records[place]
-    assert isinstance(decided, Decided)
+    place, decided = _late_hit(records)
     assert decided.decode is not None
     stored = next(
         one.change.event
