@@ -108,8 +108,9 @@ soak: $(VENV)/.dev-stamp  ## a frontend under load, restarts and lost events; fa
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --svg build/soak.svg $(ARGS)
 
 BURNERS ?= 10
-test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (BURNERS=10)
-	$(BIN)/python -m tests.busy --burners $(BURNERS) $(PARALLEL) $(ARGS)
+PAUSES ?= 0
+test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (BURNERS=10), with pauses (PAUSES=1.5)
+	$(BIN)/python -m tests.busy --burners $(BURNERS) --pauses $(PAUSES) $(PARALLEL) $(ARGS)
 
 # The stamps of peers have the sum of what is installed: the environments of a cache stay valid in a new
 # checkout.

@@ -1,15 +1,23 @@
-"""Run the tests beside processes that use all CPU: ``python -m tests.busy [OPTION|ARG ...]``.
+"""Run the tests on a machine with little time: ``python -m tests.busy [OPTION|ARG ...]``.
 
-The arguments are pytest's. Burners end with this process, and after ``--minutes`` in any case.
+Burners use all CPU; ``--pauses`` stops one process of the run at a time, as a host does that gives
+its CPU to another machine. The other arguments are pytest's. Burners end with this process, and
+after ``--minutes`` in any case.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 from tests.waiting import SLOWDOWN, cores
 
@@ -20,6 +28,7 @@ while os.getppid() == parent and time.monotonic() < end:
     for _ in range(100_000):
         pass
 """
+_RUNNABLE = "RSD"
 
 
 def main() -> int:
@@ -27,6 +36,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.busy", description=__doc__)
     parser.add_argument("--burners", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--pauses", type=float, default=0.0, help="the longest pause in seconds")
+    parser.add_argument("--seed", type=int, default=0, help="of the pauses")
     arguments, rest = parser.parse_known_args()
     slowdown = str(max(1.0, (arguments.burners + cores()) / cores()))
     with ExitStack() as stack:
@@ -36,8 +47,47 @@ def main() -> int:
             )
             stack.callback(burner.wait)
             stack.callback(burner.kill)
-        command = [sys.executable, "-m", "pytest", *rest]
-        return subprocess.run(command, env=os.environ | {SLOWDOWN: slowdown}).returncode
+        run = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *rest], env=os.environ | {SLOWDOWN: slowdown}
+        )
+        over = threading.Event()
+        if arguments.pauses > 0:
+            pauses = threading.Thread(
+                target=_pause, args=(run.pid, arguments.pauses, random.Random(arguments.seed), over)
+            )
+            pauses.start()
+            stack.callback(pauses.join)
+        stack.callback(over.set)
+        return run.wait()
+
+
+def _pause(root: int, longest: float, random_: random.Random, over: threading.Event) -> None:
+    """Stop a process of the run, any one, again and again until it is over."""
+    while not over.wait(random_.uniform(0.0, 2 * longest)):
+        running = [pid for pid, state in _descendants(root) if state in _RUNNABLE]
+        if not running:
+            continue
+        pid = random_.choice(running)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(random_.uniform(0.1, 1.0) * longest)
+            os.kill(pid, signal.SIGCONT)
+
+
+def _descendants(root: int) -> Iterator[tuple[int, str]]:
+    """The processes below ``root``, each with its state; none of those that a test stopped."""
+    parents: dict[int, tuple[int, str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended
+        parents[int(path.parent.name)] = int(fields[1]), fields[0]
+    for pid, (parent, state) in parents.items():
+        while parent in parents and parent != root:
+            parent = parents[parent][0]
+        if parent == root:
+            yield pid, state
 
 
 if __name__ == "__main__":

@@ -180,6 +180,7 @@ class Fleet:
         )
         service.tokenizers.engine = self.tokenize
         service.rows = self._all_rows
+        service.unregistered = self.unregistered
         service.probe_s = lambda: self.load_interval
 
     # -- reading ---------------------------------------------------------------------------

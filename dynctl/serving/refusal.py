@@ -1,7 +1,7 @@
 """Refusals with an explanation: the filter that left no worker, and what would admit one."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
@@ -17,6 +17,7 @@ from dynctl.documents.errors import (
     RefusedRank,
 )
 from dynctl.documents.route_result import Constraint
+from dynctl.documents.workers import WorkerRow
 from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
 from router_core import (
     Decision,
@@ -109,6 +110,38 @@ def internal_error(decision_id: str = "") -> HttpError:
     where = f" under {decision_id}" if decision_id else ""
     problem = f"internal error; the log has the details{where}"
     return HttpError(500, problem, "internal_error", 500)
+
+
+def unknown_model(
+    model: str, served: Iterable[str], unread: Sequence[WorkerRow], *, by: str = "frontend"
+) -> HttpError:
+    """The error for a model that no registered worker serves. ``unread``: the engines that may
+    serve it, since they were not read yet; without one the answer is sure, a 404, else a 503.
+    ``model`` empty: the request names none."""
+    known = ", ".join(sorted(served)) or "none yet"
+    shown = f"model {model[:200]!r}" if model else "a model"
+    if not unread:
+        return HttpError(
+            404,
+            f"{shown} is not served by this {by}; models: {known}",
+            "not_found_error",
+            "model_not_found",
+            param="model",
+        )
+    public = (
+        f"whether {shown} is served by this {by} is not known yet: workers whose models were not "
+        f"read: {len(unread):,}; models: {known}; try again"
+    )
+    first = unread[0]
+    return HttpError(
+        503,
+        f"{public} ({first.name}: {first.reason})",
+        "service_unavailable",
+        "model_not_known_yet",
+        param="model",
+        headers={"retry-after": "1"},
+        public=public,
+    )
 
 
 def anthropic_type(status: int) -> str:

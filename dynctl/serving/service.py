@@ -149,6 +149,8 @@ class RoutingService:
         #: reports, and whether the process is draining; the fleet and the server set them.
         self.rows: Callable[[], Iterable[WorkerRow]] = self.workers
         self.probe_s: Callable[[], float] = lambda: 1.0
+        #: Engines that cannot be registered (yet), so that their models may be unknown.
+        self.unregistered: Callable[[], Iterable[WorkerRow]] = tuple
         self.draining = False
         #: Whether a pool of one role is served (``FleetState.pools``).
         self.serves_pools = False
@@ -226,6 +228,11 @@ class RoutingService:
     def models(self) -> tuple[str, ...]:
         """Models of all registered workers, reachable or not."""
         return self.router.registry.models()
+
+    def may_serve(self, name: str) -> list[WorkerRow]:
+        """The engines that are not registered and that may serve the model, as far as is known;
+        with an empty name those that may serve any."""
+        return [row for row in self.unregistered() if not name or row.model in ("", name)]
 
     def base_model(self, name: str) -> str | None:
         """The model that a request for ``name`` is routed by: itself, the model of an alias, or an

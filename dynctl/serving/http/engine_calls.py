@@ -108,7 +108,7 @@ class EngineCalls:
         name = model or ("" if any_model else self._inference.only_model())
         base = service.base_model(name) if name else None
         if name and base is None:
-            raise self._inference.unknown_model(name)
+            raise self._inference.unknown_model(name).for_client()
         having = service.adapters[name][1] if name in service.adapters else None
         found = [
             worker

@@ -36,7 +36,7 @@ from dynctl.serving.http.json_responses import (
     not_found,
     read_json_object,
 )
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.refusal import HttpError, unknown_model
 from dynctl.serving.service import RoutingService
 from dynctl.serving.service_health import HEALTH_AGE_S
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
@@ -122,8 +122,8 @@ class ControlApi:
     def _known_model(self, http: web.Request) -> str:
         name = http.match_info["model"]
         if self._service.base_model(name) is None:
-            known = ", ".join(sorted(self._service.models())) or "none yet"
-            raise not_found(f"model {name[:200]!r} is not served by this frontend; models: {known}")
+            service = self._service
+            raise unknown_model(name, service.models(), service.may_serve(name)).for_client()
         return name
 
     def _model_row(self, name: str) -> ModelRow:

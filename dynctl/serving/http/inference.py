@@ -33,7 +33,14 @@ from dynctl.serving.http.inference_responses import (
 from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of
-from dynctl.serving.refusal import HttpError, internal_error, overloaded, refusal, unknown_pin
+from dynctl.serving.refusal import (
+    HttpError,
+    internal_error,
+    overloaded,
+    refusal,
+    unknown_model,
+    unknown_pin,
+)
 from dynctl.serving.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.recorder import tenant_of
@@ -546,6 +553,8 @@ class Inference:
         served = self._service.models()
         if len(served) == 1:
             return served[0]
+        if not served and (unread := self._service.may_serve("")):
+            raise unknown_model("", served, unread)
         known = ", ".join(sorted(served)) or "none yet"
         raise HttpError(
             400,
@@ -556,14 +565,8 @@ class Inference:
         )
 
     def unknown_model(self, model: str) -> HttpError:
-        known = ", ".join(sorted(self._service.models())) or "none yet"
-        return HttpError(
-            404,
-            f"model {model[:200]!r} is not served by this frontend; models: {known}",
-            "not_found_error",
-            "model_not_found",
-            param="model",
-        )
+        """As :func:`dynctl.serving.refusal.unknown_model`."""
+        return unknown_model(model, self._service.models(), self._service.may_serve(model))
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         headers = {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.selection import PinRef, SelectRequest, parse_select
 from dynctl.serving.http.json_responses import bad_request, read_json_object
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.refusal import HttpError, unknown_model
 from dynctl.serving.service import RoutingService
 from dynctl.wire.nvext import policy_class_of
 from router_core import HashingError, Pin, RoutingRequest, hash_prompt, sequence_hashes
@@ -79,14 +80,9 @@ class SelectionReader:
                 f"model: required, one of: {known}", param="model", code="missing_field"
             )
         if selection.model not in models:
-            shown = selection.model[:200]
-            raise HttpError(
-                404,
-                f"model: {shown!r} is not served by this router; models: {known}",
-                "not_found_error",
-                "unknown_model",
-                param="model",
-            )
+            unread = self._service.may_serve(selection.model)
+            error = unknown_model(selection.model, models, unread, by="router")
+            raise replace(error, code="unknown_model") if error.status == 404 else error
         return selection.model
 
     def _pin(self, pin: PinRef | None) -> Pin | None:

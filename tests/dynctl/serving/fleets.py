@@ -96,11 +96,13 @@ async def site(
     specs: dict[str, str] | None = None,
     config: FrontendConfig | None = None,
     kind: type[Frontend] = Frontend,
+    unread: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Site]:
     """Start engines (their settings), and a frontend that knows them.
 
     ``specs``: engine name -> what is appended to its worker spec; ``{address}`` is its own.
+    ``unread``: some engines do not answer their first probes; the others are waited for.
     """
     async with AsyncExitStack() as stack:
         started: dict[str, RunningEngine] = {}
@@ -128,6 +130,8 @@ async def site(
         )
         found = Site(frontend, client)
         found.engines = started
+        if not unread:
+            await until(lambda: all(member.worker for member in frontend.fleet))
         yield found
 
 

@@ -10,6 +10,7 @@ from dynctl.serving.config import HealthConfig, Limits
 from dynctl.serving.engines.ejection import EjectionLimits
 from tests.dynctl.serving.fleets import Site, site, until
 from tests.dynctl.serving.hostile import GOOD, answers, hangs, hostile, specs
+from tests.waiting import patience
 
 JSON = b'{"choices": []}'
 EJECT = EjectionLimits(failures=3, pause_s=0.2, max_pause_s=0.8)
@@ -28,9 +29,10 @@ def holds(fleet: Site, code: str, subject: str) -> bool:
 
 
 async def test_requests_at_a_hung_engine_move_and_it_is_ejected():
+    limits = Limits(first_output_s=patience(0.3))
     async with (
         hostile(hangs, good_stream) as engines,
-        site([], workers=specs(engines), health=HEALTH, limits=Limits(first_output_s=0.3)) as fleet,
+        site([], workers=specs(engines), health=HEALTH, limits=limits) as fleet,
     ):
         answered = await asyncio.gather(*(fleet.stream(f"{i}") for i in range(20)))
         assert {status for status, _, _ in answered} == {200}
@@ -58,7 +60,7 @@ async def test_an_ejected_engine_gives_its_waiting_requests_back_at_once():
 
 
 async def test_a_trial_ends_the_ejection_or_makes_it_longer():
-    limits = Limits(first_output_s=0.6)
+    limits = Limits(first_output_s=patience(0.3))
     async with (
         hostile(hangs, good_stream) as engines,
         site([], workers=specs(engines), health=HEALTH, limits=limits) as fleet,

@@ -69,7 +69,7 @@ async def test_an_engine_that_is_not_up_yet_joins_when_it_answers():
     engine = await start_engine(EngineConfig(**QUICK_ENGINE, name="x"), TOKENIZER)
     port = engine.engine.port
     await engine.close()
-    async with site([], workers=(f"http://127.0.0.1:{port},name=x",)) as fleet:
+    async with site([], unread=True, workers=(f"http://127.0.0.1:{port},name=x",)) as fleet:
         rows = (await fleet.get("/v1/workers"))[1]["workers"]
         assert (rows[0]["status"], rows[0]["name"]) == ("unknown", "x")
         assert "refused the connection" in rows[0]["reason"]

@@ -23,6 +23,7 @@ from tests.dynctl.serving.hostile import (
     specs,
     streams,
 )
+from tests.waiting import patience
 
 JSON = b'{"choices": []}'
 HTML = b"<html><body>It works!</body></html>"
@@ -113,7 +114,10 @@ async def test_comments_do_not_keep_a_request_waiting():
     async with (
         hostile(only_comments, answers(GOOD)) as engines,
         site(
-            [], workers=specs(engines), health=SLOW_HEALTH, limits=Limits(first_output_s=0.2)
+            [],
+            workers=specs(engines),
+            health=SLOW_HEALTH,
+            limits=Limits(first_output_s=patience(0.2)),
         ) as fleet,
     ):
         while not engines[0].seen:

@@ -6,10 +6,11 @@ import json
 import msgspec
 import pytest
 
-from dynctl.serving.config import Limits
+from dynctl.serving.config import HealthConfig, Limits
 from dynctl.serving.http.auth import _is_loopback
 from router_core import Booked, RouterConfig, preset
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until
+from tests.dynctl.serving.hostile import GOOD, answers, hangs, hostile, specs
 
 ONE = [{"name": "a0"}]
 
@@ -89,6 +90,26 @@ async def test_no_worker_at_all():
         assert status == 404
         assert "none yet" in body["error"]["message"]
         assert (await fleet.get("/ready"))[0] == 503
+
+
+async def test_a_model_is_not_denied_while_an_engine_was_not_read():
+    """The first probe found no answer, so nothing is known about the models of this engine."""
+    health = HealthConfig(interval_s=0.1, timeout_s=0.1)
+    async with hostile(answers(GOOD)) as engines:
+        engines[0].healthy = hangs
+        async with site([], unread=True, workers=specs(engines), health=health) as fleet:
+            status, body, headers = await fleet.chat()
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert body["error"]["code"] == "model_not_known_yet"
+            assert "e0: " in body["error"]["message"]
+            assert (await fleet.get("/v1/models/demo"))[0] == 503
+            assert (await fleet.post("/tokenize", {"prompt": "x"}))[0] == 503
+            # This engine serves another one, by its worker spec.
+            other = chat_body("x") | {"model": "other"}
+            assert (await fleet.post("/v1/chat/completions", other))[0] == 404
+            engines[0].healthy = answers(b"")
+            await until(lambda: fleet.service.models())
+            assert (await fleet.get("/v1/models/demo"))[0] == 200
 
 
 async def test_unknown_routes_and_methods_are_json():
