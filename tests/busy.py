@@ -64,7 +64,7 @@ def main() -> int:
 def _pause(root: int, longest: float, random_: random.Random, over: threading.Event) -> None:
     """Stop a process of the run, any one, again and again until it is over."""
     while not over.wait(random_.uniform(0.0, 2 * longest)):
-        running = [pid for pid, state in _descendants(root) if state in _RUNNABLE]
+        running = [pid for pid, state in _processes(root) if state in _RUNNABLE]
         if not running:
             continue
         pid = random_.choice(running)
@@ -74,8 +74,8 @@ def _pause(root: int, longest: float, random_: random.Random, over: threading.Ev
             os.kill(pid, signal.SIGCONT)
 
 
-def _descendants(root: int) -> Iterator[tuple[int, str]]:
-    """The processes below ``root``, each with its state; none of those that a test stopped."""
+def _processes(root: int) -> Iterator[tuple[int, str]]:
+    """``root`` and the processes below it, each with its state."""
     parents: dict[int, tuple[int, str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -84,9 +84,9 @@ def _descendants(root: int) -> Iterator[tuple[int, str]]:
             continue  # it ended
         parents[int(path.parent.name)] = int(fields[1]), fields[0]
     for pid, (parent, state) in parents.items():
-        while parent in parents and parent != root:
+        while parent in parents and root not in (pid, parent):
             parent = parents[parent][0]
-        if parent == root:
+        if root in (pid, parent):
             yield pid, state
 
 

@@ -27,7 +27,7 @@ class Tab:
         self._socket = socket
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._loaded = asyncio.Event()
+        self._loaded: set[str] = set()
         self.problems: list[str] = []
         self.requests: list[str] = []
         self._reader = asyncio.create_task(self._read())
@@ -41,10 +41,9 @@ class Tab:
 
     async def open(self, url: str) -> None:
         """Go to ``url`` and wait until it is loaded."""
-        self._loaded.clear()
-        await self.command("Page.navigate", url=url)
-        async with asyncio.timeout(patience(20)):
-            await self._loaded.wait()
+        # The event of an earlier page, such as the empty first one, may come only now.
+        loader = (await self.command("Page.navigate", url=url))["loaderId"]
+        await until(lambda: loader in self._loaded, 20)
 
     async def run(self, script: str) -> Any:
         """The value of an expression; promises are awaited."""
@@ -93,8 +92,9 @@ class Tab:
                     future.set_result(found["result"])
                 continue
             method, parameters = found["method"], found["params"]
-            if method == "Page.loadEventFired":
-                self._loaded.set()
+            if method == "Page.lifecycleEvent":
+                if parameters["name"] == "load":
+                    self._loaded.add(parameters["loaderId"])
             elif method == "Network.requestWillBeSent":
                 self.requests.append(parameters["request"]["url"])
             elif method == "Log.entryAdded":
@@ -128,16 +128,25 @@ async def chromium(directory: Path) -> AsyncIterator[Tab]:
         await until(lambda: ready.exists() and "\n" in ready.read_text(), 30)
         port = int(ready.read_text().splitlines()[0])
         async with aiohttp.ClientSession() as client:
-            async with client.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                pages = [one for one in await answer.json() if one["type"] == "page"]
-            address = pages[0]["webSocketDebuggerUrl"]
-            socket = await client.ws_connect(address, max_msg_size=64 * 1024 * 1024)
+            socket = await client.ws_connect(await _page(client, port), max_msg_size=1 << 26)
             tab = Tab(socket)
             for domain in ("Page", "Runtime", "Network", "Log", "Audits"):
                 await tab.command(f"{domain}.enable")
+            await tab.command("Page.setLifecycleEventsEnabled", enabled=True)
             yield tab
             await tab.close()
     finally:
         # All its processes: they are a group of their own.
         os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+async def _page(client: aiohttp.ClientSession, port: int) -> str:
+    """The address of the first page; the browser answers before it has one."""
+    async with asyncio.timeout(patience(20)):
+        while True:
+            async with client.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                for one in await answer.json():
+                    if one["type"] == "page":
+                        return str(one["webSocketDebuggerUrl"])
+            await asyncio.sleep(0.05)

@@ -46,12 +46,13 @@ def configuration(
     fail_open: bool = False,
 ) -> dict[str, Any]:
     """The configuration of an Envoy that asks the picker at ``picker``."""
+    limit = f"{patience(10):g}s"  # of what works: no test waits for one
     trailers = {"request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
     ext_proc = _typed(
         "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        grpc_service={"envoy_grpc": {"cluster_name": "picker"}, "timeout": "10s"},
+        grpc_service={"envoy_grpc": {"cluster_name": "picker"}, "timeout": limit},
         failure_mode_allow=fail_open,
-        message_timeout="10s",
+        message_timeout=limit,
         processing_mode={
             "request_header_mode": "SEND",
             "response_header_mode": "SEND",
@@ -108,7 +109,7 @@ def configuration(
     picker_cluster: dict[str, Any] = {
         "name": "picker",
         "type": "STATIC",
-        "connect_timeout": "2s",
+        "connect_timeout": limit,
         "typed_extension_protocol_options": {
             _HTTP2: _typed(_HTTP2, explicit_http_config={"http2_protocol_options": {}})
         },
@@ -128,7 +129,7 @@ def configuration(
     workers = {
         "name": "workers",
         "type": "ORIGINAL_DST",
-        "connect_timeout": "2s",
+        "connect_timeout": limit,
         "lb_policy": "CLUSTER_PROVIDED",
         "original_dst_lb_config": {
             "use_http_header": True,
@@ -176,6 +177,7 @@ class Gateway:
             f"http://127.0.0.1:{self.admin}/stats",
             params={"filter": part, "format": "json"},
             trust_env=False,
+            timeout=patience(5),
         )
         return {one["name"]: one["value"] for one in answer.json()["stats"] if "value" in one}
 

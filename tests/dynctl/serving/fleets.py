@@ -126,7 +126,7 @@ async def site(
         await frontend.start()
         stack.push_async_callback(frontend.close)
         client = await stack.enter_async_context(
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20))
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=patience(20)))
         )
         found = Site(frontend, client)
         found.engines = started
