@@ -532,8 +532,9 @@ def _report(
         if load != 1:
             progress.about += f", load x{load:g}"
         requests: Iterator[Any] = progress.following(given.requests(seed, load))
+        where = fleet.faster(given.speed * load)
         return simulate(
-            requests, fleet, policy, seed, routers=routers, sync=sync, objective=objective
+            requests, where, policy, seed, routers=routers, sync=sync, objective=objective
         )
 
     results: list[ReplayResult] = []
@@ -593,6 +594,18 @@ def _described(source: FleetSource, fleet: SimulatedFleet) -> str:
     for loss in fleet.losses:
         text += f", loses {loss.value or f'worker {loss.worker_id}'} at {loss.at:g} s"
         text += "" if loss.until is None else f" until {loss.until:g} s"
+    if fleet.changes:
+        text += f", as recorded {_changes(fleet)}"
     if not source.source.startswith("--"):
         text += f" ({source.source})"
     return text
+
+
+def _changes(fleet: SimulatedFleet) -> str:
+    """``1 joined, 1 left, 2 unavailable for a time``: how many workers, each once."""
+    words = {"joins": "joined", "leaves": "left", "unavailable": "unavailable for a time"}
+    parts = []
+    for what, word in words.items():
+        count = len({one.worker_id for one in fleet.changes if one.what == what})
+        parts += [f"{count:,} {word}"] if count else []
+    return ", ".join(parts)

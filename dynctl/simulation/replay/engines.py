@@ -90,6 +90,7 @@ class Engines:
         rank.news.clear()
         rank.engine = self._engine()
         rank.watched = -1
+        rank.gap = 0
         return stranded
 
     def _engine(self) -> VirtualRank:

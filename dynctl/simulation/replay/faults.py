@@ -1,20 +1,24 @@
-"""Workers that fail in a replay and return with empty caches."""
+"""Workers that fail, leave, join or are unavailable in a replay."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.engines import Engines
-from dynctl.simulation.replay.fleet import Loss, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import FleetChange, Loss, SimulatedFleet, SimulatedWorker
 from dynctl.simulation.replay.rank import NS
 from dynctl.simulation.replay.routers import Routers
 from dynctl.simulation.replay.state import LiveRequest, ReplayRank
-from router_core import WorkerLost
+from router_core import WorkerAvailability, WorkerLost
 
 
 class Faults:
-    """The losses of a fleet. ``stranded`` is called for each request of a worker that is lost."""
+    """The losses and changes of a fleet. A worker that returns or joins has an empty cache.
+
+    ``stranded`` is called for each request of a worker that is lost.
+    """
 
     def __init__(
         self,
@@ -29,13 +33,31 @@ class Faults:
         self._routers = routers
         self._agenda = agenda
         self._stranded = stranded
+        self._workers = {worker.worker_id: worker for worker in fleet.workers}
+        #: For how many reasons a worker is not there, and why routers send it nothing.
+        self._away: Counter[int] = Counter()
+        self._unavailable: dict[int, str] = {}
         self._start = 0
 
-    def plan(self) -> None:
-        """Put the losses on the agenda; the replay starts now."""
+    def begin(self) -> None:
+        """Register the workers that are there, and put on the agenda what happens to them; the
+        replay starts now."""
         self._start = self._agenda.now
+        known: set[int] = set()
+        for change in self._fleet.changes:
+            if change.what in ("joins", "leaves") and change.worker_id not in known:
+                known.add(change.worker_id)
+                self._away[change.worker_id] = int(change.what == "joins")
+        for worker in self._fleet.workers:
+            if self._away[worker.worker_id]:
+                for rank in self._ranks(worker):
+                    rank.alive = False
+            else:
+                self._routers.register(worker)
         for loss in self._fleet.losses:
             self._agenda.at(self._start + round(loss.at * NS), self._lose, loss, LATER)
+        for change in self._fleet.changes:
+            self._agenda.at(self._start + round(change.at * NS), self._change, change, LATER)
 
     def _lose(self, loss: Loss) -> None:
         gone = [
@@ -44,27 +66,54 @@ class Faults:
             if worker.worker_id == loss.worker_id
             or (loss.domain and worker.domains.get(loss.domain) == loss.value)
         ]
-        stranded: list[tuple[LiveRequest, ReplayRank]] = []
-        for worker in gone:
-            self._routers.everywhere(WorkerLost(worker.worker_id))
-            for rank in self._ranks(worker):
-                if rank.alive:
-                    stranded += ((one.owner, rank) for one in self._engines.lose(rank))
-        self._routers.sweep()
-        lost = {worker.worker_id for worker in gone}
-        for live, rank in stranded:
-            if live.held is not None and live.held.rank.worker.worker_id in lost:
-                live.held.gone = True
-            self._stranded(live, rank, "lost")
+        self._gone(gone)
         if loss.until is not None:
             back = self._start + round(loss.until * NS)
             self._agenda.at(max(self._agenda.now, back), self._return, gone, LATER)
 
+    def _change(self, change: FleetChange) -> None:
+        worker_id = change.worker_id
+        if change.what == "joins":
+            self._return((self._workers[worker_id],))
+            return
+        if change.what == "leaves":
+            self._unavailable.pop(worker_id, None)
+            self._gone((self._workers[worker_id],))
+            return
+        reason = None if change.what == "available" else change.reason
+        if reason is None:
+            self._unavailable.pop(worker_id, None)
+        else:
+            self._unavailable[worker_id] = reason
+        if not self._away[worker_id]:
+            self._routers.everywhere(WorkerAvailability(worker_id, reason))
+            self._routers.admit_waiting()
+
+    def _gone(self, workers: Sequence[SimulatedWorker]) -> None:
+        """Lose workers, as far as they are there."""
+        stranded: list[tuple[LiveRequest, ReplayRank]] = []
+        for worker in workers:
+            self._away[worker.worker_id] += 1
+            if self._away[worker.worker_id] > 1:
+                continue
+            self._routers.everywhere(WorkerLost(worker.worker_id))
+            for rank in self._ranks(worker):
+                stranded += ((one.owner, rank) for one in self._engines.lose(rank))
+        self._routers.sweep()
+        for live, rank in stranded:
+            self._stranded(live, rank, "lost")
+
     def _return(self, workers: Sequence[SimulatedWorker]) -> None:
         for worker in workers:
+            self._away[worker.worker_id] -= 1
+            if self._away[worker.worker_id]:
+                continue
             for rank in self._ranks(worker):
                 rank.alive = True
             self._routers.register(worker)
+            reason = self._unavailable.get(worker.worker_id)
+            if reason is not None:
+                self._routers.everywhere(WorkerAvailability(worker.worker_id, reason))
         self._routers.admit_waiting()
 
     def _ranks(self, worker: SimulatedWorker) -> list[ReplayRank]:

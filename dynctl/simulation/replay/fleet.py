@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dynctl.simulation.engine.config import EngineConfig
@@ -39,6 +39,21 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetChange:
+    """What happened to a worker of a recording at ``at`` (seconds of the trace).
+
+    ``joins``: it is there from now on, with an empty cache; ``leaves``: it is lost with its cache
+    and its requests; ``unavailable``: routers send it no request, for ``reason``, and its requests
+    go on; ``available``: they do again.
+    """
+
+    at: float
+    worker_id: int
+    what: Literal["joins", "leaves", "unavailable", "available"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedFleet:
     """Engines of one model and what connects them.
 
@@ -50,7 +65,8 @@ class SimulatedFleet:
     ``engine.max_model_len`` the KV blocks bound a request.
     ``events_delay_s``: time from a cache event to the router; ``events_loss``: share of event
     batches that no router receives (0 to 1). ``block_bytes``: bytes of a KV block, 0: unknown.
-    ``losses``: workers that fail.
+    ``losses``: workers that fail. ``changes``: of the workers, in order of time; one that joins
+    before it leaves is not there at first.
     """
 
     workers: tuple[SimulatedWorker, ...]
@@ -61,6 +77,12 @@ class SimulatedFleet:
     link_domain: str = ""
     block_bytes: int = 0
     losses: tuple[Loss, ...] = ()
+    changes: tuple[FleetChange, ...] = ()
+
+    def faster(self, speed: float) -> SimulatedFleet:
+        """The fleet of a trace at ``speed`` times its rate: its changes come sooner too."""
+        changes = tuple(replace(one, at=one.at / speed) for one in self.changes)
+        return replace(self, changes=changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dynctl.documents.workers import WorkerRow
 from dynctl.planning.planned_fleet import PlannedFleet
 from dynctl.simulation.engine.config import OPTIONS as ENGINE_OPTIONS
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, Option
-from dynctl.simulation.replay.fleet import Loss, SimulatedFleet, SimulatedWorker
+from dynctl.simulation.replay.fleet import FleetChange, Loss, SimulatedFleet, SimulatedWorker
 from router_core import Role
 
 MOST_SIMULATED: Final = 2_000
@@ -38,7 +38,7 @@ TIMED: Final = (
     "kv_bytes_per_token",
 )
 #: Field of a worker's card -> field of EngineConfig.
-_CARD: Final = {
+CARD: Final = {
     "total_kv_blocks": "total_blocks",
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -52,6 +52,7 @@ class FleetSource:
     """Workers before their engine is known.
 
     ``card``: what workers publish of it; ``published``: whether these are workers with cards.
+    ``changes``: what happens to them, in seconds from the first request at the recorded rate.
     """
 
     source: str
@@ -63,6 +64,7 @@ class FleetSource:
     card: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     published: bool = False
+    changes: tuple[FleetChange, ...] = ()
 
     def assumed(self, engine: Mapping[str, Any]) -> list[str]:
         """The options of the engine that neither the workers publish nor ``engine`` gives, where
@@ -166,7 +168,7 @@ def fleet_of_live(source: str, rows: Sequence[WorkerRow], model: str | None) -> 
     if left_out and model is None:
         notes.append(f"{left_out:,} workers that are not ready are left out")
     card: dict[str, Any] = {}
-    for name, own in [*_CARD.items(), ("", "block_size")]:
+    for name, own in [*CARD.items(), ("", "block_size")]:
         values = [row.runtime_config.get(name) if name else row.block_size for row in ready]
         known = sorted({one for one in values if isinstance(one, int) and one > 0})
         if known:
@@ -259,6 +261,7 @@ def simulated_fleet(
         events_loss=events_loss,
         block_bytes=block_bytes,
         losses=losses,
+        changes=source.changes,
         link_domain=source.domain if source.places else "",
     )
 

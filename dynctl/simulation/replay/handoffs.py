@@ -73,9 +73,9 @@ class Handoffs:
 
     def free(self, held: Handoff) -> None:
         """Free the blocks of a hand-off; no effect the second time."""
-        if held.gone:
+        if held.freed:
             return
-        held.gone = True
+        held.freed = True
         rank = held.rank
         rank.engine.release(held.table)
         if rank.engine.waiting and rank.alive:

@@ -235,6 +235,7 @@ def _fleet_parameters(fleet: SimulatedFleet) -> dict[str, Any]:
         "link_domain": fleet.link_domain,
         "block_bytes": fleet.block_bytes,
         "losses": [asdict(loss) for loss in fleet.losses],
+        "changes": dict(sorted(Counter(one.what for one in fleet.changes).items())),
     }
 
 

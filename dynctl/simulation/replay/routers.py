@@ -254,7 +254,7 @@ def may_be_lean(fleet: SimulatedFleet, policy: Policy, sync: ReplicaSync, router
     return (
         all(worker.role is Role.AGGREGATED for worker in fleet.workers)
         and (routers == 1 or sync.mode == "none")
-        and not (fleet.losses or fleet.events_loss or policy.classes)
+        and not (fleet.losses or fleet.changes or fleet.events_loss or policy.classes)
         # Lean routers look into lower tiers, and know no events of them.
         and not ((fleet.engine.host_blocks or fleet.engine.disk_blocks) and fleet.events_delay_s)
         and policy.transfer is None

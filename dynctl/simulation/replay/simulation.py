@@ -173,11 +173,9 @@ class _Replay:
     def _begin(self, now: int) -> None:
         self._agenda.now = now
         self._journal.started(self._policy, self._config.block_size)
-        for worker in self._fleet.workers:
-            self._routers.register(worker)
+        self._faults.begin()
         if self._policy.transfer is not None:
             self._routers.everywhere(TransferTableSet(self._policy.transfer))
-        self._faults.plan()
         if self._routers.frontends[0].router.busy.limits:
             self._loads.start()
 

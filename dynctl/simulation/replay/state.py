@@ -34,7 +34,12 @@ class Handoff:
 
     rank: ReplayRank
     table: BlockTable
-    gone: bool = False
+    freed: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether the blocks cannot be pulled: they are free, or their engine was lost."""
+        return self.freed or self.table.owner is not self.rank.engine.cache
 
 
 @dataclass(slots=True, eq=False)

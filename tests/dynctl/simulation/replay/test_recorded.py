@@ -1,5 +1,6 @@
 """The fleet of a recording: which workers, with what, and what a note has to say."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +10,31 @@ import pytest
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
-from dynctl.documents.recording import Arrived, Changed, Record, State
-from dynctl.documents.recording_file import encode_records
+from dynctl.documents.recording import Arrived, Changed, Decided, Finished, Record, State
+from dynctl.documents.recording_file import encode_records, read_recording
+from dynctl.documents.replay import ReplayResult
+from dynctl.simulation.replay.fleet import FleetChange, Policy
 from dynctl.simulation.replay.fleets import simulated_fleet
+from dynctl.simulation.replay.inputs import TraceInput
 from dynctl.simulation.replay.recorded import fleet_of_recording
+from dynctl.simulation.replay.simulation import simulate
 from router_core import (
+    BlocksStored,
+    Change,
+    Cleared,
+    KvEvent,
     ModelRuntimeConfig,
     Role,
     Router,
+    RouterConfig,
     Worker,
+    WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
 )
 from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
+from tests.dynctl.serving.fleets import WORDS, site
+from tests.waiting import until
 
 
 def written(path: Path, records: Sequence[Record]) -> Path:
@@ -35,6 +48,20 @@ def worker(number: int, **config) -> Worker:
 
 def upserted(at: float, *workers: Worker) -> list[Record]:
     return [Changed(at, WorkerUpserted(one)) for one in workers]
+
+
+def changed(at: float, *changes: Change) -> list[Record]:
+    return [Changed(at, one) for one in changes]
+
+
+def replayed(file: Path, speed: float = 1.0, model: str = "m", **engine: Any) -> ReplayResult:
+    """Its requests in turn on its own fleet, in which a prompt token takes 1 ms."""
+    source = fleet_of_recording(file, model)
+    assert source is not None
+    fleet = simulated_fleet(source, {"prefill_tokens_per_s": 1000.0, **engine}, block_size=16)
+    policy = Policy("round-robin", RouterConfig(router_mode="round-robin"))
+    given = TraceInput(path=file, speed=speed)
+    return simulate(given.requests(1), fleet.faster(speed), policy)
 
 
 def arrived(at: float, model: str = "m") -> Arrived:
@@ -79,20 +106,26 @@ def test_the_workers_are_those_at_the_first_request_whether_by_state_or_by_chang
     ]
     source = fleet_of_recording(written(file, records), "m")
     assert source is not None
-    assert [one.ranks for one in source.workers] == [2, 1]
-    assert "1 joined, 1 left" in source.notes[0]
+    assert [one.ranks for one in source.workers] == [2, 1, 1]
+    assert source.changes == (FleetChange(1.0, 3, "joins"), FleetChange(2.0, 1, "leaves"))
+    assert source.notes == ()
     first = fleet_of_recording(file, "m", limit=1)
     assert first is not None
-    assert (first.workers, first.notes) == (source.workers, ())
+    assert (first.workers, first.changes) == (source.workers[:2], ())
 
 
 def test_a_state_without_a_worker_of_before_shows_that_it_left(file: Path) -> None:
     router = Router()
     router.apply(WorkerUpserted(worker(1)), 0.0)
-    records = [*upserted(0.0, worker(1), worker(2)), arrived(1.0), State(2.0, router.snapshot())]
+    records = [
+        *upserted(0.0, worker(1), worker(2)),
+        arrived(1.0),
+        State(2.0, router.snapshot()),
+        arrived(3.0),
+    ]
     source = fleet_of_recording(written(file, records), None)
     assert source is not None
-    assert "0 joined, 1 left" in source.notes[0]
+    assert source.changes == (FleetChange(1.0, 2, "leaves"),)
 
 
 def test_requests_before_any_worker_get_the_first_ones_and_no_workers_give_none(
@@ -152,3 +185,154 @@ def test_a_state_with_workers_that_cannot_be_is_named(file: Path) -> None:
     snapshot["registry"]["workers"] = [{"worker_id": 1, "name": "", "model": "m"}]
     with pytest.raises(WireError, match="a state with invalid workers"):
         fleet_of_recording(written(file, [State(0.0, snapshot), arrived(1.0)]), "m")
+
+
+# -- what happens to the workers -------------------------------------------------------------
+
+
+def test_the_hits_and_shares_of_a_fleet_that_changes_are_those_computed_by_hand(
+    file: Path,
+) -> None:
+    """One prompt of 40 tokens, two full blocks of 16, every 10 s; workers take it in turn.
+
+    r0 and r1: one on w1, one on w2, nothing cached. Then w1 leaves and w3 joins. r2 and r3: one on
+    w2, 32 tokens cached, one on w3, nothing cached, since it begins empty. Then w2 is cordoned: r4
+    and r5 on w3, 32 tokens each. Then w2 is back and w3 is lost: r6 on w2, 32 tokens.
+    """
+    written(
+        file,
+        [
+            *upserted(100.0, worker(1), worker(2)),
+            *(arrived(at) for at in (100.0, 110.0)),
+            *changed(115.0, WorkerLost(1), WorkerUpserted(worker(3))),
+            *(arrived(at) for at in (120.0, 130.0)),
+            *changed(135.0, WorkerAvailability(2, "cordoned")),
+            *(arrived(at) for at in (140.0, 150.0)),
+            *changed(155.0, WorkerAvailability(2, None), WorkerLost(3)),
+            arrived(160.0),
+        ],
+    )
+    for speed in (1.0, 4.0):
+        found = replayed(file, speed)
+        assert [(one.requests, one.cached_tokens) for one in found.workers] == [
+            (1, 0), (3, 64), (3, 64),
+        ]  # fmt: skip
+        assert (found.cache.cached_tokens, found.cache.prompt_tokens) == (128, 280)
+        assert found.counts.finished == 7
+        assert found.fleet["changes"] == {
+            "available": 1, "joins": 1, "leaves": 2, "unavailable": 1,
+        }  # fmt: skip
+
+
+def test_requests_of_a_worker_that_leaves_start_again_or_fail(file: Path) -> None:
+    """Both prompts take 40 ms. w1 leaves after 20 ms: its request waits for w2, which computes the
+    other one until 40 ms, and has its first token at 80 ms. When w2 leaves at 85 ms, the one that
+    decodes there fails; there is no worker for the next one."""
+    written(
+        file,
+        [
+            *upserted(0.0, worker(1), worker(2)),
+            Arrived(0.0, "a", "m", 40, 16, (1, 2)),
+            Arrived(0.0, "b", "m", 40, 16, (3, 4)),
+            *changed(0.02, WorkerLost(1)),
+            Finished(0.03, "b", 200, "success", output_tokens=1),
+            Finished(0.08, "a", 200, "success", output_tokens=9),
+            *changed(0.085, WorkerLost(2)),
+            arrived(0.1),
+        ],
+    )
+    found = replayed(file)
+    assert (found.counts.finished, found.counts.failed, found.counts.retried) == (1, 1, 1)
+    assert found.counts.refusals == {"no_workers": 1}
+    assert [one.lost_requests for one in found.workers] == [1, 1]
+
+
+def test_a_worker_whose_cache_is_cleared_while_it_is_unavailable_restarted(file: Path) -> None:
+    event = KvEvent(1, 0, BlocksStored(None, (1, 2), (1, 2)))
+    away, back = WorkerAvailability(1, "no response"), WorkerAvailability(1, None)
+    clear = KvEvent(1, 0, Cleared())
+    hits = {}
+    for name, between in {
+        "restarted": (away, clear, back),
+        "unreachable": (away, back),
+        "unknown": (clear,),
+    }.items():
+        records = [*upserted(0.0, worker(1)), arrived(0.0), *changed(1.0, event)]
+        records += [Changed(2.0 + n, one) for n, one in enumerate(between)]
+        written(file, [*records, arrived(6.0), arrived(7.0)])
+        hits[name] = replayed(file).cache.cached_tokens
+        source = fleet_of_recording(file, "m")
+        assert source is not None
+        noted = "a cache was cleared 1 times: not simulated" in " ".join(source.notes)
+        assert noted == (name == "unknown")
+    assert hits == {"restarted": 32, "unreachable": 64, "unknown": 64}
+
+
+def test_a_worker_that_returns_is_the_same_one_and_one_that_changed_is_named(file: Path) -> None:
+    same, other = replace(worker(9), name="w1"), replace(worker(8, data_parallel_size=2), name="w1")
+    written(
+        file,
+        [
+            *upserted(0.0, worker(1), worker(2)),
+            arrived(1.0),
+            *changed(2.0, WorkerLost(1), WorkerUpserted(same)),
+            *changed(3.0, WorkerLost(9), WorkerUpserted(other)),
+            *upserted(4.0, replace(worker(2), role=Role.PREFILL)),
+            arrived(5.0),
+            *changed(6.0, WorkerLost(2)),  # nothing is sent after it
+        ],
+    )
+    source = fleet_of_recording(file, "m")
+    assert source is not None
+    assert [one.ranks for one in source.workers] == [1, 2, 1]
+    assert [(one.worker_id, one.what) for one in source.changes] == [
+        (1, "leaves"), (1, "joins"), (1, "leaves"), (2, "joins"),
+    ]  # fmt: skip
+    assert source.notes == (
+        "1 workers changed their role, ranks, topology or sizes while they ran: not simulated, "
+        "each stays as it was first",
+    )
+
+
+async def test_a_live_fleet_in_which_one_worker_leaves_and_one_joins_replays_to_its_hits(
+    file: Path,
+) -> None:
+    config = RouterConfig(router_mode="round-robin")
+    engines = [{"name": f"a{n}"} for n in range(3)]
+    async with site(engines, router=config, record=file) as fleet:
+        members = {one.spec.name: one.spec for one in fleet.frontend.fleet}
+        await fleet.frontend.fleet.remove("a2")
+
+        async def ask(times: int) -> None:
+            for _ in range(times):
+                status, _, _ = await fleet.chat(WORDS * 5, max_tokens=2)
+                assert status == 200
+                await fleet.idle()
+
+        await ask(6)
+        await fleet.frontend.fleet.remove("a0")
+        await ask(3)
+        member = await fleet.frontend.fleet.add(members["a2"], "test")
+        await until(lambda: member.worker is not None)
+        await ask(8)
+    records = list(read_recording(file))
+    live: Counter[int] = Counter()
+    cached: Counter[int] = Counter()
+    where: dict[str, int] = {}
+    for one in records:
+        if isinstance(one, Decided) and one.decode is not None:
+            where[one.id] = one.decode[0]
+        elif isinstance(one, Finished):
+            live[where[one.id]] += 1
+            cached[where[one.id]] += one.cached_tokens or 0
+    source = fleet_of_recording(file, "demo")
+    assert source is not None
+    stays = ("available", "unavailable")  # as a probe that is late on a busy machine
+    assert [one.what for one in source.changes if one.what not in stays] == ["leaves", "joins"]
+    fast = {"prefill_tokens_per_s": 1e9, "decode_itl_ms": 0.001}
+    found = replayed(file, model="demo", **fast)
+    order = [members[f"a{n}"].worker_id for n in range(3)]
+    assert [one.requests for one in found.workers] == [live[one] for one in order]
+    assert [one.cached_tokens for one in found.workers] == [cached[one] for one in order]
+    assert min(live.values()) > 0
+    assert min(cached.values()) > 0

@@ -12,6 +12,7 @@ from dynctl.documents.recording import Arrived, Changed, Decided, Finished, Reco
 from dynctl.documents.replay import ReplayResult
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay.fleet import (
+    FleetChange,
     Loss,
     Objective,
     Policy,
@@ -140,9 +141,21 @@ def fleets(draw, engine):
     losses: tuple[Loss, ...] = ()
     if draw(st.booleans()):
         losses = (Loss(0.02, worker_id=1, until=draw(st.sampled_from([None, 0.05]))),)
+    changes: list[FleetChange] = []
+    states = {worker.worker_id: draw(st.booleans()) for worker in workers}
+    times = st.lists(st.sampled_from([0.0, 0.01, 0.02, 0.04, 0.3]), max_size=5)
+    for at in sorted(draw(times)):
+        worker_id = draw(st.sampled_from([worker.worker_id for worker in workers]))
+        if draw(st.booleans()):
+            what = draw(st.sampled_from(["available", "unavailable"]))
+        else:
+            what = "leaves" if states[worker_id] else "joins"
+            states[worker_id] = not states[worker_id]
+        changes.append(FleetChange(at, worker_id, what, "cordoned"))
     return SimulatedFleet(
         tuple(workers),
         engine,
+        changes=tuple(changes),
         events_delay_s=draw(st.sampled_from([0.0, 0.003])),
         events_loss=draw(st.sampled_from([0.0, 0.3])),
         link_domain="zone",
@@ -312,6 +325,45 @@ def test_a_topology_policy_keeps_hand_offs_in_their_zone(enforcement, weight, cr
         assert result.transfers.cross_domain_transfers > 5
     else:
         assert result.transfers.cross_domain_transfers == crossing
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_blocks_of_a_lost_prefill_worker_cannot_be_pulled(returns):
+    """9 tokens: prefill until 9 ms, then 3 blocks of 2 ms each are pulled until 15 ms. The prefill
+    worker is lost at 12 ms, so the decode worker computes the prompt itself, from 15 to 24 ms."""
+    workers = (SimulatedWorker(1, Role.PREFILL), SimulatedWorker(2, Role.DECODE))
+    changes = [FleetChange(0.012, 1, "leaves")]
+    changes += [FleetChange(0.013, 1, "joins")] * returns
+    engine = replace(ENGINE, can_prefill=True)
+    where = SimulatedFleet(workers, engine, changes=tuple(changes))
+    assert simulate([asked(0.0, 0, 9, 1, 1, 2, 3)], where, KV).ttft_s.max == 0.024
+    whole = SimulatedFleet(workers, engine)
+    assert simulate([asked(0.0, 0, 9, 1, 1, 2, 3)], whole, KV).ttft_s.max == 0.016
+
+
+def test_a_worker_that_is_lost_twice_returns_when_nothing_keeps_it_away():
+    """Worker 1 joins at 2 s, its zone is lost from 1 to 3 s, and it is cordoned from 2.5 to 5 s."""
+    workers = (SimulatedWorker(1, domains={"zone": "a"}), SimulatedWorker(2))
+    where = SimulatedFleet(
+        workers,
+        ENGINE,
+        losses=(Loss(1.0, domain="zone", value="a", until=3.0),),
+        changes=(
+            FleetChange(2.0, 1, "joins"),
+            FleetChange(2.5, 1, "unavailable", "cordoned"),
+            FleetChange(5.0, 1, "available"),
+        ),
+    )
+    sent = []
+
+    def note(record):
+        if isinstance(record, Decided) and record.decode is not None:
+            sent.append(record.decode[0])
+
+    trace = [asked(0.5 + n, n, 8, 1) for n in range(7)]
+    simulate(trace, where, ROUND_ROBIN, records=note)
+    assert sent[:5] == [2] * 5
+    assert sorted(sent[5:]) == [1, 2]
 
 
 def test_a_lost_zone_loses_its_caches_and_its_requests_start_again_elsewhere():
