@@ -116,7 +116,7 @@ class EngineStream:
         self._first_byte_s = bounds.first_byte_s if first_byte_s is None else first_byte_s
         self._started = False
         self._born = self._last_read = self._loop.time()
-        self._timer = self._loop.call_later(self._first_byte_s, self._check_silence)
+        self._timer = self._check_in(self._first_byte_s)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -456,6 +456,10 @@ class EngineStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _check_in(self, seconds: float) -> asyncio.TimerHandle:
+        # Soon enough for a response that begins right now, so that its first byte sets no timer.
+        return self._loop.call_later(min(seconds, self._bounds.idle_s), self._check_silence)
+
     def _check_silence(self) -> None:
         if self._started:
             limit, since, what = self._bounds.idle_s, self._last_read, "sent nothing for"
@@ -465,7 +469,7 @@ class EngineStream:
         if self._paused:
             left = limit  # our side is slow
         if left > 0:
-            self._timer = self._loop.call_later(left, self._check_silence)
+            self._timer = self._check_in(left)
             return
         self._fail(UpstreamFailure("timeout", f"{self.origin} {what} {limit:g} s"))
 

@@ -178,7 +178,8 @@ def test_a_command_that_hangs_is_given_up(tmp_path: Path):
         await stream.receive()
 
     with (
-        scripted(script, tmp_path, timeout=0.3) as cluster,
+        # The handshake has this time-out too, and must keep it.
+        scripted(script, tmp_path, timeout=2) as cluster,
         pytest.raises(Unreachable, match="no data from the pod"),
     ):
         read(cluster, "/f")

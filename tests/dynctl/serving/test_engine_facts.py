@@ -25,8 +25,9 @@ from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.wire.engine_metrics import EngineGauges
 from router_core import Role
 from tests.dynctl.serving.fleets import Site, chat_body, site, until
+from tests.waiting import patience
 
-QUICK = HealthConfig(interval_s=0.05, timeout_s=1.0)
+QUICK = HealthConfig(interval_s=0.05, timeout_s=patience(1.0))
 LORA = {"id": "tuned", "parent": "demo"}
 
 

@@ -15,8 +15,9 @@ from dynctl.serving.config import HealthConfig
 from dynctl.serving.http.server import Frontend
 from router_core import ThresholdsSet
 from tests.dynctl.serving.fleets import site, until
+from tests.waiting import patience
 
-QUICK = HealthConfig(interval_s=0.05, timeout_s=1.0)
+QUICK = HealthConfig(interval_s=0.05, timeout_s=patience(1.0))
 
 
 class Vllm:

@@ -178,6 +178,7 @@ async def test_two_frontends_add_up():
         async with LiveFrontends(urls) as source:
             for fleet in (one, other):
                 assert (await fleet.chat(WORDS))[0] == 200
+                await fleet.idle()
             shown = await seen(source, lambda s: len(s.decisions) == 2)
             assert {line.source for line in shown.decisions} == set(urls)
             assert (shown.header.recorded, shown.header.frontends) == (2, (2, 2))
