@@ -223,6 +223,14 @@ __dynctl_meaning() {
             meaning='words:required preferred' ;;
         'events tail:--kind')
             meaning='words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed' ;;
+        'topology verify:--output' | 'topology lint:--output' | 'check:--output' | 'topology verify:-o' | 'topology lint:-o' | 'check:-o')
+            meaning='words:table wide json jsonl yaml name junit' ;;
+        'topology render:--output' | 'topology render:-o')
+            meaning='words:table yaml json' ;;
+        'replay:--output' | 'replay:-o')
+            meaning='words:table wide json jsonl yaml name csv' ;;
+        'decisions tail:--output' | 'events tail:--output' | 'thresholds watch:--output' | 'decisions tail:-o' | 'events tail:-o' | 'thresholds watch:-o')
+            meaning='words:table wide jsonl' ;;
         'events tail:--worker')
             meaning='live:worker' ;;
         'topology render:--domain' | 'replay:--enforcement' | 'serve engine:--model')
@@ -270,7 +278,7 @@ __dynctl_meaning() {
         *:--model)
             meaning='live:model' ;;
         *:--output | *:-o)
-            meaning='words:table wide json jsonl yaml name junit csv' ;;
+            meaning='words:table wide json jsonl yaml name' ;;
         *:--over)
             meaning='live:domain-value' ;;
         *:--pin-decode | *:--pin-prefill)

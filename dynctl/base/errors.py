@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from enum import IntEnum
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 
 class ExitCode(IntEnum):
@@ -83,11 +83,19 @@ def without_credentials(url: str) -> str:
 UNTRUSTED: Final = "its certificate is not trusted"
 
 
-def network_reason(error: BaseException) -> str:
-    """Why a connection or request failed, as plain text: ``Connection refused``.
+#: The reason where no process listens.
+CONNECTION_REFUSED: Final = "connection refused"
+#: How the reason begins where the name of a host has no address.
+UNKNOWN_HOST: Final = "unknown host name"
 
-    HTTP libraries hide the operating system's error behind texts of their own ("All connection
-    attempts failed"); it is found in the chain of causes.
+
+def network_reason(error: BaseException) -> str:
+    """Why a connection, a request or listening failed, in words that go after an address.
+
+    Words of our own for the usual problems (``connection refused``), so that they are the same for
+    every library and system. HTTP libraries hide the operating system's error behind texts of their
+    own ("All connection attempts failed"); it is found in the chain of causes. asyncio hides it
+    behind the address ("Connect call failed"), and several in one text; all are named.
     """
     inner: BaseException | None = error
     late = False
@@ -95,19 +103,65 @@ def network_reason(error: BaseException) -> str:
         late = late or isinstance(inner, TimeoutError)
         if (problem := getattr(inner, "verify_message", None)) is not None:
             return f"{UNTRUSTED}: {single_line(problem)}"
-        if isinstance(inner, OSError) and inner.errno is not None:
-            # Unknown host names and TLS have separate numbers.
+        if type(inner).__name__ == "gaierror":
+            return _name_problem(inner)
+        # ZMQ's errors have the system's numbers, too.
+        number = getattr(inner, "errno", None)
+        if isinstance(number, int):
+            # TLS has separate numbers.
             tls = type(inner).__module__ == "ssl"
             if tls and (name := getattr(inner, "reason", None)):
                 return f"TLS: {single_line(name.lower().replace('_', ' '))}"
-            known = inner.errno in errno.errorcode and not tls
-            text = os.strerror(inner.errno) if known else inner.strerror
+            known = number in errno.errorcode and not tls
+            text = _of_number(number) if known else getattr(inner, "strerror", None)
             return single_line(text or str(inner))
+        if isinstance(inner, OSError) and (numbers := _NUMBER.findall(str(inner))):
+            return ", ".join(dict.fromkeys(_of_number(int(number)) for number in numbers))
         if isinstance(inner, BaseExceptionGroup):
             inner = inner.exceptions[0]
         elif inner is not None:
             inner = inner.__cause__ or inner.__context__
     return single_line(str(error)) or ("no response in time" if late else "the connection failed")
+
+
+_NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
+_NETWORK_PROBLEMS: Final = {
+    errno.ECONNREFUSED: CONNECTION_REFUSED,
+    errno.EHOSTUNREACH: "no route to the host",
+    errno.EHOSTDOWN: "the host is down",
+    errno.ENETUNREACH: "the network is not reachable",
+    errno.ENETDOWN: "the network is down",
+    errno.ETIMEDOUT: "no response in time",
+    errno.ECONNRESET: "the other side closed the connection",
+    errno.ECONNABORTED: "the other side closed the connection",
+    errno.EPIPE: "the other side closed the connection",
+    errno.EACCES: "no permission to use the address",
+    errno.EPERM: "no permission to use the address",
+    errno.EADDRINUSE: "the address is in use",
+    errno.EADDRNOTAVAIL: "the address is not available on this machine",
+    errno.ENOENT: "its file or directory does not exist",
+    errno.ENODEV: "the address is not available on this machine",
+}
+
+
+def known_network_reason(text: str) -> str:
+    """The usual problem that a library's text about a connection contains; else empty."""
+    found = (reason for number, reason in _NETWORK_PROBLEMS.items() if os.strerror(number) in text)
+    return next(found, "")
+
+
+def _of_number(number: int) -> str:
+    """The problem of a socket for an error number of the system."""
+    known = _NETWORK_PROBLEMS.get(number) or _FILE_PROBLEMS.get(number)
+    return known or os.strerror(number)
+
+
+def _name_problem(error: Any) -> str:
+    """Why the name of a host has no address."""
+    import socket
+
+    silent = error.errno == socket.EAI_AGAIN
+    return UNKNOWN_HOST + " (the name server does not respond)" * silent
 
 
 def exit_code_of(error: BaseException) -> ExitCode | None:

@@ -11,6 +11,8 @@ from typing import TextIO
 
 from dynctl.base.options import GlobalOptions, OutputFormat
 
+_TIED = "\N{NO-BREAK SPACE}%"
+
 #: Width of a screen (not of a list) if the terminal's width is unknown.
 DEFAULT_WIDTH = 80
 #: The same with ``-o wide``.
@@ -66,14 +68,16 @@ class Canvas:
 
     def paragraph(self, text: str, *, first: str = "  ", rest: str | None = None) -> list[str]:
         """``text`` wrapped to the screen. ``first``, ``rest``: how the lines begin."""
-        return wrap(
-            text,
+        lines = wrap(
+            # A number stays with its percent sign.
+            text.replace(" %", _TIED),
             min(self.screen_width, 120),
             initial_indent=first,
             subsequent_indent=rest if rest is not None else " " * len(first),
             break_long_words=False,
             break_on_hyphens=False,
         )
+        return [line.replace(_TIED, " %") for line in lines]
 
     @classmethod
     def of(cls, options: GlobalOptions, stream: TextIO | None = None) -> Canvas:

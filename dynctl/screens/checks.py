@@ -200,7 +200,11 @@ def code_list(result: CodeList, canvas: Canvas) -> str:
         Column("code", "CODE", lambda c: c.code, lambda c: c.code),
         Column("level", "LEVEL", lambda c: c.level, lambda c: c.level),
         Column("section", "SECTION", lambda c: c.section, lambda c: c.section, rank=1, wide=True),
-        Column("title", "HEALTHY CONDITION", lambda c: c.title, lambda c: c.title, name=True),
+        Column(
+            *("title", "HEALTHY CONDITION", lambda c: c.title, lambda c: c.title),
+            name=True,
+            sentence=True,
+        ),
     ]
     return table(columns, result.codes, canvas)
 

@@ -18,7 +18,7 @@ from dynctl.screens.columns import Column, table
 def context_list(result: ContextList, canvas: Canvas) -> str:
     """One line per context; ``*`` marks the current one."""
     if not result.contexts:
-        return f"{result.file} has no contexts; dynctl context add NAME --frontend URL adds one\n"
+        return f"{result.file} has no contexts\nadd one: dynctl context add NAME --frontend URL\n"
     columns: list[Column[ContextRow]] = [
         Column("current", " ", lambda row: "*" if row.current else "", lambda row: row.current),
         Column("name", "NAME", lambda row: row.name, lambda row: row.name, name=True),

@@ -223,9 +223,11 @@ def _below(report: ReplayReport) -> Iterator[str]:
             if before is None or after is None:
                 continue
             if metric == "hit_rate":
-                said.append(f"{title} {100 * (after.mean - before.mean):+.1f} points")
+                change = round(100 * (after.mean - before.mean), 1)
+                said.append(f"{title} {change or 0.0:+.1f} points")
             elif before.mean:
-                said.append(f"{title} {100 * (after.mean / before.mean - 1):+.0f} %")
+                change = 100 * (after.mean / before.mean - 1)
+                said.append(f"{title} {round(change):+d} %")
         yield f"{other.policy} against {base.policy}: {', '.join(said)}"
 
 

@@ -124,16 +124,19 @@ def connect_live(
     return LiveFrontends(_dynctl_frontends(options), token(options), options.timeout)
 
 
-def recorded(options: GlobalOptions) -> tuple[str, tuple[str, ...], str | None]:
+def recorded(
+    options: GlobalOptions, ways: str = RUNNING_WAYS
+) -> tuple[str, tuple[str, ...], str | None]:
     """What `record` records: ``--frontend`` or ``--discovery``, the frontends (of a Dynamo those
-    beside it), and the token. Raises as :func:`connect`."""
+    beside it), and the token. ``ways``: the hint where no source is set. Raises as
+    :func:`connect`."""
     origin = _origin(options)
     if origin not in ("--frontend", "--discovery"):
-        raise UsageProblem(f"{origin}: a recording is of a running router", RUNNING_WAYS)
+        raise UsageProblem(f"{origin}: no router runs there, so nothing can be recorded", ways)
     options = in_context(options)
     if origin == "--discovery":
         return origin, frontends(options), None
-    return origin, _dynctl_frontends(options, RUNNING_WAYS), token(options)
+    return origin, _dynctl_frontends(options, ways), token(options)
 
 
 def names_source(options: GlobalOptions) -> bool:

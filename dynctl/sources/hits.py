@@ -84,15 +84,21 @@ def of_files(files: Sequence[Path], query: HitsQuery, trace: SimulatedTrace | No
         raise UsageProblem(f"{error.filename}: {file_problem(error)}") from None
 
 
+_FILE_WAYS: Final = """
+or, without a running router:
+FILE                               a recording (dynctl record FILE) or a trace
+--generate KIND                    agentic, chat, rag or batch in a simulated fleet"""
+
+
 def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsReport:
     """The ladder of the next ``seconds`` of the routers of the options. Raises UsageProblem,
     Unreachable."""
     if query.start is not None or query.end is not None:
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
     from dynctl.base.terminal import say
-    from dynctl.sources import recorded
+    from dynctl.sources import RUNNING_WAYS, recorded
 
-    origin, urls, token = recorded(options)
+    origin, urls, token = recorded(options, RUNNING_WAYS + _FILE_WAYS)
     say(f"recording for {seconds:,} s")
     with tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
         if origin == "--frontend":

@@ -128,7 +128,7 @@ def choose_model(wanted: str | None, models: Sequence[str], served: Sequence[str
     known = ", ".join(sorted(served or models)) or "none"
     if wanted is not None:
         if wanted not in models and wanted not in served:
-            raise UsageProblem(f"--model {wanted}: no such model; served: {known}")
+            raise UsageProblem(f"model {wanted}: no such model; served: {known}")
         return wanted
     if len(models) != 1:
         raise UsageProblem(

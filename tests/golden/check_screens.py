@@ -41,11 +41,11 @@ def half_dead() -> CheckFacts:
         called_back=None,
         current=False,
         refusal="dynamo.prefill.generate of worker 1a2b at 10.0.0.7:9000 is not reachable: "
-        "Connection refused",
+        "connection refused",
     )
     other = made.frontend("http://frontend-2:8000", version="2.0.0")
     gone = Unread(
-        f"{SECOND} does not answer: Connection refused",
+        f"{SECOND} does not answer: connection refused",
         "does the Dynamo frontend run, and is it reachable from here?\n"
         "name another: --frontend http://HOST:PORT, or set DYNCTL_FRONTEND",
     )

@@ -5,7 +5,6 @@ A request goes to the worker over TCP or over NATS; the response always arrives 
 
 import asyncio
 import ipaddress
-import os
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, Final, NoReturn, Protocol, cast
 from dynctl.adapters.dynamo.call_home import CallHome, CallHomeCounts, Receiver
 from dynctl.adapters.ports import NotCalledBack, RequestPlaneError
 from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import CONNECTION_REFUSED, network_reason
 from dynctl.wire.dynamo.discovery import Instance
 from dynctl.wire.dynamo.request_plane import (
     NO_CONTEXT,
@@ -272,7 +272,7 @@ class TcpRequestPlane:
         except OSError as error:
             _fail(
                 instance,
-                f"lost the connection before it accepted the request: {error}",
+                f"lost the connection before it accepted the request: {network_reason(error)}",
                 kind="reset",
             )
         except WireError as error:
@@ -344,11 +344,8 @@ class TcpRequestPlane:
             _fail(instance, f"did not accept the connection within {wait:g} s", kind="connect")
         except OSError as error:
             self._leave(key)
-            # asyncio's own text repeats the address instead of the problem.
-            number = error.errno or 0
-            reason = os.strerror(number) if number > 0 else str(error)
-            refused = isinstance(error, ConnectionRefusedError)
-            kind = "refused" if refused else "connect"
+            reason = network_reason(error)
+            kind = "refused" if reason == CONNECTION_REFUSED else "connect"
             _fail(instance, f"is not reachable: {reason}", kind=kind)
 
     def _leave(self, key: tuple[str, int]) -> None:
@@ -372,7 +369,8 @@ class TcpRequestPlane:
         except OSError as error:
             _fail(
                 instance,
-                f"cannot connect back: listening at {listen or 'any address'} failed: {error}"
+                f"cannot connect back: listening at {listen or 'any address'} failed: "
+                f"{network_reason(error)}"
                 f" ({RESPONSE_HOST_VARIABLE} sets the address)",
             )
 
@@ -569,7 +567,8 @@ class _Response:
             problem = f"sent nothing for {timeout:g} s in its response, after {items} items"
             _fail(instance, problem, kind="timeout")
         except OSError as error:
-            problem = f"lost the connection in its response, after {items} items: {error}"
+            reason = network_reason(error)
+            problem = f"lost the connection in its response, after {items} items: {reason}"
             _fail(instance, problem, kind="reset")
         except WireError as error:
             _fail(instance, f"sent an invalid response, after {items} items: {error}")

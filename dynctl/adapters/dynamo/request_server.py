@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import network_reason
 from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EndpointId, Instance, instance_of
 from dynctl.wire.dynamo.request_plane import (
@@ -305,7 +306,12 @@ class RequestServer:
                 reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
         except (OSError, TimeoutError) as error:
             self.counts.failed += 1
-            reason = str(error) or f"no connection within {self._limits.connect_s:g} s"
+            late = isinstance(error, TimeoutError) and not str(error)
+            reason = (
+                f"no connection within {self._limits.connect_s:g} s"
+                if late
+                else network_reason(error)
+            )
             _log.warning("the requester at %s is not reachable: %s", requested.call_home, reason)
             return
         try:

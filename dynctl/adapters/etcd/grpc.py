@@ -25,6 +25,7 @@ from dynctl.adapters.etcd.discovery import (
 )
 from dynctl.adapters.etcd.shim import Etcd3Unusable, load_etcdrpc
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Put
+from dynctl.base.errors import UNKNOWN_HOST, known_network_reason
 from dynctl.wire.dynamo.discovery import PREFIX
 
 _Result = TypeVar("_Result")
@@ -259,4 +260,6 @@ def _failure(error: Any) -> EtcdFailure:
         return EtcdTooLarge(details)
     # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: what happened"
     text = _ADDRESS.sub("", details.rpartition("last error: ")[2])
-    return EtcdFailure(text or error.code().name.lower())
+    if "DNS resolution failed" in details or "errors resolving" in details:
+        text = UNKNOWN_HOST
+    return EtcdFailure(known_network_reason(text) or text or error.code().name.lower())

@@ -21,7 +21,7 @@ import msgspec
 from dynctl import version
 from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.ports import ClusterRefusal
-from dynctl.base.errors import DynctlError, TimedOut, Unreachable, single_line
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, network_reason, single_line
 
 Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH"]
 
@@ -203,10 +203,8 @@ class ApiServer:
         tls = _found(error, ssl.SSLError)
         if tls is not None:
             what = f"the TLS handshake failed: {single_line(str(tls.reason or tls))}"
-        elif _found(error, socket.gaierror) is not None:
-            what = "unknown host name"
-        elif _found(error, ConnectionRefusedError) is not None:
-            what = "connection refused"
+        elif (inner := _found(error, (socket.gaierror, ConnectionRefusedError))) is not None:
+            what = network_reason(inner)
         else:
             what = _in_words(error, self.timeout)
             kind = TimedOut if _timed_out(error) else Unreachable
@@ -374,8 +372,8 @@ def _seconds(found: str | None) -> float | None:
     return float(found) if found and found.isdecimal() else None
 
 
-def _found(error: BaseException, kind: type[Any]) -> Any:
-    """The exception of this kind that another one wraps, at any depth."""
+def _found(error: BaseException, kind: type[Any] | tuple[type[Any], ...]) -> Any:
+    """The exception of this kind, or one of these, that another one wraps, at any depth."""
     seen: set[int] = set()
     waiting: list[Any] = [error]
     while waiting:
@@ -404,5 +402,4 @@ def _in_words(error: BaseException, timeout: float) -> str:
         return "the proxy refused the connection"
     if _found(error, known.ProtocolError) or _found(error, ConnectionError):
         return "the connection was closed"
-    refused = _found(error, OSError)
-    return single_line((refused.strerror if refused is not None else "") or str(error))
+    return network_reason(_found(error, OSError) or error)

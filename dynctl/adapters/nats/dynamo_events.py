@@ -25,7 +25,7 @@ from dynctl.adapters.dynamo.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.ports import ChannelValue
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, Unreachable
+from dynctl.base.errors import DynctlError, Unreachable, network_reason
 from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES, Supervisor, end_tasks
 from dynctl.wire.dynamo.discovery import EventChannel, NatsTransport
 from dynctl.wire.dynamo.events import Envelope, decode_envelope
@@ -374,7 +374,9 @@ def reason_of(error: BaseException, seconds: float) -> str:
     """One line without credentials: only the type of errors that might have some."""
     if isinstance(error, TimeoutError) and not str(error):
         return f"no response within {seconds:g} s"
-    if isinstance(error, OSError | NatsError | DynctlError) and str(error):
+    if isinstance(error, OSError):
+        return network_reason(error)
+    if isinstance(error, NatsError | DynctlError) and str(error):
         return str(error).removeprefix("nats: ").strip("'")
     return type(error).__name__
 

@@ -12,6 +12,7 @@ from nats.errors import NoRespondersError
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.nats.dynamo_events import hang_up, reason_of
 from dynctl.adapters.ports import RequestPlaneError
+from dynctl.base.errors import network_reason
 
 _DIAL_S: Final = 2.0
 _PING_S: Final = 5.0
@@ -107,4 +108,6 @@ def _towards(host: str, port: int) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise RequestPlaneError(f"cannot connect back: no route to {host}: {error}") from None
+        raise RequestPlaneError(
+            f"cannot connect back: no way to {host}: {network_reason(error)}"
+        ) from None

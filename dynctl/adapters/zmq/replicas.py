@@ -14,7 +14,7 @@ from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.zmq.context import close_context, new_context
 from dynctl.adapters.zmq.dynamo_events import ZmqBounds, ZmqEventPlane
 from dynctl.adapters.zmq.kv_event_source import EndpointError, dialable_endpoint
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, network_reason
 from dynctl.base.tasks import end_tasks
 from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, ZmqTransport
 from dynctl.wire.dynamo.events import Envelope, encode_zmq_frames
@@ -56,7 +56,7 @@ class ZmqReplicas:
             socket.close(linger=0)
             close_context(self._context)
             raise UsageProblem(
-                f"--router-replica-bind {bind}: {error.strerror}",
+                f"--router-replica-bind {bind}: {network_reason(error)}",
                 "expected a free address of this host: tcp://HOST:PORT, or PORT for 127.0.0.1",
             ) from None
         self.endpoint: str = socket.get_string(zmq.LAST_ENDPOINT)

@@ -105,6 +105,7 @@ def render_topology(
 
     if options.output not in MANIFEST_FORMATS:
         raise UsageProblem(f"-o {options.output.value}: expected yaml or json")
+    seconds_of("--init-timeout", init_timeout)
     if controller and what not in ("pod", "controller"):
         raise UsageProblem(f"--controller and {what}: give one of the two")
     if controller or what == "controller":
@@ -130,7 +131,6 @@ def render_topology(
                 "--init-wait needs --image, an image with dynctl",
                 "for example: --init-wait --image registry.example/dynctl:0.1.0",
             )
-        seconds_of("--init-timeout", init_timeout)
         pod = pod_topology(
             domain,
             label_key or (),

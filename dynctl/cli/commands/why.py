@@ -33,7 +33,9 @@ def why(
 
     if last is (decision is not None):
         given = f"{decision} and --last" if last else "no decision"
-        raise UsageProblem(f"{given}: expected an ID, a file or --last")
+        raise UsageProblem(
+            f"{given}: expected an ID, a file or --last", "list decisions: dynctl decisions"
+        )
     found: Any = None
     wanted = decision
     if decision is not None and Path(decision).is_file():

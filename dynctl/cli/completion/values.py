@@ -9,6 +9,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Final
 
+from dynctl.base.options import formats_of
+
 
 class Kind(StrEnum):
     """``LIVE``: names from `dynctl __complete`; ``FREE``: any text, without proposals."""
@@ -67,7 +69,9 @@ _LITERAL: Final = re.compile(r"[a-z][a-z0-9.-]*")
 def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
     """The possible values of an option (``names``: its flags) or of an argument (no names)."""
     shown = (metavar or "").strip("[]")
-    for name in tuple(names) or (shown,):
+    if "--output" in (names := tuple(names)):
+        return Meaning(Kind.WORDS, formats_of(path))
+    for name in names or (shown,):
         live = _LIVE_AT.get((path, name)) or _LIVE.get(name)
         if live is not None and (path, name) not in _NEW:
             return Meaning(Kind.LIVE, live=live)
@@ -86,7 +90,6 @@ def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
 @cache
 def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
     """(path or nothing, flag or metavar) -> the words that it accepts."""
-    from dynctl.base.options import OutputFormat
     from dynctl.cli.app import COMMANDS
     from dynctl.documents.events import TailKind
     from dynctl.findings.catalogue import all_codes
@@ -96,7 +99,6 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
 
     codes = tuple(entry.code for entry in all_codes().values() if not entry.retired)
     return {
-        ("", "--output"): tuple(OutputFormat),
         **{("", key.flag): key.choices for key in KEYS.values() if key.choices},
         ("", "--preset"): tuple(PRESETS),
         ("", "--fail-on"): ("fail", "warn"),

@@ -31,7 +31,7 @@ from dynctl.adapters.dynamo.request_server import (
 from dynctl.adapters.ports import Discovery, Registrar, StreamCode, StreamCondition, StreamValue
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
-from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, Unreachable, UsageProblem, network_reason
 from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.base.worker_environment import TopologyConfig
 from dynctl.documents.fleet_load import Condition
@@ -185,7 +185,7 @@ class Sidecar:
             await self.server.start()
         except OSError as error:
             raise UsageProblem(
-                f"cannot listen at {config.host}:{config.port}: {error.strerror or error}",
+                f"cannot listen at {config.host}:{config.port}: {network_reason(error)}",
                 "Set a free address of this host: --host, --request-port.",
             ) from error
         self.system.files = config.files

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from dynctl.base.errors import CONNECTION_REFUSED, network_reason
+
 
 @dataclass(eq=False)
 class UpstreamFailure(Exception):
@@ -48,16 +50,11 @@ class UpstreamFailure(Exception):
 
 def connect_failure(where: str, error: Exception) -> UpstreamFailure:
     """The connection failed, so nothing was sent. ``where`` is the engine's origin."""
-    text = str(error)
-    # With several addresses asyncio joins the errors into one text.
-    refused = isinstance(error, ConnectionRefusedError) or (
-        text.startswith("Multiple exceptions") and text.count("[Errno") == text.count("[Errno 111]")
-    )
-    if refused:
+    reason = network_reason(error)
+    if reason == CONNECTION_REFUSED:
         return UpstreamFailure("refused", f"{where} refused the connection")
     if isinstance(error, TimeoutError):
         return UpstreamFailure("connect", f"{where} did not accept a connection in time")
-    reason = getattr(error, "strerror", None) or text or type(error).__name__
     return UpstreamFailure("connect", f"{where} is not reachable: {reason}")
 
 

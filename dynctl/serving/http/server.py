@@ -25,7 +25,7 @@ from dynctl.adapters.nats.replicas import NatsReplicas
 from dynctl.adapters.otlp import SpanExport
 from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
-from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.errors import UsageProblem, file_problem, network_reason
 from dynctl.health import conditions as codes
 from dynctl.serving.config import (
     INDEX_BYTES_PER_BLOCK,
@@ -417,7 +417,7 @@ class Frontend:
         except OSError as error:
             host = "" if self.config.dynamo is None else self.config.dynamo.rpc_host
             raise StartError(
-                f"cannot listen on {host}: {error.strerror or error}; set DYN_TCP_RPC_HOST to an "
+                f"cannot listen on {host}: {network_reason(error)}; set DYN_TCP_RPC_HOST to an "
                 "address of this host"
             ) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, network_reason
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Allocations before a young, a middle and a full collection (see `settle_garbage_collector`).
@@ -33,7 +33,8 @@ def listen(
     except OSError as error:
         listener.close()
         raise StartError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; use another {flag}"
+            f"cannot listen on {host}:{port}: {network_reason(error)}; "
+            f"use another {flag} or address"
         ) from None
     return listener
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, network_reason
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE
 from dynctl.serving.topology_sync.controller import Controller
 
@@ -26,7 +26,7 @@ def status_server(controller: Controller, host: str, port: int) -> Iterator[int]
         server = HTTPServer((host, port), _handler(controller))
     except (OSError, OverflowError) as error:
         raise UsageProblem(
-            f"--system-host {host} --system-port {port}: {error}",
+            f"--system-host {host} --system-port {port}: {network_reason(error)}",
             "give a free port; 0 takes one",
         ) from error
     thread = threading.Thread(

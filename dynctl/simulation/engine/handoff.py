@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from dynctl.base.errors import network_reason
 from dynctl.simulation.engine.prefix_cache import (
     BlockTable,
 )
@@ -182,7 +183,7 @@ class KvPuller:
                 if answer.status != 200:
                     raise KvLost(f"KV transfer from {where} failed: {_reason(text)}")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            cause = str(error) or type(error).__name__
+            cause = network_reason(error)
             raise KvLost(f"KV transfer from {where} failed: {cause}") from error
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ import zmq
 import zmq.asyncio
 
 from dynctl.base.decode_errors import WireError
+from dynctl.base.errors import network_reason
 from dynctl.simulation.engine.cache_events import (
     CacheEvent,
     Removed,
@@ -286,7 +287,7 @@ def bind_ranks(
                 if attempts:
                     break
                 raise EngineConfigError(
-                    f"--{flag} tcp://{host}:{base + rank}: {error.strerror}; "
+                    f"--{flag} tcp://{host}:{base + rank}: {network_reason(error)}; "
                     "choose a free address, or port 0 for any"
                 ) from None
             base = base or one.port

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import msgspec
 from aiohttp import web
 
-from dynctl.base.errors import ExitCode
+from dynctl.base.errors import ExitCode, network_reason
 from dynctl.base.tasks import end_tasks
 from dynctl.simulation.engine.api import build_app
 from dynctl.simulation.engine.config import EngineConfig, EngineConfigError
@@ -173,7 +173,7 @@ def _listen(config: EngineConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         raise EngineConfigError(
-            f"--host {config.host} --port {config.port}: {error.strerror}; choose a free address, "
-            "or port 0 for any free port"
+            f"--host {config.host} --port {config.port}: {network_reason(error)}; "
+            "choose a free address, or port 0 for any free port"
         ) from None
     return listener

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from dynctl.base.errors import UsageProblem
+from dynctl.base.errors import UsageProblem, open_regular
 from dynctl.base.yaml_reader import YamlError, read_yaml
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import resolve
@@ -129,7 +129,7 @@ def _file(path: Path, typed: str) -> Mapping[str, Any]:
         hint = f"did you mean {near[0]}?" if near else ""
         expected = _EXPECTED.format(", ".join(BUILT_IN), ", ".join(PRESETS))
         raise UsageProblem(f"{typed}: no such policy or file; {expected}", hint)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise UsageProblem(f"{typed}: larger than {_MOST_BYTES >> 20} MiB; expected settings")

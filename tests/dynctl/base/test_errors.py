@@ -14,15 +14,7 @@ from dynctl.base.errors import file_problem
 _OTHERS = {
     "base/errors.py",
     "base/worker_environment.py",  # Dynamo's messages, word for word
-    "serving/http/processes.py",
-    "serving/http/server.py",
-    "serving/http/start.py",
-    "serving/attach/sidecar.py",
-    "simulation/engine/kv_publisher.py",
-    "simulation/engine/process.py",
-    "adapters/kubernetes/http.py",
-    "adapters/dynamo/request_plane.py",
-    "adapters/zmq/replicas.py",
+    "serving/http/processes.py",  # a process that does not start
 }
 
 
@@ -52,8 +44,8 @@ def test_a_missing_directory_and_an_error_without_a_number() -> None:
     assert file_problem(OSError("AF_UNIX path too long")) == "AF_UNIX path too long"
 
 
-def test_every_problem_of_a_file_has_the_same_words() -> None:
-    """The system's texts are used for sockets and processes only."""
+def test_every_problem_of_a_file_or_an_address_has_the_same_words() -> None:
+    """The system's texts are not used elsewhere."""
     room = Path(next(iter(dynctl.__path__)))
     found = {
         path.relative_to(room).as_posix()

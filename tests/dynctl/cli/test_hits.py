@@ -125,7 +125,7 @@ def test_a_generated_workload_names_the_cause(dynctl, policy: str, more: tuple, 
         (["JUNK"], "not a trace"),
         (["--workers", 3], "--workers is for a trace"),
         (["--generate", "chat", "--policy", "no-such"], "--policy no-such"),
-        (["--demo"], "a recording is of a running router"),
+        (["--demo"], "no router runs there, so nothing can be recorded"),
     ],
 )
 def test_bad_input_is_named(dynctl, tmp_path: Path, monkeypatch, arguments: list, said: str):
@@ -221,6 +221,16 @@ def test_without_a_router_only_running_sources_are_offered(dynctl: Any) -> None:
     assert "--frontend http://HOST:PORT" in ran.err
     assert "--view" not in ran.err
     assert "recording for" not in ran.err
+
+
+def test_without_arguments_files_are_offered_too(dynctl: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", "http://127.0.0.1:9")
+    ran = dynctl("hits")
+    assert ran.code == 3
+    assert (
+        "FILE                               a recording (dynctl record FILE) or a trace" in ran.err
+    )
+    assert "--generate KIND" in ran.err
 
 
 @pytest.mark.parametrize("width", [64, 80, 200])
@@ -345,6 +355,7 @@ def test_record_names_what_it_cannot_use_before_it_starts(
     [
         ["hits", "{}"],
         ["replay", "{}"],
+        ["replay", "--generate", "chat", "--policy", "{}"],
         ["record", "--show", "{}"],
         ["workers", "list", "--recording", "{}"],
     ],

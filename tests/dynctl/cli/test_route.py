@@ -216,7 +216,7 @@ def test_a_refusal_is_an_answer_on_stdout_with_exit_code_1(dynctl, output):
         (["hi", "--prefer-taint", "zone"], "--prefer-taint zone: expected TAINT=WEIGHT"),
         (["hi", "--prefer-taint", "zone=x"], "--prefer-taint zone=x: expected TAINT=WEIGHT"),
         (["hi", "--prefer-taint", "zone=inf"], "expected a finite weight"),
-        (["hi", "--model", "other"], "--model other: no such model; served: demo"),
+        (["hi", "--model", "other"], "error: model other: no such model; served: demo"),
         (["hi", "--pin-prefill", "absent"], "unknown worker 'absent'"),
         (["hi", "--pin-decode", "0"], "unknown worker '0'"),
         (["hi", "--pin-decode", "-b0"], "worker '-b0' is ambiguous: 2 workers end in it"),

@@ -200,6 +200,7 @@ def test_levels_in_the_wrong_order_are_rendered_with_a_warning(dynctl):
         (["--init-wait"], "--init-wait needs --image"),
         (["--init-timeout", "x"], "'x': expected a duration of"),
         (["--level", "a=b"], "--level is for cluster-topology"),
+        (["cluster-topology", "--init-timeout", "x"], "'x': expected a duration of"),
         (["cluster-topology"], "no level"),
         (["cluster-topology", "--level", "zone"], "expected DOMAIN=LABEL-KEY"),
         (["cluster-topology", "--level", "Zone=a"], "Grove would refuse it"),

@@ -156,7 +156,7 @@ def test_a_bad_command_line_is_an_error_at_once(workers, error):
 async def test_a_port_in_use_is_named():
     async with site([]) as fleet:
         again = Frontend(FrontendConfig(port=fleet.frontend.port))
-        with pytest.raises(StartError, match=f":{fleet.frontend.port}: Address already in use"):
+        with pytest.raises(StartError, match=f":{fleet.frontend.port}: the address is in use"):
             await again.start()
 
 

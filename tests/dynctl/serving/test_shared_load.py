@@ -145,7 +145,9 @@ async def test_peers_are_in_the_fleet_and_the_metrics(tmp_path: Path) -> None:
 
 async def test_an_address_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
     config = FrontendConfig(port=0, replicas=ReplicaConfig(f"ipc://{tmp_path}/no/such/folder"))
-    with pytest.raises(UsageProblem, match=r"--router-replica-bind ipc:.*: No such file"):
+    with pytest.raises(
+        UsageProblem, match=r"--router-replica-bind ipc:.*: its file or directory does not"
+    ):
         await Frontend(config).start()
 
 

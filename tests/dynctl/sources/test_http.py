@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 
 import httpx
 import pytest
+import zmq
 
 from dynctl.base.errors import TimedOut, Unreachable, network_reason
 from dynctl.sources.dynamo.frontends import PolledFrontends
@@ -27,12 +29,12 @@ async def test_a_refused_connection_is_reported_in_plain_text(closed_url: str):
     async with async_client() as client:
         with pytest.raises(Unreachable) as caught:
             await AsyncFrontendClient(client, closed_url, patience(5)).fleet(None)
-    assert caught.value.message == "Connection refused"
+    assert caught.value.message == "connection refused"
     polled = PolledFrontends([closed_url], patience(5))
     await polled.read()
-    assert polled.problem == f"{closed_url}: Connection refused"
+    assert polled.problem == f"{closed_url}: connection refused"
     await polled.close()
-    with pytest.raises(Unreachable, match=f"^{closed_url} does not answer: Connection refused$"):
+    with pytest.raises(Unreachable, match=f"^{closed_url} does not answer: connection refused$"):
         FrontendClient(closed_url).models()
 
 
@@ -74,11 +76,58 @@ async def test_a_connection_that_breaks_and_one_that_is_silent():
         assert "Error" not in caught.value.message
 
 
-def test_the_reason_is_that_of_the_operating_system_where_there_is_one():
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "connection refused"),
+        (
+            OSError(
+                "Multiple exceptions: [Errno 111] Connect call failed ('::1', 1, 0, 0), [Errno "
+                "111] Connect call failed ('127.0.0.1', 1)"
+            ),
+            "connection refused",
+        ),
+        (
+            OSError(
+                "Multiple exceptions: [Errno 101] Connect call failed ('::1', 1, 0, 0), [Errno "
+                "111] Connect call failed ('127.0.0.1', 1)"
+            ),
+            "the network is not reachable, connection refused",
+        ),
+        (
+            OSError(errno.EHOSTUNREACH, "Connect call failed ('10.0.0.1', 1)"),
+            "no route to the host",
+        ),
+        (TimeoutError(errno.ETIMEDOUT, "Connect call failed"), "no response in time"),
+        (TimeoutError(), "no response in time"),
+        (ConnectionResetError(errno.ECONNRESET, "read"), "the other side closed the connection"),
+        (PermissionError(errno.EACCES, "bind"), "no permission to use the address"),
+        (
+            OSError(errno.EADDRINUSE, "error while attempting to bind on address ('127.0.0.1', 1)"),
+            "the address is in use",
+        ),
+        (zmq.ZMQError(errno.EADDRINUSE), "the address is in use"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "unknown host name"),
+        (
+            socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+            "unknown host name (the name server does not respond)",
+        ),
+    ],
+)
+def test_usual_problems_of_addresses_have_the_same_words_from_every_library(
+    error: Exception, reason: str
+):
+    assert network_reason(error) == reason
+    wrapped = httpx.ConnectError("All connection attempts failed")
+    wrapped.__cause__ = error
+    assert network_reason(wrapped) == (reason if str(error) else "All connection attempts failed")
+
+
+def test_the_reason_is_found_in_the_chain_of_causes():
     refused = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
     library = httpx.ConnectError("All connection attempts failed")
     library.__cause__ = ExceptionGroup("multiple connection attempts failed", [refused])
-    assert network_reason(library) == "Connection refused"
+    assert network_reason(library) == "connection refused"
     late = httpx.ReadTimeout("")
     late.__cause__ = TimeoutError()
     assert network_reason(late) == "no response in time"

@@ -85,7 +85,7 @@ STATES = {
         ),
     ),
     "lost": lambda: msgspec.structs.replace(
-        STILL, problem="http://127.0.0.1:8000: Connection refused"
+        STILL, problem="http://127.0.0.1:8000: connection refused"
     ),
     "unavailable": lambda: snapshot(
         workers=tuple(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from dynctl.base.options import formats_of
 from dynctl.cli.app import build_app
 from dynctl.cli.commands.completion import SHELLS
 from dynctl.cli.completion import values as meanings
@@ -33,6 +34,18 @@ def test_the_files_are_what_the_commands_make_of_them(dynctl_script, shell: str)
     assert path.read_text() == dynctl_script(shell), (
         f"commands have changed: dynctl completion {shell} > completions/{FILES[shell]}"
     )
+
+
+def test_output_offers_the_formats_that_the_command_has(tree: Tree):
+    offered = {
+        command.path: flag.value.words
+        for command in tree.commands
+        for flag in command.flags
+        if "--output" in flag.names and flag.value is not None
+    }
+    assert {path: formats_of(path) for path in offered} == offered
+    assert "junit" in offered["check"]
+    assert "junit" not in offered["workers list"]
 
 
 @pytest.fixture

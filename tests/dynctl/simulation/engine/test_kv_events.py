@@ -271,7 +271,7 @@ async def test_an_endpoint_in_use_is_a_named_error(
 ) -> None:
     engine = await start()
     taken = engine.ready_record()["kv_events"]
-    with pytest.raises(EngineConfigError, match=f"--kv-events {taken}: Address already in use"):
+    with pytest.raises(EngineConfigError, match=f"--kv-events {taken}: the address is in use"):
         Engine(EngineConfig(kv_events=taken), tokenizer)
 
 

@@ -182,7 +182,7 @@ async def test_a_port_in_use_exits_2_and_is_named(spawn: Spawn) -> None:
     second = await spawn("--port", port)
     _, err = await asyncio.wait_for(second.communicate(), patience(30))
     assert second.returncode == 2
-    assert f"--port {port}: Address already in use" in err.decode()
+    assert f"--port {port}: the address is in use" in err.decode()
 
 
 async def test_an_engine_imports_nothing_of_the_command_line(spawn: Spawn) -> None:
