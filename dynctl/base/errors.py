@@ -160,8 +160,9 @@ def _name_problem(error: Any) -> str:
     """Why the name of a host has no address."""
     import socket
 
-    silent = error.errno == socket.EAI_AGAIN
-    return UNKNOWN_HOST + " (the name server does not respond)" * silent
+    if error.errno == socket.EAI_AGAIN:
+        return f"{UNKNOWN_HOST} (the name server does not respond)"
+    return UNKNOWN_HOST
 
 
 def exit_code_of(error: BaseException) -> ExitCode | None:
