@@ -1,14 +1,17 @@
 """Requests over a real nats-server, with and without a worker at the subject."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from dynctl.adapters.nats.requests import NatsMessenger
+from dynctl.adapters.nats.requests import NatsListener, NatsMessenger
 from dynctl.adapters.ports import RequestPlaneError
+from dynctl.base.errors import Unreachable
 from tests.contract.nats_server import nats_server
+from tests.waiting import patience, until
 
 
 async def test_a_request_reaches_its_subject_and_the_reply_comes_back(tmp_path: Path) -> None:
@@ -53,3 +56,68 @@ async def test_a_lost_server_is_named_and_found_again(tmp_path: Path) -> None:
         with pytest.raises(RequestPlaneError, match="does not listen at any"):
             await messenger.request("any", b"", {}, 5.0)
         await messenger.close()
+
+
+async def test_a_listener_gets_the_requests_of_its_subjects(tmp_path: Path) -> None:
+    def take(body: bytes, headers: Mapping[str, str]) -> str:
+        return f"{headers.get('request-id')}: {body.decode()}"
+
+    async with nats_server(tmp_path) as server:
+        listener = NatsListener(f"nats://{server.address}")
+        messenger = NatsMessenger(f"nats://{server.address}")
+        sent = (b"body", {"request-id": "r"}, patience(5))
+        try:
+            listener.listen("one", take)
+            listener.listen("two", take)
+            await listener.listening()
+            assert await messenger.request("one", *sent) == b"r: body"
+            assert await messenger.listens("two", patience(5))
+            listener.forget("two")
+            await listener.listening()
+            assert not await messenger.listens("two", patience(5))
+            await listener.hush()
+            assert not await messenger.listens("one", patience(5))
+        finally:
+            await listener.close()
+            await messenger.close()
+
+
+async def test_a_listener_is_not_ready_without_its_server_and_finds_it_again(
+    tmp_path: Path,
+) -> None:
+    problems: list[str | None] = []
+    async with nats_server(tmp_path) as server:
+        address = f"nats://user:secret@{server.address}"
+        listener = NatsListener(address, report=problems.append)
+        messenger = NatsMessenger(address)
+        try:
+            listener.listen("one", lambda body, headers: "heard")
+            await listener.listening()
+            await server.kill()
+            await until(lambda: len(problems) == 1)
+            assert "NATS, which is not reachable" in (problems[0] or "")
+            assert "secret" not in (problems[0] or "")
+            with pytest.raises(Unreachable, match="request plane needs NATS"):
+                await listener.listening()
+            await server.start()
+            await until(lambda: problems[-1] is None)
+            assert await messenger.request("one", b"", {}, patience(5)) == b"heard"
+        finally:
+            await listener.close()
+            await messenger.close()
+
+
+async def test_a_subject_that_the_server_refuses_is_named(tmp_path: Path) -> None:
+    users = """authorization { users = [
+        {user: "user", password: "user", permissions: {subscribe: ["open", "_INBOX.>"]}}
+    ] }"""
+    async with nats_server(tmp_path, users) as server:
+        listener = NatsListener(f"nats://{server.address}")
+        try:
+            listener.listen("open", lambda body, headers: "")
+            await listener.listening()
+            listener.listen("closed", lambda body, headers: "")
+            with pytest.raises(Unreachable, match="cannot listen at closed: NATS refuses it"):
+                await listener.listening()
+        finally:
+            await listener.close()

@@ -333,12 +333,14 @@ def test_with_etcd_and_nats(tmp_path: Path):
     etcd.start()
     with contextlib.closing(etcd):
         planes: dict[str, Any] = {"discovery": "etcd", "etcd_endpoints": etcd.url}
-        with DynamoFleet([], event_plane="nats", **planes) as fleet:
+        requests = {"DYN_REQUEST_PLANE": "nats"}
+        with DynamoFleet([], event_plane="nats", environment=requests, **planes) as fleet:
             group = ProcessGroup(fleet.directory)
             try:
                 one = Attached(group, fleet, "c", plane="nats")
                 workers(fleet, 1)
                 leases = etcd.leases()
+                assert any("requests over NATS" in line for line in one.sidecar.lines())
                 text = prompt(70, 60)
                 assert ask(fleet, text).placement.decode == one.instance_id
 

@@ -8,7 +8,7 @@ under a new instance id.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -22,24 +22,35 @@ _FIRST_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 5.0
 
 Entries = Callable[[int], Iterable[tuple[str, bytes]]]
+Ready = Callable[[], Awaitable[None]]
 Report = Callable[[str | None], None]
 """Gets the problem of the registration, None when it ended."""
 
 _log = logging.getLogger(__name__)
 
 
+async def _at_once() -> None:
+    """Nothing has to be ready."""
+
+
 class Registration:
-    """Not registered before :meth:`start`. For one event loop."""
+    """Not registered before :meth:`start`. For one event loop.
+
+    ``ready`` returns once what the entries name can be reached; it may raise Unreachable, and
+    nothing is written then.
+    """
 
     def __init__(
         self,
         registrar: Registrar,
         entries: Entries,
         report: Report = lambda problem: None,
+        ready: Ready = _at_once,
     ) -> None:
         self._registrar = registrar
         self._entries = entries
         self._report = report
+        self._ready = ready
         self._lease: Lease | None = None
         self._written: dict[str, bytes] = {}
         self._changed = asyncio.Event()
@@ -103,6 +114,8 @@ class Registration:
         wanted = dict(self._entries(lease.id))
         if len(wanted) > MAX_ENTRIES:
             raise ValueError(f"{len(wanted):,} entries to register; expected {MAX_ENTRIES:,}")
+        if self._written != wanted:
+            await self._ready()
         for key in self._written.keys() - wanted.keys():
             await lease.delete(key)
             del self._written[key]

@@ -15,20 +15,24 @@ handler is cancelled when the requester is gone. ``serve(..., admit=check)``: ``
 raise :class:`Refusal` before the answer begins. An exception of the handler ends the answer with an
 error item of Dynamo's form; :class:`ErrorItem` sets its text and type. :class:`AnswerLost` closes
 the connection without an end, which Dynamo's frontends take as a lost worker.
+
+``RequestServer(host, nats=NatsListener(servers))`` takes requests over NATS instead: it listens at
+no port, and each instance has a subject. Await ``listening()`` before you register an instance.
 """
 
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import network_reason
 from dynctl.base.tasks import end_tasks
-from dynctl.wire.dynamo.discovery import EndpointId, Instance, instance_of
+from dynctl.wire.dynamo.discovery import EndpointId, Instance, instance_of, nats_instance_of
 from dynctl.wire.dynamo.request_plane import (
     MAX_HANDSHAKE_BYTES,
     FrameDecoder,
@@ -50,6 +54,8 @@ from dynctl.wire.dynamo.request_plane import (
 
 READ_BYTES: Final = 256 * 1024
 _BACKLOG: Final = 1024
+_REFUSING: Final = 256
+"""Refusals at once that are sent to requesters over NATS; further ones are replies."""
 _CLOSING_S: Final = 1.0
 """How long a requester may take to close a connection whose answer is complete."""
 
@@ -139,10 +145,31 @@ class ServerCounts:
     failed: int = 0
 
 
+class Subjects(Protocol):
+    """Receives requests over NATS; see `dynctl.adapters.nats.requests.NatsListener`."""
+
+    def listen(self, subject: str, take: Callable[[bytes, Mapping[str, str]], str]) -> None:
+        """Give ``take`` the bodies and headers of a subject's requests; it returns the reply."""
+        ...
+
+    def forget(self, subject: str) -> None: ...
+
+    async def listening(self) -> None:
+        """Return once all subjects are listened to. Raises dynctl.base.errors.Unreachable."""
+        ...
+
+    async def hush(self) -> None:
+        """Receive nothing more."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class RequestServer:
     """Listens at ``host``, which workers register too; ``port`` 0: a free one.
 
-    ``advertised`` replaces the host in what is registered.
+    ``advertised`` replaces the host in what is registered. ``nats``: requests arrive there, and
+    host and port are not used.
     """
 
     def __init__(
@@ -152,17 +179,21 @@ class RequestServer:
         *,
         advertised: str | None = None,
         limits: ServerLimits = ServerLimits(),
+        nats: Subjects | None = None,
     ) -> None:
         self.counts = ServerCounts()
         self._host = host
         self._port = port
         self._advertised = advertised or host
         self._limits = limits
+        self._nats = nats
+        self._subjects: dict[EndpointId, str] = {}
         self._endpoints: dict[EndpointId, _Served] = {}
         self._ids: set[int] = set()
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._answers: set[asyncio.Task[None]] = set()
+        self._refusing: set[asyncio.Task[None]] = set()
         self._draining = ""
 
     @property
@@ -184,23 +215,53 @@ class RequestServer:
     def remove(self, endpoint: EndpointId) -> None:
         """Refuse further requests to this endpoint."""
         self._endpoints.pop(endpoint, None)
+        subject = self._subjects.pop(endpoint, None)
+        if self._nats is not None and subject is not None:
+            self._nats.forget(subject)
 
     def instance(self, endpoint: EndpointId, instance_id: int) -> Instance:
-        """The instance to register; from then on requests for this id are accepted."""
+        """The instance to register; from then on requests for this id are accepted.
+
+        Over NATS an endpoint has one instance, the last one: each id has its own subject.
+        """
+        if self._nats is not None:
+            return self._at_subject(self._nats, nats_instance_of(endpoint, instance_id))
         if self._server is None:
             raise RuntimeError("the server does not listen yet")
         self._ids.add(instance_id)
         location = format_host_port(self._advertised, self.port)
         return instance_of(endpoint, instance_id, location)
 
+    def _at_subject(self, nats: Subjects, instance: Instance) -> Instance:
+        endpoint, subject = instance.endpoint, instance.address
+        self._ids.add(instance.instance_id)
+        before = self._subjects.get(endpoint)
+        if before != subject:
+            if before is not None:
+                nats.forget(before)
+            self._subjects[endpoint] = subject
+            path = f"{instance.instance_id:x}/{'/'.join(endpoint)}"
+            nats.listen(subject, partial(self._from_nats, path))
+        return instance
+
+    async def listening(self) -> None:
+        """Return once all instances can be requested. Raises dynctl.base.errors.Unreachable."""
+        if self._nats is not None:
+            await self._nats.listening()
+
     @property
     def port(self) -> int:
+        """Of the listener; 0 over NATS."""
+        if self._nats is not None:
+            return 0
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
+        if self._nats is not None:
+            return
         found = await asyncio.get_running_loop().getaddrinfo(
             self._host or None, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -211,6 +272,9 @@ class RequestServer:
 
     async def drain(self, seconds: float, reason: str = "the worker is shutting down") -> bool:
         """Refuse new requests and wait for the running ones; False if some still run."""
+        if self._nats is not None:
+            # A requester hears at once that nothing listens any more, and takes another worker.
+            await self._nats.hush()
         self._draining = reason
         if self._answers:
             await asyncio.wait(self._answers, timeout=seconds)
@@ -224,7 +288,9 @@ class RequestServer:
         """Stop listening, and end every request; leaves no connection or task."""
         if self._server is not None:
             self._server.close()
-        await end_tasks([*self._connections.values(), *self._answers])
+        if self._nats is not None:
+            await self._nats.close()
+        await end_tasks([*self._connections.values(), *self._answers, *self._refusing])
         for writer in list(self._connections):
             writer.transport.abort()
 
@@ -272,16 +338,42 @@ class RequestServer:
             self.counts.refused += 1
             return refusal
         try:
-            requested = parse_payload(received.payload)
-            parse_host_port(requested.call_home)
+            requested = _requested(received.payload)
         except WireError as error:
             self.counts.refused += 1
             return f"invalid request: {error}"
         self.counts.accepted += 1
-        task = asyncio.create_task(self._answer(received, requested), name="plane-answer")
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+        self._begin(self._answer(received, requested))
         return ""
+
+    def _from_nats(self, path: str, payload: bytes, headers: Mapping[str, str]) -> str:
+        """As :meth:`accept`. Dynamo's frontends do not read the reply, so that a refusal of what
+        can be answered has to be the beginning of an answer."""
+        received = ReceivedRequest(path, headers, payload)
+        refusal = self._refusal_of(path)
+        if not refusal and len(payload) > self._limits.request_bytes:
+            refusal = (
+                f"invalid request: {len(payload):,} bytes, over {self._limits.request_bytes:,}"
+            )
+        if not refusal:
+            return self.accept(received)
+        self.counts.refused += 1
+        with suppress(WireError):
+            requested = _requested(payload)
+            if len(self._refusing) < _REFUSING:
+                self._begin(self._refuse(requested, refusal), self._refusing)
+                return ""
+        return refusal
+
+    def _begin(
+        self,
+        answering: Coroutine[Any, Any, None],
+        among: "set[asyncio.Task[None]] | None" = None,
+    ) -> None:
+        tasks = self._answers if among is None else among
+        task = asyncio.create_task(answering, name="plane-answer")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def _refusal_of(self, path: str) -> str:
         instance, *where = path.split("/")
@@ -300,20 +392,9 @@ class RequestServer:
         instance, *where = received.path.split("/")
         endpoint = EndpointId(*where)
         served = self._endpoints[endpoint]
-        try:
-            async with asyncio.timeout(self._limits.connect_s):
-                host, port = parse_host_port(requested.call_home)
-                reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
-        except (OSError, TimeoutError) as error:
-            self.counts.failed += 1
-            late = isinstance(error, TimeoutError) and not str(error)
-            reason = (
-                f"no connection within {self._limits.connect_s:g} s"
-                if late
-                else network_reason(error)
-            )
-            _log.warning("the requester at %s is not reachable: %s", requested.call_home, reason)
+        if (called := await self._call(requested)) is None:
             return
+        reader, writer = called
         try:
             writer.write(encode_handshake(requested.subject))
             try:
@@ -331,17 +412,42 @@ class RequestServer:
                 writer.write(encode_prologue(text))
             else:
                 await self._stream(served.handler, request, requested.codec, reader, writer)
-            with suppress(OSError, TimeoutError, WireError):
-                async with asyncio.timeout(_CLOSING_S):
-                    await writer.drain()
-                    writer.write_eof()
-                    while await reader.read(READ_BYTES):
-                        pass
+            await _finish(reader, writer)
         except _Gone:
             self.counts.cancelled += 1
             writer.transport.abort()
         finally:
             writer.close()
+
+    async def _refuse(self, requested: Requested, refusal: str) -> None:
+        """Send the reason as the beginning of the answer."""
+        if (called := await self._call(requested)) is None:
+            return
+        reader, writer = called
+        try:
+            writer.write(encode_handshake(requested.subject) + encode_prologue(refusal))
+            await _finish(reader, writer)
+        finally:
+            writer.close()
+
+    async def _call(
+        self, requested: Requested
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """A connection to the requester, None if there is none."""
+        try:
+            async with asyncio.timeout(self._limits.connect_s):
+                host, port = parse_host_port(requested.call_home)
+                return await asyncio.open_connection(host, port, limit=READ_BYTES)
+        except (OSError, TimeoutError) as error:
+            self.counts.failed += 1
+            late = isinstance(error, TimeoutError) and not str(error)
+            reason = (
+                f"no connection within {self._limits.connect_s:g} s"
+                if late
+                else network_reason(error)
+            )
+            _log.warning("the requester at %s is not reachable: %s", requested.call_home, reason)
+            return None
 
     async def _stream(
         self,
@@ -416,6 +522,23 @@ def error_item(message: str, kind: str) -> dict[str, Any]:
         "diagnostic": message,
     }
     return {"event": "error", "error": error}
+
+
+def _requested(payload: bytes) -> Requested:
+    """Raises WireError for what cannot be answered."""
+    requested = parse_payload(payload)
+    parse_host_port(requested.call_home)
+    return requested
+
+
+async def _finish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Let the requester close first, for a moment."""
+    with suppress(OSError, TimeoutError, WireError):
+        async with asyncio.timeout(_CLOSING_S):
+            await writer.drain()
+            writer.write_eof()
+            while await reader.read(READ_BYTES):
+                pass
 
 
 async def _listen(reader: asyncio.StreamReader, stop: Callable[[], None]) -> None:

@@ -1,34 +1,57 @@
-"""Requests over NATS: each endpoint of a worker with Dynamo's NATS request plane has a subject."""
+"""Requests over NATS: each endpoint of a worker with Dynamo's NATS request plane has a subject.
+
+:class:`NatsMessenger` sends them, :class:`NatsListener` receives them.
+"""
 
 import asyncio
 import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, cast
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.nats.dynamo_events import hang_up, reason_of
 from dynctl.adapters.ports import RequestPlaneError
-from dynctl.base.errors import network_reason
+from dynctl.base.errors import Unreachable, network_reason
+from dynctl.base.tasks import end_tasks
+
+Take = Callable[[bytes, Mapping[str, str]], str]
+"""Gets the body and the headers of a request; returns the reply, empty for an accepted one."""
 
 _DIAL_S: Final = 2.0
 _PING_S: Final = 5.0
 _PORT: Final = 4222
+_CHECK_S: Final = 0.25
+_FIRST_PAUSE_S: Final = 0.25
+_MAX_PAUSE_S: Final = 2.0
+_FLUSH_S: Final = 5.0
+#: What may wait for us on one subject; the server's limit of one message is 1 MiB unless set.
+_PENDING_MESSAGES: Final = 2048
+_PENDING_BYTES: Final = 128 * 1024 * 1024
 
 
 class NatsMessenger:
     """One connection to one of ``servers``, made when it is first needed and again after a loss.
 
+    ``heard`` gets the server's errors that concern no request, such as a refused subscription.
     Raises UsageProblem for a server or invalid credentials, as NatsEventPlane does.
     """
 
     def __init__(
-        self, servers: str | list[str] | tuple[str, ...], auth: NatsAuth | None = None
+        self,
+        servers: str | list[str] | tuple[str, ...],
+        auth: NatsAuth | None = None,
+        heard: Callable[[str], None] = lambda problem: None,
     ) -> None:
         self._servers = nats_servers(servers)
+        self._heard = heard
         self._auth = NatsAuth.from_environment() if auth is None else auth
         self._client: Client | None = None
         self._server: NatsServer | None = None
@@ -47,6 +70,22 @@ class NatsMessenger:
             why = reason_of(error, timeout)
             raise RequestPlaneError(f"did not accept the request over NATS: {why}") from None
         return reply.data
+
+    async def listens(self, subject: str, timeout: float) -> bool:
+        """Whether a process listens at the subject; also true if that cannot be found out."""
+        try:
+            client = await self.connected()
+            await client.request(subject, b"", timeout=timeout)
+        except NoRespondersError:
+            return False
+        except (RequestPlaneError, NatsError, OSError, TimeoutError):
+            return True
+        return True
+
+    @property
+    def title(self) -> str:
+        """The addresses for display, without credentials."""
+        return ", ".join(server.title for server in self._servers)
 
     async def local_host(self) -> str:
         """The address of this host towards the server. Raises RequestPlaneError."""
@@ -81,8 +120,9 @@ class NatsMessenger:
         raise RequestPlaneError(f"needs NATS, which is not reachable: {'; '.join(problems)}")
 
     async def _dial(self, client: Client, server: NatsServer) -> None:
-        async def ignore(error: Exception) -> None:
-            """Errors are raised by the request that they concern."""
+        async def heard(error: Exception) -> None:
+            # An error of a request is raised there.
+            self._heard(reason_of(error, _DIAL_S))
 
         # The library's types are whole seconds; it accepts fractions.
         await client.connect(
@@ -93,9 +133,149 @@ class NatsMessenger:
             reconnect_time_wait=0,
             connect_timeout=cast(int, _DIAL_S),
             ping_interval=cast(int, _PING_S),
-            error_cb=ignore,
+            error_cb=heard,
             **self._auth.options(server),
         )
+
+
+class NatsListener:
+    """Receives the requests of subjects over one connection, made again after a loss.
+
+    ``report`` gets the problem of the connection, None when it ended. For one event loop.
+    """
+
+    def __init__(
+        self,
+        servers: str | list[str] | tuple[str, ...],
+        auth: NatsAuth | None = None,
+        report: Callable[[str | None], None] = lambda problem: None,
+    ) -> None:
+        self._messenger = NatsMessenger(servers, auth, self._heard)
+        self._report = report
+        self._takers: dict[str, Take] = {}
+        self._subscribed: dict[str, Subscription] = {}
+        self._refused: dict[str, str] = {}
+        self._client: Client | None = None
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._problem: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The addresses for display, without credentials."""
+        return self._messenger.title
+
+    def listen(self, subject: str, take: Take) -> None:
+        """Give ``take`` the requests of this subject, from the next :meth:`listening` on."""
+        self._takers[subject] = take
+
+    def forget(self, subject: str) -> None:
+        """Receive no further requests of this subject, soon."""
+        self._takers.pop(subject, None)
+
+    async def listening(self) -> None:
+        """Return once the server has all subscriptions. Raises Unreachable."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep(), name="nats-listener")
+        try:
+            await self._subscribe()
+        except RequestPlaneError as error:
+            self._say(str(error))
+            raise Unreachable(
+                f"the request plane {error}", "set --nats-server or NATS_SERVER"
+            ) from None
+        self._say(None)
+
+    async def listens(self, subject: str, timeout: float) -> bool:
+        """Whether any process listens at the subject; also true if that cannot be found out."""
+        return await self._messenger.listens(subject, timeout)
+
+    async def hush(self) -> None:
+        """Receive nothing more. What the server has sent already is still taken."""
+        self._takers.clear()
+        with suppress(RequestPlaneError):
+            await self._subscribe()
+
+    async def close(self) -> None:
+        """Leave no connection or task."""
+        if self._task is not None:
+            await end_tasks([self._task])
+            self._task = None
+        await self._messenger.close()
+
+    async def _keep(self) -> None:
+        """Subscribe again after each loss of the connection."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(_CHECK_S if self._problem is None else pause)
+            client = self._client
+            lost = client is None or client.is_closed
+            if (
+                not lost
+                and self._problem is None
+                and self._subscribed.keys() == self._takers.keys()
+            ):
+                continue
+            try:
+                await self._subscribe()
+            except RequestPlaneError as error:
+                pause = min(2 * pause, _MAX_PAUSE_S)
+                self._say(str(error))
+            else:
+                pause = _FIRST_PAUSE_S
+                self._say(None)
+
+    async def _subscribe(self) -> None:
+        """Make the server's subscriptions those that are wanted. Raises RequestPlaneError."""
+        async with self._turn:
+            client = await self._messenger.connected()
+            if client is not self._client:
+                self._client = client
+                self._subscribed.clear()
+            self._refused.clear()
+            try:
+                wanted = dict(self._takers)
+                for subject in wanted.keys() - self._subscribed.keys():
+                    self._subscribed[subject] = await client.subscribe(
+                        subject,
+                        cb=self._receiver(wanted[subject]),
+                        pending_msgs_limit=_PENDING_MESSAGES,
+                        pending_bytes_limit=_PENDING_BYTES,
+                    )
+                for subject in self._subscribed.keys() - wanted.keys():
+                    await self._subscribed.pop(subject).drain()
+                # The response to the second ping shows whether the server accepted the
+                # subscriptions: the first one is sent before the buffered commands.
+                async with asyncio.timeout(_FLUSH_S):
+                    await client.flush()
+                    await client.flush()
+            except (NatsError, OSError, TimeoutError) as error:
+                await hang_up(client)
+                why = reason_of(error, _FLUSH_S)
+                raise RequestPlaneError(f"needs NATS, and lost {self.title}: {why}") from None
+            for subject, why in self._refused.items():
+                self._subscribed.pop(subject, None)
+                raise RequestPlaneError(f"cannot listen at {subject}: NATS refuses it: {why}")
+
+    def _receiver(self, take: Take) -> Callable[[Msg], "asyncio.Future[None]"]:
+        async def received(message: Msg) -> None:
+            reply = take(message.data, message.headers or {})
+            if message.reply:
+                with suppress(NatsError, OSError):
+                    await message.respond(reply.encode())
+
+        return cast("Callable[[Msg], asyncio.Future[None]]", received)
+
+    def _heard(self, problem: str) -> None:
+        lower = problem.lower()
+        for subject in self._takers if "permissions violation" in lower else ():
+            if f'"{subject.lower()}"' in lower:
+                self._refused[subject] = problem
+
+    def _say(self, problem: str | None) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self._report(problem)
 
 
 def _towards(host: str, port: int) -> str:

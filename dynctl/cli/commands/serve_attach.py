@@ -99,9 +99,9 @@ RequestPlane = Annotated[
     str,
     typer.Option(
         "--request-plane",
-        metavar="tcp",
+        metavar="tcp|nats",
         envvar="DYN_REQUEST_PLANE",
-        help="Request plane of the fleet.",
+        help="How requests of frontends arrive; responses always go over TCP.",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -124,7 +124,7 @@ RequestPort = Annotated[
         envvar="DYN_TCP_RPC_PORT",
         min=0,
         max=65535,
-        help="Port of the request plane; 0: a free one.",
+        help="Port of the request plane over TCP; 0: a free one.",
         rich_help_panel=LISTEN,
     ),
 ]
@@ -191,12 +191,7 @@ def attach(
     spec = parse_worker_spec(engine, "--engine")
     one_choice("--engine-type", engine_type, ("auto", "vllm", "sglang"))
     one_choice("--event-plane", event_plane, ("zmq", "nats"))
-    if request_plane != "tcp":
-        raise UsageProblem(
-            f"--request-plane {request_plane[:40]}: dynctl serve attach does not serve requests "
-            "over NATS",
-            "Use tcp, the default of Dynamo; it can be used beside workers with NATS.",
-        )
+    one_choice("--request-plane", request_plane, ("tcp", "nats"))
     config = AttachConfig(
         engine=spec,
         endpoint=_endpoint(endpoint, options, prefill=spec.role == "prefill"),
@@ -205,6 +200,7 @@ def attach(
         port=request_port,
         system_port=None if system_port < 0 else system_port,
         event_plane="nats" if event_plane == "nats" else "zmq",
+        request_plane="nats" if request_plane == "nats" else "tcp",
         nats_servers=",".join(nats_servers(options)),
         kind=None if engine_type == "auto" else "sglang" if engine_type == "sglang" else "vllm",
         api_key=_key(spec.api_key_env),

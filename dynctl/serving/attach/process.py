@@ -58,13 +58,20 @@ async def _serve(config: AttachConfig, options: GlobalOptions, announced: bool) 
         try:
             await sidecar.start()
             _log.info(
-                "attaching %s to %s in %s; requests at %s:%d, %s",
-                config.engine.url, config.endpoint, planes.title, config.host, sidecar.server.port,
+                "attaching %s to %s in %s; requests %s, %s",
+                config.engine.url, config.endpoint, planes.title,
+                f"at {config.host}:{sidecar.server.port}" if sidecar.nats is None
+                else f"over NATS at {sidecar.nats.title}",
                 "no system port" if config.system_port is None
                 else f"health and metrics at http://{config.host}:{sidecar.system.port}",
             )  # fmt: skip
             if announced:
-                announce({"request_port": sidecar.server.port, "system_port": sidecar.system.port})
+                announce(
+                    {
+                        "request_port": sidecar.server.port or None,
+                        "system_port": sidecar.system.port,
+                    }
+                )
             settle_garbage_collector()
             running = asyncio.create_task(sidecar.run())
             signalled = asyncio.create_task(ending.wait())

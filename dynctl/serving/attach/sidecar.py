@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +28,7 @@ from dynctl.adapters.dynamo.request_server import (
     Refusal,
     RequestServer,
 )
+from dynctl.adapters.nats.requests import NatsListener
 from dynctl.adapters.ports import Discovery, Registrar, StreamCode, StreamCondition, StreamValue
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
@@ -70,6 +71,8 @@ from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from dynctl.wire.dynamo.recovery import RecoveryQuery
 from router_core import LoadReported, Worker
 
+RequestPlaneName = Literal["tcp", "nats"]
+
 READ_S: Final = 3.0
 """For one control request to the engine."""
 _RETRY_S: Final = 1.0
@@ -97,6 +100,7 @@ class AttachedTwice(DynctlError):
 @dataclass(frozen=True, slots=True)
 class AttachConfig:
     """``host`` is the address of the request plane, of the event plane and of the system port.
+    Requests over NATS need no address.
 
     ``system_port`` None: no system port, and the card has paths of files. ``drain_s``: for running
     requests after SIGTERM.
@@ -109,6 +113,7 @@ class AttachConfig:
     port: int = 0
     system_port: int | None = 0
     event_plane: EventPlaneName = "zmq"
+    request_plane: RequestPlaneName = "tcp"
     nats_servers: str = ""
     kind: EngineKind | None = None
     api_key: str | None = field(default=None, repr=False)
@@ -145,14 +150,19 @@ class Sidecar:
         self.config = config
         self.conditions = codes.Conditions(time.time)
         self.upstream = Upstream(config.limits)
-        self.server = RequestServer(config.host, config.port)
+        self.nats: NatsListener | None = None
+        if config.request_plane == "nats":
+            self.nats = NatsListener(config.nats_servers, report=self._request_plane_problem)
+        self.server = RequestServer(config.host, config.port, nats=self.nats)
         self.system = SystemServer(
             ready=lambda: self.registration.instance_id is not None,
             conditions=lambda: self.conditions,
             metrics=self._metric_values,
             set_taints=self._set_taints,
         )
-        self.registration = Registration(registrar, self._entries, self._registration_problem)
+        self.registration = Registration(
+            registrar, self._entries, self._registration_problem, self.server.listening
+        )
         self.tasks = Supervisor(self._task_failed, self._task_recovered)
         self._discovery = discovery
         self._tokenizer = tokenizer
@@ -500,6 +510,13 @@ class Sidecar:
         else:
             self._hold(codes.REGISTRATION_INTERRUPTED, problem)
 
+    def _request_plane_problem(self, problem: str | None) -> None:
+        name = self.config.engine.name
+        if problem is None:
+            self.conditions.clear(codes.REQUEST_PLANE_LOST, name)
+        else:
+            self._hold(codes.REQUEST_PLANE_LOST, f"the request plane {problem}")
+
     async def _check_others(self, worker: Worker | None) -> None:
         """Compare with what others registered; ``worker``: before our own registration.
 
@@ -534,7 +551,7 @@ class Sidecar:
                 cards.append(entry)
             if not listed.key.startswith(prefix) or not isinstance(entry, Instance):
                 continue
-            if entry.instance_id == own or not await _alive(entry):
+            if entry.instance_id == own or not await self._alive(entry):
                 continue
             higher = own is not None and entry.instance_id > own
             if higher and entry.instance_id not in serving:
@@ -550,6 +567,21 @@ class Sidecar:
         if differs is not None:
             raise _FilesDiffer(differs)
         return undecided
+
+    async def _alive(self, instance: Instance) -> bool:
+        """Whether a process listens at the instance's address; entries of a killed one stay."""
+        if instance.transport == "nats_tcp" and self.nats is not None:
+            return await self.nats.listens(instance.address, _DIAL_S)
+        host, _, port = instance.address.partition("/")[0].rpartition(":")
+        try:
+            async with asyncio.timeout(_DIAL_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            return False
+        except (OSError, TimeoutError, ValueError):
+            return True  # unknown: its lease decides
+        writer.close()
+        return True
 
     def _set_taints(self, taints: tuple[str, ...]) -> None:
         self._taints = taints
@@ -640,20 +672,6 @@ class _Tokenized(msgspec.Struct):
 async def _identify(request: PlaneRequest) -> Any:
     """Answers that this process has attached the engine."""
     yield {"attached": str(request.endpoint.name)}
-
-
-async def _alive(instance: Instance) -> bool:
-    """Whether a process listens at the instance's address; entries of a killed one stay a while."""
-    host, _, port = instance.address.partition("/")[0].rpartition(":")
-    try:
-        async with asyncio.timeout(_DIAL_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
-        return False
-    except (OSError, TimeoutError, ValueError):
-        return True  # unknown: its lease decides
-    writer.close()
-    return True
 
 
 def engine_identity(url: str) -> str:

@@ -499,6 +499,18 @@ def instance_of(
     return Instance(endpoint, instance_id, "tcp", f"{location}/{path}", device_type, "msgpack")
 
 
+def nats_instance_of(
+    endpoint: EndpointId, instance_id: int, *, device_type: str | None = "cuda"
+) -> Instance:
+    """As :func:`instance_of`, with the NATS request plane: the address is the endpoint's subject.
+
+    Characters that a subject cannot have are ``_``, as in Dynamo's subjects.
+    """
+    service = slug_of(f"{endpoint.namespace}_{endpoint.component}")
+    subject = f"{service}.{slug_of(endpoint.name)}-{instance_id:x}"
+    return Instance(endpoint, instance_id, "nats_tcp", subject, device_type, "msgpack")
+
+
 def encode_entry(entry: Instance | ModelCard | EventChannel | EventSource) -> tuple[str, bytes]:
     """The key and the value of an entry, as Dynamo 1.6 writes them; :func:`parse_entry` reads them.
 

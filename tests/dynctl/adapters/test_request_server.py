@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
+from dynctl.adapters.dynamo.request_plane import RequestLimits, TcpRequestPlane
 from dynctl.adapters.dynamo.request_server import (
     ErrorItem,
     Handler,
@@ -27,6 +27,7 @@ from tests.waiting import patience, until
 AT = EndpointId("dynamo", "backend", "generate")
 ID = 0x2040A1FD555013B9
 LONG = 20.0
+PATIENT = RequestLimits(connect_s=patience(LONG), handshake_s=patience(LONG))
 
 
 @asynccontextmanager
@@ -46,7 +47,7 @@ async def serving(
 
 @pytest.fixture
 async def plane() -> AsyncIterator[TcpRequestPlane]:
-    made = TcpRequestPlane()
+    made = TcpRequestPlane(limits=PATIENT)
     yield made
     await made.close()
 
@@ -290,3 +291,104 @@ async def test_a_payload_that_is_no_request_is_refused_in_the_reply():
             assert (await reader.readexactly(length)).startswith(b"invalid request: ")
         writer.close()
         assert server.counts.refused == 3
+
+
+class Board:
+    """Subjects of NATS inside this process; what is not acknowledged with an empty reply is in
+    ``replies``."""
+
+    def __init__(self) -> None:
+        self.takers: dict[str, Callable[[bytes, Mapping[str, str]], str]] = {}
+        self.replies: list[str] = []
+        self.asked = 0
+
+    def listen(self, subject: str, take: Callable[[bytes, Mapping[str, str]], str]) -> None:
+        self.takers[subject] = take
+
+    def forget(self, subject: str) -> None:
+        self.takers.pop(subject, None)
+
+    async def listening(self) -> None:
+        self.asked += 1
+
+    async def hush(self) -> None:
+        self.takers.clear()
+
+    async def request(
+        self, subject: str, body: bytes, headers: dict[str, str], timeout: float
+    ) -> bytes:
+        if subject not in self.takers:
+            raise RequestPlaneError(f"does not listen at {subject}")
+        if reply := self.takers[subject](body, headers):
+            self.replies.append(reply)
+        return reply.encode()
+
+    async def local_host(self) -> str:
+        return "127.0.0.1"
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def over_nats(
+    handler: Handler, *, limits: ServerLimits | None = None
+) -> AsyncIterator[tuple[RequestServer, TcpRequestPlane, Board]]:
+    board = Board()
+    server = RequestServer("unused.invalid", limits=limits or ServerLimits(), nats=board)
+    server.serve(AT, handler)
+    await server.start()
+    plane = TcpRequestPlane(limits=PATIENT, nats=lambda: board)
+    try:
+        yield server, plane, board
+    finally:
+        await plane.close()
+        await server.close()
+
+
+async def test_over_nats_each_instance_has_its_subject():
+    async with over_nats(echo) as (server, plane, board):
+        instance = server.instance(AT, ID)
+        assert (instance.transport, server.port) == ("nats_tcp", 0)
+        assert instance.address == f"dynamo_backend.generate-{ID:x}"
+        items = await ask(plane, instance, [1, 2])
+        assert [item["body"] for item in items] == [[1, 2]] * 3
+        await server.listening()
+        assert board.asked == 1
+        # Another lease: the first subject is not listened to any more.
+        assert list(board.takers) == [instance.address]
+        later = server.instance(AT, ID + 1)
+        assert list(board.takers) == [later.address]
+        assert len(await ask(plane, later)) == 3
+        server.remove(AT)
+        assert not board.takers
+
+
+async def test_over_nats_a_refusal_is_the_beginning_of_an_answer():
+    """Dynamo's frontends wait for the answer and do not read the reply."""
+
+    async def waits(request: PlaneRequest) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield request.body
+
+    limits = ServerLimits(requests=1, request_bytes=5000)
+    async with over_nats(waits, limits=limits) as (server, plane, board):
+        instance = server.instance(AT, ID)
+        with pytest.raises(RequestPlaneError, match=r"returned an error: invalid request: .* over"):
+            await ask(plane, instance, "x" * 6000)
+        first = asyncio.create_task(ask(plane, instance, 1))
+        await until(lambda: server.running == 1)
+        with pytest.raises(
+            RequestPlaneError, match=r"an error: .*1 requests are running, the limit"
+        ):
+            await ask(plane, instance, 2)
+        assert board.replies == []
+        assert server.counts.refused == 2
+        # What cannot be answered gets the reason as its reply.
+        reply = await board.request(instance.address, b"junk", {}, 1)
+        assert reply.startswith(b"Server unavailable: ")
+        assert not await server.drain(0.01)
+        with pytest.raises(RequestPlaneError, match="does not listen at"):
+            await ask(plane, instance, 3)
+        await server.close()
+        with pytest.raises(RequestPlaneError, match="ended its response early"):
+            await first

@@ -12,8 +12,9 @@ import pytest
 
 from dynctl.adapters.dynamo.model_files import fetch_model_files
 from dynctl.adapters.dynamo.planes import expect_registrar
-from dynctl.adapters.dynamo.request_plane import TcpRequestPlane
+from dynctl.adapters.dynamo.request_plane import RequestLimits, TcpRequestPlane
 from dynctl.adapters.memory import MemoryDiscovery
+from dynctl.adapters.nats.requests import NatsMessenger
 from dynctl.adapters.ports import ChannelMessage, RequestPlaneError
 from dynctl.adapters.zmq.dynamo_events import ZmqEventPlane
 from dynctl.base.errors import UsageProblem
@@ -34,11 +35,13 @@ from dynctl.wire.dynamo.discovery import (
     ModelCard,
     encode_entry,
     instance_of,
+    nats_instance_of,
     parse_entry,
 )
 from dynctl.wire.dynamo.events import decode_kv_metrics, decode_router_events
 from dynctl.wire.dynamo.recovery import TreeDump, parse_recovery, recovery_query
 from router_core import BlocksStored
+from tests.contract.nats_server import nats_server
 from tests.dynctl.serving.fleets import TOKENIZER
 from tests.memory_planes import MemoryRegistrar
 from tests.waiting import patience, until
@@ -57,7 +60,9 @@ class Lab:
 
     def __init__(self) -> None:
         self.discovery = MemoryDiscovery()
-        self.plane = TcpRequestPlane()
+        self.nats = ""
+        patient = RequestLimits(connect_s=patience(20), handshake_s=patience(20))
+        self.plane = TcpRequestPlane(limits=patient, nats=lambda: NatsMessenger(self.nats))
         self.events = ZmqEventPlane()
 
     def entries(self, kind: type) -> list[Any]:
@@ -382,6 +387,71 @@ async def test_taints_can_be_replaced_while_it_runs(lab: Lab, engine: RunningEng
             base = f"http://127.0.0.1:{sidecar.system.port}/v1/metadata/d/b/g/tiny/_base/"
             async with http.get(base + path) as answer:
                 assert answer.status == 404
+
+
+async def test_requests_over_nats_are_answered_as_over_tcp(
+    lab: Lab, engine: RunningEngine, tmp_path: Path
+):
+    """Requests, recovery and the claim of the engine; NATS is gone for a while."""
+    async with nats_server(tmp_path) as server:
+        lab.nats = f"nats://{server.address}"
+        made = config(engine.url, request_plane="nats", nats_servers=lab.nats)
+        async with attached(lab, made) as (sidecar, running):
+            await until(registered(lab))
+            assert {one.transport for one in lab.entries(Instance)} == {"nats_tcp"}
+            *items, last = await lab.generate(list(range(5, 45)), 6)
+            assert sum(len(item["data"]["token_ids"]) for item in items) == 6
+            assert last["data"]["finish_reason"] == "length"
+            [item] = await lab.generate([5] * 9000)
+            assert item["error"]["error_type"] == {"Backend": "InvalidArgument"}
+            [source] = lab.entries(EventSource)
+            query = recovery_query(source.worker_id, 0)
+            asked = lab.plane.ask_raw(
+                source.recovery, query, timeout=patience(20), max_bytes=1_000_000
+            )
+            assert [type(parse_recovery(item)) async for item in asked] == [TreeDump]
+            async with attached(lab, made) as (_, second):
+                with pytest.raises(AttachedTwice):
+                    async with asyncio.timeout(patience(10)):
+                        await second
+
+            await server.kill()
+            await until(lambda: "REQUEST_PLANE_LOST" in held(sidecar))
+            assert registered(lab)()  # as a worker of Dynamo; its lease is alive
+            await server.start()
+            await until(lambda: held(sidecar) == {})
+            assert len(await lab.generate([5, 6, 7])) > 1
+            stopping = asyncio.create_task(sidecar.stop(running))
+            await until(lambda: lab.entries(Instance) == [])
+            await stopping
+
+
+async def test_nothing_is_registered_before_nats_is_reachable(
+    lab: Lab, engine: RunningEngine, tmp_path: Path
+):
+    async with nats_server(tmp_path) as server:
+        await server.kill()
+        lab.nats = f"nats://{server.address}"
+        made = config(engine.url, request_plane="nats", nats_servers=lab.nats)
+        async with attached(lab, made) as (sidecar, _):
+            await until(lambda: "REQUEST_PLANE_LOST" in held(sidecar))
+            assert lab.entries(Instance) == lab.entries(ModelCard) == []
+            await server.start()
+            await until(registered(lab))
+            assert len(await lab.generate([5, 6, 7])) > 1
+            await until(lambda: held(sidecar) == {})
+
+
+async def test_a_subject_of_a_killed_sidecar_does_not_block_the_next(
+    lab: Lab, engine: RunningEngine, tmp_path: Path
+):
+    at = EndpointId("dynamo", "backend", f"dynctl_attach_{engine_identity(engine.url)}")
+    lab.discovery.put(*encode_entry(nats_instance_of(at, 1)))
+    async with nats_server(tmp_path) as server:
+        lab.nats = f"nats://{server.address}"
+        made = config(engine.url, request_plane="nats", nats_servers=lab.nats)
+        async with attached(lab, made):
+            await until(registered(lab))
 
 
 def test_a_backend_without_registration_is_refused_before_it_is_opened() -> None:
