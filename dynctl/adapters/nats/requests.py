@@ -7,7 +7,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
@@ -243,7 +243,7 @@ class NatsListener:
                         pending_bytes_limit=_PENDING_BYTES,
                     )
                 for subject in self._subscribed.keys() - wanted.keys():
-                    await self._subscribed.pop(subject).drain()
+                    await cast(Any, self._subscribed.pop(subject)).drain()
                 # The response to the second ping shows whether the server accepted the
                 # subscriptions: the first one is sent before the buffered commands.
                 async with asyncio.timeout(_FLUSH_S):
