@@ -11,6 +11,7 @@ from dynctl.documents.codec import decode, encode
 from dynctl.documents.recording import Arrived, Changed, Decided, Finished, Record, Start
 from dynctl.documents.replay import ReplayResult
 from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.replay import simulation
 from dynctl.simulation.replay.fleet import (
     FleetChange,
     Loss,
@@ -20,6 +21,7 @@ from dynctl.simulation.replay.fleet import (
     SimulatedFleet,
     SimulatedWorker,
 )
+from dynctl.simulation.replay.routers import Routers
 from dynctl.simulation.replay.simulation import ReplayError, simulate
 from dynctl.wire.traces import TraceRequest
 from router_core import Role, Router, RouterConfig
@@ -390,6 +392,63 @@ def test_routers_that_do_not_share_their_bookings_balance_worse():
         return found.ttft_s.p99
 
     assert p99(1, "none") <= p99(4, "delayed") < p99(4, "none")
+
+
+@given(replays())
+def test_routers_that_share_without_delay_have_the_same_load_and_all_end_with_none(replay):
+    """Bookings of others count once, end when they end, and their prefill ends with its first
+    token; so do those that come late."""
+    trace, where, policy, _ = replay
+    for delay in (0.0, 0.001):
+        made: list[Routers] = []
+
+        class Watched(Routers):
+            def __init__(self, *args, _made=made, **more):
+                super().__init__(*args, **more)
+                _made.append(self)
+
+            def plan(self, live, _exact=not delay):
+                if _exact and not live.attempts and live.enqueued < 0:  # it arrives now
+                    assert len({loads(one.router) for one in self.frontends}) == 1
+                return super().plan(live)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(simulation, "Routers", Watched)
+            simulate(trace, where, policy, 1, routers=3, sync=ReplicaSync("delayed", delay))
+        assert {len(one.router.load) for one in made[0].frontends} == {0}
+        assert all(not any(sum(loads(one.router), ())) for one in made[0].frontends)
+
+
+def loads(router):
+    load = router.load
+    return tuple(load.requests), tuple(load.prefill_tokens), tuple(load.decode_blocks)
+
+
+@pytest.mark.parametrize(
+    ("delay", "apart", "least", "most"),
+    [(0.0, 0.0, 6, 6), (0.001, 0.0, 1, 5), (0.001, 0.002, 6, 6)],
+)
+def test_routers_choose_the_same_worker_for_requests_that_arrive_within_the_delay(
+    delay, apart, least, most
+):
+    """Bursts of 6 requests for 6 idle workers and 3 routers. A router that sees the bookings before
+    the next request gives each a worker of its own. Within the delay it sees only its own, and
+    some workers get two of the 6."""
+    trace = [
+        asked(float(n // 6) + n % 6 * apart, n, 40, 8, *range(n * 10, n * 10 + 10))
+        for n in range(120)
+    ]
+    sent: dict[int, set[tuple[int, int]]] = {}
+
+    def note(record):
+        if isinstance(record, Decided) and record.decode is not None:
+            sent.setdefault(int(record.id[1:]) // 6, set()).add(record.decode)
+
+    engine = replace(ENGINE, total_blocks=4000)
+    sync = ReplicaSync("delayed", delay)
+    simulate(trace, fleet(6, engine), KV, 1, routers=3, sync=sync, records=note)
+    mean = sum(map(len, sent.values())) / len(sent)
+    assert least <= mean <= most
 
 
 def test_requests_wait_in_the_router_queue_and_a_full_one_refuses():
