@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
@@ -42,8 +42,10 @@ _OUR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 class FileDiscovery:
     """Follows a file store by polling it every ``poll_s`` seconds.
 
-    ``ttl_s`` is Dynamo's time to live, by the file system's clock against ``clock`` (seconds since
-    the epoch). The files are read in a separate thread, because a shared disk may be slow.
+    ``ttl_s`` is Dynamo's time to live. The first scan measures it by the file system's clock
+    against ``clock`` (seconds since the epoch), as there is nothing else. Later ones by
+    ``monotonic``, from the change of a file's time on, so that a clock that is set ends no worker
+    and keeps none. The files are read in a separate thread, because a shared disk may be slow.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class FileDiscovery:
         *,
         poll_s: float = 0.5,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root = root
         self._ttl_s = ttl_s
         self._poll_s = poll_s
         self._clock = clock
+        self._monotonic = monotonic
         self._thread: ThreadPoolExecutor | None = None
         self._closed = asyncio.Event()
 
@@ -111,9 +115,9 @@ class FileDiscovery:
             raise _Unreadable("the reader of the file store is closed")
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="dynctl-file-discovery")
-        alive_after = self._clock() - self._ttl_s
+        now = _Now(self._clock(), self._monotonic(), self._ttl_s)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _scan, self._root, store, alive_after)
+        return await loop.run_in_executor(self._thread, _scan, self._root, store, now)
 
 
 class FileRegistrar:
@@ -271,9 +275,24 @@ class _Seen:
 @dataclass(frozen=True, slots=True)
 class _Store:
     """The result of a scan that the next one needs. Immutable, so that a scan whose task was
-    cancelled loses nothing."""
+    cancelled loses nothing. ``kept``: path -> mtime, and since when it is the same, in monotonic
+    seconds, without what had passed before the first scan."""
 
     seen: dict[str, _Seen] = field(default_factory=dict)
+    kept: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+class _Now(NamedTuple):
+    """The time of a scan, in seconds since the epoch and monotonic, and the time to live."""
+
+    wall: float
+    monotonic: float
+    ttl_s: float
+
+    def since(self, mtime: float, first: bool) -> float:
+        """When a file with a new time was touched, in monotonic seconds."""
+        # Of a file that is touched while it is followed the clock need not be right.
+        return self.monotonic - (max(0.0, self.wall - mtime) if first else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,14 +303,19 @@ class _Found:
     gone: tuple[str, ...]
 
 
-def _scan(root: Path, before: _Store, alive_after: float) -> _Found:
-    """Read new and changed entries since ``before``; ``alive_after``: seconds since the epoch."""
+def _scan(root: Path, before: _Store, now: _Now) -> _Found:
+    """Read new and changed entries since ``before``."""
     seen: dict[str, _Seen] = {}
+    kept: dict[str, tuple[int, float]] = {}
     put: list[tuple[int, DiscoveryEntry]] = []
     read_bytes = 0
     for key, path, status in _files(root):
-        # A time in the future (a clock that runs ahead) is alive, as it is to Dynamo.
-        if status.st_mtime < alive_after or key in seen:
+        mtime, since = before.kept.get(path, (None, 0.0))
+        if mtime != status.st_mtime_ns:
+            # A time in the future (a clock that runs ahead) is alive, as it is to Dynamo.
+            since = now.since(status.st_mtime, first=mtime is None)
+        kept[path] = (status.st_mtime_ns, since)
+        if now.monotonic - since > now.ttl_s or key in seen:
             continue
         if len(seen) >= MAX_ENTRIES:
             raise _Unreadable(f"{root} has more than {MAX_ENTRIES:,} entries")
@@ -312,7 +336,7 @@ def _scan(root: Path, before: _Store, alive_after: float) -> _Found:
             put.append((status.st_mtime_ns, DiscoveryEntry(key, value)))
     put.sort(key=lambda found: found[0])
     gone = tuple(key for key in before.seen if key not in seen)
-    return _Found(_Store(seen), tuple(entry for _, entry in put), gone)
+    return _Found(_Store(seen, kept), tuple(entry for _, entry in put), gone)
 
 
 def _files(root: Path) -> Iterator[tuple[str, str, os.stat_result]]:

@@ -37,7 +37,7 @@ def bucket(tmp_path: Path) -> Path:
 
 
 def discovery_of(root: Path, clock: Clock) -> FileDiscovery:
-    return FileDiscovery(root, poll_s=0.01, clock=clock)
+    return FileDiscovery(root, poll_s=0.01, clock=clock, monotonic=clock)
 
 
 async def keys(discovery: FileDiscovery) -> list[str]:
@@ -69,10 +69,41 @@ async def test_an_entry_is_gone_when_its_time_is_over_and_its_file_stays(
     await discovery.close()
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_ends_no_entry_and_keeps_none(
+    bucket: Path, tmp_path: Path, clock: Clock, jump: float
+):
+    running = Clock()
+    discovery = FileDiscovery(tmp_path, poll_s=0.01, clock=clock, monotonic=running)
+    changes = discovery.watch()
+    for name in ("kept", "left"):
+        (bucket / name).write_bytes(b"{}")
+        os.utime(bucket / name, (clock.now, clock.now))
+    assert len((await anext(changes)).entries) == 2
+    clock.now += jump
+    (bucket / "new").write_bytes(b"{}")
+    os.utime(bucket / "new", (clock.now, clock.now))
+    assert await anext(changes) == Put(DiscoveryEntry("v1/instances/new", b"{}"))
+    running.now += 9  # both clocks go on; the one that is kept was touched meanwhile
+    clock.now += 9
+    os.utime(bucket / "kept", (clock.now, clock.now))
+    os.utime(bucket / "new", (clock.now, clock.now))
+    (bucket / "newer").write_bytes(b"{}")
+    os.utime(bucket / "newer", (clock.now, clock.now))
+    assert await anext(changes) == Put(DiscoveryEntry("v1/instances/newer", b"{}"))
+    running.now += 2
+    clock.now += 2
+    assert await anext(changes) == Deleted("v1/instances/left")
+    os.utime(bucket / "left", (clock.now, clock.now))
+    assert await anext(changes) == Put(DiscoveryEntry("v1/instances/left", b"{}"))
+    await changes.aclose()
+    await discovery.close()
+
+
 async def test_a_restart_tells_what_is_gone_first(bucket: Path, tmp_path: Path, clock: Clock):
     """And what is new, oldest first, when one look finds all of it."""
     (bucket / "old").write_bytes(b"{}")
-    discovery = FileDiscovery(tmp_path, poll_s=0.2, clock=clock)
+    discovery = FileDiscovery(tmp_path, poll_s=0.2, clock=clock, monotonic=clock)
     changes = discovery.watch()
     await anext(changes)
     (bucket / "b").write_bytes(b"1")
