@@ -72,6 +72,7 @@ _OF_EVENTS = (
         str,
         (
             StreamCode.EVENTS_LOST,
+            StreamCode.EVENTS_OVERFLOW,
             StreamCode.FOREIGN_PUBLISHER,
             StreamCode.MALFORMED_BATCH,
             StreamCode.MALFORMED_MESSAGE,
@@ -83,10 +84,16 @@ _OF_EVENTS = (
 #: Code of a stream that recovered -> the conditions that end.
 _ENDED_BY = {
     str(StreamCode.INDEX_CURRENT): (str(StreamCode.EVENTS_LOST),),
+    str(StreamCode.EVENTS_KEPT_UP): (str(StreamCode.EVENTS_OVERFLOW),),
     str(StreamCode.REPLAY_AVAILABLE): (str(StreamCode.REPLAY_UNAVAILABLE),),
     str(StreamCode.ENGINE_RESTARTED): _OF_EVENTS,
 }
-_RECOVERIES = (StreamCode.INDEX_CURRENT, StreamCode.REPLAY_AVAILABLE, StreamCode.STREAM_CONNECTED)
+_RECOVERIES = (
+    StreamCode.EVENTS_KEPT_UP,
+    StreamCode.INDEX_CURRENT,
+    StreamCode.REPLAY_AVAILABLE,
+    StreamCode.STREAM_CONNECTED,
+)
 
 
 #: Seconds between two readings of an index that is over its bound again and again.

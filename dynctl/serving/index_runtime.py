@@ -24,17 +24,20 @@ SLICE_S: Final = 0.002
 PIECE_BLOCKS: Final = 256
 #: Values waiting to be applied; beyond this the stream that adds one waits for the oldest.
 MAX_WAITING: Final = 8192
+#: Blocks of one worker that wait to be applied; beyond this its streams wait. One batch more may.
+MAX_WAITING_BLOCKS: Final = 256 * 1024
 _SWEEP_BLOCKS: Final = 500
 _IDLE_SWEEP_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A value's changes that wait to be applied."""
+    """A value's changes that wait to be applied, with their number of blocks."""
 
     worker_id: int
     generation: int
     changes: Iterator[Change]
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,23 @@ class IndexSeed:
     sequence: int
     digest: int
     events: Callable[[], Iterator[CacheEvent]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The room for the values of one worker."""
+
+    runtime: "IndexRuntime"
+    worker_id: int
+
+    @property
+    def full(self) -> bool:
+        return self.runtime.blocks[self.worker_id] > MAX_WAITING_BLOCKS
+
+    async def wait(self) -> None:
+        while self.full:
+            self.runtime.applied.clear()
+            await self.runtime.applied.wait()
 
 
 @dataclass(slots=True)
@@ -80,6 +100,9 @@ class IndexRuntime:
         self._tasks = tasks
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._waiting: deque[_Queued] = deque()
+        #: Worker id -> blocks that wait to be applied; set when some are not any more.
+        self.blocks: Counter[int] = Counter()
+        self.applied = asyncio.Event()
         self._wake = asyncio.Event()
         self._context: Any = None  # ZMQ's; only adapters use it
         self._share = LoopShare(SLICE_S)
@@ -108,7 +131,14 @@ class IndexRuntime:
             if self._generation[source.worker_id] == generation:
                 self.take(value)
 
-        stream = ZmqKvEvents(source, emit, self._clock, context=self._context, share=self._share)
+        stream = ZmqKvEvents(
+            source,
+            emit,
+            self._clock,
+            context=self._context,
+            share=self._share,
+            room=_Room(self, source.worker_id),
+        )
         seed = self.seeds.pop(key, None)
         if seed is not None and self._fits(seed, source, stream):
             stream.resume(seed.sequence, seed.digest)
@@ -218,7 +248,9 @@ class IndexRuntime:
         while len(self._waiting) >= MAX_WAITING:
             self._finish(self._waiting.popleft())
         generation = self._generation[value.worker_id]
-        self._waiting.append(_Queued(value.worker_id, generation, _pieces(value)))
+        blocks = _blocks(value)
+        self.blocks[value.worker_id] += blocks
+        self._waiting.append(_Queued(value.worker_id, generation, _pieces(value), blocks))
         self._wake.set()
 
     def _stale(self, queued: _Queued) -> bool:
@@ -228,6 +260,14 @@ class IndexRuntime:
         if not self._stale(queued):
             for change in queued.changes:
                 self._apply(change)
+        self._left(queued)
+
+    def _left(self, queued: _Queued) -> None:
+        """A value waits no more."""
+        self.blocks[queued.worker_id] -= queued.blocks
+        if not self.blocks[queued.worker_id]:
+            del self.blocks[queued.worker_id]
+        self.applied.set()
 
     async def _work(self) -> None:
         while True:
@@ -251,13 +291,16 @@ class IndexRuntime:
         waiting = self._waiting
         while waiting:
             queued = waiting.popleft()
-            if self._stale(queued):
-                continue
-            for change in queued.changes:
-                self._apply(change)
-                if self._clock() >= end:
-                    waiting.appendleft(queued)
-                    return True
+            try:
+                for change in () if self._stale(queued) else queued.changes:
+                    self._apply(change)
+                    if self._clock() >= end:
+                        waiting.appendleft(queued)
+                        return True
+            except BaseException:
+                self._left(queued)
+                raise
+            self._left(queued)
         while self._sweep(_SWEEP_BLOCKS):
             if self._clock() >= end:
                 return True
@@ -268,6 +311,13 @@ def _seeded(worker_id: int, dp_rank: int, events: Iterator[CacheEvent]) -> Itera
     for event in events:
         for piece in _cut(event):
             yield KvEvent(worker_id, dp_rank, piece)
+
+
+def _blocks(value: StreamValue) -> int:
+    """The number of blocks in a value."""
+    if not isinstance(value, IndexUpdate):
+        return 0
+    return sum(len(one.block_hashes) for one in value.events if not isinstance(one, Cleared))
 
 
 def _pieces(value: StreamValue) -> Iterator[Change]:

@@ -443,14 +443,22 @@ def _encoded(
 
 
 _RECOVERIES: Final = frozenset(
-    (StreamCode.INDEX_CURRENT, StreamCode.REPLAY_AVAILABLE, StreamCode.STREAM_CONNECTED)
+    (
+        StreamCode.EVENTS_KEPT_UP,
+        StreamCode.INDEX_CURRENT,
+        StreamCode.REPLAY_AVAILABLE,
+        StreamCode.STREAM_CONNECTED,
+    )
 )
 #: Code of a stream that recovered -> the conditions that end.
 _ENDED_BY: Final[dict[str, tuple[str, ...]]] = {
     StreamCode.INDEX_CURRENT: (StreamCode.EVENTS_LOST,),
+    StreamCode.EVENTS_KEPT_UP: (StreamCode.EVENTS_OVERFLOW,),
     StreamCode.REPLAY_AVAILABLE: (StreamCode.REPLAY_UNAVAILABLE,),
     StreamCode.STREAM_CONNECTED: (StreamCode.STREAM_DISCONNECTED,),
-    StreamCode.ENGINE_RESTARTED: (StreamCode.EVENTS_LOST, StreamCode.MALFORMED_BATCH),
+    StreamCode.ENGINE_RESTARTED: (
+        *(StreamCode.EVENTS_LOST, StreamCode.EVENTS_OVERFLOW, StreamCode.MALFORMED_BATCH),
+    ),
 }
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -179,6 +180,23 @@ async def test_a_message_over_the_limit_of_the_transport_does_not_end_the_channe
         await heard.until_number(4)
     assert heard.numbers == [0, 2, 4]
     assert follower.counts.dropped == 2
+
+
+async def test_more_bytes_than_may_wait_close_the_channel_and_it_is_opened_again(rig):
+    if rig.name != "zmq":
+        pytest.skip("NATS has this bound in its client: pending_bytes")
+    rig.plane._bounds = replace(rig.plane._bounds, queue_bytes=5_000)
+    async with following(rig) as (channel, follower, heard):
+        await rig.send(channel, envelope(0))
+        await heard.until_number(0)
+        await rig.send(channel, envelope(1, bytes(8_000)))
+        await heard.until_code("CHANNEL_DISCONNECTED")
+        assert "5,000 bytes" in heard.message_of("CHANNEL_DISCONNECTED")
+        await rig.ready(channel, heard, 2)
+        await rig.send(channel, envelope(2))
+        await heard.until_number(2)
+    assert heard.numbers == [0, 2]
+    assert follower.counts.dropped == 1
 
 
 async def test_it_reconnects_and_the_numbers_tell_what_was_lost(rig):

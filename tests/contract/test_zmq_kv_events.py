@@ -9,7 +9,7 @@ import pytest
 import zmq.asyncio
 
 from dynctl.adapters.ports import IndexRead, IndexUpdate
-from dynctl.adapters.zmq.context import close_context, new_context
+from dynctl.adapters.zmq.context import Backlog, close_context, new_context
 from dynctl.adapters.zmq.kv_event_source import (
     EndpointError,
     KvEventSource,
@@ -467,6 +467,69 @@ async def test_message_over_the_limit_of_the_socket_does_not_end_the_stream(benc
     if replay:
         assert state.missing == 0
         assert bench.recorder.seqs == list(range(10))
+
+
+async def test_more_bytes_than_may_wait_close_the_connection_and_it_is_opened_again(bench):
+    publisher = bench.publisher(replay=True)
+    follower = bench.follower(publisher, bounds=StreamBounds(idle_check=600.0, queue_bytes=20_000))
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await bench.recorder.until_seq(0)
+        publisher.keep(1, batch(1))
+        await publisher.raw(b"", encode_seq(1), b"x" * 30_000)
+        await bench.recorder.until_code("EVENTS_OVERFLOW")
+        await bench.recorder.until_code("STREAM_DISCONNECTED")
+        await publisher.subscribed()
+        await publisher.send(2, batch(2))
+        await bench.recorder.until_seq(2)
+        assert follower.state().missing == 0
+        bench.now += 11.0
+        await publisher.send(3, batch(3))
+        await bench.recorder.until_seq(3)
+        await bench.recorder.until_code("EVENTS_KEPT_UP")
+    assert bench.recorder.seqs == [0, 1, 2, 3]
+    assert "20,000 bytes" in bench.recorder.condition("EVENTS_OVERFLOW").message
+
+
+async def test_what_waits_while_the_reader_waits_has_the_same_bound(bench):
+    """The reader waits for an answer of the replay socket, or for room."""
+    context = bench.context
+    sender, receiver = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    sender.set(zmq.SNDHWM, 0)
+    receiver.set(zmq.RCVHWM, 0)
+    port = sender.bind_to_random_port("tcp://127.0.0.1")
+    endpoint = f"tcp://127.0.0.1:{port}"
+    receiver.connect(endpoint)
+    shadow = zmq.Socket.shadow(receiver.underlying)
+    backlog = Backlog(shadow, endpoint, most_bytes=50_000, most_messages=100)
+    async with backlog.reading_ahead():
+        for _ in range(40):
+            await sender.send(b"x" * 1000)
+        await until(lambda: backlog)
+        assert not backlog.overflowed
+        for _ in range(40):
+            await sender.send(b"x" * 1000)
+        await until(lambda: backlog.overflowed)
+    assert not backlog.take()
+    with pytest.raises(zmq.Again):
+        shadow.recv(zmq.NOBLOCK)
+    sender.close(linger=0)
+    receiver.close(linger=0)
+
+
+async def test_the_ranks_of_one_stream_have_a_bound(bench):
+    publisher = bench.publisher()
+    follower = bench.follower(publisher, bounds=StreamBounds(idle_check=600.0, ranks=3))
+    async with running(follower.run()):
+        await publisher.subscribed()
+        for seq in range(8):
+            await publisher.send(seq, batch(seq, dp_rank=seq))
+        await publisher.send(8, batch(8, dp_rank=1))
+        await bench.recorder.until_seq(8)
+    assert bench.recorder.seqs == [0, 1, 2, 8]
+    assert follower.state().malformed == 5
+    assert "after 3 other ranks" in bench.recorder.condition("MALFORMED_BATCH").message
 
 
 async def test_replay_that_never_answers_costs_one_wait_and_is_left_alone(bench):

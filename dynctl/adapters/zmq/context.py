@@ -1,15 +1,23 @@
 """The shared ZMQ context of a process with its IO thread, and bounded reading of sockets."""
 
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
 from typing import Final
 
 import zmq
 import zmq.asyncio
 
-from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES
+from dynctl.base.tasks import TURN_BYTES, TURN_MESSAGES, end_tasks
 
 #: A followed engine takes three sockets, and ZMQ's default of 1,023 is then reached by 341 engines.
 #: These are enough for the 4,096 workers that a frontend accepts.
 MAX_SOCKETS: Final = 16_384
+#: Messages that one turn of the event loop reads ahead, and the pause between two such turns while
+#: their reader waits for something else.
+_AHEAD: Final = 256
+_AHEAD_S: Final = 0.02
 
 
 def new_context() -> zmq.asyncio.Context:
@@ -36,3 +44,70 @@ def drain(socket: zmq.Socket[bytes]) -> list[list[bytes]]:
         received.append(frames)
         size += sum(map(len, frames))
     return received
+
+
+class Backlog:
+    """The messages of a socket that wait for their reader, bounded by their bytes.
+
+    ZMQ bounds only their number, and a hundred thousand messages of 32 MiB are more memory than a
+    host has. So they are read ahead. Above ``most_bytes`` the connection to ``endpoint`` is closed,
+    what waits is lost, and ``overflowed`` is true: the caller begins again with a new socket.
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], endpoint: str, *, most_bytes: int, most_messages: int
+    ) -> None:
+        self.overflowed = False
+        self._socket = socket
+        self._endpoint = endpoint
+        self._most_bytes = most_bytes
+        self._most_messages = most_messages
+        self._waiting: deque[list[bytes]] = deque()
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def read(self) -> None:
+        """Read ahead what has arrived, at most the messages of one turn."""
+        for _ in range(_AHEAD):
+            if self.overflowed or len(self._waiting) >= self._most_messages:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._waiting.append(frames)
+            self._bytes += sum(map(len, frames))
+            if self._bytes > self._most_bytes:
+                self.overflowed = True
+                self._waiting.clear()
+                # What ZMQ holds is freed with the connection.
+                with contextlib.suppress(zmq.ZMQError):
+                    self._socket.disconnect(self._endpoint)
+
+    def take(self) -> list[list[bytes]]:
+        """The oldest messages, at most those of one turn of the event loop."""
+        taken: list[list[bytes]] = []
+        size = 0
+        while self._waiting and len(taken) < TURN_MESSAGES and size < TURN_BYTES:
+            frames = self._waiting.popleft()
+            taken.append(frames)
+            size += sum(map(len, frames))
+        self._bytes -= size
+        return taken
+
+    @contextlib.asynccontextmanager
+    async def reading_ahead(self) -> AsyncIterator[None]:
+        """Read ahead while the reader waits for something else."""
+
+        async def read() -> None:
+            while True:
+                self.read()
+                await asyncio.sleep(_AHEAD_S)
+
+        task = asyncio.create_task(read(), name="messages that wait")
+        try:
+            yield
+        finally:
+            await end_tasks([task])

@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.adapters.dynamo.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.ports import ChannelValue
-from dynctl.adapters.zmq.context import close_context, drain, new_context
+from dynctl.adapters.zmq.context import Backlog, close_context, drain, new_context
 from dynctl.adapters.zmq.kv_event_source import EndpointError, dialable_endpoint
 from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import end_tasks
@@ -39,12 +39,14 @@ _STABLE_S: Final = 10.0
 @dataclass(frozen=True, slots=True)
 class ZmqBounds:
     """``queue_messages``: messages of one channel that wait for us; further ones are dropped.
+    ``queue_bytes``: their bytes; above it the connection is closed and opened again.
 
     Times in seconds: a reconnect is tried every ``reconnect`` at first, up to ``reconnect_max``
     apart; a lost host is noticed after ``heartbeat_timeout``.
     """
 
     queue_messages: int = 16_384
+    queue_bytes: int = 128 * 1024 * 1024
     message: Limits = DEFAULT_LIMITS
     reconnect: float = 0.1
     reconnect_max: float = 2.0
@@ -174,12 +176,18 @@ class ZmqFollower:
         poller = zmq.asyncio.Poller()
         poller.register(sub, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
-        messages: zmq.Socket[bytes] = zmq.Socket.shadow(sub.underlying)
+        backlog = Backlog(
+            zmq.Socket.shadow(sub.underlying),
+            endpoint,
+            most_bytes=bounds.queue_bytes,
+            most_messages=bounds.queue_messages,
+        )
         changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
         lost = False
-        while True:
-            await poller.poll(0 if lost else None)
-            received = drain(messages)
+        while not backlog.overflowed:
+            await poller.poll(0 if lost or backlog else None)
+            backlog.read()
+            received = backlog.take()
             # Read after the messages: a disconnect is always reported before the first message of
             # the connection that followed.
             lost = self._watch_connection(changes, endpoint) or lost
@@ -189,6 +197,10 @@ class ZmqFollower:
                 await asyncio.sleep(0)
             elif lost:
                 return
+        self.intake.disconnect(
+            f"more than {bounds.queue_bytes:,} bytes of messages from {endpoint} waited to be "
+            "read; reconnecting"
+        )
 
     def _watch_connection(self, changes: zmq.Socket[bytes], endpoint: str) -> bool:
         """Report what the monitor saw; returns whether the connection was lost."""

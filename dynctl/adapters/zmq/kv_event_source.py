@@ -58,12 +58,16 @@ class StreamBounds:
     """Bounds of one stream; times in seconds, sizes in the unit of their names.
 
     ``queue_messages``: messages that wait for us; ZMQ drops further ones, which is a gap.
+    ``queue_bytes``: their bytes; above it the connection is closed and opened again.
+    ``ranks``: data parallel ranks of one stream; batches of further ones are skipped.
     ``replay_wait`` is the longest pause and ``replay_total`` the longest whole response of a replay
     socket; after a failure it is not used for ``replay_pause``. ``idle_check``: how often a silent
     stream is compared with the replay socket, since a lost last batch leaves no gap.
     """
 
     queue_messages: int = 100_000
+    queue_bytes: int = 128 * 1024 * 1024
+    ranks: int = 1024
     replay_wait: float = 2.0
     replay_total: float = 60.0
     replay_pause: float = 30.0

@@ -13,7 +13,7 @@ lost parent are refused by the index until the chain is stored again.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import zmq
 import zmq.asyncio
@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.adapters.ports import IndexRead, IndexUpdate, StreamCode, StreamCondition, StreamValue
-from dynctl.adapters.zmq.context import drain
+from dynctl.adapters.zmq.context import Backlog, drain
 from dynctl.adapters.zmq.kv_event_source import (
     DEFAULT_BOUNDS,
     KvEventSource,
@@ -60,12 +60,23 @@ _LONGEST_PAUSE_S: Final = 2.0
 _STABLE_S: Final = 10.0
 
 
+class Room(Protocol):
+    """The room that the reader of the emitted values has for more of them."""
+
+    @property
+    def full(self) -> bool: ...
+
+    async def wait(self) -> None:
+        """Wait until it is not full."""
+
+
 class ZmqKvEvents:
     """The stream of one engine (one publishing socket).
 
     ``emit`` is called with each value, in order, from the event loop; it must not block.
     ``clock`` gives monotonic seconds. With a shared ``context`` all streams use one IO thread, and
-    with a ``share`` they take a bounded part of each turn of the event loop together.
+    with a ``share`` they take a bounded part of each turn of the event loop together. While there
+    is no ``room`` nothing is decoded.
     Raises EndpointError for an invalid endpoint.
     """
 
@@ -78,6 +89,7 @@ class ZmqKvEvents:
         bounds: StreamBounds = DEFAULT_BOUNDS,
         context: zmq.asyncio.Context | None = None,
         share: LoopShare | None = None,
+        room: Room | None = None,
     ) -> None:
         self.source = source
         self.endpoint = dialable_endpoint(source.endpoint, source.host)
@@ -87,6 +99,7 @@ class ZmqKvEvents:
         self._bounds = bounds
         self._context = context
         self._share = share
+        self._room = room
         self._sequence = EventSequence()
         self._connected = False
         self._changed_at = clock()
@@ -101,6 +114,7 @@ class ZmqKvEvents:
         self._check_due = False
         self._replay_blocked_until = float("-inf")
         self._tried = asyncio.Event()
+        self._backlog: Backlog | None = None
 
     async def tried(self) -> None:
         """Wait until the first reading of what the engine caches succeeded or failed.
@@ -180,27 +194,39 @@ class ZmqKvEvents:
         poller = zmq.asyncio.Poller()
         poller.register(sub, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
-        messages: zmq.Socket[bytes] = zmq.Socket.shadow(sub.underlying)
+        backlog = self._backlog = Backlog(
+            zmq.Socket.shadow(sub.underlying),
+            self.endpoint,
+            most_bytes=self._bounds.queue_bytes,
+            most_messages=self._bounds.queue_messages,
+        )
         changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
-        while True:
-            wait = 0 if self._lost else int(self._bounds.idle_check * 1000)
-            ready = await poller.poll(wait)
-            received = drain(messages)
+        began = self._clock()
+        while not backlog.overflowed:
+            at_once = self._lost or bool(backlog)
+            ready = await poller.poll(0 if at_once else int(self._bounds.idle_check * 1000))
+            backlog.read()
+            received = backlog.take()
             # Read after the messages: a disconnect is always reported before the first message of
             # the connection that followed, so its messages never count for the old one.
             self._watch_connection(changes)
-            if self._connected and (self._check_due or not ready):
+            if self._connected and (self._check_due or not (ready or at_once)):
                 self._check_due = False
                 await self._check_identity(context)
                 self._tried.set()
             for frames in received:
                 if self._share is not None:
                     await self._share.turn()
+                await self._wait_for_room(backlog)
                 await self._take_message(context, frames)
+            if self._clock() - began >= _STABLE_S and StreamCode.EVENTS_OVERFLOW in self._reported:
+                self._reported.discard(StreamCode.EVENTS_OVERFLOW)
+                self._report(StreamCode.EVENTS_KEPT_UP, "its messages are read as they arrive")
             if received:
                 await asyncio.sleep(0)
             elif self._lost:
                 return
+        self._overflow()
 
     # -- connection -------------------------------------------------------------------------
 
@@ -222,6 +248,23 @@ class ZmqKvEvents:
                 )
             elif event == zmq.Event.CONNECT_RETRIED:
                 self._tried.set()
+
+    async def _wait_for_room(self, backlog: Backlog) -> None:
+        if self._room is not None and self._room.full:
+            async with backlog.reading_ahead():
+                await self._room.wait()
+
+    def _overflow(self) -> None:
+        """The connection was closed, because too much waited."""
+        self._connected, self._changed_at = False, self._clock()
+        self._reconnected = self._lost = True
+        self._tried.set()
+        self._report_once(
+            StreamCode.EVENTS_OVERFLOW,
+            f"more than {self._bounds.queue_bytes:,} bytes of its messages waited to be read: the "
+            "connection is closed and opened again, and they are lost",
+        )
+        self._report(StreamCode.STREAM_DISCONNECTED, f"closed {self.endpoint}; reconnecting")
 
     def _note_read(self, complete: bool) -> None:
         if complete is self._unread:
@@ -297,7 +340,16 @@ class ZmqKvEvents:
             self._lose(seq, 1)
             return
         rank = self.source.dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
-        self._missing.setdefault(rank, max(self._missing.values()))
+        if rank not in self._missing:
+            if len(self._missing) >= self._bounds.ranks:
+                self._counts["malformed"] += 1
+                self._report_once(
+                    StreamCode.MALFORMED_BATCH,
+                    f"batch {seq} is of rank {rank}, after {self._bounds.ranks:,} other ranks",
+                    {"seq": seq},
+                )
+                return
+            self._missing[rank] = max(self._missing.values())
         converted = to_index_events(
             batch,
             self.source.block_size,
@@ -333,6 +385,11 @@ class ZmqKvEvents:
         """
         if self.replay is None or self._clock() < self._replay_blocked_until:
             return
+        assert self._backlog is not None
+        async with self._backlog.reading_ahead():
+            await self._read_replay(context, start, verify=verify)
+
+    async def _read_replay(self, context: zmq.asyncio.Context, start: int, *, verify: bool) -> None:
         try:
             if verify and not await self._same_process(context, start):
                 start = 0
@@ -381,6 +438,8 @@ class ZmqKvEvents:
         applied = turn = size = 0
         async with contextlib.aclosing(self._request_replay(context, start)) as answer:
             async for seq, payload in answer:
+                if self._room is not None and self._room.full:
+                    await self._room.wait()
                 if applied and seq > self._sequence.expected:
                     return False
                 if seq >= self._sequence.expected:

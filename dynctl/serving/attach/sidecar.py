@@ -86,7 +86,9 @@ _GRACE_S: Final = 0.3
 """How long requests are accepted after deregistration: frontends hear of it a moment later."""
 _CLAIM_S: Final = 5.0
 _DIAL_S: Final = 1.0
-_STREAM_PROBLEMS: Final = frozenset({StreamCode.STREAM_DISCONNECTED, StreamCode.EVENTS_LOST})
+_STREAM_PROBLEMS: Final = frozenset(
+    {StreamCode.STREAM_DISCONNECTED, StreamCode.EVENTS_LOST, StreamCode.EVENTS_OVERFLOW}
+)
 
 _log = logging.getLogger(__name__)
 
@@ -457,6 +459,8 @@ class Sidecar:
             self.conditions.clear(codes.STREAM_DISCONNECTED, name)
         elif value.code == StreamCode.INDEX_CURRENT:
             self.conditions.clear(codes.EVENTS_LOST, name)
+        elif value.code == StreamCode.EVENTS_KEPT_UP:
+            self.conditions.clear(codes.EVENTS_OVERFLOW, name)
         elif value.code in _STREAM_PROBLEMS:
             self._hold(value.code, value.message)
             self._suspect.set()

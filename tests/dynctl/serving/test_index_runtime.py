@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.base.tasks import Supervisor
+from dynctl.serving import index_runtime
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
 from router_core import (
@@ -81,6 +82,34 @@ async def test_a_long_run_of_blocks_is_the_same_whole_or_in_pieces():
     work.take(IndexUpdate(1, 0, 1, (removed,), 0.0))
     await work.drained()
     assert router.index.block_count(0) == 0
+    await work.close()
+
+
+async def test_the_blocks_of_a_worker_that_wait_have_a_bound(monkeypatch):
+    """A worker whose values wait is read no more; others are."""
+    monkeypatch.setattr(index_runtime, "MAX_WAITING_BLOCKS", 100)
+    router = router_of("a", "b")
+    work = runtime(router)
+    room, other = index_runtime._Room(work, 1), index_runtime._Room(work, 2)
+    work.take(stored(1, 60))
+    assert not room.full
+    work.take(stored(1, 60, first=61))
+    assert room.full
+    assert not other.full
+    waiting = asyncio.ensure_future(room.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    work.start()
+    await asyncio.wait_for(waiting, patience(5))
+    await work.drained()
+    assert not work.blocks
+    assert router.index.block_count(0) == 120
+    # What a lost worker had waiting is no debt of its next life.
+    work.take(stored(1, 200))
+    work.unfollow(1)
+    await asyncio.wait_for(room.wait(), patience(5))
+    await work.drained()
+    assert not work.blocks
     await work.close()
 
 
