@@ -80,8 +80,20 @@ REQUEST_S: Final = 3.0
 EARLY_S: Final = 60.0
 MOST_PEERS: Final = 64
 MOST_FREED: Final = 8192
-#: Bookings of all other routers.
+#: Bookings of all other routers, and of one: none keeps out the requests of the others.
 MOST_BOOKINGS: Final = 200_000
+MOST_OF_ONE: Final = MOST_BOOKINGS // 4
+#: Hashes in the bookings of all other routers, and of one; about 250 bytes each. The blocks of
+#: further bookings count by their number.
+MOST_HASHES: Final = 8 * 1024 * 1024
+MOST_HASHES_OF_ONE: Final = MOST_HASHES // 4
+#: After as many seconds without a word another router of the same name is the same one again.
+_REPLACED_S: Final = 2.5 * ALIVE_S
+
+_OF_PEERS: Final = (
+    *(codes.REPLICA_BEHIND, codes.REPLICA_OVER_LIMIT, codes.REPLICA_SILENT),
+    codes.REPLICA_WORKERS_DIFFER,
+)
 
 _Key = tuple[str, int, int]
 """Request id, worker id, rank."""
@@ -98,12 +110,22 @@ class _Mirrored:
 
 
 @dataclass(slots=True)
+class Share:
+    """What one other router has booked here. ``over``: it had too many requests."""
+
+    bookings: int = 0
+    hashes: int = 0
+    over: bool = False
+
+
+@dataclass(slots=True)
 class _Peer:
     """Another router. ``last``: the number of its last message of events, None: none yet.
 
     ``freed``: key -> number of the last Free, its time, and whether it came before its Add.
     ``reported``: the number that it had sent by its last report; ``synced_to``: when it sent all
-    its bookings. ``strangers``: requests ran on unknown workers at the last judgement.
+    its bookings. ``strangers``: requests ran on unknown workers at the last judgement. ``given``:
+    the bookings in the ``parts`` of its bookings that have arrived.
     """
 
     router_id: int
@@ -122,19 +144,24 @@ class _Peer:
     asked_at: float = float("-inf")
     bookings: dict[_Key, _Mirrored] = field(default_factory=dict)
     freed: dict[_Key, tuple[int, float, bool]] = field(default_factory=dict)
-    collected: list[SequenceAdded] | None = None
+    given: set[_Key] | None = None
     parts: int = 0
+    share: Share = field(default_factory=Share)
 
 
-def foreign_booking(booking_id: str, worker: Worker, event: SequenceAdded) -> Booked:
+def _foreign_booking(
+    booking_id: str, worker: Worker, event: SequenceAdded, *, hashes: bool
+) -> Booked:
     """The booking of another router, as a change that is not sent on."""
+    blocks = event.token_sequence or ()
     return Booked(
         booking_id,
         worker.role.value,
         event.worker_id,
         event.dp_rank,
         prefill_tokens=event.prefill_tokens,
-        sequence_hashes=event.token_sequence or (),
+        sequence_hashes=blocks if hashes else (),
+        anonymous_blocks=0 if hashes else len(blocks),
         predicted_s=event.expected_prefill_s,
         replica=True,
     )
@@ -143,8 +170,9 @@ def foreign_booking(booking_id: str, worker: Worker, event: SequenceAdded) -> Bo
 class SharedBookings:
     """The events about the bookings of this router, for other routers.
 
-    Those of others in ``_foreign`` (their ids here) are left out. ``router_id`` (u64) is this
-    router's. ``later(seconds, call)`` runs a call in the event loop. :meth:`_emit` sends a batch.
+    Those of others in ``_foreign`` (id here -> whose it is, and its hashes) are left out.
+    ``router_id`` (u64) is this router's. ``later(seconds, call)`` runs a call in the event loop.
+    :meth:`_emit` sends a batch.
     """
 
     #: Whether a message may have several events.
@@ -160,7 +188,8 @@ class SharedBookings:
         self._id = router_id
         self._later = later
         self._clock = service.clock
-        self._foreign: set[str] = set()
+        self._foreign: dict[str, tuple[Share, int]] = {}
+        self._hashes = 0
         self._pending: deque[SequenceEvent] = deque()
         self._flushing = False
         #: (``sent`` or ``received``, kind of event) -> how many.
@@ -206,6 +235,48 @@ class SharedBookings:
         """Publish a booking."""
         if isinstance(change, Booked) and change.request_id not in self._foreign:
             self._queue(self._added(change))
+
+    # -- bookings of others ------------------------------------------------------------------
+
+    def _mirror(self, share: Share, booking_id: str, event: SequenceAdded) -> bool | None:
+        """Book a request of another router: whether it counts here. None: it is one too many."""
+        if share.bookings >= MOST_OF_ONE or len(self._foreign) >= MOST_BOOKINGS:
+            share.over = share.over or share.bookings >= MOST_OF_ONE
+            self.missed["too_many"] += 1
+            return None
+        count = len(event.token_sequence or ())
+        fits = share.hashes + count <= MOST_HASHES_OF_ONE and self._hashes + count <= MOST_HASHES
+        worker = self._service.router.registry.get(event.worker_id)
+        applied = False
+        # First, so that it is not published as a booking of this router.
+        self._foreign[booking_id] = share, count if fits and worker is not None else 0
+        if worker is not None:
+            booked = _foreign_booking(booking_id, worker, event, hashes=fits)
+            applied = self._service.apply(booked).ok
+        share.bookings += 1
+        share.hashes += self._foreign[booking_id][1]
+        self._hashes += self._foreign[booking_id][1]
+        if not applied:
+            self.missed["unknown_worker"] += 1
+        return applied
+
+    def _dismiss(self, booking_id: str) -> None:
+        """The booking of another router ended."""
+        share, hashes = self._foreign.pop(booking_id)
+        share.bookings -= 1
+        share.hashes -= hashes
+        self._hashes -= hashes
+
+    def _judge_share(self, share: Share, name: str) -> None:
+        """Report a router that has too many requests, until it has room for a tenth again."""
+        share.over = share.over and share.bookings > MOST_OF_ONE * 0.9
+        if share.over:
+            message = (
+                f"it has more than {MOST_OF_ONE:,} requests: further ones do not count as load here"
+            )
+            self._service.set_condition(codes.REPLICA_OVER_LIMIT, name, message)
+        else:
+            self._service.clear_condition(codes.REPLICA_OVER_LIMIT, name)
 
     def _own(self, bookings: Iterable[ActiveRequest]) -> Iterator[ActiveRequest]:
         return (one for one in bookings if one.request_id not in self._foreign)
@@ -456,7 +527,7 @@ class ReplicaSync(SharedBookings):
             # Those of events are counted by their numbers; here a part of the bookings may lack.
             peer = self._peers.get(value.publisher_id)
             if peer is not None:
-                peer.collected = None
+                peer.given = None
 
     def _peer(self, router_id: int, address: str) -> _Peer | None:
         peer = self._peers.get(router_id)
@@ -516,24 +587,15 @@ class ReplicaSync(SharedBookings):
                 self.missed["unknown_kind"] += 1
 
     def _book(self, peer: _Peer, key: _Key, event: SequenceAdded, number: int) -> None:
-        if len(self._foreign) >= MOST_BOOKINGS:
-            self.missed["too_many"] += 1
-            return
         booking_id = f"{peer.router_id:016x}/{event.worker_id:x}.{event.dp_rank}/{key[0]}"
-        registry = self._service.router.registry
-        worker = registry.get(event.worker_id)
-        applied = False
-        self._foreign.add(booking_id)
-        if worker is not None:
-            applied = self._service.apply(foreign_booking(booking_id, worker, event)).ok
-        if not applied:
-            self.missed["unknown_worker"] += 1
-        peer.bookings[key] = _Mirrored(booking_id, number, applied)
+        applied = self._mirror(peer.share, booking_id, event)
+        if applied is not None:
+            peer.bookings[key] = _Mirrored(booking_id, number, applied)
 
     def _free(self, peer: _Peer, key: _Key, held: _Mirrored) -> None:
         del peer.bookings[key]
         self._service.apply(Freed(held.booking_id))
-        self._foreign.discard(held.booking_id)
+        self._dismiss(held.booking_id)
 
     def _message(self, peer: _Peer, message: ReplicaMessage) -> None:
         self._named(peer, message.name)
@@ -551,10 +613,16 @@ class ReplicaSync(SharedBookings):
     def _named(self, peer: _Peer, name: str) -> None:
         if peer.name != name:
             self._clear(peer)
-            # A router that started again is a new one with the name of the old one.
-            for old in [one for one in self._peers.values() if one.name == name]:
-                self._forget(old)
             peer.name = name
+            self._replace_old(peer)
+
+    def _replace_old(self, peer: _Peer) -> None:
+        """A router that started again is a new one with the name of the old one, which is silent:
+        a name alone ends no requests of a router that runs."""
+        now = self._clock()
+        for old in [one for one in self._peers.values() if one.name == peer.name]:
+            if old is not peer and now - old.heard_at > _REPLACED_S >= now - peer.heard_at:
+                self._forget(old)
 
     def _compare(self, peer: _Peer, message: ReplicaMessage) -> None:
         """Compare what a router reports with what arrived."""
@@ -563,48 +631,53 @@ class ReplicaSync(SharedBookings):
             peer.last = peer.reported
             self._behind(peer, missing, f"{missing:,} of its messages were lost")
         peer.reported = message.sent
-        held, full = len(peer.bookings), len(self._foreign) >= MOST_BOOKINGS
+        held = len(peer.bookings)
+        full = peer.share.over or len(self._foreign) >= MOST_BOOKINGS
         settled = peer.in_step and message.sent == peer.last and not full
         peer.mismatches = peer.mismatches + 1 if settled and held != message.requests else 0
         if peer.mismatches > 1:
             self._behind(peer, 0, f"it has {message.requests:,} requests, {held:,} arrived")
 
     def _collect(self, peer: _Peer, message: ReplicaMessage) -> None:
-        if message.part == 0:
-            peer.collected, peer.parts = [], 0
-        if peer.collected is None or message.part != peer.parts:
-            peer.collected = None
-            return
-        for event in decode_sequences(message.events):
-            if isinstance(event, SequenceAdded):
-                peer.collected.append(event)
-        peer.parts += 1
-        if len(peer.collected) > MOST_BOOKINGS:
-            peer.collected = None
-        elif peer.parts == message.parts:
-            self._replace(peer, peer.collected, -1 if message.sent is None else message.sent)
-            peer.collected = None
-
-    def _replace(self, peer: _Peer, events: list[SequenceAdded], sent: int) -> None:
-        """Take all bookings of a router, as they were after its message ``sent``.
+        """Take a part of all bookings of a router, as they were after its message ``sent``.
 
         Messages after it may have arrived before: what they added stays, what they freed is not
         booked again.
         """
-        given = {(one.request_id, one.worker_id, one.dp_rank): one for one in events}
+        if message.part == 0:
+            peer.given, peer.parts = set(), 0
+        if peer.given is None or message.part != peer.parts:
+            peer.given = None
+            return
+        sent = -1 if message.sent is None else message.sent
+        for event in decode_sequences(message.events):
+            if isinstance(event, SequenceAdded) and len(peer.given) < MOST_OF_ONE:
+                key = (event.request_id, event.worker_id, event.dp_rank)
+                peer.given.add(key)
+                self._take_given(peer, key, event, sent)
+        peer.parts += 1
+        if peer.parts == message.parts:
+            given, peer.given = peer.given, None
+            self._replaced(peer, given, sent)
+
+    def _take_given(self, peer: _Peer, key: _Key, event: SequenceAdded, sent: int) -> None:
+        known, freed = peer.bookings.get(key), peer.freed.get(key)
+        if known is not None and not known.applied and known.number <= sent:
+            self._free(peer, key, known)  # its worker may be known now
+            known = None
+        if freed is not None and freed[0] > sent:
+            return
+        if known is None:
+            peer.freed.pop(key, None)
+            self._book(peer, key, event, sent)
+        elif known.applied and not event.prefill_tokens:
+            self._service.apply(PrefillDone(known.booking_id))
+
+    def _replaced(self, peer: _Peer, given: set[_Key], sent: int) -> None:
+        """All bookings of a router were taken: the others ended."""
         for key, held in list(peer.bookings.items()):
-            if held.number <= sent and (key not in given or not held.applied):
+            if held.number <= sent and key not in given:
                 self._free(peer, key, held)
-        for key, event in given.items():
-            freed = peer.freed.get(key)
-            if freed is not None and freed[0] > sent:
-                continue
-            known = peer.bookings.get(key)
-            if known is None:
-                peer.freed.pop(key, None)
-                self._book(peer, key, event, sent)
-            elif known.applied and not event.prefill_tokens:
-                self._service.apply(PrefillDone(known.booking_id))
         peer.last = sent if peer.last is None else max(peer.last, sent)
         peer.synced_to = sent
         peer.resyncs += 1
@@ -639,6 +712,9 @@ class ReplicaSync(SharedBookings):
         else:
             self._service.clear_condition(codes.REPLICA_SILENT, peer.name)
         self._judge_workers(peer)
+        self._judge_share(peer.share, peer.name)
+        if not peer.silent:
+            self._replace_old(peer)
 
     def _judge_workers(self, peer: _Peer) -> None:
         """Report requests on workers that are unknown here, in two reports in a row."""
@@ -680,8 +756,7 @@ class ReplicaSync(SharedBookings):
         self._clear(peer)
 
     def _clear(self, peer: _Peer) -> None:
-        of_peers = (codes.REPLICA_BEHIND, codes.REPLICA_SILENT, codes.REPLICA_WORKERS_DIFFER)
-        for code in of_peers:
+        for code in _OF_PEERS:
             self._service.clear_condition(code, peer.name)
 
     def rows(self) -> list[ReplicaRow]:

@@ -20,7 +20,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment
-from dynctl.serving.replicas import MOST_BOOKINGS, MOST_PEERS, SharedBookings, foreign_booking
+from dynctl.serving.replicas import MOST_PEERS, Share, SharedBookings
 from dynctl.serving.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
@@ -76,6 +76,7 @@ class _Router:
     lost: int = 0
     missed_at: float | None = None
     bookings: dict[_Key, str] = field(default_factory=dict)
+    share: Share = field(default_factory=Share)
 
 
 class FleetSync(SharedBookings):
@@ -154,7 +155,7 @@ class FleetSync(SharedBookings):
         if isinstance(change, WorkerLost):
             for router in self._routers.values():
                 for key in [key for key in router.bookings if key[1] == change.worker_id]:
-                    self._foreign.discard(router.bookings.pop(key))
+                    self._dismiss(router.bookings.pop(key))
 
     def after(self, change: Change) -> None:
         super().after(change)
@@ -163,12 +164,13 @@ class FleetSync(SharedBookings):
             for router in self._routers.values():
                 for key, held in list(router.bookings.items()):
                     if not any(True for _ in load.bookings(held)):
-                        self._foreign.discard(router.bookings.pop(key))
+                        self._dismiss(router.bookings.pop(key))
 
     def keep_alive(self) -> None:
-        """Forget losses whose bookings have expired by now."""
+        """Forget losses whose bookings have expired by now, and report who has too many."""
         limit = self._service.router.config.active_request_expiry_secs
         for router in self._routers.values():
+            self._judge_share(router.share, router.name)
             if router.missed_at is not None and self._clock() - router.missed_at > limit:
                 router.missed_at = None
                 self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
@@ -260,24 +262,19 @@ class FleetSync(SharedBookings):
         return router
 
     def _book(self, router: _Router, key: _Key, event: SequenceAdded) -> None:
-        worker = self._service.router.registry.get(event.worker_id)
-        if worker is None:
-            self.missed["unknown_worker"] += 1
-            return
-        if len(self._foreign) >= MOST_BOOKINGS:
-            self.missed["too_many"] += 1
-            return
         booking_id = f"{event.router_id:016x}/{event.worker_id:x}.{event.dp_rank}/{key[0]}"
-        self._foreign.add(booking_id)
-        applied = self._service.apply(foreign_booking(booking_id, worker, event))
-        if applied.ok:
+        if booking_id in self._foreign:
+            self.missed["too_many"] += 1  # another channel has it
+            return
+        applied = self._mirror(router.share, booking_id, event)
+        if applied:
             router.bookings[key] = booking_id
-        else:
-            self._foreign.discard(booking_id)
+        elif applied is not None:
+            self._dismiss(booking_id)
 
     def _free(self, booking_id: str) -> None:
         self._service.apply(Freed(booking_id))
-        self._foreign.discard(booking_id)
+        self._dismiss(booking_id)
 
     def _behind(self, router: _Router, count: int) -> None:
         router.lost += count
@@ -297,6 +294,7 @@ class FleetSync(SharedBookings):
         for booking_id in router.bookings.values():
             self._free(booking_id)
         self._service.clear_condition(codes.REPLICA_BEHIND, router.name)
+        self._service.clear_condition(codes.REPLICA_OVER_LIMIT, router.name)
         _log.info("%s left", router.name)
 
     # -- what is shown -------------------------------------------------------------------------

@@ -7,6 +7,7 @@ payload is one event map over NATS and ``{"events": [..]}`` over ZMQ; both are a
 As observed with Dynamo 1.6.1.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
@@ -179,9 +180,11 @@ def encode_sequences(events: Sequence[SequenceEvent], *, batched: bool = True) -
 
 def _seconds(hint: _Hint) -> float | None:
     duration = hint.expected_prefill_duration
-    if not isinstance(duration, _Duration):
-        return duration
-    return min(duration.secs + duration.nanos / 1e9, _LONGEST_S)
+    if isinstance(duration, _Duration):
+        duration = duration.secs + duration.nanos / 1e9
+    if duration is None or math.isnan(duration):
+        return None
+    return min(max(duration, 0.0), _LONGEST_S)
 
 
 def _duration(seconds: float | None) -> dict[str, int] | None:

@@ -89,6 +89,7 @@ def test_the_codes_of_a_family_can_be_listed_alone():
 def test_every_condition_of_a_frontend_is_explained():
     named = {value for name, value in vars(codes_of_conditions).items() if name == value}
     recoveries = {
+        StreamCode.EVENTS_KEPT_UP,
         StreamCode.STREAM_CONNECTED,
         StreamCode.INDEX_CURRENT,
         StreamCode.REPLAY_AVAILABLE,

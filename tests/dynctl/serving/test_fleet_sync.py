@@ -11,6 +11,7 @@ import pytest
 from dynctl.adapters.ports import ChannelCode, ChannelCondition, ChannelMessage
 from dynctl.base.errors import UsageProblem
 from dynctl.health import conditions as codes
+from dynctl.serving import replicas
 from dynctl.serving.dynamo.fleet_sync import FleetSync
 from dynctl.serving.dynamo.observer import Observer
 from dynctl.serving.service import RoutingService
@@ -199,6 +200,36 @@ async def test_bookings_of_others_count_and_are_not_published_again(synced: Sync
     assert synced.sync.events["received", "add"] == 1
     (row,) = synced.sync.rows()
     assert (row.state, row.requests, row.router_id) == ("in step", 0, f"{THEIRS:016x}")
+
+
+async def test_a_booking_on_two_channels_counts_once_and_is_not_ours(synced: Synced) -> None:
+    decode = synced.worker(Role.DECODE)
+    event = SequenceAdded("r1", decode, 0, (1,), 0, THEIRS)
+    synced.receive(event)
+    synced.receive(event, publisher=0xFF)
+    assert synced.requests(decode) == 1
+    synced.receive(SequenceFreed("r1", decode, 0, THEIRS), publisher=0xFF)
+    assert synced.requests(decode) == 1
+    synced.service.apply(Freed("r1"))
+    assert synced.topics["backend"].events == []
+    synced.receive(SequenceFreed("r1", decode, 0, THEIRS))
+    assert synced.requests(decode) == 0
+    assert not synced.sync._foreign
+
+
+async def test_a_router_that_frees_nothing_is_a_condition_until_it_does(
+    synced: Synced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "MOST_OF_ONE", 3)
+    decode = synced.worker(Role.DECODE)
+    added = [SequenceAdded(f"r{number}", decode, 0, (1,), 0, THEIRS) for number in range(5)]
+    synced.receive(*added)
+    assert synced.requests(decode) == 3
+    synced.sync.keep_alive()
+    assert {one.code for one in synced.service.conditions} == {codes.REPLICA_OVER_LIMIT}
+    synced.receive(*(SequenceFreed(one.request_id, decode, 0, THEIRS) for one in added))
+    synced.sync.keep_alive()
+    assert not list(synced.service.conditions)
 
 
 async def test_a_worker_reports_the_end_of_a_prefill(synced: Synced) -> None:

@@ -532,6 +532,71 @@ def test_a_router_cannot_end_the_bookings_of_another():
     assert b.load["w0"][0] == 1
 
 
+def test_a_router_that_frees_nothing_keeps_out_no_other(monkeypatch):
+    monkeypatch.setattr(sync_module, "MOST_OF_ONE", 5)
+    world = World("liar", "honest", "c")
+    liar, honest, c = world.nodes.values()
+    world.run(2.5)
+    for number in range(9):
+        liar.book(f"never freed {number}")
+    honest.book("r", worker=2)
+    world.run(3)
+    assert c.load == {"w0": (5, 160, 10), "w1": (1, 32, 2)}
+    assert c.sync.missed["too_many"] >= 4
+    assert c.codes() == {("REPLICA_OVER_LIMIT", "liar")}
+    assert c.states() == {"liar": "in step", "honest": "in step"}
+    for number in range(9):
+        liar.free(f"never freed {number}")
+    world.run(3)
+    assert c.load == {"w0": (0, 0, 0), "w1": (1, 32, 2)}
+    assert c.codes() == set()
+    # Also in an answer with all its bookings.
+    for number in range(9):
+        liar.book(f"more {number}")
+    late = world.start("late")
+    world.run(5)
+    assert late.load["w0"][0] == 5
+    assert late.load["w1"][0] == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_hashes_of_bookings_have_a_bound_and_their_blocks_count(monkeypatch, late):
+    monkeypatch.setattr(sync_module, "MOST_HASHES_OF_ONE", 10)
+    world = World("a", "b")
+    a, b = world.nodes.values()
+    world.run(0 if late else 2.5)
+    for number in range(6):
+        a.book(f"r{number}", blocks=4)
+    world.run(5)
+    assert b.load == a.load
+    assert sum(len(one.sequence_hashes) for one in b.service.router.load) == 8
+    assert b.sync._hashes == 8
+    for number in range(6):
+        a.free(f"r{number}")
+    world.run(2.5)
+    assert b.load == NONE
+    assert b.sync._hashes == 0
+
+
+def test_a_router_that_takes_the_name_of_another_ends_none_of_its_bookings():
+    world = World("a", "b")
+    a, b = world.nodes.values()
+    b.addresses = ()
+    a.book("r")
+    world.run(2.5)
+    thief = encode_replica_message(ReplicaMessage("alive", "a"))
+    for _ in range(40):
+        b.sync.take("", _message(7, REPLICAS, thief))
+        world.run(0.1)
+        assert b.load["w0"][0] == 1
+    # Once the first one is silent, it was the same router, started again.
+    world.cut.add(("a", "b"))
+    for _ in range(60):
+        b.sync.take("", _message(7, REPLICAS, thief))
+        world.run(0.1)
+    assert b.load == NONE
+
+
 def test_bookings_are_sent_once_a_second_at_most():
     world = World("a", "b")
     a = world.nodes["a"]

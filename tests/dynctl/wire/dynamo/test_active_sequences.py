@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,20 @@ def test_an_expected_prefill_is_a_duration(seconds):
     hint = msgspec.msgpack.decode(payload)["events"][0]["data"]["AddRequest"]["prefill_load_hint"]
     whole = None if seconds is None else {"secs": int(seconds), "nanos": int(seconds % 1 * 1e9)}
     assert hint["expected_prefill_duration"] == whole
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        *((0.5, 0.5), (-1.0, 0.0), (math.inf, 86_400.0), (-math.inf, 0.0), (math.nan, None)),
+        ({"secs": 2**64 - 1, "nanos": 0}, 86_400.0),
+    ],
+)
+def test_a_duration_that_no_prefill_has_is_bounded(sent, read):
+    hint = {"initial_effective_prefill_tokens": 50, "expected_prefill_duration": sent}
+    (event,) = decode_sequences(encode(add(token_sequence=[1], prefill_load_hint=hint)))
+    assert isinstance(event, SequenceAdded)
+    assert (event.prefill_tokens, event.expected_prefill_s) == (50, read)
 
 
 def test_unknown_fields_are_ignored():
