@@ -23,6 +23,7 @@ no port, and each instance has a subject. Await ``listening()`` before you regis
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -66,14 +67,18 @@ _log = logging.getLogger(__name__)
 class ServerLimits:
     """Bounds of one server: counts, bytes and seconds.
 
-    ``requests``: answers at once; a request above it is refused. ``receive_s``: from the first to
-    the last byte of a request. ``connect_s``: to connect to the requester. ``stall_s``: how long a
-    requester may read nothing. ``stop_s``: how long a handler may go on after ``stopped``.
+    ``connections``: above it one makes room, of the address that has most: one that never brought a
+    request, or none for longest. ``requests``: answers at once; a request above it is refused.
+    ``buffered_bytes``: of requests that are not complete, of all connections; above it the largest
+    of the address that has most is closed. ``receive_s``: from the first to the last byte of a
+    request. ``connect_s``: to connect to the requester. ``stall_s``: how long a requester may read
+    nothing. ``stop_s``: how long a handler may go on after ``stopped``.
     """
 
     connections: int = 1024
     requests: int = 2048
     request_bytes: int = 64 * 1024 * 1024
+    buffered_bytes: int = 256 * 1024 * 1024
     receive_s: float = 30.0
     connect_s: float = 5.0
     stall_s: float = 60.0
@@ -136,6 +141,18 @@ class _Served(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Connection:
+    """A connection of a requester. ``used``: it brought a request that was accepted; ``since``:
+    when that was, or when it began."""
+
+    peer: str
+    task: asyncio.Task[None]
+    requests: RequestDecoder
+    since: float
+    used: bool = False
+
+
+@dataclass(slots=True)
 class ServerCounts:
     """Requests since the start: accepted, refused, and answers that ended early."""
 
@@ -191,7 +208,8 @@ class RequestServer:
         self._endpoints: dict[EndpointId, _Served] = {}
         self._ids: set[int] = set()
         self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._connections: dict[asyncio.StreamWriter, _Connection] = {}
+        self._buffered = 0
         self._answers: set[asyncio.Task[None]] = set()
         self._refusing: set[asyncio.Task[None]] = set()
         self._draining = ""
@@ -290,7 +308,8 @@ class RequestServer:
             self._server.close()
         if self._nats is not None:
             await self._nats.close()
-        await end_tasks([*self._connections.values(), *self._answers, *self._refusing])
+        tasks = [one.task for one in self._connections.values()]
+        await end_tasks([*tasks, *self._answers, *self._refusing])
         for writer in list(self._connections):
             writer.transport.abort()
 
@@ -299,20 +318,49 @@ class RequestServer:
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         if len(self._connections) >= self._limits.connections:
-            writer.transport.abort()
-            return
-        self._connections[writer] = task
+            self._make_room()
+        address = writer.get_extra_info("peername")
+        connection = self._connections[writer] = _Connection(
+            str(address[0]) if isinstance(address, tuple) else "",
+            task,
+            RequestDecoder(self._limits.request_bytes),
+            asyncio.get_running_loop().time(),
+        )
         try:
-            await self._requests(reader, writer)
+            await self._requests(connection, reader, writer)
         except (OSError, TimeoutError, WireError, asyncio.CancelledError) as error:
             if isinstance(error, WireError):
                 _log.warning("a connection of the request plane was closed: %s", error)
         finally:
-            del self._connections[writer]
+            self._drop(writer)
             writer.transport.abort() if task.cancelling() else writer.close()
 
-    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        requests = RequestDecoder(self._limits.request_bytes)
+    def _drop(self, writer: asyncio.StreamWriter) -> None:
+        connection = self._connections.pop(writer, None)
+        if connection is not None:
+            self._buffered -= connection.requests.waiting
+
+    def _make_room(self) -> None:
+        """Close a connection for a new one. Requests that run have connections of their own."""
+        peers = Counter(one.peer for one in self._connections.values())
+        self._close_one(lambda one: (-peers[one.peer], one.used, one.since))
+
+    def _make_memory(self) -> None:
+        """Close the connection whose request is the largest that is not complete."""
+        sizes: Counter[str] = Counter()
+        for one in self._connections.values():
+            sizes[one.peer] += one.requests.waiting
+        self._close_one(lambda one: (-sizes[one.peer], -one.requests.waiting))
+
+    def _close_one(self, order: Callable[[_Connection], Any]) -> None:
+        writer, connection = min(self._connections.items(), key=lambda item: order(item[1]))
+        self._drop(writer)
+        connection.task.cancel()
+
+    async def _requests(
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        requests = connection.requests
         deadline: float | None = None
         loop = asyncio.get_running_loop()
         while True:
@@ -325,11 +373,25 @@ class RequestServer:
             if not data:
                 return
             requests.feed(data)
-            while (received := requests.next_request()) is not None:
+            self._buffered += len(data)
+            while (received := self._next_request(requests)) is not None:
                 deadline = None
-                writer.write(encode_reply(self.accept(received)))
+                refusal = self.accept(received)
+                if not refusal:
+                    connection.used, connection.since = True, loop.time()
+                writer.write(encode_reply(refusal))
                 async with asyncio.timeout(self._limits.stall_s):
                     await writer.drain()
+
+    def _next_request(self, requests: RequestDecoder) -> ReceivedRequest | None:
+        before = requests.waiting
+        try:
+            received = requests.next_request()
+        finally:
+            self._buffered -= before - requests.waiting
+        if received is None and self._buffered > self._limits.buffered_bytes:
+            self._make_memory()
+        return received
 
     def accept(self, received: ReceivedRequest) -> str:
         """Start to answer; "" or the reason of the refusal."""

@@ -27,6 +27,7 @@ from dynctl.adapters.dynamo.request_server import (
     PlaneRequest,
     Refusal,
     RequestServer,
+    ServerLimits,
 )
 from dynctl.adapters.nats.requests import NatsListener
 from dynctl.adapters.ports import Discovery, Registrar, StreamCode, StreamCondition, StreamValue
@@ -53,6 +54,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TEXT, difference_of
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
+from dynctl.serving.http.connections import descriptors
 from dynctl.serving.prompts import Prompt, PromptTokenizers
 from dynctl.tokenization import ModelTokenizer, TokenizationError
 from dynctl.wire.dynamo.discovery import (
@@ -155,7 +157,15 @@ class Sidecar:
         self.nats: NatsListener | None = None
         if config.request_plane == "nats":
             self.nats = NatsListener(config.nats_servers, report=self._request_plane_problem)
-        self.server = RequestServer(config.host, config.port, nats=self.nats)
+        # Each answer has a connection to its requester and one to the engine.
+        self.server = RequestServer(
+            config.host,
+            config.port,
+            nats=self.nats,
+            limits=ServerLimits(
+                connections=min(1024, descriptors() // 4), requests=min(2048, descriptors() // 8)
+            ),
+        )
         self.system = SystemServer(
             ready=lambda: self.registration.instance_id is not None,
             conditions=lambda: self.conditions,

@@ -3,6 +3,7 @@
 Paths are those of Dynamo's workers (DYN_SYSTEM_PORT). It has no authentication, as there.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from dynctl.documents.fleet_load import Condition
 from dynctl.serving.attach.card import ModelFiles
+from dynctl.serving.http.connections import Connections
 from dynctl.serving.http.start import listen
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, escape, number
 from router_core import TOPOLOGY_PREFIX
@@ -18,6 +20,13 @@ from router_core import TOPOLOGY_PREFIX
 _MAX_TAINTS: Final = 256
 _MAX_TAINT: Final = 256
 _MAX_BODY: Final = 64 * 1024
+#: Connections, seconds until a header is complete, until a body is, and until a file was read.
+_CONNECTIONS: Final = 128
+_HEADER_S: Final = 10.0
+_BODY_S: Final = 10.0
+_FILE_S: Final = 300.0
+#: How long the rest of a refused body is read.
+_LINGER_S: Final = 1.0
 
 
 class SystemServer:
@@ -39,6 +48,7 @@ class SystemServer:
         self._metrics = metrics
         self._set_taints = set_taints
         self._runner: web.AppRunner | None = None
+        self._connections = Connections(_CONNECTIONS, header_s=_HEADER_S)
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises StartError."""
@@ -54,11 +64,17 @@ class SystemServer:
                 web.post("/engine/update/model_taints", self._taints),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await self._connections.listen(
+            self._runner,
+            listener,
+            access_log=None,
+            keepalive_timeout=75.0,
+            lingering_time=_LINGER_S,
+        )
 
     async def close(self) -> None:
+        await self._connections.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -90,12 +106,23 @@ class SystemServer:
         path = None if self.files is None else self.files.served(request.match_info["file"])
         if path is None:
             return _json({"error": "Metadata file not found"}, 404)
-        return web.FileResponse(path, headers={"content-type": "application/octet-stream"})
+        response = web.FileResponse(path, headers={"content-type": "application/octet-stream"})
+        # A client that reads nothing keeps its connection no longer.
+        response.force_close()
+        if request.transport is not None:
+            asyncio.get_running_loop().call_later(_FILE_S, request.transport.abort)
+        return response
 
     async def _taints(self, request: web.Request) -> web.Response:
         """Replace the worker's own taints; those of its topology stay."""
         try:
-            taints = msgspec.json.decode(await request.read(), type=_TaintsBody).taints
+            async with asyncio.timeout(_BODY_S):
+                body = await request.read()
+            taints = msgspec.json.decode(body, type=_TaintsBody).taints
+        except TimeoutError:
+            answer = _json({"error": f"the body did not arrive within {_BODY_S:g} s"}, 408)
+            answer.force_close()
+            return answer
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return _refused("'taints' must be a JSON array of strings")
         if len(taints) > _MAX_TAINTS or any(not 0 < len(one) <= _MAX_TAINT for one in taints):

@@ -279,6 +279,11 @@ class RequestDecoder:
         """Whether the stream is inside a request."""
         return bool(self._received)
 
+    @property
+    def waiting(self) -> int:
+        """Received bytes of a request that is not complete."""
+        return len(self._received)
+
     def next_request(self) -> ReceivedRequest | None:
         """The next complete request, None if it is not complete yet.
 

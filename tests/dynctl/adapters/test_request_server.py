@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -277,6 +277,45 @@ async def test_half_a_request_is_not_waited_for_without_end():
         async with asyncio.timeout(patience(10)):
             assert await reader.read() == b""
         writer.close()
+
+
+async def connect(instance: Instance) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = instance.address.partition("/")[0].rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_silent_connections_and_half_requests_keep_no_requester_out(plane: TcpRequestPlane):
+    limits = ServerLimits(connections=6)
+    async with serving(echo, limits=limits) as (server, instance), AsyncExitStack() as stack:
+        assert len(await ask(plane, instance)) == 3  # its connection stays open
+        (honest,) = server._connections
+        for number in range(40):
+            _, writer = await connect(instance)
+            stack.callback(writer.close)
+            writer.write(b"\x00\x10half" * (number % 2))
+            await writer.drain()
+        await until(lambda: len(server._connections) == limits.connections)
+        assert honest in server._connections
+        assert len(await ask(plane, instance)) == 3
+        newcomer = TcpRequestPlane(limits=PATIENT)
+        assert len(await ask(newcomer, instance)) == 3
+        await newcomer.close()
+
+
+async def test_requests_that_are_not_complete_have_a_bound_together(plane: TcpRequestPlane):
+    limits = ServerLimits(request_bytes=100_000, buffered_bytes=250_000)
+    begun = b"\x00\x01x\x00\x02{}" + (99_000).to_bytes(4) + bytes(90_000)
+    async with serving(echo, limits=limits) as (server, instance), AsyncExitStack() as stack:
+        for _ in range(20):
+            _, writer = await connect(instance)
+            stack.callback(writer.close)
+            writer.write(begun)
+            await until(lambda: server._buffered >= 90_000)
+            assert server._buffered <= limits.buffered_bytes + limits.request_bytes
+        # Of the twenty at most two are left.
+        await until(lambda: len(server._connections) <= 2)
+        assert len(await ask(plane, instance)) == 3
+    assert server._buffered == 0
 
 
 async def test_a_payload_that_is_no_request_is_refused_in_the_reply():

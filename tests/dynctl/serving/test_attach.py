@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import end_tasks
 from dynctl.base.worker_environment import TopologyConfig
+from dynctl.serving.attach import system_server
 from dynctl.serving.attach.card import CardOptions, read_model_files
 from dynctl.serving.attach.sidecar import AttachConfig, AttachedTwice, Sidecar, engine_identity
 from dynctl.serving.engines.worker_spec import parse_worker_spec
@@ -452,6 +453,35 @@ async def test_a_subject_of_a_killed_sidecar_does_not_block_the_next(
         made = config(engine.url, request_plane="nats", nats_servers=lab.nats)
         async with attached(lab, made):
             await until(registered(lab))
+
+
+async def test_slow_clients_of_the_system_port_keep_no_probe_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(system_server, "_CONNECTIONS", 6)
+    monkeypatch.setattr(system_server, "_BODY_S", 0.2)
+    server = system_server.SystemServer(
+        ready=lambda: True, conditions=tuple, metrics=dict, set_taints=lambda taints: None
+    )
+    await server.start("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.port}/live"
+    head = b"POST /engine/update/model_taints HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+    async with AsyncExitStack() as stack, aiohttp.ClientSession() as http:
+        for said in (b"", b"GET /live HT") * 20:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            stack.callback(writer.close)
+            writer.write(said)
+        async with http.get(url) as answer:
+            assert answer.status == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        stack.callback(writer.close)
+        writer.write(head)
+        async with asyncio.timeout(patience(10)):
+            found = await reader.read()
+        assert found.startswith(b"HTTP/1.1 408 ")
+        async with http.get(url) as answer:
+            assert answer.status == 200
+    await server.close()
 
 
 def test_a_backend_without_registration_is_refused_before_it_is_opened() -> None:
