@@ -501,7 +501,7 @@ async def test_what_waits_while_the_reader_waits_has_the_same_bound(bench):
     port = sender.bind_to_random_port("tcp://127.0.0.1")
     endpoint = f"tcp://127.0.0.1:{port}"
     receiver.connect(endpoint)
-    shadow = zmq.Socket.shadow(receiver.underlying)
+    shadow: zmq.Socket[bytes] = zmq.Socket.shadow(receiver.underlying)
     backlog = Backlog(shadow, endpoint, most_bytes=50_000, most_messages=100)
     async with backlog.reading_ahead():
         for _ in range(40):

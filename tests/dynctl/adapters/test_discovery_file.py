@@ -79,7 +79,9 @@ async def test_a_clock_that_is_set_ends_no_entry_and_keeps_none(
     for name in ("kept", "left"):
         (bucket / name).write_bytes(b"{}")
         os.utime(bucket / name, (clock.now, clock.now))
-    assert len((await anext(changes)).entries) == 2
+    first = await anext(changes)
+    assert isinstance(first, Listed)
+    assert len(first.entries) == 2
     clock.now += jump
     (bucket / "new").write_bytes(b"{}")
     os.utime(bucket / "new", (clock.now, clock.now))
