@@ -33,8 +33,8 @@ async def test_fault_under_load(fault: Fault) -> None:
         if fault.shows:
             await until(lambda: fleet.conditions() & set(fault.shows), 30)
         # The clients of another engine do not notice. Their slowest request is compared, with a
-        # floor for what a busy machine does by itself. It may also stand still for a moment: what
-        # the fault causes is still there when the load comes again.
+        # floor for what a busy machine does by itself. What the fault causes is still there when
+        # the load comes again.
         others, during = await _load_beside(fleet)
         longest = max(2 * max(others_quiet), slowdown())
         for _ in range(2):

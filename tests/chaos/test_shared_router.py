@@ -77,6 +77,11 @@ class Shared(Fleet):
                 return True
         return False
 
+    async def idle(self) -> bool:
+        """Whether the router counts no running request."""
+        rows = (await self.get(self.router, "/v1/loads"))["loads"]
+        return not any(row["active_requests"] for row in rows)
+
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[None]:
         """Clients that send requests all the time; ``answers`` has a status or an error each."""
@@ -153,11 +158,7 @@ async def test_a_router_killed_under_load_and_started_again():
             await fleet.more_answers()
         assert set(fleet.answers) == {200}
 
-        async def idle() -> bool:
-            rows = (await fleet.get(fleet.router, "/v1/loads"))["loads"]
-            return not any(row["active_requests"] for row in rows)
-
-        await _until(idle)
+        await _until(fleet.idle)
         decided = await fleet.get(fleet.router, "/v1/decisions?limit=1")
         assert decided["cursor"] > 0
 
@@ -199,5 +200,4 @@ async def test_the_bookings_of_a_killed_frontend_end_and_the_other_one_serves():
             return [row["bookings"] for row in rows] == [0]
 
         await _until(one_left, 30)
-        rows = (await fleet.get(fleet.router, "/v1/loads"))["loads"]
-        assert sum(row["active_requests"] for row in rows) == 0
+        await _until(fleet.idle)

@@ -327,11 +327,11 @@ class InFlight:
         self._thread.start()
 
     def wait_first(self, timeout: float = 30) -> None:
-        if not self._first.wait(timeout):
+        if not self._first.wait(patience(timeout)):
             raise AssertionError(f"no event of the stream within {timeout:g} s")
 
     def result(self, timeout: float = 60) -> Answer:
-        self._thread.join(timeout)
+        self._thread.join(patience(timeout))
         if self._thread.is_alive():
             raise AssertionError(f"the stream did not end within {timeout:g} s")
         if self._error is not None and not self._left:
@@ -352,7 +352,7 @@ class InFlight:
         self._left = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(patience(10))
 
     def _read(self) -> None:
         try:

@@ -258,6 +258,26 @@ class DynamoFleet:
         """The end of every process's log."""
         return "\n".join(process.tail() for process in self._processes())
 
+    def all_respond(self) -> None:
+        """A round trip to every process: returns when each of them has had time to run."""
+        ports: list[int | None] = [one.port for one in self.frontends]
+        for worker in self.workers.values():
+            if worker.plan.kind == "held":
+                worker.held.requests()
+            else:
+                ports.append(worker.system_port)
+        for port in filter(None, ports):
+            with contextlib.suppress(OSError):
+                FrontendClient(port).get("/live")
+        address = self.environment.get("NATS_SERVER", "").rpartition("/")[2]
+        if address:
+            host, _, port_text = address.partition(":")
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, int(port_text)), patience(1)) as nats,
+            ):
+                nats.recv(1)  # it greets
+
     # -- changing ----------------------------------------------------------------------------------
 
     def start_worker(self, plan: WorkerPlan | str, *, wait: bool = True) -> Worker:

@@ -17,19 +17,20 @@ from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import Router
 from tests.dynamo.fleet import DynamoFleet
-from tests.waiting import patience
+from tests.waiting import patience, slowdown
 
 QUIET_SECONDS = 0.06
-"""Events of a finished request have reached us, and Dynamo's own router, when none came so long."""
+"""Events of a finished request have reached us, and Dynamo's own router, when none came so long,
+while every process had time to run."""
 
 
 class Observed:
     """A fleet's observer. ``changes`` counts what it applied."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, fleet: DynamoFleet) -> None:
         self.observer = observer
         self.changes = 0
-        self.last_change = time.monotonic()
+        self._fleet = fleet
 
     @property
     def router(self) -> Router:
@@ -37,16 +38,26 @@ class Observed:
 
     def noted(self, _: Any) -> None:
         self.changes += 1
-        self.last_change = time.monotonic()
 
     async def quiet(self, seconds: float = QUIET_SECONDS) -> None:
-        """Until nothing has changed for so long and everything is applied."""
-        while True:
+        """Until nothing has changed for so long and everything is applied.
+
+        Time counts only while the fleet's processes, and this one, were not held up: what a worker
+        has not published yet is not quiet.
+        """
+        began = time.monotonic()
+        while time.monotonic() - began < patience(30):
+            window = seconds * min(3.0, slowdown())
             await self.observer.settled()
-            rest = self.last_change + seconds - time.monotonic()
-            if rest <= 0:
+            changes, start = self.changes, time.monotonic()
+            await asyncio.sleep(window)
+            await asyncio.to_thread(self._fleet.all_respond)
+            # One of them was held up longer than load alone does: what it has to publish may come.
+            held_up = time.monotonic() - start > window + seconds * slowdown()
+            await self.observer.settled()
+            if self.changes == changes and not held_up:
                 return
-            await asyncio.sleep(rest)
+        raise TimeoutError("the fleet did not become quiet")
 
     def predict(self, tokens: Sequence[int], **settings: Any) -> RouteResult:
         """What ``route`` answers for this prompt now."""
@@ -75,7 +86,7 @@ async def observing(
         on_change=lambda change: holder[0].noted(change),
         **more,
     )
-    holder.append(Observed(observer))
+    holder.append(Observed(observer, fleet))
     async with observer:
         await asyncio.wait_for(observer.settled(), patience(20))
         yield holder[0]

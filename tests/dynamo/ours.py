@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -83,6 +86,9 @@ def frontend_of(
         frontend = OurFrontend(process, port, model)
         wait(frontend, lambda: expected <= frontend.ready().keys(), "all workers to be ready")
         yield frontend
+        # With time for it: one that is killed leaves what it has registered.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.kill(signal.SIGTERM)
     finally:
         group.close()
 

@@ -23,7 +23,7 @@ from tests.dynamo.client import Answer, FrontendClient
 from tests.dynamo.fleet import TINY_MODEL, DynamoFleet
 from tests.dynamo.processes import Process, ProcessGroup
 from tests.ports import free_port
-from tests.waiting import until_now
+from tests.waiting import patience, until_now
 
 WORDS = "rivers stones north south east west water light day time way small large old new "
 SHOWN = {"extra_fields": ["worker_id", "timing"]}
@@ -83,8 +83,7 @@ class Attached:
 
     def health(self) -> dict[str, Any]:
         with contextlib.suppress(httpx.HTTPError):
-            answer = httpx.get(f"http://127.0.0.1:{self.ports[3]}/health", trust_env=False)
-            return dict(answer.json())
+            return dict(fetched(f"http://127.0.0.1:{self.ports[3]}/health").json())
         return {}
 
     def conditions(self) -> set[str]:
@@ -94,7 +93,7 @@ class Attached:
 
     def requests(self) -> int:
         """The requests that reached the sidecar."""
-        text = httpx.get(f"http://127.0.0.1:{self.ports[3]}/metrics", trust_env=False).text
+        text = fetched(f"http://127.0.0.1:{self.ports[3]}/metrics").text
         name = "dynctl_attach_requests_total"
         found = [line for line in text.splitlines() if line.startswith(name)]
         return int(sum(float(line.rpartition(" ")[2]) for line in found))
@@ -105,7 +104,19 @@ class Attached:
         return int(re.findall(r"as instance ([0-9a-f]+)", log)[-1], 16)
 
     def load(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/load", trust_env=False).json())
+        return dict(fetched(f"{self.url}/load").json())
+
+    def slow(self, factor: float) -> None:
+        """The engine takes so many times longer from now on."""
+        posted(f"{self.url}/engine/faults", {"slow_factor": factor})
+
+
+def fetched(url: str) -> httpx.Response:
+    return httpx.get(url, trust_env=False, timeout=patience(10))
+
+
+def posted(url: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(url, json=body, trust_env=False, timeout=patience(30))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +142,7 @@ def workers(fleet: DynamoFleet, count: int) -> None:
     def counted() -> bool:
         return sum(fleet.frontend.worker_counts().values()) == count
 
-    until_now(counted, 30)
+    fleet.wait_until(counted, f"{count} workers", seconds=30)
 
 
 def prompt(number: int, words: int = 40) -> str:
@@ -155,7 +166,7 @@ def test_answers_are_those_of_the_engine(fleet: DynamoFleet, pair: tuple[Attache
     for number in range(4):
         text = prompt(number)
         body = {"model": "tiny", "prompt": text, "max_tokens": 12}
-        own = httpx.post(f"{pair[0].url}/v1/completions", json=body, trust_env=False).json()
+        own = posted(f"{pair[0].url}/v1/completions", body).json()
         expected = own["choices"][0]["text"]
         assert text_of(ask(fleet, text, 12)) == expected
         streamed = ask(fleet, text, 12, stream=True)
@@ -212,15 +223,19 @@ async def test_nothing_is_lost_in_a_drain_and_the_sidecar_comes_back(
 ):
     """SIGTERM while requests run: they end whole, later ones go to the other engine."""
     first, second = pair
+    for one in pair:
+        one.slow(20.0)  # they run when the sidecar gets its signal
     asking = [
         asyncio.create_task(asyncio.to_thread(ask, fleet, prompt(30 + n), 200)) for n in range(6)
     ]
     await asyncio.to_thread(until_now, lambda: first.load()["running"] > 0)
     first.sidecar.kill(signal.SIGTERM, wait=False)
     await asyncio.to_thread(workers, fleet, 1)
+    for one in pair:
+        one.slow(1.0)
     answers = await asyncio.gather(*asking)
     assert [one.body["usage"]["completion_tokens"] for one in answers] == [200] * 6
-    assert await asyncio.to_thread(first.sidecar.popen.wait, 30) == 0
+    assert await asyncio.to_thread(first.sidecar.popen.wait, patience(30)) == 0
     other = await asyncio.to_thread(ask, fleet, prompt(40))
     assert other.placement.decode == second.instance_id
     first.start_sidecar()
@@ -231,7 +246,7 @@ def test_a_second_sidecar_is_refused(fleet: DynamoFleet, pair: tuple[Attached, A
     first = pair[0].sidecar
     second = pair[0].start_sidecar("--system-port", "-1")
     pair[0].sidecar = first
-    assert second.popen.wait(60) == 1
+    assert second.popen.wait(patience(60)) == 1
     assert "ENGINE_ALREADY_ATTACHED" in second.tail()
     workers(fleet, 2)
 
@@ -259,8 +274,7 @@ def test_an_engine_that_dies_leaves_the_fleet_and_comes_back_with_an_empty_cache
     first = pair[0]
     first.engine.kill()
     until_now(lambda: sum(fleet.frontend.worker_counts().values()) == 1, 20)
-    codes = [one["code"] for one in first.health()["conditions"]]
-    assert codes == ["ENGINE_NOT_READY"]
+    until_now(lambda: first.conditions() == {"ENGINE_NOT_READY"})
     ask(fleet, prompt(50))
     first.start_engine()
     workers(fleet, 2)
@@ -320,7 +334,7 @@ def test_one_request_through_a_prefill_and_a_decode_engine():
                 placed = answer.placement
                 assert (placed.prefill, placed.decode) == (prefill.instance_id, decode.instance_id)
                 body = {"model": "tiny", "prompt": text, "max_tokens": 12}
-                own = httpx.post(f"{decode.url}/v1/completions", json=body, trust_env=False)
+                own = posted(f"{decode.url}/v1/completions", body)
                 assert text_of(answer) == own.json()["choices"][0]["text"]
             after = prefill.requests(), decode.requests()
             assert after == (before[0] + 2, before[1] + 2)

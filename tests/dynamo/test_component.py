@@ -176,6 +176,9 @@ def test_overlaps_and_choices_are_those_of_dynamo(
         items = client.ask(f"{ROUTER}.generate", through, asked(tokens))["items"]
         assert items[-1]["finish_reason"] == "length", items
         assert sum(len(item["token_ids"]) for item in items) == 2
+        # Its blocks are known to both before anything is chosen by them.
+        for one in (routers.theirs, routers.ours):
+            until_now(lambda one=one: counted(routers, one, tokens)[-1:] == [len(tokens) // BLOCK])  # type: ignore[misc]  # noqa: B023
         steps += 1
     finding(f"router component: {steps} requests, {certain} choices without a tie, both alike")
     assert cached > steps / 2

@@ -90,8 +90,11 @@ def test_load_is_seen_on_both_sides(plane: Literal["zmq", "nats"]) -> None:
             other = next(one for one in frontend.load() if one != first)
             until_now(lambda: frontend.load()[other][0] == 1, 20.0)
             assert frontend.load()[other][1] > 3
-            (row,) = [one for one in frontend.replicas() if one["requests"]]
-            assert row["state"] == "in step"
+            until_now(
+                lambda: (
+                    [one["state"] for one in frontend.replicas() if one["requests"]] == ["in step"]
+                )
+            )
             until_now(
                 lambda: gauges(fleet) == {w: n for w, (_, n) in frontend.load().items()}, 20.0
             )

@@ -338,9 +338,12 @@ def ours(fleet: KubeFleet) -> Iterator[OurFrontend]:
         yield found
 
 
-def cached(frontend: OurFrontend) -> int:
-    """The blocks that it has read of the workers' caches."""
-    return sum(rank["cached_blocks"] for row in frontend.workers() for rank in row["ranks"])
+def cached(frontend: OurFrontend) -> dict[int, int]:
+    """The blocks that it has read of each worker's cache, by the worker's id."""
+    return {
+        int(row["id"]): sum(rank["cached_blocks"] for rank in row["ranks"])
+        for row in frontend.workers()
+    }
 
 
 def test_our_frontend_serves_the_pods_that_are_ready(fleet: KubeFleet) -> None:
@@ -352,9 +355,11 @@ def test_our_frontend_serves_the_pods_that_are_ready(fleet: KubeFleet) -> None:
             first = frontend.chat(prompt, max_tokens=4)
             assert first.ok, first
             assert zone[first.placement.prefill or 0] == zone[first.placement.decode or 0]
-            wait(frontend, lambda before=before: cached(frontend) > before, "its blocks")
+            prefill = first.placement.prefill or 0
+            wait(frontend, lambda: cached(frontend)[prefill] > before[prefill], "its blocks")  # noqa: B023
+            wait(frontend, frontend.idle, "bookings to end")
             again = frontend.chat(prompt, max_tokens=4)
-            assert again.placement.prefill == first.placement.prefill
+            assert again.placement.prefill == prefill
             theirs = fleet.frontend.chat(prompt, max_tokens=4)
             for part in ("prompt_tokens", "completion_tokens"):
                 assert first.body["usage"][part] == theirs.body["usage"][part]

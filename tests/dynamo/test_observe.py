@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,23 @@ class Shadow:
 
     def conditions(self) -> set[str]:
         return {one["code"] for one in self.get("/health")["conditions"]}
+
+    def asked(self, fleet: DynamoFleet, *numbers: int) -> list[Any]:
+        """The answers to these questions, sent at once; returns when their choices are shown.
+
+        Events of choices and of caches arrive apart: a burst that waits, because this process was
+        held up, may be read in another order than the frontend had.
+        """
+        with ThreadPoolExecutor(len(numbers)) as pool:
+            answers = list(pool.map(lambda number: ask(fleet, number), numbers))
+        ids = {answer.body["id"].removeprefix("chatcmpl-") for answer in answers}
+        until_now(lambda: ids <= self.decisions().keys(), 20.0)
+        return answers
+
+    def idle(self) -> bool:
+        """Whether no request is running, as far as it knows."""
+        ranks = [rank for row in self.get("/v1/workers")["workers"] for rank in row["ranks"]]
+        return not any(rank["active_requests"] for rank in ranks)
 
 
 @contextmanager
@@ -92,11 +110,8 @@ def test_choices_are_shown_as_they_were_made(finding: Callable[[str], None]) -> 
         register_events(fleet.frontend)
         url = f"http://127.0.0.1:{fleet.frontend.port}"
         with shadowing("--file-kv", str(fleet.file_kv), "--frontend", url) as shadow:
-            answers = []
-            for number in range(24):
-                answers.append(ask(fleet, number))
+            answers = [answer for number in range(24) for answer in shadow.asked(fleet, number)]
             ids = [answer.body["id"].removeprefix("chatcmpl-") for answer in answers]
-            until_now(lambda: set(ids) <= shadow.decisions().keys(), 20.0)
             rows = shadow.decisions()
             for request, answer in zip(ids, answers, strict=True):
                 row = rows[request]
@@ -116,13 +131,16 @@ def test_choices_are_shown_as_they_were_made(finding: Callable[[str], None]) -> 
             assert len(frame["snapshot"]["decisions"]) >= 10
             # A dry run here answers as the frontend decides.
             text = "Topic 0: " + "the same beginning of many words again. " * 6 + " Question 0?"
+            until_now(shadow.idle)
             expected = shadow.dynctl("route", text)
             chosen = fleet.frontend.chat(text, max_tokens=2).placement.decode
             tied = [ref["worker_id"] for ref in expected["decode"]["tied"]]
             assert chosen in (tied or [expected["winner"]["decode"]["worker_id"]])
             # It serves none of this itself.
             for path in ("/v1/chat/completions", "/busy_threshold"):
-                assert httpx.post(shadow.url + path, json={"model": "tiny"}).status_code == 501
+                url = shadow.url + path
+                answer = httpx.post(url, json={"model": "tiny"}, timeout=patience(10))
+                assert answer.status_code == 501
 
 
 def test_both_hops_of_two_zones_and_faults_of_etcd_and_frontend(tmp_path: Path) -> None:

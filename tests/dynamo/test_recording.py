@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dynctl.documents.hits import UNEXPLAINED
@@ -39,14 +38,14 @@ def test_a_recording_of_a_live_dynamo_routes_again_as_it_did(
             # The file has its first chunk once everything is followed.
             until_now(lambda: recorded.exists() and recorded.stat().st_size > 100, 30.0)
             with shadowing(*source, "--record", str(observed)) as shadow:
-                answers = [ask(fleet, number) for number in range(12)]
-                with ThreadPoolExecutor(3) as pool:
-                    answers += pool.map(lambda number: ask(fleet, number), range(12, 24))
+                answers = [one for number in range(12) for one in shadow.asked(fleet, number)]
+                for number in range(12, 24, 3):
+                    answers += shadow.asked(fleet, number, number + 1, number + 2)
                 ids = [answer.body["id"].removeprefix("chatcmpl-") for answer in answers]
-                until_now(lambda: set(ids) <= shadow.decisions().keys(), 20.0)
+                until_now(shadow.idle)
                 rows = shadow.decisions()
                 live_right = sum(bool(rows[one]["observed"]["as_predicted"]) for one in ids)
-            until_now(lambda: _has(recorded, ids[-1]), 20.0)
+            until_now(lambda: _has(recorded, ids), 20.0)
             alone.send_signal(signal.SIGINT)
             out, err = alone.communicate(timeout=patience(20))
             assert alone.returncode == 0, err
@@ -123,6 +122,8 @@ def test_hits_of_a_live_dynamo(finding: Callable[[str], None]) -> None:
     assert sum(one["share"] for one in causes if one["cause"] == UNEXPLAINED) < 0.05
 
 
-def _has(path: Path, request_id: str) -> bool:
+def _has(path: Path, ids: Collection[str]) -> bool:
+    """Whether the ends of these requests are recorded."""
     time.sleep(0.2)  # reading the file is work
-    return any(isinstance(one, Finished) and one.id == request_id for one in read_recording(path))
+    ended = {one.id for one in read_recording(path) if isinstance(one, Finished)}
+    return ended >= set(ids)

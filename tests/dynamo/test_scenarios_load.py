@@ -30,6 +30,7 @@ from tests.dynamo.client import Answer, InFlight
 from tests.dynamo.fleet import DynamoFleet, Frontend, Worker, aggregated
 from tests.dynamo.held import State
 from tests.dynamo.observed import Observed, observing, possible
+from tests.waiting import patience
 
 Finding = Callable[[str], None]
 OVERLOADED = 529
@@ -468,7 +469,7 @@ def test_128_requests_to_a_worker_at_once(several: Several, finding: Finding) ->
 
             async def ask() -> bool:
                 assert source.recovery is not None
-                answer = planes.ask(source.recovery, body, timeout=20, max_bytes=1 << 24)
+                answer = planes.ask(source.recovery, body, timeout=patience(20), max_bytes=1 << 24)
                 return bool([item async for item in answer])
 
             try:

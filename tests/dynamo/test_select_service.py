@@ -183,17 +183,26 @@ def test_seeded_requests_get_the_answers_of_dynamo(
         def names(which: int) -> tuple[int, ...]:
             return tuple(range(100 * which + 1, 100 * which + 10))
 
-        def device(port: int, ref: tuple[int, int]) -> int:
-            rows = send(port, "POST", "/overlap_scores", asked(roots[0])).body["workers"]
+        def device(port: int, ref: tuple[int, int], tokens: list[int]) -> int:
+            rows = send(port, "POST", "/overlap_scores", asked(tokens)).body["workers"]
             found = {(row["worker_id"], row["dp_rank"]): row["device_blocks"] for row in rows}
             return int(found[ref])
+
+        def applied(ref: tuple[int, int], name: int) -> None:
+            """Wait until both have taken all events of a rank: the last is a block of its own."""
+            tokens = [1_000 + name] * BLOCK
+            publish(ref, BlockStored((1_000 + name,), None, tuple(tokens), BLOCK))
+            until_now(
+                lambda: device(select.theirs, ref, tokens) == device(select.ours, ref, tokens) == 1
+            )
 
         # A subscription reaches its publisher late: the first block is sent until both count it.
         for ref in sockets:
 
             def heard(ref: tuple[int, int] = ref) -> bool:
                 publish(ref, BlockStored(names(0)[:1], None, tuple(roots[0][:BLOCK]), BLOCK))
-                return device(select.theirs, ref) == device(select.ours, ref) == 1
+                ports = (select.theirs, select.ours)
+                return all(device(port, ref, roots[0]) == 1 for port in ports)
 
             until_now(heard)
 
@@ -222,6 +231,7 @@ def test_seeded_requests_get_the_answers_of_dynamo(
                         names(which)[begin:end], parent, tokens, BLOCK, medium=medium
                     )
                     publish(ref, stored)
+                applied(ref, step)
                 until_now(agree)
                 tiered += medium != "GPU"
                 continue

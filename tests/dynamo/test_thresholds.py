@@ -18,6 +18,7 @@ from tests.dynamo.fleet import DynamoFleet, aggregated
 from tests.waiting import patience, until_now
 
 DECODE = "active_decode_blocks_threshold"
+LONG = f"{patience(10):g}s"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def test_replicas_of_a_live_dynamo_are_compared_set_and_waited_for() -> None:
         apart = thresholds(fleet, "get")
         assert (apart.code, apart.json["agree"]) == (1, False), apart.err
 
-        done = thresholds(fleet, "set", "--active-decode-blocks", "0.5", "--wait", "10s")
+        done = thresholds(fleet, "set", "--active-decode-blocks", "0.5", "--wait", LONG)
         assert (done.code, done.json["waited"]["acts"]) == (0, True), done.err
         assert [one.thresholds()[DECODE] for one in (first, second)] == [0.5, 0.5]
 
@@ -72,7 +73,7 @@ def test_replicas_of_a_live_dynamo_are_compared_set_and_waited_for() -> None:
         assert stuck.code == 4
         assert "still refused; Dynamo frees it at its next report" in " ".join(stuck.err.split())
         worker.held.report_load(61, 61)
-        freed = thresholds(fleet, "set", "--active-decode-blocks", "0.95", "--wait", "10s")
+        freed = thresholds(fleet, "set", "--active-decode-blocks", "0.95", "--wait", LONG)
         assert (freed.code, freed.json["waited"]["pending"]) == (0, []), freed.err
 
         # A canary under which both workers are over their limit, so that requests are refused.
