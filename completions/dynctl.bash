@@ -60,15 +60,15 @@ __dynctl_command() {
             ;;
         'workers cordon')
             flags+=' --dry-run --output -o --timeout --token-file --wait'
-            arguments=('free')
+            arguments=('live:worker')
             ;;
         'workers uncordon')
             flags+=' --dry-run --output -o --timeout --token-file --wait'
-            arguments=('free')
+            arguments=('live:worker')
             ;;
         'workers drain')
             flags+=' --wait --dry-run --output -o --timeout --token-file'
-            arguments=('free')
+            arguments=('live:worker')
             ;;
         'topology')
             subs='show verify plan lint render sync wait'
@@ -100,7 +100,7 @@ __dynctl_command() {
             ;;
         'replay')
             flags+=' --generate --workload --trace-block-size --speed --limit --model --skip-bad --policy --routers --sync --no-sync --sync-delay-ms --seed --seeds --workers --zones --capacity --file -f --domain --data-parallel-size --enforcement --preferred-weight --block-bytes --events-delay-ms --events-loss --lose --ttft-limit --itl-limit-ms --plot --loads --max-regress --fail-on --search --block-size --total-blocks --host-blocks --disk-blocks --max-num-seqs --max-waiting --max-num-batched-tokens --prefill-tokens-per-s --decode-itl-ms --kv-transfer-ms-per-block --kv-transfer-cross-domain-factor --host-gb-per-s --disk-gb-per-s --kv-bytes-per-token --output -o --timeout --token-file --wait'
-            arguments=('free')
+            arguments=('file')
             ;;
         'top')
             flags+=' --once --rate --domain --readonly --speed --frontend-log --output -o --timeout --token-file --wait'
@@ -221,6 +221,8 @@ __dynctl_meaning() {
             meaning='file' ;;
         'topology render:--enforcement')
             meaning='words:required preferred' ;;
+        'replay:--enforcement')
+            meaning='words:none preferred required fallback' ;;
         'events tail:--kind')
             meaning='words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed' ;;
         'topology verify:--output' | 'topology lint:--output' | 'check:--output' | 'topology verify:-o' | 'topology lint:-o' | 'check:-o')
@@ -231,18 +233,22 @@ __dynctl_meaning() {
             meaning='words:table wide json jsonl yaml name csv' ;;
         'decisions tail:--output' | 'events tail:--output' | 'thresholds watch:--output' | 'decisions tail:-o' | 'events tail:-o' | 'thresholds watch:-o')
             meaning='words:table wide jsonl' ;;
-        'events tail:--worker')
+        'decisions list:--worker' | 'decisions tail:--worker' | 'events tail:--worker')
             meaning='live:worker' ;;
-        'topology render:--domain' | 'replay:--enforcement' | 'serve engine:--model')
+        'topology render:--domain' | 'serve engine:--model')
             meaning='free' ;;
         *:--active-decode-blocks | *:--active-prefill-tokens | *:--active-prefill-tokens-frac)
             meaning='words:none' ;;
-        *:--admin-token-file | *:--api-key-file | *:--ca-cert | *:--engine-api-key-file | *:--file | *:--frontend-log | *:--kubeconfig | *:--log | *:--messages | *:--record | *:--recording | *:--router-token-file | *:--save-view | *:--tls-cert | *:--tls-key | *:--token-file | *:--tokens | *:--view | *:--workers-file | *:-f)
+        *:--admin-token-file | *:--api-key-file | *:--ca-cert | *:--engine-api-key-file | *:--file | *:--frontend-log | *:--kubeconfig | *:--log | *:--messages | *:--plot | *:--record | *:--recording | *:--router-kv-transfer-qos | *:--router-policy-config | *:--router-token-file | *:--save-view | *:--tls-cert | *:--tls-key | *:--token-file | *:--tokens | *:--view | *:--workers-file | *:-f)
             meaning='file' ;;
         *:--against | *:--kube-context)
             meaning='live:kube-context' ;;
         *:--ais-backend)
             meaning='words:vllm sglang trtllm' ;;
+        *:--ais-model-path | *:--file-kv | *:--model-path | *:--mount-path | *:--path | *:--snapshot)
+            meaning='folder' ;;
+        *:--by)
+            meaning='words:model domain tenant hour worker' ;;
         *:--context)
             meaning='live:context' ;;
         *:--discovery)
@@ -261,8 +267,8 @@ __dynctl_meaning() {
             meaning='words:auto all sample none' ;;
         *:--fail-on)
             meaning='words:fail warn' ;;
-        *:--file-kv | *:--model-path | *:--mount-path | *:--path | *:--snapshot)
-            meaning='folder' ;;
+        *:--generate)
+            meaning='words:agentic chat rag batch' ;;
         *:--kind)
             meaning='words:ClusterTopologyBinding ClusterTopology' ;;
         *:--kv-load-failure-policy)
@@ -319,7 +325,7 @@ __dynctl_meaning() {
             meaning='words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0764 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EVENTS_OVERFLOW EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_OVER_LIMIT REPLICA_SILENT REPLICA_WORKERS_DIFFER REQUEST_PLANE_LOST ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRACES_NOT_EXPORTED TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE' ;;
         *:--tokenizer)
             meaning='words:auto fast exact' ;;
-        *:--active-decode-blocks-threshold | *:--active-prefill-tokens-threshold | *:--active-prefill-tokens-threshold-frac | *:--admin-token | *:--advertise-host | *:--ais-backend-version | *:--ais-model-path | *:--ais-system | *:--ais-tp-size | *:--api-key | *:--api-token | *:--at | *:--block-bytes | *:--block-size | *:--body-limit | *:--by | *:--cache-salt | *:--canary | *:--capacity | *:--container | *:--controller-namespace | *:--data-parallel-size | *:--decision-memory | *:--decode-itl-ms | *:--default-output-tokens | *:--dgd | *:--disk-blocks | *:--disk-gb-per-s | *:--drain-timeout | *:--drain-timeout-s | *:--duration | *:--dyn-namespace | *:--dynamo-frontend | *:--eject-after | *:--eject-max-pause | *:--eject-pause | *:--encoder-cuda-to-cpu-ratio | *:--endpoint | *:--engine | *:--engine-api-key | *:--etcd-endpoints | *:--events-delay-ms | *:--events-loss | *:--fault-die-mid-stream-after | *:--fault-drop-events | *:--fault-refuse | *:--fault-slow-factor | *:--first-byte-timeout | *:--follow | *:--for | *:--from | *:--frontend | *:--generate | *:--header-timeout | *:--health-port | *:--host | *:--host-blocks | *:--host-gb-per-s | *:--http-host | *:--http-overload-status-code | *:--http-port | *:--idle-timeout | *:--image | *:--index-memory | *:--index-peer | *:--init-timeout | *:--itl-limit-ms | *:--keep-alive-timeout | *:--key-concurrency | *:--key-requests-per-minute | *:--kv-bytes-per-token | *:--kv-cache-block-size | *:--kv-events | *:--kv-events-buffer-steps | *:--kv-events-topic | *:--kv-hold-timeout-s | *:--kv-transfer-cross-domain-factor | *:--kv-transfer-ms-per-block | *:--kv-transfer-preferred-weight | *:--label-key | *:--lease-namespace | *:--level | *:--limit | *:--loads | *:--lora | *:--lose | *:--max-body-bytes | *:--max-bytes | *:--max-model-len | *:--max-num-batched-tokens | *:--max-num-seqs | *:--max-regress | *:--max-waiting | *:--migration-limit | *:--migration-max-seq-len | *:--min-rate | *:--min-requests | *:--model-name | *:--name | *:--namespace | *:--namespace-prefix | *:--nats-server | *:--otlp-endpoint | *:--otlp-sample-ratio | *:--panic-threshold | *:--peer-connections | *:--peers | *:--plot | *:--pod-domain | *:--pod-kv-events | *:--pod-replay | *:--pod-role-label | *:--policy | *:--pool | *:--port | *:--prefer-taint | *:--preferred-weight | *:--prefill-tokens-per-s | *:--probe | *:--process-timeout | *:--processes | *:--rate | *:--ratio | *:--reasoning-parser | *:--record-max-bytes | *:--replay | *:--replays | *:--request-port | *:--response-port | *:--revert-if | *:--router | *:--router-active-request-expiry-secs | *:--router-bypass-decode-busy-threshold | *:--router-bypass-eff-isl-ratio-threshold | *:--router-bypass-eff-isl-threshold | *:--router-bypass-prefill-busy-threshold | *:--router-conditional-disagg-config | *:--router-decode-active-request-weight | *:--router-disk-cache-hit-weight | *:--router-host-cache-hit-weight | *:--router-kv-overlap-score-credit | *:--router-kv-overlap-score-credit-decay | *:--router-kv-transfer-qos | *:--router-kv-transfer-topology-level | *:--router-kv-transfer-weight | *:--router-max-tree-size | *:--router-own-domains | *:--router-policy-config | *:--router-predicted-ttl-secs | *:--router-prefill-load-scale | *:--router-prune-target-ratio | *:--router-queue-max-requests | *:--router-queue-max-wait-secs | *:--router-queue-threshold | *:--router-replica-bind | *:--router-replica-group | *:--router-replica-nats | *:--router-replica-peer | *:--router-session-affinity-ttl-secs | *:--router-session-affinity-yield-blocks | *:--router-temperature | *:--router-token | *:--router-ttl-secs | *:--routers | *:--routing-group | *:--rpc-host | *:--search | *:--seed | *:--seeds | *:--select-service-port | *:--session-id | *:--set | *:--slot-tracker-port | *:--snapshot-interval | *:--sort-by | *:--speed | *:--speedup-ratio | *:--stream-timeout | *:--sync-delay-ms | *:--system-host | *:--system-port | *:--tail | *:--target | *:--timeout | *:--to | *:--token | *:--token-env | *:--tool-call-parser | *:--total-blocks | *:--trace-block-size | *:--ttft-limit | *:--unix-socket | *:--wait | *:--watch-namespace | *:--weight | *:--worker | *:--workers | *:--workload | *:--zone | *:--zones | *:-n)
+        *:--active-decode-blocks-threshold | *:--active-prefill-tokens-threshold | *:--active-prefill-tokens-threshold-frac | *:--admin-token | *:--advertise-host | *:--ais-backend-version | *:--ais-system | *:--ais-tp-size | *:--api-key | *:--api-token | *:--at | *:--block-bytes | *:--block-size | *:--body-limit | *:--cache-salt | *:--canary | *:--capacity | *:--container | *:--controller-namespace | *:--data-parallel-size | *:--decision-memory | *:--decode-itl-ms | *:--default-output-tokens | *:--dgd | *:--disk-blocks | *:--disk-gb-per-s | *:--drain-timeout | *:--drain-timeout-s | *:--duration | *:--dyn-namespace | *:--dynamo-frontend | *:--eject-after | *:--eject-max-pause | *:--eject-pause | *:--encoder-cuda-to-cpu-ratio | *:--endpoint | *:--engine | *:--engine-api-key | *:--etcd-endpoints | *:--events-delay-ms | *:--events-loss | *:--fault-die-mid-stream-after | *:--fault-drop-events | *:--fault-refuse | *:--fault-slow-factor | *:--first-byte-timeout | *:--follow | *:--for | *:--from | *:--frontend | *:--header-timeout | *:--health-port | *:--host | *:--host-blocks | *:--host-gb-per-s | *:--http-host | *:--http-overload-status-code | *:--http-port | *:--idle-timeout | *:--image | *:--index-memory | *:--index-peer | *:--init-timeout | *:--itl-limit-ms | *:--keep-alive-timeout | *:--key-concurrency | *:--key-requests-per-minute | *:--kv-bytes-per-token | *:--kv-cache-block-size | *:--kv-events | *:--kv-events-buffer-steps | *:--kv-events-topic | *:--kv-hold-timeout-s | *:--kv-transfer-cross-domain-factor | *:--kv-transfer-ms-per-block | *:--kv-transfer-preferred-weight | *:--label-key | *:--lease-namespace | *:--level | *:--limit | *:--loads | *:--lora | *:--lose | *:--max-body-bytes | *:--max-bytes | *:--max-model-len | *:--max-num-batched-tokens | *:--max-num-seqs | *:--max-regress | *:--max-waiting | *:--migration-limit | *:--migration-max-seq-len | *:--min-rate | *:--min-requests | *:--model-name | *:--name | *:--namespace | *:--namespace-prefix | *:--nats-server | *:--otlp-endpoint | *:--otlp-sample-ratio | *:--panic-threshold | *:--peer-connections | *:--peers | *:--pod-domain | *:--pod-kv-events | *:--pod-replay | *:--pod-role-label | *:--policy | *:--pool | *:--port | *:--prefer-taint | *:--preferred-weight | *:--prefill-tokens-per-s | *:--probe | *:--process-timeout | *:--processes | *:--rate | *:--ratio | *:--reasoning-parser | *:--record-max-bytes | *:--replay | *:--replays | *:--request-port | *:--response-port | *:--revert-if | *:--router | *:--router-active-request-expiry-secs | *:--router-bypass-decode-busy-threshold | *:--router-bypass-eff-isl-ratio-threshold | *:--router-bypass-eff-isl-threshold | *:--router-bypass-prefill-busy-threshold | *:--router-conditional-disagg-config | *:--router-decode-active-request-weight | *:--router-disk-cache-hit-weight | *:--router-host-cache-hit-weight | *:--router-kv-overlap-score-credit | *:--router-kv-overlap-score-credit-decay | *:--router-kv-transfer-topology-level | *:--router-kv-transfer-weight | *:--router-max-tree-size | *:--router-own-domains | *:--router-predicted-ttl-secs | *:--router-prefill-load-scale | *:--router-prune-target-ratio | *:--router-queue-max-requests | *:--router-queue-max-wait-secs | *:--router-queue-threshold | *:--router-replica-bind | *:--router-replica-group | *:--router-replica-nats | *:--router-replica-peer | *:--router-session-affinity-ttl-secs | *:--router-session-affinity-yield-blocks | *:--router-temperature | *:--router-token | *:--router-ttl-secs | *:--routers | *:--routing-group | *:--rpc-host | *:--search | *:--seed | *:--seeds | *:--select-service-port | *:--session-id | *:--set | *:--slot-tracker-port | *:--snapshot-interval | *:--sort-by | *:--speed | *:--speedup-ratio | *:--stream-timeout | *:--sync-delay-ms | *:--system-host | *:--system-port | *:--tail | *:--target | *:--timeout | *:--to | *:--token | *:--token-env | *:--tool-call-parser | *:--total-blocks | *:--trace-block-size | *:--ttft-limit | *:--unix-socket | *:--wait | *:--watch-namespace | *:--weight | *:--worker | *:--workers | *:--workload | *:--zone | *:--zones | *:-n)
             meaning='free' ;;
         *) meaning='' ;;
     esac

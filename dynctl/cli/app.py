@@ -90,7 +90,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 )
 
 GROUPS = {
-    "serve": "Run a frontend, a router, an indexer, a shadow router, an engine or its sidecar.",
+    "serve": "Run a frontend, a router, an indexer, a shadow router, an engine or its sidecar. "
+    "`dynctl serve --worker URL` is `dynctl serve frontend --worker URL`.",
     "workers": "Workers of a router: list, one worker, cordon, drain.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
     "decisions": "Past decisions of a router: list, tail. `dynctl decisions` lists them.",
@@ -114,7 +115,7 @@ _MORE_LOCAL = "Global options (-o, --no-color, --debug): dynctl options"
 #: Commands whose options for a source are others than those of _MORE.
 _MORE_OF = {
     **dict.fromkeys(
-        ("serve frontend", "serve router", "serve attach", "serve observe"),
+        ("serve", "serve frontend", "serve router", "serve attach", "serve observe"),
         "Global options (--discovery, --file-kv, ..): dynctl options",
     ),
     "topology sync": "Global options (-n, -A, --kubeconfig, -o, ..): dynctl options",
@@ -154,7 +155,7 @@ def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
         if second and first not in groups:
             groups[first] = _group(GROUPS[first], imported=given is None or first in given)
             local = all(one in LOCAL for one, _, _ in COMMANDS if one.startswith(f"{first} "))
-            groups[first].info.epilog = _MORE_LOCAL if local else _MORE
+            groups[first].info.epilog = _MORE_OF.get(first, _MORE_LOCAL if local else _MORE)
             app.add_typer(groups[first], name=first)
         imported = given is None or set(path.split()) <= given
         function = with_globals(_load(place), path, local=path in LOCAL) if imported else _listed

@@ -22,6 +22,8 @@ POLICY_PANEL = "KV-transfer policy (for workers that publish none)"
 BUSY_PANEL = "Busy thresholds"
 QUEUE_PANEL = "Router queue"
 BYPASS_PANEL = "Conditional disaggregation"
+#: How help pages name a value of each type.
+_METAVARS = {int: "N", float: "X", str: "TEXT", bool: ""}
 
 
 def split_preset(flags: Mapping[str, str | bool]) -> tuple[dict[str, str | bool], str | None]:
@@ -91,7 +93,7 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
     option = ROUTER_OPTIONS[setting.name]
     names = [flag]
     kind: Any = str
-    metavar: str | None = "|".join(setting.choices) or setting.type.__name__.upper()
+    metavar: str | None = "|".join(setting.choices) or option.metavar or _METAVARS[setting.type]
     if setting.type is bool:
         names = [f"{flag}/--no-{flag.removeprefix('--')}"]
         kind, metavar = bool, None

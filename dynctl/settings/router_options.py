@@ -10,17 +10,18 @@ class RouterOption:
     """The help text, flags and environment variables of one router setting.
 
     ``flags`` and ``env`` list the current name first; the others are deprecated names that still
-    work and warn.
+    work and warn. ``metavar``: how help pages name the value, where its type does not suffice.
     """
 
     help: str
     flags: tuple[str, ...]
     env: tuple[str, ...]
+    metavar: str = ""
 
 
-def _option(help: str, *names: str) -> RouterOption:
+def _option(help: str, *names: str, metavar: str = "") -> RouterOption:
     flags = tuple(name for name in names if name.startswith("--"))
-    return RouterOption(help, flags, tuple(name for name in names if name not in flags))
+    return RouterOption(help, flags, tuple(name for name in names if name not in flags), metavar)
 
 
 #: Setting -> its option; the same names and order as ``router_core.SETTINGS``.
@@ -97,6 +98,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "topology domain of the router's own KV-transfer policy (for workers that publish none)",
         "--router-kv-transfer-topology-level",
         "DYN_ROUTER_KV_TRANSFER_TOPOLOGY_LEVEL",
+        metavar="NAME",
     ),
     "kv_transfer_enforcement": _option(
         "required never crosses the domain, preferred makes crossing cost more, "
@@ -128,12 +130,14 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "YAML file with latency and bandwidth of each topology level",
         "--router-kv-transfer-qos",
         "DYN_ROUTER_KV_TRANSFER_QOS",
+        metavar="FILE",
     ),
     "router_own_domains": _option(
         "the frontend's own topology domains (zone=a,rack=r1): the latency from there counts on "
         "the first hop",
         "--router-own-domains",
         "DYN_ROUTER_OWN_DOMAINS",
+        metavar="NAME=VALUE,..",
     ),
     "conditional_disagg_enabled": _option(
         "conditional disaggregation: a decode worker that has enough of a prompt cached prefills "
@@ -255,6 +259,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "YAML file with the policy classes of the router queue",
         "--router-policy-config",
         "DYN_ROUTER_POLICY_CONFIG",
+        metavar="FILE",
     ),
     "router_queue_max_requests": _option(
         "requests that may wait in the router queue; others are refused",
@@ -312,6 +317,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "--aic-system",
         "DYN_AIS_SYSTEM",
         "DYN_AIC_SYSTEM",
+        metavar="NAME",
     ),
     "ais_model_path": _option(
         "prefill load model: directory of the model, with its config.json",
@@ -319,6 +325,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "--aic-model-path",
         "DYN_AIS_MODEL_PATH",
         "DYN_AIC_MODEL_PATH",
+        metavar="DIR",
     ),
     "ais_tp_size": _option(
         "prefill load model: accelerators that share the model (none: 1)",

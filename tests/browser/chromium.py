@@ -75,9 +75,10 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.command("Emulation.setEmulatedMedia", features=[scheme])
 
-    async def picture(self, path: Path) -> None:
+    async def picture(self, path: Path, *, whole: bool = True) -> None:
+        """Write the page to a file; not ``whole``: what fits the window."""
         answer = await self.command(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole
         )
         await asyncio.to_thread(path.write_bytes, base64.b64decode(answer["data"]))
 

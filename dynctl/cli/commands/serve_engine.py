@@ -20,8 +20,6 @@ def _annotation(option: Option) -> Any:
     kind: Any = option.type
     names = [option.flag]
     metavar: str | None = "|".join(option.choices) or option.metavar
-    if metavar == _key(option).removeprefix("engine_").upper():
-        metavar = {int: "N", float: "X"}.get(kind, metavar)
     if kind is bool:
         names = [f"{option.flag}/--no-{option.flag.removeprefix('--')}"]
         metavar = None

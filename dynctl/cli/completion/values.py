@@ -53,8 +53,13 @@ _LIVE: Final[Mapping[str, str]] = {
 }
 #: By path, and flag or (of an argument) metavar.
 _LIVE_AT: Final[Mapping[tuple[str, str], str]] = {
+    ("decisions list", "--worker"): "worker",
+    ("decisions tail", "--worker"): "worker",
     ("events tail", "--worker"): "worker",
+    ("workers cordon", "ID"): "worker",
+    ("workers drain", "ID"): "worker",
     ("workers show", "ID"): "worker",
+    ("workers uncordon", "ID"): "worker",
     ("thresholds get", "MODEL"): "model",
     ("thresholds set", "MODEL"): "model",
     ("context use", "NAME"): "context",
@@ -82,8 +87,12 @@ def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
     literals = tuple(part for part in parts if _LITERAL.fullmatch(part))
     if len(parts) > 1 and literals:
         return Meaning(Kind.WORDS, literals)
-    if parts[0] in ("FILE", "DIR"):
-        return Meaning(Kind.FILE if parts[0] == "FILE" else Kind.FOLDER)
+    if shown == "tcp":
+        return Meaning(Kind.WORDS, (shown,))
+    if parts[0].startswith("FILE") or shown == "TRACE":
+        return Meaning(Kind.FILE)
+    if parts[0] == "DIR":
+        return Meaning(Kind.FOLDER)
     return FREE
 
 
@@ -92,9 +101,11 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
     """(path or nothing, flag or metavar) -> the words that it accepts."""
     from dynctl.cli.app import COMMANDS
     from dynctl.documents.events import TailKind
+    from dynctl.documents.hits import BY
     from dynctl.findings.catalogue import all_codes
     from dynctl.planning.capacity import ENFORCEMENTS
     from dynctl.settings.contexts.keys import KEYS
+    from dynctl.simulation.replay.workloads import KINDS
     from router_core import PRESETS, Role
 
     codes = tuple(entry.code for entry in all_codes().values() if not entry.retired)
@@ -107,6 +118,9 @@ def known_words() -> Mapping[tuple[str, str], tuple[str, ...]]:
         ("", "CODE"): codes,
         ("workers list", "--role"): tuple(one.value for one in Role),
         ("events tail", "--kind"): tuple(TailKind),
+        ("hits", "--by"): tuple(BY),
+        ("", "--generate"): tuple(KINDS),
+        ("replay", "--enforcement"): ("none", "preferred", "required", "fallback"),
         ("topology plan", "--enforcement"): tuple(ENFORCEMENTS),
         ("topology render", "--enforcement"): ("required", "preferred"),
         ("topology render", "--kind"): ("ClusterTopologyBinding", "ClusterTopology"),

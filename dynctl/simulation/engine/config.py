@@ -7,7 +7,7 @@ variables of the same fields.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Final, Literal, cast, get_type_hints
 
 from dynctl.base.quantities import duration, size
 from router_core import Role
@@ -91,7 +91,9 @@ class EngineConfig:
     )
     host: str = _option("127.0.0.1", "Address to listen on.")
     advertise_host: str = _option(
-        "", "Address of this engine for others; empty = the address it listens on."
+        "",
+        "Address of this engine for others; empty = the address it listens on.",
+        metavar="HOST",
     )
     port: int = _option(0, "HTTP port; 0 picks a free one.", minimum=0, maximum=65535)
 
@@ -147,7 +149,9 @@ class EngineConfig:
     data_parallel_size: int = _option(
         1, "Data-parallel ranks, each with its own cache and events.", minimum=1, maximum=64
     )
-    lora: tuple[str, ...] = _option((), "Also serve this LoRA adapter's name (repeatable).")
+    lora: tuple[str, ...] = _option(
+        (), "Also serve this LoRA adapter's name (repeatable).", metavar="NAME"
+    )
 
     prefill_tokens_per_s: float = _option(
         20_000.0, "Prefill speed of a rank, tokens per second.", minimum=1e-3, maximum=1e12
@@ -197,7 +201,7 @@ class EngineConfig:
         "ZMQ endpoint that replays recent KV events, ranks as above; empty = off.",
         metavar="ENDPOINT",
     )
-    kv_events_topic: str = _option("", "First frame of each KV event message.")
+    kv_events_topic: str = _option("", "First frame of each KV event message.", metavar="TOPIC")
     kv_events_buffer_steps: int = _option(
         10_000, "KV event batches kept for replay (at most 16 MiB).", minimum=0, maximum=1_000_000
     )
@@ -339,6 +343,10 @@ def check_bounds(config: object, prefix: str = "") -> None:
             raise EngineConfigError(f"--{_flag(f.name, prefix)} is {value}; expected {limit}")
 
 
+#: How help pages name a value of each type.
+_METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X"}
+
+
 def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
     hints = get_type_hints(owner)
     found: list[Option] = []
@@ -357,7 +365,7 @@ def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
                 default=f.default,
                 help=f.metadata["help"],
                 choices=f.metadata["choices"],
-                metavar=f.metadata["metavar"] or f.name.upper(),
+                metavar=f.metadata["metavar"] or _METAVARS.get(kind) or f.name.upper(),
                 fault=owner is Faults,
             )
         )

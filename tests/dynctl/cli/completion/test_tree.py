@@ -48,6 +48,36 @@ def test_output_offers_the_formats_that_the_command_has(tree: Tree):
     assert "junit" not in offered["workers list"]
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "text"),
+    [
+        ("serve frontend", "--router-policy-config", "file"),
+        ("serve router", "--ais-model-path", "folder"),
+        ("serve attach", "--request-plane", "words:tcp"),
+        ("replay", "--generate", "words:agentic chat rag batch"),
+        ("replay", "--plot", "file"),
+        ("hits", "--by", "words:model domain tenant hour worker"),
+        ("decisions list", "--worker", "live:worker"),
+    ],
+)
+def test_values_that_are_known_are_offered(tree: Tree, path: str, name: str, text: str):
+    command = next(one for one in tree.commands if one.path == path)
+    flag = next(one for one in command.flags if name in one.names)
+    assert flag.value is not None
+    assert flag.value.text == text
+
+
+def test_commands_about_one_worker_offer_the_workers(tree: Tree):
+    for path in ("show", "cordon", "drain", "uncordon"):
+        command = next(one for one in tree.commands if one.path == f"workers {path}")
+        assert [one.text for one in command.arguments] == ["live:worker"]
+
+
+def test_help_pages_name_values_and_not_types():
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert not re.findall(r"--[a-z-]+ (?:FLOAT|INT|STR|INTEGER)`", text)
+
+
 @pytest.fixture
 def dynctl_script():
     def script(shell: str) -> str:
