@@ -36,6 +36,7 @@ from typing import Any
 from router_core.changes import Stage
 from router_core.config import RouterConfig
 from router_core.frozen import quick_init
+from router_core.load_order import OverlapColumn
 
 #: Products below this have no finite reciprocal.
 _SMALLEST = 1e-300
@@ -129,6 +130,15 @@ class CostInputs:
     following: Sequence[float] | None = None
     predicted_blocks: Sequence[int] | None = None
     session_blocks: Sequence[float] | None = None
+
+    @property
+    def most_overlap(self) -> int:
+        """The highest of the ``overlap_blocks``; 0 without candidates."""
+        column = self.overlap_blocks
+        if isinstance(column, OverlapColumn):
+            levels = column.overlaps.levels
+            return levels[0][0] if levels else 0
+        return max(column, default=0)
 
     def cached_tokens(self, position: int, parameters: CostParameters) -> int:
         """Prompt tokens that a candidate does not compute; lower tiers count by their weights.

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import add
+from typing import Final
 
 from router_core.cost import (
     CostInputs,
     CostParameters,
 )
 from router_core.freshness import counted_blocks
+from router_core.load_order import OverlapColumn
 from router_core.registry import CandidateSet, WorkerRegistry
 from router_core.routing_view import (
     RoutingRequest,
@@ -24,7 +26,10 @@ from router_core.transfer import (
     TransferTable,
     transfer_columns,
 )
-from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
+from router_core.worker_sets import NO_OVERLAPS, Overlaps
+
+#: Candidates from which leading blocks stay in levels until a whole column of them is read.
+_LEVELS_FROM: Final = 64
 
 
 def cost_inputs(
@@ -123,7 +128,7 @@ class _Cached:
     """The columns of cached blocks, as far as they depend on predictions."""
 
     overlap: list[int]
-    indexed: list[int] | None
+    indexed: Sequence[int] | None
     host: list[int] | None
     disk: list[int] | None
 
@@ -197,7 +202,7 @@ def _lower_columns(
 ) -> tuple[list[int] | None, list[int] | None]:
     """Prompt blocks in host memory and on disk; None for a tier where no candidate has any."""
     host, disk = [0] * len(slots), [0] * len(slots)
-    hashes = request.local_hashes
+    hashes, overlap = request.local_hashes, list(overlap)
     if view.index.exact:
         hashes = hashes[: request.most_reusable]
     for i, slot in enumerate(slots):
@@ -266,20 +271,10 @@ def _multipliers(
     return [preference_multiplier(w for mask, w in masks if mask >> slot & 1) for slot in slots]
 
 
-def _column(overlaps: Overlaps, slots: Sequence[int]) -> list[int]:
-    column = [0] * len(slots)
-    if not overlaps.levels:
-        return column
-    first = slots[0]
-    if slots[-1] - first == len(slots) - 1:
-        for depth, mask in overlaps.levels:
-            for slot in slots_of(mask):
-                column[slot - first] = depth
-        return column
-    sparse: dict[int, int] = {}
-    for depth, mask in overlaps.levels:
-        sparse.update(dict.fromkeys(slots_of(mask), depth))
-    return list(map(sparse.get, slots, repeat(0)))
+def _column(overlaps: Overlaps, slots: Sequence[int]) -> Sequence[int]:
+    if len(slots) < _LEVELS_FROM:
+        return overlaps.column(slots)
+    return OverlapColumn(overlaps, slots)
 
 
 def _shifted(column: list[int], slots: Sequence[int], deltas: Mapping[int, int]) -> list[int]:

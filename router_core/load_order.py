@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress
 from math import inf
 from typing import Any, Final, TypeVar, overload
 
-from router_core.worker_sets import slots_of
+from router_core.worker_sets import Overlaps, slots_of
 
 T = TypeVar("T")
 
@@ -198,3 +200,29 @@ class LazyColumn(Sequence[T]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+
+class OverlapColumn(LazyColumn[int]):
+    """The leading blocks of each of ``slots``, computed for all when the column is iterated."""
+
+    __slots__ = ("_slots", "overlaps")
+
+    def __init__(self, overlaps: Overlaps, slots: Sequence[int]) -> None:
+        super().__init__(partial(overlaps.column, slots), len(slots), {})
+        self.overlaps = overlaps
+        self._slots = slots
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, int):
+            return self.overlaps.get(self._slots[at])
+        return super().__getitem__(at)
+
+
+def levels_of(column: Sequence[int], slots: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """Pairs (blocks, the slots that have so many) of a column, without those that have none."""
+    if isinstance(column, OverlapColumn):
+        return column.overlaps.levels
+    levels: dict[int, int] = {}
+    for at in compress(range(len(slots)), column):
+        levels[column[at]] = levels.get(column[at], 0) | 1 << slots[at]
+    return tuple(levels.items())

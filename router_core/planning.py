@@ -223,7 +223,7 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     if queue is None or inputs is None or decision.winner is None:
         return decision
     table = view.policy_classes.table(request.model, view.config)
-    cached = max(inputs.overlap_blocks, default=0) * request.block_size
+    cached = inputs.most_overlap * request.block_size
     uncached = max(0, request.isl_tokens - cached)
     policy = table.class_of(request.policy_class, uncached)
     if not policy.queues:

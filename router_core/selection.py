@@ -7,10 +7,9 @@ Nothing in this module changes state.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import compress
 from typing import Any
 
 from router_core.cost import (
@@ -21,12 +20,10 @@ from router_core.cost import (
     kv_terms,
     total_costs,
 )
-from router_core.cost_inputs import (
-    cost_inputs,
-)
+from router_core.cost_inputs import cost_inputs
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
 from router_core.devices import DeviceBudget
-from router_core.load_order import LazyColumn
+from router_core.load_order import LazyColumn, levels_of
 from router_core.registry import CandidateSet, WorkerRegistry
 from router_core.routing_view import (
     Filter,
@@ -169,9 +166,10 @@ def _from_order(
 ) -> tuple[tuple[TermColumn, ...], Sequence[float], int] | None:
     """Terms, costs and the winner in mode kv at temperature 0, computed for the ranks that can win.
 
-    Those are the ranks with cached blocks of the prompt, and of all others, by how many of its
-    blocks they compute already, the first in the order of load. None where the cost has more inputs
-    than that, and where it would not be less work.
+    Ranks with equally many cached blocks of the prompt, of which their running requests hold
+    equally many, differ in their load alone: of a large class of these only the first in the order
+    of load can win. None where the cost has more inputs than that, and where it would not be less
+    work.
     """
     slots = candidates.slots
     count = len(slots)
@@ -193,40 +191,44 @@ def _from_order(
     order = load.orders.order(mask, per_token, per_block, load.prefill_tokens, load.decode_blocks)
     if order is None:
         return None
-    one_by_one = 0
-    for slot in compress(slots, inputs.overlap_blocks):
-        one_by_one |= 1 << slot
-    left = mask & ~one_by_one
-    # The ranks without anything cached, by how much of the prompt their running requests hold.
-    groups: list[int] = []
+    cached = levels_of(inputs.overlap_blocks, slots)
+    held = () if inputs.shared_blocks is None else levels_of(inputs.shared_blocks, slots)
+    # A credit above the prompt would cut the cost off at 0, whatever the load.
+    cut_off = bool(cached) and (
+        not parameters.track_prefill_tokens
+        or parameters.overlap_score_credit > 1
+        or max(cached)[0] * inputs.block_size > inputs.isl_tokens
+    )
     rest = inputs.isl_tokens * per_token + inputs.prompt_blocks * per_block
-    if inputs.shared_blocks is not None:
-        for depth, holders in load.shared_blocks(context.request.sequence_hashes, left).levels:
-            left &= ~holders
-            found = None
-            if holders.bit_count() > _SMALL_CLASS:
-                found = order.cheapest(holders, rest - depth)
-            if found is None:
-                one_by_one |= holders
-            else:
-                groups += found
-    found = order.cheapest(left, rest)
-    if found is None or one_by_one.bit_count() + len(groups) + len(found) > count // 3:
+    groups: list[int] = []
+    overlaps: list[int] = []
+    shared: list[int] = []
+    scored = 0
+    for members, overlap, depth in _classes(mask, cached, held):
+        found = None
+        if members.bit_count() > _SMALL_CLASS and not (overlap and cut_off):
+            found = order.cheapest(members, rest)
+        if found is None:
+            scored += members.bit_count()
+            if scored > count // 3:
+                return None
+            found = [1 << slot for slot in slots_of(members)]
+        groups += found
+        overlaps += [overlap] * len(found)
+        shared += [depth] * len(found)
+    if len(groups) > count // 3:
         return None
-    groups += found
-    groups += [1 << slot for slot in slots_of(one_by_one)]
     # One rank of each group: the others cost the same.
     position = partial(bisect_left, slots)
     positions = [position((group & -group).bit_length() - 1) for group in groups]
-    shared = inputs.shared_blocks
     some = CostInputs(
         inputs.isl_tokens,
         inputs.block_size,
         inputs.prompt_blocks,
-        [inputs.overlap_blocks[i] for i in positions],
+        overlaps,
         [inputs.prefill_tokens[i] for i in positions],
         [inputs.active_blocks[i] for i in positions],
-        None if shared is None else [shared[i] for i in positions],
+        None if inputs.shared_blocks is None else shared,
         (),
     )
     terms = kv_terms(some, parameters)
@@ -245,11 +247,10 @@ def _from_order(
                 others |= group
     winner = position(chosen)
     runner_up = position((others & -others).bit_length() - 1) if others else None
-    of = {}
-    for at, group in enumerate(groups):
-        for one in (positions[at], winner, runner_up):
-            if one is not None and group >> slots[one] & 1:
-                of[one] = at
+    of = dict(zip(positions, range(len(groups)), strict=True))
+    for one in (winner, runner_up):
+        if one is not None and one not in of:
+            of[one] = next(at for at, group in enumerate(groups) if group >> slots[one] & 1)
     everything: list[tuple[TermColumn, ...]] = []
 
     def all_terms() -> tuple[TermColumn, ...]:
@@ -277,6 +278,23 @@ def _from_order(
         return total_costs(all_terms(), None, count)
 
     return lazy, LazyColumn(all_costs, count, known(costs), (winner, runner_up)), winner
+
+
+def _classes(
+    mask: int, cached: Sequence[tuple[int, int]], held: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """The slots of ``mask`` by how many blocks they have cached and how many of these their
+    requests hold: (slots, cached, held). Both sequences are pairs (blocks, slots)."""
+    for overlap, members in (*cached, (0, mask)):
+        left = members & mask
+        mask ^= left
+        for depth, holders in held:
+            both = left & holders
+            if both:
+                left ^= both
+                yield both, overlap, depth
+        if left:
+            yield left, overlap, 0
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ workers is one object of 160 bytes.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import compress, count
+from itertools import compress, count, repeat
 
 from router_core.frozen import quick_init
 from router_core.sharded import ShardedDict
@@ -78,6 +78,22 @@ class Overlaps:
         for depth, mask in self.levels:
             for slot in slots_of(mask):
                 yield slot, depth
+
+    def column(self, slots: Sequence[int]) -> list[int]:
+        """The leading blocks that each of ``slots`` (ascending) holds."""
+        column = [0] * len(slots)
+        if not self.levels:
+            return column
+        first = slots[0]
+        if slots[-1] - first == len(slots) - 1:
+            for depth, mask in self.levels:
+                for slot in slots_of(mask):
+                    column[slot - first] = depth
+            return column
+        sparse: dict[int, int] = {}
+        for depth, mask in self.levels:
+            sparse.update(dict.fromkeys(slots_of(mask), depth))
+        return list(map(sparse.get, slots, repeat(0)))
 
     @property
     def mask(self) -> int:

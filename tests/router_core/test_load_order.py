@@ -22,6 +22,7 @@ from router_core import (
     WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
+    sequence_hashes,
 )
 from router_core import selection as selection_module
 from router_core.load_order import LazyColumn, LoadOrder, LoadOrders
@@ -30,8 +31,17 @@ from router_core.worker_sets import nth_slot, slots_of
 ALWAYS, NEVER = 2, 1 << 30
 
 
-def chain(document: int, blocks: int) -> list[int]:
+def local_of(document: int, blocks: int) -> list[int]:
     return [1 + document * 1000 + at for at in range(blocks)]
+
+
+def chain(document: int, blocks: int) -> list[int]:
+    return sequence_hashes(local_of(document, blocks))
+
+
+def stored(worker: int, document: int, blocks: int) -> KvEvent:
+    local = local_of(document, blocks)
+    return KvEvent(worker, 0, BlocksStored(None, chain(document, blocks), local))
 
 
 class Fleet:
@@ -79,9 +89,7 @@ class Fleet:
         elif kind == 6 and self.active:
             router.apply(OutputBlock(draw.choice(self.active), draw.choice((None, 0.3))), 0.0)
         elif kind == 7:
-            names = chain(draw.randrange(4), draw.randrange(1, 12))
-            local = [names[0], *(n + 10**6 for n in names[1:])]
-            router.apply(KvEvent(worker, 0, BlocksStored(None, names, local)), 0.0)
+            router.apply(stored(worker, draw.randrange(4), draw.randrange(1, 12)), 0.0)
         elif draw.random() < 0.3:
             router.apply(WorkerAvailability(worker, draw.choice((None, None, "down"))), 0.0)
         elif draw.random() < 0.2:
@@ -90,11 +98,18 @@ class Fleet:
             self.join(worker)
 
 
+def large_fleet(values: dict[str, object]) -> Fleet:
+    seeds = random.Random(3)
+    while (fleet := Fleet(seeds.randrange(1000), values)).count < 70:
+        pass
+    return fleet
+
+
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
         "prefill_load_scale": st.sampled_from((0.0, 0.1, 1.5)),
-        "overlap_score_credit": st.sampled_from((0.0, 0.3, 1.0)),
+        "overlap_score_credit": st.sampled_from((0.0, 0.3, 1.0, 2.0)),
         "router_track_prefill_tokens": st.booleans(),
         "router_track_active_blocks": st.booleans(),
         "router_assume_kv_reuse": st.booleans(),
@@ -109,6 +124,7 @@ def test_the_order_of_load_changes_no_decision(seed, values):
     fleet = Fleet(seed, values)
     router, draw = fleet.router, fleet.draw
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection_module, "_SMALL_CLASS", draw.choice((0, 2, 16)))
         for _ in range(12):
             for _ in range(draw.randrange(6)):
                 fleet.change()
@@ -139,10 +155,49 @@ def test_the_order_of_load_changes_no_decision(seed, values):
             assert list(found.rows()) == list(plain.rows())
 
 
+def test_of_ranks_that_hold_equally_much_only_the_first_by_load_are_scored():
+    fleet = large_fleet({})
+    for worker in range(1, 36):
+        assert fleet.router.apply(stored(worker, 0, 8), 0.0).ok
+    for worker in range(1, 71):
+        booked = Booked(f"b{worker}", "aggregated", worker, 0, prefill_tokens=worker,
+                        sequence_hashes=chain(0, 3) if worker % 2 else ())  # fmt: skip
+        assert fleet.router.apply(booked, 0.0).ok
+    request = RoutingRequest("r", "m", 12 * fleet.size, fleet.size, chain(0, 11))
+    fleet.router.plan(request)
+    decision = fleet.router.plan(request).decode
+    assert decision is not None
+    assert isinstance(decision.costs, LazyColumn)
+    # Two of each class: with and without cached blocks, with and without blocks of requests.
+    assert len(decision.costs.known) <= 8
+    assert decision.overlap_blocks(decision.winner or 0) == 8
+    assert decision.inputs is not None
+    assert decision.inputs.most_overlap == 8 == max(decision.inputs.overlap_blocks)
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("sample", [0.0, 0.999])
+def test_a_credit_above_the_prompt_makes_ranks_equal_that_the_order_of_load_tells_apart(
+    tracked, sample, monkeypatch
+):
+    values = {"overlap_score_credit": 2.0, "router_track_prefill_tokens": tracked}
+    fleet = large_fleet(values)
+    request = RoutingRequest("r", "m", 9 * fleet.size, fleet.size, chain(0, 9))
+    for worker in range(1, 71):
+        assert fleet.router.apply(stored(worker, 0, 9), 0.0).ok
+        # The second half is behind in the order, and not dearer: its prefill is credited whole.
+        tokens, blocks = (0, worker % 3 + 3) if worker <= 35 else (6 * fleet.size, 1 - tracked)
+        booked = Booked(f"b{worker}", "aggregated", worker, 0, prefill_tokens=tokens,
+                        sequence_hashes=(), anonymous_blocks=blocks)  # fmt: skip
+        assert fleet.router.apply(booked, 0.0).ok
+    fleet.router.plan(request)
+    found = fleet.router.plan(request, samples=(sample, 0.0)).decode
+    monkeypatch.setattr(selection_module, "_ORDERED_FROM", NEVER)
+    assert found == fleet.router.plan(request, samples=(sample, 0.0)).decode
+
+
 def test_the_order_is_used():
-    fleet = Fleet(3, {})
-    while fleet.count != 70:
-        fleet = Fleet(fleet.draw.randrange(1000), {})
+    fleet = large_fleet({})
     for _ in range(100):
         fleet.change()
     fleet.router.plan(fleet.request())
@@ -197,9 +252,7 @@ def test_the_nth_slot(mask, data):
 
 
 def test_a_settled_decision_has_its_winner_alone():
-    fleet = Fleet(3, {})
-    while fleet.count != 70:
-        fleet = Fleet(fleet.draw.randrange(1000), {})
+    fleet = large_fleet({})
     for _ in range(100):
         fleet.change()
     fleet.router.plan(fleet.request())

@@ -144,7 +144,7 @@ class Metrics(ServiceObserver):
         self._domains.hop(decision)
         if phase == "decode" or decision.inputs is None or not decision.overlap_modelled:
             return
-        best = max(decision.inputs.overlap_blocks)
+        best = decision.inputs.most_overlap
         mine = decision.overlap_blocks(decision.winner or 0)
         blocks = math.ceil(decision.isl_tokens / decision.block_size)
         self._histograms["dynamo_component_router_kv_hit_rate"].observe(

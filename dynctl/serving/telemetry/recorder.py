@@ -582,7 +582,7 @@ def decided(at: float, plan: RoutingPlan, document: bytes = b"") -> Decided:
         if first.overlap_modelled and first.credits_overlap:
             cached = float(first.overlap_blocks(first.winner))
             inputs = first.inputs
-            best = cached if inputs is None else float(max(inputs.overlap_blocks, default=0))
+            best = cached if inputs is None else float(inputs.most_overlap)
         why = _why(first, cached, best)
     return Decided(
         at,
@@ -615,7 +615,7 @@ def observed(at: float, request_id: str, choice: Choice, predicted: Decision | N
             margin = min(others) - cost if others else None
             if choice.prefill is None and predicted.inputs is not None:
                 cached = float(predicted.overlap_blocks(at_ref))
-                best = float(max(predicted.inputs.overlap_blocks, default=0))
+                best = float(predicted.inputs.most_overlap)
     if choice.cached_blocks is not None:
         cached = float(choice.cached_blocks)
     outcome, message = choice.refused or ("selected", "")

@@ -177,7 +177,7 @@ def decision_attributes(decision: Decision) -> dict[str, Value]:
         found[f"dynctl.cost.{term.name}"] = term.weight * float(term.values[winner])
     if inputs is not None and decision.overlap_modelled:
         found["dynctl.cached_blocks"] = decision.overlap_blocks(winner)
-        found["dynctl.best_cached_blocks"] = max(inputs.overlap_blocks)
+        found["dynctl.best_cached_blocks"] = inputs.most_overlap
     order = [one for one in (winner, decision.runner_up) if one is not None]
     if len(decision.costs) <= _ALL:
         order = nsmallest(CANDIDATES, range(len(decision.costs)), decision.costs.__getitem__)

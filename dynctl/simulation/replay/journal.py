@@ -81,7 +81,7 @@ class Journal:
         cached = best = None
         if first.inputs is not None and first.winner is not None:
             cached = float(first.overlap_blocks(first.winner))
-            best = float(max(first.inputs.overlap_blocks, default=0))
+            best = float(first.inputs.most_overlap)
         self._write(
             Decided(
                 self._agenda.seconds,
