@@ -221,7 +221,8 @@ class HitsCause(msgspec.Struct, frozen=True):
     ``codes``: for `dynctl explain`. ``after``, in seconds: the median delay of late events.
     ``gain``: the largest share of all prompt tokens that these requests would have reused in
     addition under the condition ``gain_if``, with caches as they were; at most ``share``. None
-    where the records do not have what it is computed from.
+    where the records do not have what it is computed from. ``replay``: command lines that simulate
+    the same requests as they were and with the change; empty where `dynctl replay` cannot.
     """
 
     cause: str
@@ -237,6 +238,7 @@ class HitsCause(msgspec.Struct, frozen=True):
     after: float | None = None
     gain: float | None = None
     gain_if: str = ""
+    replay: list[str] = []
 
 
 class HitsRung(msgspec.Struct, frozen=True):

@@ -151,10 +151,13 @@ def _more(one: HitsCause, canvas: Canvas) -> list[str]:
     """What is known about a cause beyond its size."""
     if one.cause == "stale" and one.after is not None:
         return canvas.paragraph(f"half of the events came {one.after:.1f} s late", first=" " * 9)
-    if one.gain is None:
-        return []
-    text = f"at most {_points(one.gain)} points for these requests {one.gain_if}"
-    return canvas.paragraph(text, first=" " * 9)
+    lines = []
+    if one.gain is not None:
+        text = f"at most {_points(one.gain)} points for these requests {one.gain_if}"
+        lines += canvas.paragraph(text, first=" " * 9)
+    for command in one.replay:
+        lines += canvas.paragraph(command, first=" " * 9 + "$ ", rest=" " * 11)
+    return lines
 
 
 def _columns(report: HitsReport) -> list[Column[HitsGroup]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem
@@ -18,6 +21,7 @@ from dynctl.documents.recording_file import RecordingFile
 from dynctl.health.hits import Ladder, Window
 from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, is_recording
 from dynctl.sources.recording import moment
+from router_core import SETTINGS, RouterConfig
 
 #: Recordings that are judged together: those of the routers of one fleet.
 MOST_FILES: Final = 16
@@ -49,6 +53,10 @@ class HitsQuery:
     start: str | None = None
     end: str | None = None
     skip_bad: bool = False
+
+    @property
+    def windowed(self) -> bool:
+        return self.start is not None or self.end is not None
 
 
 def of_files(files: Sequence[Path], query: HitsQuery, trace: SimulatedTrace | None) -> HitsReport:
@@ -93,7 +101,7 @@ FILE                               a recording (dynctl record FILE) or a trace
 def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsReport:
     """The ladder of the next ``seconds`` of the routers of the options. Raises UsageProblem,
     Unreachable."""
-    if query.start is not None or query.end is not None:
+    if query.windowed:
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
     from dynctl.base.terminal import say
     from dynctl.sources import RUNNING_WAYS, recorded
@@ -108,9 +116,9 @@ def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsRepor
             paths = [Path(folder) / "live"]
             title = _observed(options, urls, seconds, paths[0])
         report = _of_recordings([RecordingFile(path) for path in paths], query)
-    from msgspec.structs import replace
-
-    return replace(report, source=title)
+    # What was recorded is gone when the command ends, so nothing can be replayed.
+    largest = [msgspec.structs.replace(one, replay=[]) for one in report.largest]
+    return msgspec.structs.replace(report, source=title, largest=largest)
 
 
 def _streamed(
@@ -165,7 +173,91 @@ def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsRep
     streams = [_numbered(one, number) for number, one in enumerate(opened)]
     for _, number, record in merge(*streams, key=lambda item: item[0]):
         ladder.take(record, number)
-    return ladder.report(", ".join(str(one.path) for one in opened))
+    report = ladder.report(", ".join(str(one.path) for one in opened))
+    router = ladder.router
+    if router is None or len(opened) != 1 or len(report.models) != 1 or query.windowed:
+        return report  # a replay has one router's requests, all of them, of one model
+    sizes = {worker.runtime_config.total_kv_blocks for worker in router.registry}
+    command = ["dynctl", "replay", str(opened[0].path), "--model", report.models[0]]
+    command += ["--skip-bad"] * query.skip_bad
+    size = sizes.pop() if len(sizes) == 1 else None
+    return _with_replays(report, command, [], _policy_of(router.config), size)
+
+
+def _policy_of(config: RouterConfig) -> str:
+    """A policy of `replay` with these settings, of which those that a replay reads differ from the
+    defaults."""
+    from dynctl.simulation.replay.policies import BUILT_IN
+
+    mode = str(config.router_mode)
+    plain = RouterConfig(router_mode=config.router_mode)
+    parts = [mode if mode in BUILT_IN else f"kv,router_mode={mode}"]
+    for name in SETTINGS:
+        value = getattr(config, name)
+        if value != getattr(plain, name):
+            parts.append(f"{name}={'none' if value is None else value}")
+    return ",".join(parts)
+
+
+def _changes(cause: str, config: RouterConfig) -> dict[str, Any]:
+    """The settings that would change a cause, where a replay simulates their effect."""
+    scale = max(1.0, 2 * config.prefill_load_scale)
+    tried: dict[str, dict[str, Any]] = {
+        "spread": {"router_mode": "kv"},
+        "split": {"prefill_load_scale": scale},
+        "load": {"prefill_load_scale": scale},
+        "in_flight": {"router_predicted_ttl_secs": 5.0},
+        "no_credit": {
+            "overlap_score_credit": 1.0,
+            "prefill_load_scale": 1.0,
+            "router_track_prefill_tokens": True,
+        },
+        "temperature": {"router_temperature": 0.0},
+    }
+    found = tried.get(cause, {})
+    return {name: value for name, value in found.items() if getattr(config, name) != value}
+
+
+def _with_replays(
+    report: HitsReport,
+    command: Sequence[str],
+    sized: Sequence[str],
+    policy: str,
+    total_blocks: int | None,
+) -> HitsReport:
+    """The report whose largest causes have the command lines of `replay` that show their gain.
+
+    ``sized``: the option of ``command`` that sets the blocks of a rank, if it has one; these are
+    ``total_blocks``, None where it is unknown. ``policy``: as after `--policy`.
+    """
+    from dynctl.simulation.replay.policies import policies
+
+    def same(text: str, config: RouterConfig | None = None) -> RouterConfig | None:
+        # What cannot be written as a policy gets no command, rather than one of other settings.
+        try:
+            found = policies([text])[0][0].config
+        except UsageProblem:
+            return None
+        return found if config in (None, found) else None
+
+    config = same(policy)
+    if config is None:
+        return report
+    plain = policy.partition(":")[2] if same(f"now:{policy}") is None else policy
+    largest = []
+    for one in report.largest:
+        lines: list[list[str]] = []
+        changes = _changes(one.cause, config)
+        if one.cause == "capacity" and total_blocks is not None:
+            twice = ["--total-blocks", str(2 * total_blocks)]
+            lines = [[*sized, "--policy", policy], [*twice, "--policy", policy]]
+        elif changes:
+            text = ",".join([plain, *(f"{name}={value}" for name, value in changes.items())])
+            if same(f"changed:{text}", replace(config, **changes)) is not None:
+                lines = [[*sized, "--policy", f"now:{plain}", "--policy", f"changed:{text}"]]
+        replays = [shlex.join([*command, *rest]) for rest in lines]
+        largest.append(msgspec.structs.replace(one, replay=replays))
+    return msgspec.structs.replace(report, largest=largest)
 
 
 def _nothing_to_judge(report: HitsReport, opened: Sequence[RecordingFile]) -> UsageProblem:
@@ -188,7 +280,7 @@ def _numbered(records: RecordingFile, number: int) -> Iterator[tuple[float, int,
 
 
 def _window(opened: Sequence[RecordingFile], query: HitsQuery) -> Window:
-    if query.start is None and query.end is None:
+    if not query.windowed:
         return Window()
     spans = [(one.first, one.last) for file in opened for one in file.headers()]
     if not spans:
@@ -215,7 +307,7 @@ def of_trace(path: Path | None, query: HitsQuery, trace: SimulatedTrace) -> Hits
     from dynctl.simulation.replay.simulation import ReplayError, simulate
     from dynctl.simulation.replay.workloads import workload
 
-    if query.start is not None or query.end is not None:
+    if query.windowed:
         raise UsageProblem("--from and --to are for recordings; --limit N ends a trace")
     kind = trace.generate
     given = TraceInput(
@@ -244,4 +336,14 @@ def of_trace(path: Path | None, query: HitsQuery, trace: SimulatedTrace) -> Hits
         )
     except ReplayError as error:
         raise UsageProblem(str(error)) from None
-    return ladder.report(f"{given.name} simulated with policy {policy.name}")
+    report = ladder.report(f"{given.name} simulated with policy {policy.name}")
+    command = ["dynctl", "replay"]
+    command += ["--generate", kind] if kind is not None else [str(path)]
+    command += ["--workers", str(trace.workers), "--seed", str(trace.seed)]
+    if trace.limit is not None:
+        command += ["--limit", str(trace.limit)]
+    if trace.routers > 1:
+        command += ["--routers", str(trace.routers), "--no-sync"]
+    command += ["--skip-bad"] * query.skip_bad
+    sized = [] if trace.total_blocks is None else ["--total-blocks", str(trace.total_blocks)]
+    return _with_replays(report, command, sized, trace.policy, fleet.engine.total_blocks)

@@ -429,6 +429,12 @@ class Ladder:
 
     # -- the report -------------------------------------------------------------------
 
+    @property
+    def router(self) -> Router | None:
+        """The router of the records as it is now; None where they are of several, or show none."""
+        found = [source.router for source in self._sources.values()]
+        return found[0] if len(found) == 1 else None
+
     def report(self, title: str = "") -> HitsReport:
         """The ladder of all records so far; ``title`` names their source."""
         while self._due:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,66 @@ def test_the_ladder_of_a_recording(dynctl, tmp_path: Path, monkeypatch):
     assert dynctl("hits", tmp_path / "a.dynrec", "-o", "name").out.splitlines()[0] == "spread"
     rungs = dynctl("hits", tmp_path / "a.dynrec", "-o", "jsonl").out.splitlines()
     assert json.loads(rungs[0])["rung"] == "reachable"
+
+
+def replayed(dynctl, command: str) -> list[dict[str, Any]]:
+    """The results of a command line that `hits` shows."""
+    program, *arguments = shlex.split(command)
+    assert program == "dynctl"
+    ran = dynctl(*arguments, "-o", "json")
+    assert ran.code == 0, ran.err
+    results: list[dict[str, Any]] = ran.json["results"]
+    return results
+
+
+def test_the_gain_of_a_cause_is_shown_by_the_replay_that_the_answer_names(dynctl):
+    small = ("--generate", "chat", "--limit", 300, "--workers", 3, "--total-blocks", 800)
+    report = dynctl("hits", *small, "--policy", "round-robin", "-o", "json").json
+    rungs = {one["rung"]: one["rate"] for one in report["rungs"]}
+    causes = {one["cause"]: one for one in report["largest"]}
+    (command,) = causes["spread"]["replay"]
+    before, after = replayed(dynctl, command)
+    assert before["cache"]["hit_rate"] == pytest.approx(rungs["reused"])
+    assert (before["settings"], after["settings"]) == ({"router_mode": "round-robin"}, {})
+    assert after["cache"]["hit_rate"] > before["cache"]["hit_rate"]
+    small_caches, twice = causes["capacity"]["replay"]
+    assert replayed(dynctl, small_caches)[0]["cache"] == before["cache"]
+    doubled = replayed(dynctl, twice)[0]
+    assert doubled["engine"]["total_blocks"] == 1600
+    assert doubled["cache"]["hit_rate"] > before["cache"]["hit_rate"]
+    assert command in " ".join(dynctl("hits", *small, "--policy", "round-robin").out.split())
+
+
+@pytest.mark.parametrize(
+    ("config", "cause", "changed"),
+    [
+        ({"router_mode": "round-robin"}, "spread", "router_mode"),
+        ({"router_temperature": 2.0, "prefill_load_scale": 1.5}, "temperature",
+         "router_temperature"),
+    ],
+)  # fmt: skip
+def test_the_replay_of_a_recording_has_its_settings_and_one_change(
+    dynctl, tmp_path: Path, config: dict[str, Any], cause: str, changed: str
+):
+    path = recording(tmp_path / "a b.dynrec", RecordedFleet(workers=5, config=config, state=True))
+    report = dynctl("hits", path, "-o", "json").json
+    (command,) = next(one["replay"] for one in report["largest"] if one["cause"] == cause)
+    before, after = replayed(dynctl, command)
+    assert (before["policy"], after["policy"]) == ("now", "changed")
+    assert len(before["workers"]) == 5
+    assert before["settings"] == config
+    assert after["settings"] == {name: config[name] for name in config if name != changed}
+    assert after["cache"]["hit_rate"] > before["cache"]["hit_rate"]
+
+
+def test_no_replay_is_named_for_what_it_cannot_take(dynctl, tmp_path: Path):
+    """A part of a recording, and recordings of several routers."""
+    one = recording(tmp_path / "a.dynrec")
+    other = recording(tmp_path / "b.dynrec")
+    for given in ((one, "--from", "+2s"), (one, other)):
+        report = dynctl("hits", *given, "-o", "json").json
+        assert report["largest"]
+        assert all(cause["replay"] == [] for cause in report["largest"])
 
 
 def test_groups_and_times(dynctl, tmp_path: Path):
