@@ -92,6 +92,11 @@ class MemoryEventPlane:
     ) -> "MemoryFollower":
         return MemoryFollower(self, channel, emit)
 
+    @property
+    def followed(self) -> set[EventChannel]:
+        """The channels with a running follower; messages of others are lost."""
+        return {each.intake.channel for each in self._running}
+
     async def close(self) -> None:
         """End all running followers, as by a cancellation."""
         for follower in list(self._running):

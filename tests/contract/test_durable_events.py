@@ -361,8 +361,8 @@ async def test_what_another_router_has_not_read_stays(tmp_path: Path) -> None:
         await made.publish(WORKER, *range(12))
         await until(lambda: made.numbers(WORKER) == list(range(12)))
         other = await js.pull_subscribe_bind("other", STREAM)
-        for message in await other.fetch(5, timeout=5):
-            await message.ack_sync()
+        for message in await other.fetch(5, timeout=patience(5)):
+            await message.ack_sync(timeout=patience(1))
         while await made.messages() > 7:  # noqa: ASYNC110  the server's
             await asyncio.sleep(0.02)
         assert await made.messages() == 7

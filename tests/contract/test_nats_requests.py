@@ -54,7 +54,7 @@ async def test_a_lost_server_is_named_and_found_again(tmp_path: Path) -> None:
         assert "secret" not in str(caught.value)
         await server.start()
         with pytest.raises(RequestPlaneError, match="does not listen at any"):
-            await messenger.request("any", b"", {}, 5.0)
+            await messenger.request("any", b"", {}, patience(5.0))
         await messenger.close()
 
 

@@ -74,7 +74,8 @@ def test_nothing_is_left_behind():
         root = sim.sandbox("my-llm-decode-a-0").root
         assert root.is_dir()
     assert not root.exists()
-    assert threading.active_count() == before
+    # A thread of an earlier test may end meanwhile.
+    assert threading.active_count() <= before
 
 
 def test_registered_elsewhere_with_another_backend():

@@ -32,7 +32,7 @@ def start(*arguments: str, errors: Path) -> tuple[subprocess.Popen[bytes], dict[
             env=clean,
         )
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], 60)
+    ready, _, _ = select.select([process.stdout], [], [], patience(60))
     line = process.stdout.readline() if ready else b""
     if not line:
         process.kill()
@@ -40,6 +40,17 @@ def start(*arguments: str, errors: Path) -> tuple[subprocess.Popen[bytes], dict[
         raise AssertionError(f"{arguments}: not ready\n{errors.read_text()}")
     found: dict[str, Any] = json.loads(line)
     return process, found
+
+
+def all_read(url: str, token: str) -> None:
+    """Until a frontend has read its engines: one may have been late for its first probe."""
+    headers = {"authorization": f"Bearer {token}"}
+
+    def ready() -> bool:
+        answer = httpx.get(f"{url}/v1/workers", headers=headers, trust_env=False, timeout=10)
+        return all(row["status"] == "ready" for row in answer.json()["workers"])
+
+    until_now(ready, 20)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +75,7 @@ def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             errors=logs / "frontend.log",
         )  # fmt: skip
         processes.append(process)
+        all_read(ready["url"], TOKEN)
         yield ready["url"]
         for process in processes:
             process.terminate()

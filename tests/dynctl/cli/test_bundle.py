@@ -16,7 +16,7 @@ import pytest
 
 from dynctl.cli.bundle import archive
 from dynctl.tokenization import DEMO_MODEL_DIR
-from tests.dynctl.cli.test_against_frontend import start
+from tests.dynctl.cli.test_against_frontend import all_read, start
 from tests.kube import crds, deployment
 from tests.kube.api_server import ApiServer
 from tests.kube.objects.accounts import VIEWER_RULES, role, user_binding
@@ -171,6 +171,7 @@ def frontend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             errors=logs / "frontend.log",
         )  # fmt: skip
         processes.append(process)
+        all_read(front["url"], TOKEN)
         body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
         url = f"{front['url']}/v1/chat/completions"
         answer = httpx.post(url, json=body, trust_env=False, timeout=patience(30))

@@ -21,7 +21,7 @@ from dynctl.screens.canvas import Canvas
 from dynctl.screens.hits import hits_screen
 from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
 from tests.dynctl.serving.fleets import chat_body
-from tests.dynctl.serving.test_process import engine, process
+from tests.dynctl.serving.test_process import all_read, engine, process
 from tests.waiting import patience
 
 FLEET = RecordedFleet(workers=5, config={"router_mode": "round-robin"}, state=True)
@@ -345,6 +345,7 @@ async def _live(mode: str, *engines: dict[str, Any]) -> dict[str, Any]:
         process("-c", FRONTEND, mode, *workers) as (_, ready),
     ):
         url = ready["url"]
+        await all_read(url)
         judge = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dynctl", "hits", "--frontend", url, "--for", "2s"),
             *("-o", "json"),

@@ -40,6 +40,7 @@ from dynctl.sources.dynamo import check_facts
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
 from router_core import ModelRuntimeConfig, Role, Worker
 from tests.dynctl.health.situations import SITUATIONS, Rig, Situation, rig
+from tests.waiting import patience
 
 Messages = dict[tuple[str, str], str]
 #: The side of an operator: a program on this machine, over TCP.
@@ -192,7 +193,7 @@ async def test_an_evaluation_in_steps_shows_no_fleet_that_never_was():
 
 async def test_readers_of_a_large_fleet_share_an_evaluation():
     service = large_fleet(300)
-    first, *others = await asyncio.gather(*(service.refresh_health(1.0) for _ in range(5)))
+    first, *others = await asyncio.gather(*(service.refresh_health(patience(1)) for _ in range(5)))
     assert all(one is first for one in others)
 
 

@@ -9,7 +9,7 @@ from dynctl.serving.config import Limits
 from dynctl.serving.http.connections import Connections
 from tests.dynctl.serving.fleets import chat_body, site, until
 from tests.dynctl.serving.sockets import chat_bytes, raw
-from tests.dynctl.serving.test_process import engine, process
+from tests.dynctl.serving.test_process import all_read, engine, process
 from tests.ports import free_port
 from tests.waiting import patience
 
@@ -129,6 +129,7 @@ async def test_400_silent_connections_lock_no_process_with_256_descriptors():
         process("-c", FRONTEND, str(system), f"{ready['url']},name=a0") as (_, record),
         AsyncExitStack() as stack,
     ):
+        await all_read(record["url"])
         async with asyncio.timeout(patience(30)):
             for _ in range(400):
                 one = await stack.enter_async_context(raw(record["port"]))

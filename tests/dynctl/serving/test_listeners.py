@@ -18,7 +18,7 @@ from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.start import StartError
 from tests.dynctl.serving.fleets import chat_body, events_of, site, until
 from tests.dynctl.serving.sockets import raw
-from tests.dynctl.serving.test_process import engine, process
+from tests.dynctl.serving.test_process import all_read, engine, process
 
 ENGINE = [{"name": "a0"}]
 
@@ -179,6 +179,7 @@ async def test_both_on_the_event_loop_of_a_process(tmp_path):
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as local,
     ):
         assert record["url"].startswith("https://")
+        await all_read("http://localhost", connector=aiohttp.UnixConnector(str(path)))
         chat = f"{record['url']}/v1/chat/completions"
         for _ in range(3):
             async with client.post(chat, json=chat_body("hi"), ssl=trusting(cert)) as answer:

@@ -16,14 +16,14 @@ from dynctl.serving.http.start import settle_garbage_collector
 from tests.dynctl.serving.fleets import chat_body, until
 from tests.waiting import patience
 
-FRONTEND = """
+FRONTEND = f"""
 import sys
 from dynctl.serving.config import FrontendConfig, HealthConfig
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 sys.exit(run_frontend(FrontendConfig(
     port=0, workers=tuple(sys.argv[1:]), model_path=DEMO_MODEL_DIR, announce=True,
-    health=HealthConfig(interval_s=0.2, timeout_s=1.0),
+    health=HealthConfig(interval_s=0.2, timeout_s={patience(1.0)}),
 )))
 """
 
@@ -47,6 +47,18 @@ async def process(*arguments: str):
         await child.communicate()
 
 
+async def all_read(url: str, connector: aiohttp.BaseConnector | None = None) -> None:
+    """Until a frontend has read its engines: one that was late for its first probe gets no request
+    before the next."""
+    async with aiohttp.ClientSession(connector=connector) as client, asyncio.timeout(patience(20)):
+        while True:
+            async with client.get(f"{url}/v1/workers") as answer:
+                rows = (await answer.json())["workers"]
+            if all(row["status"] == "ready" for row in rows):
+                return
+            await asyncio.sleep(0.05)
+
+
 def engine(name: str, *more: str):
     return process(
         "-m",
@@ -67,6 +79,7 @@ async def test_sigterm_lets_running_streams_end_and_exits_0():
         engine("a0") as (_, ready),
         process("-c", FRONTEND, f"{ready['url']},name=a0") as (frontend, record),
     ):
+        await all_read(record["url"])
         url = record["url"] + "/v1/chat/completions"
         body = chat_body("hi there", stream=True, max_tokens=300)
         async with client.post(url, json=body) as answer:
@@ -89,6 +102,7 @@ async def test_killing_an_engine_under_64_streams_leaves_no_client_without_an_an
             process("-c", FRONTEND, *workers) as (_, record),
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
         ):
+            await all_read(record["url"])
             began = 0
             ends: list[str] = []
 

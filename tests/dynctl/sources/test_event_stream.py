@@ -83,6 +83,13 @@ class Followed:
             while not reached():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
+    async def follows(self) -> None:
+        """Until the follower of each channel runs: earlier messages are lost."""
+        tail = self.tail
+        await self.until(
+            lambda: len(self.plane.followed) == tail.publishers + tail.load_channels > 0
+        )
+
 
 @asynccontextmanager
 async def following(query: TailQuery | None = None, **options: Any) -> AsyncIterator[Followed]:
@@ -91,7 +98,7 @@ async def following(query: TailQuery | None = None, **options: Any) -> AsyncIter
         if query is not None:
             fleet.tail.wanted = query.wanted(fleet.tail.deployment)
         fleet.tail.follow()
-        await asyncio.sleep(0.01)
+        await fleet.follows()
         yield fleet
     await fleet.plane.close()
 
@@ -205,7 +212,7 @@ async def test_workers_that_leave_and_come():
         assert fleet.tail.publishers == before - 1
         fleet.discovery.put(key, json.dumps(ENTRIES[key]).encode())
         await fleet.until(lambda: len(fleet.lines) == 2)
-        await asyncio.sleep(0.01)
+        await fleet.follows()
         for zone in ("zone-a", "zone-b"):
             fleet.send(zone, (1, stored(1)))
     assert fleet.kinds() == ["left", "joined", "stored", "stored"]

@@ -31,7 +31,7 @@ from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceFreed, en
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from router_core import Role
 from tests.dynctl.serving.test_observer import CAPTURE, Requests
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 OPTIONS = GlobalOptions(discovery="file", file_kv=Path("unused"))
 
@@ -143,9 +143,10 @@ def channel(source: LiveDynamo, kind: str) -> Any:
     return getattr(observer.deployment, kind)[0]
 
 
-async def following() -> None:
-    """Let the followers start: earlier messages are lost."""
-    await asyncio.sleep(0.02)
+async def following(live: Live, source: LiveDynamo, *kinds: str) -> None:
+    """Until these channels are followed: earlier messages are lost."""
+    wanted = {channel(source, kind) for kind in kinds}
+    await until(lambda: wanted <= live.events.followed)
 
 
 async def test_unreported_parts_are_unknown(live: Live):
@@ -169,7 +170,7 @@ async def test_unreported_parts_are_unknown(live: Live):
 
 async def test_engines_report_queues_and_blocks(live: Live):
     async with LiveDynamo(OPTIONS) as source:
-        await following()
+        await following(live, source, "passes", "loads")
         decode = worker_id(source, Role.DECODE, "zone-a")
         report = {
             "worker_id": str(decode),
@@ -192,7 +193,7 @@ async def test_engines_report_queues_and_blocks(live: Live):
 
 async def test_winners_are_joined_from_replica_sync_events(live: Live):
     async with LiveDynamo(OPTIONS) as source:
-        await following()
+        await following(live, source, "sequences")
         prefill = worker_id(source, Role.PREFILL, "zone-a")
         decode = worker_id(source, Role.DECODE, "zone-b")
         live.events.publish(
@@ -255,6 +256,7 @@ async def test_frontends_add_load_queue_and_thresholds(live: Live):
         assert shown.unknown("requests") is not None, "gauges do not count requests"
         assert shown.unknown("load") is None
         # Bookings of replica-sync events are in the gauges already.
+        await following(live, source, "sequences")
         live.events.publish(
             channel(source, "sequences"),
             encode_sequences([SequenceAdded("r1", decode, 0, (1, 2, 3), 0, 5)]),

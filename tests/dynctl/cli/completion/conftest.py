@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dynctl.cli.completion import live
 from tests.waiting import patience
 
 ROOT = Path(__file__).parents[4]
@@ -95,6 +96,12 @@ class Program:
 
     def forget(self) -> None:
         (self.folder / "calls").unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process names have the time that a busy machine needs."""
+    monkeypatch.setattr(live, "LIMIT_S", 15.0)
 
 
 @pytest.fixture

@@ -209,8 +209,8 @@ def test_little_is_imported(config: Path, fleet: Fleet):
     heavy = ["typer", "httpx", "aiohttp", "asyncio", "msgspec", "yaml", "rich", "kubernetes"]
     for kind in ("context", "model"):
         code = (
-            "import sys; from dynctl.cli.completion.live import names; "
-            f"found = names({kind!r}, '', ['--frontend', {fleet.url!r}]); "
+            "import sys; from dynctl.cli.completion import live; live.LIMIT_S = 15; "
+            f"found = live.names({kind!r}, '', ['--frontend', {fleet.url!r}]); "
             f"print(bool(found), [m for m in {heavy} if m in sys.modules])"
         )
         done = subprocess.run(

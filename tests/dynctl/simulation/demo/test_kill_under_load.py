@@ -57,12 +57,13 @@ async def test_killed_engines_cost_their_own_streams_at_most() -> None:
                 await asyncio.sleep(0.2)
                 fleet.engines[name].process.kill()
             ended = Counter(await asyncio.gather(*requests))
-            rows = await workers(session, fleet.url)
+            async with asyncio.timeout(patience(20)):
+                while True:
+                    rows = await workers(session, fleet.url)
+                    lost = {name for name, row in rows.items() if row["status"] != "ready"}
+                    busy = any(map(any, active(rows).values()))
+                    if lost == {"decode-a0", "prefill-b0"} and not busy:
+                        break
     assert ended["cut"] == 0, ended
     assert ended["done"] >= 1, ended
     assert ended.total() == STREAMS
-    assert {name for name, row in rows.items() if row["status"] != "ready"} == {
-        "decode-a0",
-        "prefill-b0",
-    }
-    assert active(rows) == {name: [0, 0, 0] for name in rows}
