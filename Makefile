@@ -159,9 +159,10 @@ dist: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## wheel, sdist, the archive for krew an
 	rm -rf dist
 	$(DYNCTL_SHIP_PYTHON) -m build --outdir dist .
 	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf dist/kubectl-dynctl.tar.gz -C docs/deploy/krew kubectl-dynctl -C "$(CURDIR)" LICENSE
-	rm -rf build/sbom-venv && $(BIN)/python -m venv build/sbom-venv
-	build/sbom-venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock dist/*.whl
-	$(dir $(DYNCTL_SHIP_PYTHON))cyclonedx-py environment build/sbom-venv/bin/python --output-reproducible --of JSON -o dist/dynctl.cdx.json
+	rm -rf build/sbom-venv && $(BIN)/python -m venv --without-pip build/sbom-venv
+	$(BIN)/python -m pip --python build/sbom-venv/bin/python install --quiet --disable-pip-version-check --constraint requirements.lock dist/*.whl
+	rm build/sbom-venv/lib/python*/site-packages/dynctl-*.dist-info/direct_url.json
+	$(dir $(DYNCTL_SHIP_PYTHON))cyclonedx-py environment build/sbom-venv/bin/python --pyproject pyproject.toml --output-reproducible --of JSON -o dist/dynctl.cdx.json
 	rm -rf build/sbom-venv
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
 

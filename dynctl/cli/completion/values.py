@@ -87,8 +87,6 @@ def meaning(path: str, names: Iterable[str], metavar: str | None) -> Meaning:
     literals = tuple(part for part in parts if _LITERAL.fullmatch(part))
     if len(parts) > 1 and literals:
         return Meaning(Kind.WORDS, literals)
-    if shown == "tcp":
-        return Meaning(Kind.WORDS, (shown,))
     if parts[0].startswith("FILE") or shown == "TRACE":
         return Meaning(Kind.FILE)
     if parts[0] == "DIR":

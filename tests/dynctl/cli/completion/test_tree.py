@@ -53,7 +53,7 @@ def test_output_offers_the_formats_that_the_command_has(tree: Tree):
     [
         ("serve frontend", "--router-policy-config", "file"),
         ("serve router", "--ais-model-path", "folder"),
-        ("serve attach", "--request-plane", "words:tcp"),
+        ("serve attach", "--request-plane", "words:tcp nats"),
         ("replay", "--generate", "words:agentic chat rag batch"),
         ("replay", "--plot", "file"),
         ("hits", "--by", "words:model domain tenant hour worker"),
