@@ -48,6 +48,7 @@ from router_core import (
     Session,
     SnapshotError,
     constraints,
+    sequence_hashes,
 )
 
 #: Decisions that are kept for `top`.
@@ -141,6 +142,35 @@ def request_of(arrived: Arrived) -> RoutingRequest:
         arrived_at=arrived.at,
         session=Session(arrived.session, arrived.at) if arrived.session else None,
     )
+
+
+def local_hashes_below(router: Router, hashes: Sequence[int]) -> tuple[int, ...]:
+    """The local hashes of a prompt's blocks that a rank has below its device; -1 for the others,
+    which a router does not look up there, or does not find.
+
+    A recording has the sequence hash of each block, which follows from the one before it and the
+    local hash. The events of lower tiers have the local hashes.
+    """
+    found = [-1] * len(hashes)
+    held: dict[int, dict[int | None, list[tuple[int, int]]]] = {}
+    for row in router.tiers.dump():
+        after = held.setdefault(row["slot"], {})
+        for parent, local, name in row["blocks"]:
+            after.setdefault(parent, []).append((local, name))
+    for slot, after in held.items():
+        depth = router.index.find_matches(hashes, 1 << slot).column([slot])[0]
+        parents: set[int | None] = {None}
+        if depth:
+            parents = {router.index.name_of(slot, hashes[:depth])}
+        for i in range(depth, len(hashes)):
+            above = hashes[i - 1] if i else None
+            candidates = [one for parent in parents for one in after.get(parent, ())]
+            parents = set()
+            for local, name in candidates:
+                if sequence_hashes((local,), above)[0] == hashes[i]:
+                    found[i] = local
+                    parents.add(name)
+    return tuple(found)
 
 
 class Playback:
@@ -323,6 +353,9 @@ class RecordedMoment(ViewSource):
         if arrived is None or router is None:
             return self._bare(found, "its request is not in the recording")
         request = request_of(arrived)
+        if router.tiers.mask and request.sequence_hashes:
+            local = local_hashes_below(router, request.sequence_hashes)
+            request = replace(request, local_hashes=local)
         router.advance(found.at)
         again = router.plan(request, detail=True)
         chosen = tuple(None if hop is None else hop.ref for hop in (again.prefill, again.decode))
@@ -338,10 +371,6 @@ class RecordedMoment(ViewSource):
             why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokenizer for it"
             assumed.append(f"cache overlap not modelled: {why}")
             doubts.append(doubt("DYR0764", missing=f"the hashes of this prompt ({why})"))
-        below = bool(router.tiers.mask and request.sequence_hashes and not request.local_hashes)
-        if below:
-            what = "which blocks of this prompt were in host memory and on disk"
-            doubts.append(doubt("DYR0764", missing=what))
         result = route_result(
             router,
             request,
@@ -356,12 +385,6 @@ class RecordedMoment(ViewSource):
             note = (
                 "explained by routing again on the recorded state; whether the choice is the same "
                 f"is unknown without the prompt's hashes: the recorded one is {names}"
-            )
-        elif below and not same:
-            note = (
-                "explained by routing again on the recorded state, without blocks in host memory "
-                "and on disk; whether the choice is the same is unknown: the recorded one is "
-                f"{names}"
             )
         elif same:
             note = "explained by routing again on the recorded state; the choice is the same"

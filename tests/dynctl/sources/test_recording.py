@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.decisions import PastDecision
@@ -19,6 +21,7 @@ from dynctl.serving.telemetry.recorder import arrived, decided
 from dynctl.sources.recording import (
     RecordedFleet,
     RecordedMoment,
+    local_hashes_below,
     moment,
     replayed,
     request_of,
@@ -36,10 +39,11 @@ from router_core import (
     WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
+    hash_prompt,
 )
 from tests.dynctl.cli.conftest import dynctl as dynctl
+from tests.router_core.fleet import prompt, stored, worker
 from tests.router_core.fleet import request as asked
-from tests.router_core.fleet import stored, worker
 
 BEGAN = 1_790_000_000.0  # 2026-09-21T14:13:20Z
 IDS = [f"decision-{i}" for i in range(12)]
@@ -104,33 +108,76 @@ def test_the_router_of_each_moment_is_that_of_the_process(tmp_path: Path) -> Non
         assert plain(mine) == plain(theirs)
 
 
-def test_a_decision_with_blocks_below_the_device_is_explained_with_a_doubt(tmp_path: Path) -> None:
-    path, _ = made(tmp_path)
-    records = [*read_recording(path)]
-    at = next(i for i, one in enumerate(records) if isinstance(one, Arrived))
-    lower = KvEvent(1, 0, BlocksStored(None, (7,), (8,), tier="host_pinned"))
-    records.insert(at, Changed(records[at].at, lower))
-    choices = [i for i, one in enumerate(records) if isinstance(one, Decided)]
-    last = records[choices[-1]]
-    assert isinstance(last, Decided)
-    assert last.decode is not None
-    other = (last.decode[0] % 3 + 1, 0)
-    records[choices[-1]] = msgspec.structs.replace(last, decode=other)
+def kept(worker_id: int, seed: int, parts: list[tuple[str, int]]) -> list[KvEvent]:
+    """The events by which a worker has the first blocks of a prompt in ``parts`` (tier, blocks).
+
+    Its names of blocks are not their hashes.
+    """
+    hashes, events, start = hash_prompt(prompt(200, seed), 16), [], 0
+    for tier, count in parts:
+        names = [(one + worker_id) % 2**64 for one in hashes.sequence]
+        block = BlocksStored(
+            names[start - 1] if start else None,
+            tuple(names[start : start + count]),
+            tuple(hashes.local[start : start + count]),
+            tier=tier,
+        )
+        events += [KvEvent(worker_id, 0, block)] if count else []
+        start += count
+    return events
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.permutations(["device", "host_pinned", "disk"]),
+                  st.lists(st.integers(0, 4), min_size=3, max_size=3)),
+        min_size=3, max_size=3,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_the_blocks_of_a_prompt_below_the_device_follow_from_the_events(held, exact: bool) -> None:
+    router = Router(exact_reuse=exact)
+    for number, (seed, tiers, counts) in enumerate(held, 1):
+        router.apply(WorkerUpserted(worker(number)), 0.0)
+        for event in kept(number, seed, list(zip(tiers, counts, strict=True))):
+            router.apply(event, 0.0)
+    whole = RoutingRequest.from_tokens("r", "tiny", prompt(200), 16)
+    local = local_hashes_below(router, whole.sequence_hashes)
+    found = router.plan(replace(whole, local_hashes=local)).first
+    expected = router.plan(whole).first
+    assert found.costs == expected.costs
+    assert found.inputs == expected.inputs
+    assert all(one in (-1, real) for one, real in zip(local, whole.local_hashes, strict=True))
+
+
+def test_a_decision_for_blocks_below_the_device_is_explained_as_it_was(tmp_path: Path) -> None:
+    """w2 has five blocks on its device, w1 two, and eight more in host memory: w1 is chosen."""
+    router = Router(exact_reuse=True)
+    kinds = frozenset({"arrivals", "decisions", "kv_events", "loads", "workers", "topology"})
+    records: list[Record] = [
+        Start(BEGAN, "frontend", "r", "0.1.0", {}, {"tiny": 16}, exact_reuse=True, complete=kinds),
+        State(BEGAN, router.snapshot()),
+    ]
+    changes: list[Change] = [WorkerUpserted(worker(number)) for number in (1, 2, 3)]
+    changes += kept(1, 0, [("device", 2), ("host_pinned", 8)]) + kept(2, 0, [("device", 5)])
+    for change in changes:
+        assert router.apply(change, BEGAN).ok
+        records.append(Changed(BEGAN, change))
+    request = RoutingRequest.from_tokens("r", "tiny", prompt(200), 16)
+    plan = router.plan(request)
+    assert plan.final.ref is not None
+    assert plan.final.ref.worker_id == 1
+    records += [
+        arrived(BEGAN + 1, request),
+        Changed(BEGAN + 1, router.booking(plan.final, request)),
+    ]
+    records.append(decided(BEGAN + 1, plan))
+    path = tmp_path / "tiers.dynrec"
     path.write_bytes(encode_records(records))
-    source = RecordedMoment(path, "+5s")
-    assert any("host memory" in one.what for one in source.decision(None).doubts)
-    # Not "a tie, or a draw": the weights of lower tiers may have made the choice.
-    path.write_bytes(encode_records([one for one in records if not _later_state(one)]))
     result = RecordedMoment(path, None).decision(None)
-    assert any("host memory" in one.what for one in result.doubts)
+    assert not any("host memory" in one.what for one in result.doubts)
     [note] = [one for one in result.assumptions if "routing again" in one]
-    assert "without blocks in host memory" in note
-    assert "is unknown" in note
-    assert "a draw" not in note
-
-
-def _later_state(record: Record) -> bool:
-    return isinstance(record, State) and record.at > BEGAN
+    assert note == "explained by routing again on the recorded state; the choice is the same"
 
 
 def test_a_decision_is_explained_as_it_was(tmp_path: Path) -> None:
