@@ -6,6 +6,7 @@ sides see the same output.
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,16 +15,18 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.serving.engines.answer import EngineAnswer
+from dynctl.serving.engines.answer import NO_PARSERS, EngineAnswer, Parsers
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynctl.serving.scripted import answered
 
 Chunk = Mapping[str, Any]
+_CALL_ID = re.compile("call-[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 ALLOWED = {
     "id": "each frontend names its answers",
     "created": "the second in which the answer began",
+    "id of a tool call": "random in both; equal in shape",
     "body of an error": "ours is OpenAI's error object; status codes are equal",
     "stream that fails before its first output": "ours has status 500, as without streaming; "
     "Dynamo's has 200 and an error event",
@@ -104,6 +107,10 @@ def _plain(body: Any) -> Any:
     for name in ("id", "created"):
         if name in body:
             body[name] = "..."
+    for choice in body.get("choices", ()):
+        for call in (choice.get("message") or choice.get("delta") or {}).get("tool_calls", ()):
+            assert _CALL_ID.fullmatch(call["id"]), call
+            call["id"] = "..."
     return body
 
 
@@ -118,7 +125,7 @@ class _Decoder:
         return text
 
 
-def ours(case: Case, token_ids: Sequence[int]) -> Seen:
+def ours(case: Case, token_ids: Sequence[int], parsers: Parsers = NO_PARSERS) -> Seen:
     """Our answer to what the worker sends, without a server and a network."""
     body = case.body()
     try:
@@ -126,7 +133,7 @@ def ours(case: Case, token_ids: Sequence[int]) -> Seen:
     except RequestError as error:
         return Seen(error.status)
     request = engine_request(options, token_ids, eos_token_ids=[1])
-    answer = EngineAnswer(options, request, _Decoder(), request_id="1", created=1)
+    answer = EngineAnswer(options, request, _Decoder(), request_id="1", created=1, parsers=parsers)
     raises = case.raises is not None
     status, sent = answered(answer, case.chunks, streamed=options.stream, raises=raises)
     return parsed(status, options.stream, sent.decode())

@@ -17,8 +17,10 @@ import pytest
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
+from tests.dynamo import tool_texts
 from tests.dynamo.answers import ALLOWED, Case, Seen, cases, ours, parsed, tokenizer
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan
+from tests.dynamo.tool_texts import CARDS
 from tests.waiting import patience, until_now
 
 COUNT = 300
@@ -63,8 +65,8 @@ def scripted(name: str, card: str) -> WorkerPlan:
 def live():
     plans = [
         WorkerPlan("scripted", kind="scripted"),
-        scripted("think", '{"reasoning_parser": "qwen3"}'),
-        scripted("tools", '{"tool_call_parser": "hermes"}'),
+        scripted("think", json.dumps(CARDS["think"])),
+        scripted("tools", '{"tool_call_parser": "kimi_k2"}'),
         scripted("harmony", '{"reasoning_parser": "gpt_oss"}'),
     ]
     with DynamoFleet(plans) as fleet:
@@ -130,7 +132,7 @@ def test_answers_are_equal(compared, finding):
     finding(f"{COUNT - len(different)} of {COUNT} answers equal; statuses {dict(statuses)}")
     assert not different, "\n\n".join(different[:3])
     assert set(statuses) == {200, 400, 500, 501}
-    assert len(ALLOWED) == 4
+    assert len(ALLOWED) == 5
 
 
 def test_our_frontend_on_the_same_worker_gives_the_same_answers(compared, served, finding):
@@ -178,11 +180,22 @@ def test_reasoning_is_separated_equally(live, served, number):
         assert parsed(reply.status_code, streamed, reply.text) == live.answer(case)
 
 
+def test_tool_calls_are_found_equally(live, served):
+    for case in tool_texts.cases("think", 20):
+        body = case.body()
+        reply = send(served, case.path, body)
+        found = parsed(reply.status_code, body.get("stream") is True, reply.text)
+        assert found == live.answer(case), case
+
+
 def test_what_cards_and_bodies_ask_for_and_we_do_not_support_is_named(served):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     asked = {
-        "tool_call_parser hermes": Case("a", True, {"tools": tools}, model="tools"),
+        "tool_call_parser kimi_k2": Case("a", True, {"tools": tools}, model="tools"),
         "a forced tool_choice": Case("b", True, {"tools": tools, "tool_choice": "required"}),
+        "logprobs with tool_call_parser": Case(
+            "f", True, {"tools": tools, "logprobs": True}, model="think"
+        ),
         "reasoning_parser gpt_oss": Case("c", True, {}, model="harmony"),
         "a batch is not supported": Case("d", False, {"prompt": ["a", "b"]}),
     }

@@ -5,9 +5,10 @@ frontend on the same worker, as observed; ids and times are the caller's.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -20,6 +21,13 @@ from dynctl.tokenization.detokenizer import (
 )
 from dynctl.tokenization.dynamo_chat import wants_thinking
 from dynctl.tokenization.reasoning import CAN_BE_OFF, REASONING_PARSERS, ReasoningSplitter
+from dynctl.tokenization.tool_calls import (
+    SPACE,
+    TOOL_CALL_PARSERS,
+    Part,
+    ToolCallError,
+    ToolCallSplitter,
+)
 from dynctl.wire.dynamo.engine_output import EngineOutput, EngineUsage, TopLogprob
 from dynctl.wire.dynamo.engine_request import EngineRequest
 from dynctl.wire.dynamo.openai_options import EngineOptions
@@ -87,12 +95,52 @@ class _Delta:
     logprobs: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
     nvext: dict[str, Any] | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
         return self.nvext is None and not (
-            self.text or self.role or self.reasoning or self.finish or self.logprobs or self.usage
+            self.text
+            or self.role
+            or self.reasoning
+            or self.finish
+            or self.logprobs
+            or self.usage
+            or self.calls
         )
+
+
+@dataclass(slots=True)
+class _Calling:
+    """A choice whose text may have calls of tools, and what its next event has to bring along.
+
+    ``finish``: of a piece whose text is held back. ``finished``: an event had a finish reason.
+    """
+
+    splitter: ToolCallSplitter
+    role: bool = False
+    reasoning: str = ""
+    nvext: dict[str, Any] = field(default_factory=dict)
+    finish: str | None = None
+    finished: bool = False
+    calls: int = 0
+
+    def end_with(self, reason: str) -> str:
+        """The finish reason that users see."""
+        self.finished = True
+        return "tool_calls" if self.calls and reason == "stop" else reason
+
+    def bring(self, delta: _Delta) -> None:
+        delta.role, self.role = self.role, False
+        delta.reasoning, self.reasoning = self.reasoning or None, ""
+        delta.nvext, self.nvext = self.nvext or None, {}
+
+
+class Parsers(NamedTuple):
+    """Names of the parsers that an answer needs, None for none."""
+
+    reasoning: str | None = None
+    tool_calls: str | None = None
 
 
 @dataclass(slots=True)
@@ -101,8 +149,16 @@ class _Choice:
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     finish: str | None = None
     logprobs: dict[str, Any] | None = None
+
+
+NO_PARSERS: Final = Parsers()
+
+
+def _random_call_id() -> str:
+    return f"call-{uuid.uuid4()}"
 
 
 class EngineAnswer:
@@ -115,7 +171,8 @@ class EngineAnswer:
     ``token_ids``: what was generated so far, of a request for one choice. ``stopped``: rules of the
     request have ended the answer: the worker can stop, and what it still sends does not count.
 
-    ``reasoning_parser``: a name of ``REASONING_PARSERS``, from the model's card.
+    ``parsers``: what :func:`parsers_of` has found for the request. ``new_call_id`` names a call of
+    a tool.
     """
 
     def __init__(
@@ -126,7 +183,8 @@ class EngineAnswer:
         *,
         request_id: str,
         created: int,
-        reasoning_parser: str | None = None,
+        parsers: Parsers = NO_PARSERS,
+        new_call_id: Callable[[], str] = _random_call_id,
     ) -> None:
         self.stopped = False
         self.token_ids: list[int] = []
@@ -144,12 +202,17 @@ class EngineAnswer:
         self._ended: set[int] = set()
         self._begun: set[int] = set()
         self._splitters: list[ReasoningSplitter] = []
-        if reasoning_parser is not None and _parses_reasoning(options, reasoning_parser):
-            inside = REASONING_PARSERS[reasoning_parser]
+        if parsers.reasoning is not None and _parses_reasoning(options, parsers.reasoning):
+            inside = REASONING_PARSERS[parsers.reasoning]
             prompted = self._prompted(request.token_ids)
             self._splitters = [
                 ReasoningSplitter(inside=inside, prompted=prompted) for _ in range(options.choices)
             ]
+        self._new_call_id = new_call_id
+        self._calling: list[_Calling] = []
+        if parsers.tool_calls is not None:
+            form = TOOL_CALL_PARSERS[parsers.tool_calls]
+            self._calling = [_Calling(ToolCallSplitter(form)) for _ in range(options.choices)]
         self._reasoning_tokens = 0
         # Choices that have had reasoning since their last text: pieces without text count too.
         self._reasoned: dict[int, bool] = {}
@@ -211,6 +274,7 @@ class EngineAnswer:
     def body(self) -> bytes:
         """The whole answer of a request that is not streamed; as :meth:`end`, once."""
         self._rest()
+        self._calls_in_whole_text()
         chat = self._options.chat
         choices = [
             _whole_chat(index, choice) if chat else _whole_completion(index, choice)
@@ -234,7 +298,7 @@ class EngineAnswer:
         for index, choice in self._choices.items():
             if index not in self._ended and (text := choice.flush()):
                 events += self._delta(index, text, "stop", nothing, (), None, hidden=False)
-        return events
+        return events + self._last_calls()
 
     def _usage_event(self) -> tuple[bytes, ...]:
         if self._finished and self._options.include_usage:
@@ -313,7 +377,100 @@ class EngineAnswer:
             if self._wants_ids:
                 extra["completion_token_ids"] = list(ids)
             delta.nvext = extra or None
-        return self._show(delta)
+        return self._separated(delta) if self._calling else self._show(delta)
+
+    # -- calls of tools ----------------------------------------------------------------------------
+
+    def _separated(self, delta: _Delta) -> tuple[bytes, ...]:
+        """The events of a piece in which calls are looked for."""
+        state = self._calling[delta.index]
+        state.role = state.role or delta.role
+        state.reasoning += delta.reasoning or ""
+        _join_nvext(state.nvext, delta.nvext)
+        if delta.text is None:
+            if delta.finish is not None:
+                state.finish = delta.finish
+            if state.splitter.holding and not (delta.role or delta.reasoning):
+                return ()
+            shown = [_Delta(delta.index, None)]
+        else:
+            called = state.calls > 0
+            state.finish = delta.finish
+            shown = [self._called(state, delta.index, each) for each in self._feed(state, delta)]
+            if delta.finish is not None:
+                shown = _without_blanks(shown, called=called)
+                if not shown and not state.splitter.holding:
+                    shown = [_Delta(delta.index, None)]
+        if not shown:
+            return ()
+        state.bring(shown[0])
+        for each in shown:
+            each.usage = delta.usage
+        if delta.finish is not None and not state.splitter.holding:
+            shown[-1].finish = state.end_with(delta.finish)
+        return tuple(event for each in shown for event in self._show(each))
+
+    def _feed(self, state: _Calling, delta: _Delta) -> list[Part]:
+        try:
+            return state.splitter.feed(delta.text or "")
+        except ToolCallError as error:
+            raise AnswerError(str(error)) from error
+
+    def _called(self, state: _Calling, index: int, part: Part) -> _Delta:
+        calls = [
+            {
+                "index": number,
+                "id": self._new_call_id(),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(part.calls, state.calls)
+        ]
+        state.calls += len(calls)
+        return _Delta(index, part.text, calls=calls)
+
+    def _last_calls(self) -> tuple[bytes, ...]:
+        """What was held back for calls, in one event; and that calls end their choices."""
+        shown = []
+        # Dynamo's usage event makes it end the choices with calls before what was held back.
+        events = self._ended_calls() if self._finished and self._options.include_usage else ()
+        for index, state in enumerate(self._calling):
+            try:
+                part = state.splitter.end()
+            except ToolCallError as error:
+                raise AnswerError(str(error)) from error
+            if part is not None:
+                delta = self._called(state, index, part)
+                state.bring(delta)
+                if state.finish is not None:
+                    delta.finish = state.end_with(state.finish)
+                shown.append(delta)
+        return events + self._show(*shown) + self._ended_calls()
+
+    def _calls_in_whole_text(self) -> None:
+        """Calls that only the whole of an answer shows."""
+        for index, state in enumerate(self._calling):
+            choice = self._whole.get(index)
+            if choice is None or choice.calls:
+                continue
+            parsed = state.splitter.form.parse("".join(choice.text), final=True)
+            if parsed.calls:
+                found = self._called(state, index, Part(parsed.text, parsed.calls))
+                choice.text, choice.calls = [parsed.text], found.calls
+                choice.finish = choice.finish and state.end_with(choice.finish)
+            elif choice.finish == "length":
+                before = state.splitter.before_marks("".join(choice.text))
+                choice.text = [before]
+
+    def _ended_calls(self) -> tuple[bytes, ...]:
+        """A finish reason for each choice that has calls and none."""
+        events: tuple[bytes, ...] = ()
+        for index, state in enumerate(self._calling):
+            if state.calls and not state.finished:
+                delta = _Delta(index, None, finish=state.end_with("stop"))
+                state.bring(delta)
+                events += self._show(delta)
+        return events
 
     def _split(self, splitter: ReasoningSplitter, delta: _Delta, tokens: int) -> None:
         """Separate the reasoning in a piece; its tokens count as a whole."""
@@ -446,6 +603,7 @@ class EngineAnswer:
         more = (
             options.logprobs
             or self._splitters
+            or self._calling
             or self._wants_ids
             or self._wants_reason
             or (options.continuous_usage and options.include_usage)
@@ -459,31 +617,41 @@ class EngineAnswer:
     def _head(self) -> dict[str, Any]:
         return {"created": self._created, "model": self._options.model}
 
-    def _show(self, delta: _Delta) -> tuple[bytes, ...]:
+    def _show(self, *deltas: _Delta) -> tuple[bytes, ...]:
+        """One event for pieces of different choices."""
         if not self._options.stream:
-            self._keep(delta)
+            for delta in deltas:
+                self._keep(delta)
             return ()
-        if delta.empty:
+        if all(each.empty for each in deltas):
             return ()
+        choices = b",".join(msgspec.json.encode(self._shown(each)) for each in deltas)
+        nvext: dict[str, Any] = {}
+        for each in deltas:
+            _join_nvext(nvext, each.nvext)
+        return (self._event(choices, deltas[0].usage, nvext or None),)
+
+    def _shown(self, delta: _Delta) -> dict[str, Any]:
         if not self._options.chat:
             choice: dict[str, Any] = {"text": delta.text or "", "index": delta.index}
             if delta.logprobs is not None:
                 choice["logprobs"] = delta.logprobs
             if delta.finish is not None:
                 choice["finish_reason"] = delta.finish
-        else:
-            shown: dict[str, Any] = {} if delta.text is None else {"content": delta.text}
-            if delta.role:
-                shown["role"] = "assistant"
-            if delta.reasoning is not None:
-                shown["reasoning_content"] = delta.reasoning
-            choice = {
-                "index": delta.index,
-                "delta": shown,
-                "finish_reason": delta.finish,
-                "logprobs": delta.logprobs,
-            }
-        return (self._event(msgspec.json.encode(choice), delta.usage, delta.nvext),)
+            return choice
+        shown: dict[str, Any] = {} if delta.text is None else {"content": delta.text}
+        if delta.role:
+            shown["role"] = "assistant"
+        if delta.reasoning is not None:
+            shown["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            shown["tool_calls"] = delta.calls
+        return {
+            "index": delta.index,
+            "delta": shown,
+            "finish_reason": delta.finish,
+            "logprobs": delta.logprobs,
+        }
 
     def _event(
         self, choice: bytes, usage: Mapping[str, Any] | None, nvext: Mapping[str, Any] | None
@@ -503,33 +671,41 @@ class EngineAnswer:
             choice.text.append(delta.text)
         if delta.reasoning:
             choice.reasoning.append(delta.reasoning)
+        choice.calls += delta.calls
         choice.finish = delta.finish or choice.finish
         if delta.logprobs is not None:
             choice.logprobs = _joined(choice.logprobs, delta.logprobs)
-        for name, value in (delta.nvext or {}).items():
-            both = name == "completion_token_ids" and name in self._nvext
-            self._nvext[name] = self._nvext[name] + value if both else value
+        _join_nvext(self._nvext, delta.nvext)
 
 
-def reasoning_parser_of(options: EngineOptions, runtime: Mapping[str, Any]) -> str | None:
-    """The parser for the answer that the model's card asks for; ``runtime``: its runtime_config.
+def parsers_of(options: EngineOptions, runtime: Mapping[str, Any]) -> Parsers:
+    """The parsers that the model's card asks for; ``runtime``: its runtime_config.
 
     Raises RequestError (501) for a parser that is not supported, where it would read the answer.
     """
     if not options.chat:
-        return None
-    choice, tool_parser = options.tool_choice, runtime.get("tool_call_parser")
-    calls = bool(options.tools) and choice != "none"
-    if calls and (tool_parser or choice not in (None, "auto")):
-        what = f"tool_call_parser {tool_parser}" if tool_parser else "a forced tool_choice"
-        raise RequestError(501, "unsupported", "tools", f"{what} is not supported")
-    name = runtime.get("reasoning_parser")
-    if not name:
-        return None
-    if name not in REASONING_PARSERS:
-        problem = f"reasoning_parser {name} of the model is not supported"
-        raise RequestError(501, "unsupported", "messages", problem)
-    return str(name)
+        return NO_PARSERS
+    tools = str(runtime.get("tool_call_parser") or "") or None
+    if not options.tools or options.tool_choice == "none":
+        tools = None
+    elif options.tool_choice not in (None, "auto"):
+        raise _unsupported("tools", "a forced tool_choice is not supported")
+    elif tools is not None and tools not in TOOL_CALL_PARSERS:
+        known = ", ".join(TOOL_CALL_PARSERS)
+        problem = f"tool_call_parser {tools} of the model is not supported; supported: {known}"
+        raise _unsupported("tools", problem)
+    elif tools is not None and options.logprobs:
+        raise _unsupported("logprobs", f"logprobs with tool_call_parser {tools} is not supported")
+    reasoning = str(runtime.get("reasoning_parser") or "") or None
+    if reasoning is not None and reasoning not in REASONING_PARSERS:
+        known = ", ".join(REASONING_PARSERS)
+        problem = f"reasoning_parser {reasoning} of the model is not supported; supported: {known}"
+        raise _unsupported("messages", problem)
+    return Parsers(reasoning, tools)
+
+
+def _unsupported(field: str, problem: str) -> RequestError:
+    return RequestError(501, "unsupported", field, problem)
 
 
 def _parses_reasoning(options: EngineOptions, parser: str) -> bool:
@@ -559,9 +735,13 @@ def _rules(request: EngineRequest) -> StopRules:
 
 
 def _whole_chat(index: int, choice: _Choice) -> dict[str, Any]:
-    message = {"content": "".join(choice.text) or None, "refusal": None, "role": "assistant"}
+    message: dict[str, Any] = {"content": "".join(choice.text) or None, "refusal": None}
+    message["role"] = "assistant"
     if choice.reasoning:
         message["reasoning_content"] = "".join(choice.reasoning)
+    if choice.calls:
+        named = ("id", "type", "function")
+        message["tool_calls"] = [{name: call[name] for name in named} for call in choice.calls]
     return {
         "index": index,
         "message": message,
@@ -586,6 +766,22 @@ def _joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, An
         name: before[name] + value if isinstance(value, list) else value
         for name, value in more.items()
     }
+
+
+def _without_blanks(deltas: Iterable[_Delta], *, called: bool) -> list[_Delta]:
+    """The last pieces of a choice without blank ones after calls."""
+    kept = []
+    for delta in deltas:
+        if delta.calls or not called or (delta.text or "").strip(SPACE):
+            kept.append(delta)
+        called = called or bool(delta.calls)
+    return kept
+
+
+def _join_nvext(before: dict[str, Any], more: Mapping[str, Any] | None) -> None:
+    for name, value in (more or {}).items():
+        both = name == "completion_token_ids" and name in before
+        before[name] = before[name] + value if both else value
 
 
 def _bytes(text: str) -> list[int] | None:

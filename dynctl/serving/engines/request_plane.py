@@ -23,11 +23,13 @@ from dynctl.serving.engines.answer import (
     DONE,
     ERROR_STATUS,
     INVALID_STATUS,
+    NO_PARSERS,
     AnswerError,
     EngineAnswer,
+    Parsers,
     error_body,
     error_event,
-    reasoning_parser_of,
+    parsers_of,
 )
 from dynctl.serving.engines.dispatch import Call, Move, winner
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -158,7 +160,7 @@ class _Prepared:
     options: EngineOptions
     request: EngineRequest
     tokenizer: ModelTokenizer
-    reasoning_parser: str | None = None
+    parsers: Parsers = NO_PARSERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +219,14 @@ class PlaneDispatch:
         if call.token_ids is None:
             raise _unsupported("; ".join(call.request.notes), parsed.prompt_field)
         card = self._registry.card_of(*served)
-        parser = None if card is None else reasoning_parser_of(options, card.runtime_config)
+        parsers = NO_PARSERS if card is None else parsers_of(options, card.runtime_config)
         request = engine_request(
             options,
             call.token_ids,
             eos_token_ids=sorted(tokenizer.eos_token_ids),
             lora_name=call.request.lora_name,
         )
-        call.message = _Prepared(options, request, tokenizer, parser)
+        call.message = _Prepared(options, request, tokenizer, parsers)
 
     def whole(self, call: Call) -> _Message:
         return _Message(_request(call))
@@ -365,7 +367,7 @@ class PlaneDispatch:
             prepared.tokenizer,
             request_id=call.record.decision_id,
             created=int(call.record.received_wall),
-            reasoning_parser=prepared.reasoning_parser,
+            parsers=prepared.parsers,
         )
 
 

@@ -14,9 +14,10 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.serving.engines.answer import (
     AnswerError,
     EngineAnswer,
+    Parsers,
     error_body,
     error_event,
-    reasoning_parser_of,
+    parsers_of,
 )
 from dynctl.wire.dynamo.engine_output import EngineOutput, TopLogprob
 from dynctl.wire.dynamo.openai_options import (
@@ -28,6 +29,11 @@ from tests.dynctl.serving.scripted import answered
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 ROWS = [json.loads(line) for line in (CAPTURES / "dynamo-answers.jsonl").read_text().splitlines()]
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+CALLS = [
+    json.loads(line) for line in (CAPTURES / "dynamo-tool-calls.jsonl").read_text().splitlines()
+]
 
 
 @cache
@@ -48,10 +54,25 @@ def options(*, chat: bool = True, **fields: Any) -> EngineOptions:
     return read_engine_options(body)
 
 
-def answer(prompt: list[int] | None = None, *, chat: bool = True, **fields: Any) -> EngineAnswer:
+def answer(
+    prompt: list[int] | None = None,
+    *,
+    chat: bool = True,
+    card: dict[str, str] | None = None,
+    **fields: Any,
+) -> EngineAnswer:
     chosen = options(chat=chat, **fields)
     request = engine_request(chosen, prompt or [70], eos_token_ids=[1])
-    return EngineAnswer(chosen, request, decoder(), request_id="7", created=3)
+    parsers = parsers_of(chosen, card or {})
+    return EngineAnswer(
+        chosen,
+        request,
+        decoder(),
+        request_id="7",
+        created=3,
+        parsers=parsers,
+        new_call_id=lambda: "...",
+    )
 
 
 def output(*ids: int, **fields: Any) -> EngineOutput:
@@ -93,6 +114,41 @@ def test_the_answer_is_that_of_a_real_frontend(number: int) -> None:
         assert plain(json.loads(sent)) == row["events"][0]
 
 
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_tool_calls_are_those_of_a_real_frontend(number: int) -> None:
+    row = CALLS[number]
+    fields = {"model": row["model"], "tools": TOOLS, **row["fields"]}
+    made = answer([70] * row["prompt_tokens"], card=row["card"], **fields)
+    streamed = row["fields"].get("stream", False)
+    status, sent = answered(made, row["chunks"], streamed=streamed)
+    assert status == row["status"]
+    found = events(sent) if streamed else [json.loads(sent)]
+    assert [plain(each) for each in found] == row["events"]
+
+
+def test_calls_get_ids_of_their_own() -> None:
+    text = '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "f"}</tool_call>'
+    chosen = options(tools=TOOLS)
+    request = engine_request(chosen, [70], eos_token_ids=[1])
+    parsers = Parsers(tool_calls="hermes")
+    made = EngineAnswer(chosen, request, decoder(), request_id="7", created=3, parsers=parsers)
+    made.feed(output(text=text, finish_reason="stop"))
+    ids = [call["id"] for call in json.loads(made.body())["choices"][0]["message"]["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(each.startswith("call-") for each in ids)
+
+
+def test_calls_beyond_the_bounds_end_the_answer() -> None:
+    card = {"tool_call_parser": "hermes"}
+    held = answer(tools=TOOLS, card=card, stream=True)
+    held.feed(output(text="<tool_call>"))
+    with pytest.raises(AnswerError, match=r"^wrote more than 262144 characters in one tool call$"):
+        held.feed(output(text="a" * 262_144))
+    many = answer(tools=TOOLS, card=card, stream=True)
+    with pytest.raises(AnswerError, match=r"^made more than 512 tool calls$"):
+        many.feed(output(text="<tool_call>[" + '{"name":"f"},' * 512 + '{"name":"f"}]</tool_call>'))
+
+
 token_ids = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 320), max_size=4)
 numbers = st.none() | st.lists(st.floats(), max_size=5)
 tops = st.lists(
@@ -126,16 +182,16 @@ outputs = st.builds(
     st.lists(outputs, max_size=6),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([None, "qwen3", "deepseek_r1"]),
+    st.sampled_from(
+        [Parsers(), Parsers("qwen3"), Parsers("deepseek_r1", "hermes"), Parsers(None, "phi4")]
+    ),
 )
 def test_any_output_makes_an_answer_or_a_named_error(
-    sent: list[EngineOutput], chat: bool, stream: bool, parser: str | None
+    sent: list[EngineOutput], chat: bool, stream: bool, parsers: Parsers
 ) -> None:
     chosen = options(chat=chat, stream=stream, n=2, stop=["a"], logprobs=True if chat else 2)
     request = engine_request(chosen, [70], eos_token_ids=[1])
-    made = EngineAnswer(
-        chosen, request, decoder(), request_id="7", created=3, reasoning_parser=parser
-    )
+    made = EngineAnswer(chosen, request, decoder(), request_id="7", created=3, parsers=parsers)
     try:
         found = b"".join(event for each in sent for event in made.feed(each))
         found = found + b"".join(made.end()) if stream else made.body()
@@ -183,13 +239,19 @@ def test_errors_name_what_the_worker_did() -> None:
         answer().feed(output(finish_reason={"error": "no memory"}))
 
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-
-
 @pytest.mark.parametrize(
     ("fields", "runtime", "problem"),
     [
-        ({"tools": TOOLS}, {"tool_call_parser": "hermes"}, "tool_call_parser hermes"),
+        (
+            {"tools": TOOLS},
+            {"tool_call_parser": "kimi_k2"},
+            "tool_call_parser kimi_k2 of the model is not supported; supported: .*hermes",
+        ),
+        (
+            {"tools": TOOLS, "logprobs": True},
+            {"tool_call_parser": "hermes"},
+            "logprobs with tool_call_parser hermes",
+        ),
         ({"tools": TOOLS, "tool_choice": "required"}, {}, "a forced tool_choice"),
         ({}, {"reasoning_parser": "gpt_oss"}, "reasoning_parser gpt_oss"),
     ],
@@ -198,24 +260,27 @@ def test_parsers_that_are_not_supported_are_named(
     fields: dict[str, Any], runtime: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(RequestError, match=problem) as error:
-        reasoning_parser_of(options(**fields), runtime)
+        parsers_of(options(**fields), runtime)
     assert error.value.status == 501
 
 
 def test_parsers_count_only_where_they_would_read_the_answer() -> None:
     hermes = {"tool_call_parser": "hermes", "reasoning_parser": None}
-    assert reasoning_parser_of(options(tools=TOOLS, tool_choice="none"), hermes) is None
-    assert reasoning_parser_of(options(), hermes) is None
-    assert reasoning_parser_of(options(tools=TOOLS), {}) is None
-    assert reasoning_parser_of(options(chat=False), {"reasoning_parser": "gpt_oss"}) is None
-    assert reasoning_parser_of(options(), {"reasoning_parser": "qwen3"}) == "qwen3"
+    unknown = {"tool_call_parser": "unknown", "reasoning_parser": "gpt_oss"}
+    assert parsers_of(options(tools=TOOLS, tool_choice="none"), hermes) == Parsers()
+    assert parsers_of(options(), hermes) == Parsers()
+    assert parsers_of(options(tools=TOOLS), {}) == Parsers()
+    assert parsers_of(options(chat=False), unknown) == Parsers()
+    assert parsers_of(options(), {"reasoning_parser": "qwen3"}) == Parsers("qwen3")
+    both = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    assert parsers_of(options(tools=TOOLS), both) == Parsers("qwen3", "hermes")
 
 
 def test_reasoning_and_its_tokens_are_apart_from_the_answer() -> None:
     text = decoder()
     chosen, request = options(), engine_request(options(), [70], eos_token_ids=[1])
     made = EngineAnswer(
-        chosen, request, text, request_id="7", created=3, reasoning_parser="deepseek_r1"
+        chosen, request, text, request_id="7", created=3, parsers=Parsers("deepseek_r1")
     )
     made.feed(output(68, text="so</think>"))
     made.feed(output(69, text="yes", finish_reason="stop"))
@@ -233,7 +298,7 @@ def test_a_request_can_turn_some_parsers_off() -> None:
         decoder(),
         request_id="7",
         created=3,
-        reasoning_parser="deepseek_r1",
+        parsers=Parsers("deepseek_r1"),
     )
     made.feed(output(69, text="yes", finish_reason="stop"))
     assert json.loads(made.body())["choices"][0]["message"]["content"] == "yes"

@@ -1,0 +1,43 @@
+"""Calls of tools in generated text, in the formats that models write."""
+
+from typing import Final
+
+from dynctl.tokenization.tool_calls.calls import SPACE, CallFormat, ToolCall, ToolCallError
+from dynctl.tokenization.tool_calls.json_calls import JsonFormat
+from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter
+
+__all__ = ["SPACE", "TOOL_CALL_PARSERS", "Part", "ToolCall", "ToolCallError", "ToolCallSplitter"]
+
+_HERMES: Final = JsonFormat(
+    start="<tool_call>",
+    closes=("</tool_call>",),
+    hides=True,
+    names_only=True,
+    ends_at="mark",
+)
+
+TOOL_CALL_PARSERS: Final[dict[str, CallFormat]] = {
+    "hermes": _HERMES,
+    "jamba": JsonFormat(start="<tool_calls>", closes=("</tool_calls>",), hides=True, drops=True),
+    "llama3_json": JsonFormat(start="<|python_tag|>", closes=("",)),
+    "mistral": JsonFormat(
+        start="[TOOL_CALLS]",
+        closes=("[/TOOL_CALLS]", ""),
+        drops=True,
+        leading=True,
+        ends_at="bracket",
+    ),
+    "nemotron_deci": JsonFormat(
+        start="<TOOLCALL>", closes=("</TOOLCALL>",), drops=True, ends_at="mark"
+    ),
+    "phi4": JsonFormat(start="functools", closes=("",), ends_at="bracket"),
+    "qwen25": JsonFormat(
+        start="<tool_call>",
+        closes=("</tool_call>",),
+        hides=True,
+        names_only=True,
+        repairs=False,
+        ends_at="mark",
+    ),
+}
+"""Names of the supported parsers, as cards have them."""

@@ -1,0 +1,75 @@
+"""Calls of tools in generated text: the values, and what a format of them has to know.
+
+A model writes a call of a tool into its text, between marks of its own. Dynamo has a parser for
+each such format, which a model's card selects by name.
+"""
+
+from typing import Final, Literal, NamedTuple, Protocol
+
+MAX_HELD: Final = 262_144
+"""Characters of one choice that may be held back until it is clear whether they are a call."""
+MAX_CALLS: Final = 512
+"""Calls in one choice."""
+MAX_NESTING: Final = 256
+"""Depth of JSON in a call; what is deeper is not read as a call."""
+
+SPACE: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+"""What Unicode calls white space: Dynamo strips these, Python's ``strip`` four more."""
+
+
+class ToolCallError(Exception):
+    """Calls in a text that are more, or longer, than the bounds."""
+
+
+class ToolCall(NamedTuple):
+    """``arguments``: as the model wrote them, in most formats JSON."""
+
+    name: str
+    arguments: str
+
+
+class Parsed(NamedTuple):
+    """What a whole text contains. ``text``: what users read beside the calls. Without calls, an
+    empty one means that the text was a call that nothing can be read from."""
+
+    calls: tuple[ToolCall, ...]
+    text: str
+
+
+class CallFormat(Protocol):
+    """How a model writes calls.
+
+    ``starts``, ``ends``: the marks. ``hides``: marks without a call are removed from what users
+    read. ``tried``: when held text is parsed, beside at each end mark: when a JSON value ends in
+    it, at each piece, or never.
+    """
+
+    @property
+    def starts(self) -> tuple[str, ...]: ...
+
+    @property
+    def ends(self) -> tuple[str, ...]: ...
+
+    @property
+    def hides(self) -> bool: ...
+
+    @property
+    def tried(self) -> Literal["json", "always", "never"]: ...
+
+    def may_begin(self, text: str) -> bool:
+        """Whether text without a whole start mark may be the beginning of a call."""
+        ...
+
+    def parse(self, text: str, *, final: bool) -> Parsed:
+        """The calls in a text. ``final``: nothing follows, so an unfinished call is one too."""
+        ...
+
+    def end(self, text: str) -> int | None:
+        """The length of the calls at the beginning of a text; None if more may belong to them."""
+        ...
+
+
+def stripped(text: str) -> str:
+    return text.strip(SPACE)

@@ -1,0 +1,363 @@
+"""Calls as JSON objects with a name and arguments: the formats of Hermes, Llama, Mistral, ...
+
+The rules for broken text are those of Dynamo 1.6.1, as observed.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
+
+from dynctl.tokenization.tool_calls.calls import MAX_NESTING, Parsed, ToolCall, stripped
+
+_SYNTAX: Final = re.compile(r'["\\{}\[\]]')
+_BLANK: Final = re.compile(r"[ \t\n\r]*")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_CLOSING: Final = {"{": "}", "[": "]"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonFormat:
+    """JSON between marks, or bare.
+
+    ``closes``: the end marks in the order in which they are looked for; an empty one stands for a
+    format whose calls end where their JSON ends. ``names_only``: an object without arguments is a
+    call. ``repairs``: JSON that the end of the answer cut off is completed. ``drops``: text with a
+    mark and no call is lost. ``leading``: of calls that were cut off the whole ones count.
+    ``ends_at``: whether a call ends at its end mark, at its last bracket, or with the piece.
+    """
+
+    start: str
+    closes: tuple[str, ...]
+    hides: bool = False
+    names_only: bool = False
+    repairs: bool = True
+    drops: bool = False
+    leading: bool = False
+    ends_at: Literal["mark", "bracket", "piece"] = "piece"
+    tried: Literal["json"] = "json"
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        return (self.start,)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return tuple(each for each in self.closes if each)
+
+    def may_begin(self, text: str) -> bool:
+        text = stripped(text)
+        begun = self.start[:3] in text or text.endswith((self.start[:1], self.start[:2]))
+        return bool(text) and (begun or "{" in text or "[" in text)
+
+    def parse(self, text: str, *, final: bool) -> Parsed:
+        text = stripped(text)
+        found = self._body(text, final=final)
+        body, before = found if found is not None else (text, text)
+        calls = _calls(body, names_only=self.names_only)
+        if calls is not None:
+            return Parsed(calls, before)
+        if final and self.leading and self.start in text and self.ends[0] not in text:
+            whole = _calls("[" + ",".join(_leading(body)) + "]", names_only=self.names_only)
+            return Parsed(whole or (), before)
+        if final and self.repairs:
+            calls = _calls(_repaired(body), names_only=self.names_only)
+            if calls:
+                return Parsed(calls, before)
+        if not body:
+            return Parsed((), "")
+        closed = self.leading and any(mark in text for mark in self.ends)
+        marked = any(mark in text for mark in (self.start, *self.ends))
+        if self.drops and (final or closed) and marked:
+            return Parsed(_calls(self._unmarked(body), names_only=self.names_only) or (), "")
+        if self.hides and self.start in text and any(mark in text for mark in self.ends):
+            return Parsed((), before)
+        return Parsed((), text)
+
+    def end(self, text: str) -> int | None:
+        if self.ends_at == "piece":
+            return len(text)
+        if self.ends_at == "mark":
+            return self._end_of_marked(text, self.ends[0])
+        if self.ends and self.start in text:
+            return self._end_of_optional(text, self.ends[0])
+        return text.rfind("]") + 1 or len(text)
+
+    def _end_of_marked(self, text: str, mark: str) -> int:
+        """The end of the first call and of those that follow it directly."""
+        at = text.find(mark)
+        if at < 0:
+            return len(text)
+        at += len(mark)
+        while (following := _after_blank(text, at, self.start)) is not None:
+            end = text.find(mark, following)
+            if end < 0:
+                break
+            at = end + len(mark)
+        return at
+
+    def _end_of_optional(self, text: str, mark: str) -> int | None:
+        at = text.find(mark)
+        if at >= 0:
+            at += len(mark)
+            while (following := _after_blank(text, at, mark)) is not None:
+                at = following
+            return at
+        at = text.rfind("]") + 1 or len(text)
+        return None if mark.startswith(stripped(text[at:])) else at
+
+    def _body(self, text: str, *, final: bool) -> tuple[str, str] | None:
+        """The JSON in a text, and the text before it."""
+        first = text.find(self.start)
+        if first < 0:
+            bare = re.search(r"[{\[]", text)
+            return None if bare is None else (text[bare.start() :], stripped(text[: bare.start()]))
+        before = text[:first] if self.leading else stripped(text[:first])
+        for close in self.closes:
+            if not close:
+                return _joined(_after_marks(text, self.start), ""), before
+            bodies = list(_between(text, self.start, close))
+            if bodies:
+                return _joined(bodies, bodies[0]) if len(bodies) > 1 else bodies[0], before
+            rest = stripped(text[first + len(self.start) :])
+            if final and self.repairs and rest.startswith(("{", "[")):
+                return rest, before
+        return None
+
+    def _unmarked(self, text: str) -> str:
+        text = stripped(text)
+        while text.startswith(self.start):
+            text = stripped(text[len(self.start) :])
+        while marks := [each for each in self.ends if text.endswith(each)]:
+            text = stripped(text[: -len(marks[0])])
+        return text
+
+
+class JsonEnds:
+    """Finds the ends of JSON values in text that grows. After a start mark it begins again."""
+
+    def __init__(self, starts: Sequence[str]) -> None:
+        self._starts = starts
+        self._longest = max(map(len, starts), default=0)
+        self._seen = self._at = 0
+        self._started_at = -1
+        self._restart(0)
+
+    def _restart(self, at: int) -> None:
+        self._at, self._depth, self._quoted, self._escaped = at, 0, False, -1
+        self._end = self._told = -1
+
+    def new(self, text: str) -> bool:
+        """Whether a value has ended since the last look; ``text`` is all of it."""
+        begin = max(0, self._seen - self._longest + 1)
+        marks = [at + len(mark) for mark in self._starts if (at := text.rfind(mark, begin)) >= 0]
+        self._seen = len(text)
+        if marks and max(marks) > self._started_at:
+            self._started_at = max(marks)
+            self._restart(self._started_at)
+        for found in _SYNTAX.finditer(text, self._at):
+            self._read(found[0], found.start())
+        self._at = len(text)
+        ended, self._told = self._end != self._told, self._end
+        return ended
+
+    def _read(self, mark: str, at: int) -> None:
+        if self._depth == 0:
+            self._depth = int(mark in "{[")
+        elif self._quoted:
+            if at != self._escaped:
+                self._quoted = mark != '"'
+                self._escaped = at + 1 if mark == "\\" else -1
+        elif mark == '"':
+            self._quoted = True
+        elif mark in "{[":
+            self._depth += 1
+        elif mark in "}]":
+            self._depth -= 1
+            if self._depth == 0:
+                self._end = at + 1
+
+
+def _between(text: str, start: str, end: str) -> Iterator[str]:
+    at = 0
+    while (at := text.find(start, at)) >= 0:
+        at += len(start)
+        close = text.find(end, at)
+        if close < 0:
+            return
+        yield stripped(text[at:close])
+        at = close + len(end)
+
+
+def _after_marks(text: str, start: str) -> Iterator[str]:
+    """The JSON values after each mark: objects with semicolons between them, or the elements of
+    one array."""
+    for part in map(stripped, text.split(start)):
+        if part.startswith("{"):
+            while (end := _value_end(part)) is not None:
+                yield part[:end]
+                part = stripped(part[end:])
+                if not part.startswith(";"):
+                    break
+                part = stripped(part[1:])
+        elif part.startswith("["):
+            yield from _elements(part[: part.rfind("]") + 1]) or ()
+
+
+def _joined(values: Any, empty: str) -> str:
+    found = list(values)
+    return "[" + ",".join(found) + "]" if found else empty
+
+
+def _leading(text: str) -> Iterator[str]:
+    """The whole objects at the beginning of an array."""
+    text = stripped(stripped(text).removeprefix("["))
+    while text.startswith("{") and (end := _value_end(text)) is not None:
+        yield text[:end]
+        text = stripped(text[end:])
+        if not text.startswith(","):
+            return
+        text = stripped(text[1:])
+
+
+def _calls(text: str, *, names_only: bool) -> tuple[ToolCall, ...] | None:
+    """The calls in a JSON text; None if it is neither an array nor one call."""
+    elements = _elements(text)
+    if elements is not None:
+        read = (_call(each, ("arguments", "parameters"), names_only) for each in elements)
+        return tuple(each for each in read if each is not None)
+    call = _call(text, ("parameters", "arguments"), names_only)
+    return None if call is None else (call,)
+
+
+def _call(text: str, keys: Sequence[str], names_only: bool) -> ToolCall | None:
+    members = _members(text)
+    if members is None:
+        return None
+    known = [(key, raw) for key, raw in members if key in ("name", *keys)]
+    fields = dict(known)
+    written = fields.get("name", "")
+    name = json.loads(written) if written.startswith('"') else None
+    if len(fields) < len(known) or name is None or _SURROGATE.search(name):
+        return None
+    for key in keys:
+        if key in fields:
+            return ToolCall(name, fields[key])
+    return ToolCall(name, "{}") if names_only else None
+
+
+# -- JSON whose values stay as they were written ---------------------------------------------------
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_constant)
+
+
+def _value_end(text: str, at: int = 0) -> int | None:
+    """The end of the JSON value that begins at a place, None if none is there."""
+    try:
+        end: int = _DECODER.raw_decode(text, at)[1]
+    except (ValueError, RecursionError):
+        return None
+    return end
+
+
+def _elements(text: str) -> list[str] | None:
+    """The elements of a JSON array, None if the text is not one."""
+    found = _values(text, "[")
+    return None if found is None else [value for _, value in found]
+
+
+def _members(text: str) -> list[tuple[str, str]] | None:
+    """The members of a JSON object, None if the text is not one."""
+    return _values(text, "{")
+
+
+def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
+    text = text.strip(" \t\n\r")
+    closing = _CLOSING[opening]
+    if not text.startswith(opening) or not text.endswith(closing) or _open(text).deep:
+        return None
+    found: list[tuple[str, str]] = []
+    at = _blank(text, 1)
+    if text[at] == closing:
+        return found if at == len(text) - 1 else None
+    while True:
+        key = ""
+        if opening == "{":
+            end = _value_end(text, at)
+            if text[at] != '"' or end is None:
+                return None
+            key = json.loads(text[at:end])
+            at = _blank(text, end)
+            if text[at : at + 1] != ":":
+                return None
+            at = _blank(text, at + 1)
+        end = _value_end(text, at)
+        if end is None:
+            return None
+        found.append((key, text[at:end]))
+        at = _blank(text, end)
+        after = text[at : at + 1]
+        if after == closing:
+            return found if at == len(text) - 1 else None
+        if after != ",":
+            return None
+        at = _blank(text, at + 1)
+
+
+def _blank(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _after_blank(text: str, at: int, mark: str) -> int | None:
+    """The place after a mark that follows directly, but for white space."""
+    rest = stripped(text[at:])
+    if not rest.startswith(mark):
+        return None
+    return text.find(mark, at) + len(mark)
+
+
+@dataclass(slots=True)
+class _Open:
+    """What is open at the end of a JSON text."""
+
+    closing: list[str]
+    quoted: bool = False
+    escaped: bool = False
+    deep: bool = False
+
+
+def _open(text: str) -> _Open:
+    state = _Open([])
+    skipped = -1
+    for found in _SYNTAX.finditer(text):
+        mark, at = found[0], found.start()
+        if state.quoted:
+            if at != skipped:
+                state.quoted = mark != '"'
+                skipped = at + 1 if mark == "\\" else -1
+        elif mark == '"':
+            state.quoted = True
+        elif mark in _CLOSING:
+            state.closing.append(_CLOSING[mark])
+            state.deep = state.deep or len(state.closing) > MAX_NESTING
+        elif mark in "}]" and state.closing:
+            state.closing.pop()
+    state.escaped = skipped == len(text)
+    return state
+
+
+def _repaired(text: str) -> str:
+    """A JSON text with what its end lacks, empty if that is nothing."""
+    state = _open(text)
+    if not state.quoted and not state.closing:
+        return ""
+    end = ("\\" if state.escaped else "") + ('"' if state.quoted else "")
+    return text + end + "".join(reversed(state.closing))

@@ -1,0 +1,191 @@
+"""Separate calls of tools from generated text, piece by piece, as Dynamo 1.6 does it."""
+
+from typing import NamedTuple
+
+from dynctl.tokenization.tool_calls.calls import (
+    MAX_CALLS,
+    MAX_HELD,
+    SPACE,
+    CallFormat,
+    Parsed,
+    ToolCall,
+    ToolCallError,
+    stripped,
+)
+from dynctl.tokenization.tool_calls.json_calls import JsonEnds
+
+
+class Part(NamedTuple):
+    """A part of an answer: text that users read, or calls, with the text that belongs to them."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class ToolCallSplitter:
+    """Separates the calls in the text of one answer.
+
+    Text is passed on at once. It is held back from a start mark, or from what may be a call, until
+    the calls are whole, or the answer ends.
+    """
+
+    def __init__(self, form: CallFormat) -> None:
+        self.form = form
+        self.calls = 0
+        # What may be the beginning of a mark; and the text since a call may have begun.
+        self._begun = self._held = ""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._ends = JsonEnds(self.form.starts)
+        self._searched = 0
+        self._marked: int | None = None
+        # Calls that were whole, while more may belong to them.
+        self._waiting: Parsed | None = None
+
+    @property
+    def holding(self) -> bool:
+        return bool(self._begun or self._held)
+
+    def feed(self, piece: str) -> list[Part]:
+        """The parts that a piece completes, in their order.
+
+        Raises ToolCallError where the calls exceed ``MAX_HELD`` or ``MAX_CALLS``.
+        """
+        if self._held:
+            self._held += piece
+            self._bound()
+            return self._completed()
+        text, self._begun = self._begun + piece, ""
+        parts = self._outside(text)
+        # What only may be a call is looked at with the next piece, and so are calls after calls.
+        if _first(self._held, self.form.starts) == 0:
+            parts += self._completed()
+        return parts
+
+    def _outside(self, text: str) -> list[Part]:
+        """The parts of text while nothing is held."""
+        parts = []
+        found = _first(text, self.form.starts)
+        if found is not None:
+            if found:
+                parts.append(Part(text[:found]))
+            self._hold(text[found:])
+            return parts
+        cut = _begun(text, self.form.starts)
+        if cut is not None:
+            self._begun = text[cut:]
+            text = text[:cut]
+        elif self.form.may_begin(text):
+            self._hold(text)
+            return parts
+        if text:
+            parts.append(Part(text))
+        return parts
+
+    def end(self) -> Part | None:
+        """What is still held when the answer ends."""
+        begun, held = self._begun, self._held
+        self._begun = self._held = ""
+        if held:
+            return self._part(held, self.form.parse(held, final=True))
+        return Part(begun) if begun else None
+
+    def before_marks(self, text: str) -> str:
+        """The text before the first start mark."""
+        return text[: _first(text, self.form.starts)]
+
+    def _hold(self, text: str) -> None:
+        self._held = text
+        self._reset()
+        self._bound()
+
+    def _bound(self) -> None:
+        if len(self._held) > MAX_HELD:
+            raise ToolCallError(f"wrote more than {MAX_HELD} characters in one tool call")
+
+    def _completed(self) -> list[Part]:
+        """The parts of the held text, if the calls in it are whole."""
+        whole = self._whole()
+        if whole is None:
+            return []
+        end, parsed = whole
+        held, self._held = self._held, ""
+        parts = [self._part(held[:end], parsed or self.form.parse(held[:end], final=False))]
+        return parts + self._outside(held[end:])
+
+    def _whole(self) -> tuple[int, Parsed | None] | None:
+        """The length of the whole calls in the held text, and the calls; None if there are none."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            found = self._until_end(waiting)
+            if found is not None:
+                return found
+        marked = self._end_mark()
+        if marked is not None:
+            parsed = self.form.parse(self._held, final=False)
+            if not parsed.calls:
+                return marked, None
+            found = self._until_end(parsed)
+            if self._waiting is not None:
+                self._marked, self._searched = None, len(self._held)
+            return found
+        tried = self.form.tried
+        due = self._ends.new(self._held) if tried == "json" else tried == "always"
+        if due and self._waiting is None:
+            parsed = self.form.parse(self._held, final=False)
+            if parsed.calls:
+                return self._until_end(parsed)
+        return None
+
+    def _until_end(self, parsed: Parsed) -> tuple[int, Parsed] | None:
+        end = self.form.end(self._held)
+        if end is None:
+            self._waiting = parsed
+            return None
+        if end < len(self._held):
+            parsed = self.form.parse(self._held[:end], final=False)
+        return (end, parsed) if parsed.calls else None
+
+    def _end_mark(self) -> int | None:
+        """The place after an end mark."""
+        if self._marked is None:
+            for mark in self.form.ends:
+                at = self._held.find(mark, max(0, self._searched - len(mark) + 1))
+                if at >= 0:
+                    self._marked = at + len(mark)
+                    break
+            self._searched = len(self._held)
+        return self._marked
+
+    def _part(self, held: str, parsed: Parsed) -> Part:
+        if parsed.calls:
+            self.calls += len(parsed.calls)
+            if self.calls > MAX_CALLS:
+                raise ToolCallError(f"made more than {MAX_CALLS} tool calls")
+            return Part(parsed.text, parsed.calls)
+        if not parsed.text or not self.form.hides:
+            return Part(parsed.text and held)
+        first = _first(held, self.form.starts)
+        if first is not None:
+            return Part(held[:first].rstrip(SPACE))
+        if not any(mark in held for mark in self.form.ends):
+            return Part(held)
+        for mark in self.form.ends:
+            held = held.replace(mark, "")
+        return Part(stripped(held))
+
+
+def _first(text: str, marks: tuple[str, ...]) -> int | None:
+    """The place of the first mark."""
+    found = [at for mark in marks if (at := text.find(mark)) >= 0]
+    return min(found, default=None)
+
+
+def _begun(text: str, marks: tuple[str, ...]) -> int | None:
+    """The place of a beginning of a mark at the end of a text."""
+    longest = max(map(len, marks), default=1)
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        if any(mark.startswith(text[at:]) for mark in marks):
+            return at
+    return None

@@ -1,0 +1,159 @@
+"""What models write around tool calls, whole and broken, for each parser of a card."""
+
+import json
+import random
+from typing import Any
+
+from tests.dynamo.answers import Case, tokenizer
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}, "city": {"type": "string"}},
+            },
+        },
+    }
+    for name in ("f", "g", "get_weather")
+]
+MARKS = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "jamba": ("<tool_calls>", "</tool_calls>"),
+    "llama3_json": ("<|python_tag|>", ""),
+    "mistral": ("[TOOL_CALLS]", "[/TOOL_CALLS]"),
+    "nemotron_deci": ("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4": ("functools", ""),
+    "qwen25": ("<tool_call>", "</tool_call>"),
+}
+"""The parsers that read JSON, and their marks."""
+
+CARDS: dict[str, dict[str, str]] = {
+    **{name: {"tool_call_parser": name} for name in MARKS},
+    "think": {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"},
+}
+"""Models of the fleet, with what is in their cards."""
+
+_WHOLE = (
+    '{"name": "f", "arguments": {"x": 1}}',
+    '{"name":"g","parameters":{"city": "a b","x":[1,{"y":"}]"}]}}',
+    '{"name": "unknown", "arguments": {"t": "日本 [x]; \\"q\\" \\\\"}}',
+    '{"name":"f","arguments":{}, "parameters":{"z":1}}',
+    '{"name": "f"}',
+)
+_BROKEN = (
+    '{"nam": "f"}',
+    '{"name":"f","arguments":{x:1}}',
+    '{"name":"f","arguments":{"x":1',
+    '{"name":"f","arguments":{"x": NaN}}',
+    '{"name":"f","arguments":{"x": "a\nb"}}',
+    '{"name":"f","name":"g","arguments":{}}',
+    '{"name":1,"arguments":{}}',
+    '{"name":"f","arguments":"s"}',
+    "{}",
+    "[]",
+)
+_PLAIN = (
+    "hello ",
+    " bye",
+    "\n",
+    " ",
+    "a { b",
+    "x [1] y",
+    "<b>",
+    " < ",
+    "<to",
+    "fun ",
+    "wörld 日本",
+    "}",
+    "]",
+    ";",
+    "\u00a0",
+)
+_FINISHES = ("stop", "stop", "stop", "eos", "length", "content_filter")
+
+
+def _json_calls(source: random.Random, parser: str) -> str:
+    start, end = MARKS[parser]
+    kinds = _WHOLE if source.random() < 0.7 else _WHOLE + _BROKEN
+    objects = [source.choice(kinds) for _ in range(source.choice((1, 1, 1, 2, 3)))]
+    body = ";".join(objects) if source.random() < 0.2 else "[" + ", ".join(objects) + "]"
+    if len(objects) == 1 and source.random() < 0.6:
+        body = objects[0]
+    blank = source.choice(("", "\n", " "))
+    opened, closed = source.random() < 0.9, source.random() < 0.8
+    return start * opened + blank + body + blank + end * closed
+
+
+def _text(source: random.Random, model: str) -> str:
+    parser = CARDS[model]["tool_call_parser"]
+    parts = []
+    for _ in range(source.choice((1, 1, 2, 2, 3, 4))):
+        kind = source.random()
+        if kind < 0.45:
+            parts.append(_json_calls(source, parser))
+        elif kind < 0.9:
+            parts.append(source.choice(_PLAIN))
+        else:
+            mark = source.choice([each for each in MARKS[parser] if each])
+            parts.append(mark[: source.randint(1, len(mark))])
+        if "reasoning_parser" in CARDS[model] and source.random() < 0.3:
+            parts.append(source.choice(("<think>", "</think>", "<think>hm</think>")))
+    return "".join(parts)
+
+
+def _chunks(source: random.Random, text: str) -> list[dict[str, Any]]:
+    ids = tokenizer().encode(text, add_special_tokens=False).ids
+    style, at = source.choice((1, 3, 8, 1000, 0)), 0
+    chunks: list[dict[str, Any]] = []
+    while at < len(ids):
+        size = style or source.choice((1, 2, 3, 5, 8, 20, 50))
+        chunks.append({"token_ids": ids[at : at + size]})
+        at += size
+    end, finish = source.random(), source.choice(_FINISHES)
+    if end < 0.6:
+        chunks.append({"token_ids": [], "finish_reason": finish})
+    elif end < 0.9 and chunks:
+        chunks[-1]["finish_reason"] = finish
+    return chunks
+
+
+def _fields(source: random.Random) -> dict[str, Any]:
+    fields: dict[str, Any] = {"tools": TOOLS}
+    if source.random() < 0.7:
+        fields["stream"] = True
+        if source.random() < 0.5:
+            continuous = source.random() < 0.4
+            fields["stream_options"] = {
+                "include_usage": True,
+                **({"continuous_usage_stats": True} if continuous else {}),
+            }
+    if source.random() < 0.2:
+        fields["nvext"] = {"extra_fields": ["completion_token_ids", "stop_reason"]}
+    if source.random() < 0.1:
+        fields["stop"] = [source.choice(("y", "f", "</", "ye", "1}"))]
+    if source.random() < 0.15:
+        fields["tool_choice"] = source.choice(("auto", "none"))
+    return fields
+
+
+def cases(model: str, count: int) -> list[Case]:
+    """``count`` chats with a model of ``CARDS``: the same ones each time."""
+    source = random.Random(model)
+    made = []
+    for number in range(count):
+        fields, chunks = _fields(source), _chunks(source, _text(source, model))
+        if "nvext" not in fields and source.random() < 0.1:
+            fields["n"] = 2
+            chunks = [{**each, "index": source.randint(0, 1)} for each in chunks]
+        made.append(Case(f"{model} {number}", True, fields, chunks, model=model))
+    return made
+
+
+def card_args() -> list[str]:
+    """The arguments of a scripted worker that serves every model."""
+    return [
+        part for name, card in CARDS.items() for part in ("--model", f"{name}={json.dumps(card)}")
+    ]
