@@ -126,10 +126,7 @@ class ToolCallSplitter:
             parsed = self.form.parse(self._held, final=False)
             if not parsed.calls:
                 return marked, None
-            found = self._until_end(parsed)
-            if self._waiting is not None:
-                self._marked, self._searched = None, len(self._held)
-            return found
+            return self._until_end(parsed)
         tried = self.form.tried
         due = self._ends.new(self._held) if tried == "json" else tried == "always"
         if due and self._waiting is None:
@@ -142,6 +139,7 @@ class ToolCallSplitter:
         end = self.form.end(self._held)
         if end is None:
             self._waiting = parsed
+            self._marked, self._searched = None, len(self._held)
             return None
         if end < len(self._held):
             parsed = self.form.parse(self._held[:end], final=False)
