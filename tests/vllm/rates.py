@@ -130,9 +130,11 @@ def ask(
 
     ``reused`` counts the tokens that engines have reused so far; what it grows by is then compared,
     instead of what the answer reports. ``settle``: until the frontend has the events of the blocks
-    that the engine computed, which follow its answer.
+    that the engine computed, which follow its answer. At a hand-off those of the prefill engine
+    count: the decode engine publishes too.
     """
     before = reused() if reused else 0
+    blocks = frontend.cached_blocks() if hop == "prefill" else {}
     stored = frontend.index_events("stored") if settle else 0
     began = time.monotonic()
     answer = frontend.send(body)
@@ -141,16 +143,25 @@ def ask(
     details = usage.get("prompt_tokens_details") or {}
     made = decided(frontend, answer, hop)
     whole = usage["prompt_tokens"] // BLOCK * BLOCK
-    if settle and whole > (details.get("cached_tokens") or 0):
+    reported = reused() - before if reused else details.get("cached_tokens") or 0
+
+    def arrived() -> bool:
+        if hop == "prefill":
+            place = made.worker, made.rank
+            return frontend.cached_blocks()[place] > blocks.get(place, 0)
+        return frontend.index_events("stored") > stored
+
+    known = reported if hop == "prefill" else details.get("cached_tokens") or 0
+    if settle and whole > known:
         # Not asserted: lost events show as a wrong prediction of a later request.
         with contextlib.suppress(TimeoutError):
-            until_now(lambda: frontend.index_events("stored") > stored, 3)
+            until_now(arrived, 3)
     return Outcome(
         body=body,
         worker=made.worker,
         rank=made.rank,
         predicted=made.predicted,
-        reported=reused() - before if reused else details.get("cached_tokens") or 0,
+        reported=reported,
         tokens=made.tokens,
         prompt_tokens=usage["prompt_tokens"],
         began=began,

@@ -73,7 +73,7 @@ class Engine:
         if not self.process.alive:
             raise AssertionError(f"{self.name} ended\n{self.process.tail(60)}")
         with contextlib.suppress(httpx.HTTPError):
-            return self.http.get("/health", timeout=5).status_code == 200
+            return self.http.get("/health", timeout=patience(5)).status_code == 200
         return False
 
 
@@ -102,7 +102,7 @@ class Frontend:
         return {
             (names[load["worker_id"]], rank["dp_rank"]): rank["cached_blocks"]
             for load in fleet["loads"]
-            for rank in load["ranks"]
+            for rank in load.get("ranks", ())
         }
 
     def index_events(self, kind: str) -> int:
@@ -135,9 +135,9 @@ class Frontend:
         except httpx.HTTPError:
             return False
         loads = [load for load in fleet["loads"] if load.get("status", "ready") == "ready"]
-        ranks = [rank for load in loads for rank in load["ranks"]]
-        current = all(rank["index"] == "current" for rank in ranks)
-        return len(loads) == self.workers and bool(ranks) and current
+        ranks = [load.get("ranks", ()) for load in loads]  # none: not read yet
+        current = all(rank["index"] == "current" for row in ranks for rank in row)
+        return len(loads) == self.workers and all(ranks) and current
 
 
 class Stack:

@@ -14,7 +14,7 @@ from tests.dynamo.fleet import DYNAMO_PYTHON, DynamoFleet
 from tests.dynamo.processes import Process, ProcessGroup
 from tests.vllm.stack import BLOCK, Engine, Stack
 from tests.vllm.traffic import words
-from tests.waiting import until_now
+from tests.waiting import patience, until_now
 
 START_S = 60.0
 
@@ -118,4 +118,4 @@ def test_accepted_requests_end_whole_in_a_drain(joined: Joined) -> None:
     assert answer.ok
     choices = [chunk["choices"][0] for chunk in answer.chunks if chunk.get("choices")]
     assert "length" in [choice.get("finish_reason") for choice in choices]
-    assert joined.sidecar.popen.wait(30) == 0
+    assert joined.sidecar.popen.wait(patience(30)) == 0

@@ -58,9 +58,15 @@ def test_sequential_requests(frontend: Frontend, judged: Judge) -> None:
         "  of them on the engine with sha256_cbor, hashes as bytes",
         on(outcomes, "b"),
     )
-    audited = {row["worker"]: row for row in frontend.fleet()["audit"]}
+
+    def audited() -> dict[str, Any]:
+        return {row["worker"]: row for row in frontend.fleet()["audit"]}
+
+    # A request is counted a moment after its answer.
+    until_now(lambda: sum(row["requests"] for row in audited().values()) == len(outcomes))
+    rows = audited()
     for name in ("a", "b"):
-        mine, row = on(outcomes, name), audited[name]
+        mine, row = on(outcomes, name), rows[name]
         assert row["requests"] == len(mine)
         assert row["hits"] >= 0.99 * len(mine), row
         assert row["predicted_tokens"] == sum(one.predicted for one in mine)
