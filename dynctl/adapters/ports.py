@@ -555,3 +555,12 @@ class ClusterWriter(Protocol):
     def merge(self, path: str, patch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Merge ``patch`` (RFC 7386) into the object at ``path``."""
         ...
+
+    def apply(self, path: str, body: Mapping[str, Any], *, manager: str) -> Mapping[str, Any]:
+        """Create the object at ``path``, or make the fields of ``manager`` those of ``body``;
+        fields of other managers that ``body`` has too are taken over."""
+        ...
+
+    def delete(self, path: str, *, uid: str) -> None:
+        """Remove the object at ``path`` if it has this uid (empty: any); another or none stays."""
+        ...

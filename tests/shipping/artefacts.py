@@ -29,6 +29,10 @@ COMPONENTS: Final[dict[str, dict[str, Any]]] = {
     "router": {"router": {"enabled": True}, "adminToken": {"secret": "dynctl"}},
     "indexer": {"frontend": {"enabled": False}, "indexer": {"enabled": True}},
     "epp": {"frontend": {"enabled": False}, "epp": {"enabled": True, "pool": "my-pool"}},
+    "attach": {
+        "frontend": {"enabled": False},
+        "attach": {"enabled": True, "selector": {"app": "my-engine"}},
+    },
     "sync": {"frontend": {"enabled": False}, "sync": {"enabled": True}},
 }
 

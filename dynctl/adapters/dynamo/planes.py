@@ -138,11 +138,11 @@ def open_planes(
     return Planes(discovery.title, discovery, events.of, requests, events.opened)
 
 
-def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
+def open_registrar(options: GlobalOptions, discovery: Discovery, *, pod: bool = False) -> Registrar:
     """What registers in the discovery plane of :func:`open_planes`; not connected yet.
 
-    Raises UsageProblem for a backend in which dynctl does not register, Unreachable for a
-    directory that cannot be written.
+    ``pod``: in Kubernetes the pod of this process is registered. Raises UsageProblem for a backend
+    in which dynctl does not register, Unreachable for a directory that cannot be written.
     """
     from dynctl.adapters.etcd.discovery import EtcdDiscovery
     from dynctl.adapters.etcd.registration import registrar_of
@@ -151,6 +151,12 @@ def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
     if isinstance(discovery, EtcdDiscovery):
         return registrar_of(discovery)
     named = backend(options)
+    if pod and named is not None and named[0] == "kubernetes":
+        from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
+        from dynctl.adapters.kubernetes.from_options import open_pod_registrar
+
+        assert isinstance(discovery, KubernetesDiscovery)
+        return open_pod_registrar(discovery.cluster)
     if named is not None and named[0] == "file":
         registrar = FileRegistrar(_file_root(options))
         registrar.create()
@@ -159,8 +165,14 @@ def open_registrar(options: GlobalOptions, discovery: Discovery) -> Registrar:
 
 
 def expect_registrar(options: GlobalOptions) -> None:
-    """Raise UsageProblem for a backend in which dynctl does not register, before it is opened."""
+    """Raise UsageProblem for a backend in which a worker does not register, or for Kubernetes
+    outside a pod, before it is opened."""
     named = backend(options)
+    if named is not None and named[0] == "kubernetes":
+        from dynctl.adapters.kubernetes.registration import own_pod
+
+        own_pod(os.environ, "default")
+        return
     if named is not None and named[0] not in ("etcd", "file"):
         raise _no_registration(named)
 

@@ -247,8 +247,19 @@ class RequestServer:
         if self._server is None:
             raise RuntimeError("the server does not listen yet")
         self._ids.add(instance_id)
-        location = format_host_port(self._advertised, self.port)
-        return instance_of(endpoint, instance_id, location)
+        return instance_of(endpoint, instance_id, self._location)
+
+    def is_own(self, instance: Instance) -> bool:
+        """Whether requests for this instance reach this process: it listens at the address."""
+        if self._nats is not None:
+            return instance.address in self._subjects.values()
+        return instance.transport == "tcp" and (
+            instance.address.partition("/")[0] == self._location
+        )
+
+    @property
+    def _location(self) -> str:
+        return format_host_port(self._advertised, self.port)
 
     def _at_subject(self, nats: Subjects, instance: Instance) -> Instance:
         endpoint, subject = instance.endpoint, instance.address

@@ -57,6 +57,20 @@ class KubernetesWriter:
     def merge(self, path: str, patch: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._server.object(path, {"fieldManager": MANAGER}, body=patch, method="PATCH")
 
+    def apply(self, path: str, body: Mapping[str, Any], *, manager: str) -> Mapping[str, Any]:
+        query = {"force": "true", "fieldManager": manager}
+        return self._server.object(path, query, body=body, method="APPLY")
+
+    def delete(self, path: str, *, uid: str) -> None:
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        try:
+            self._server.object(path, body=options, method="DELETE")
+        except ClusterRefusal as refusal:
+            if refusal.status not in (404, 409):
+                raise
+
 
 class KubernetesCluster:
     """A :class:`dynctl.adapters.ports.Cluster`. Closing it ends watches, logs and forwards."""

@@ -49,6 +49,10 @@ class KubernetesDiscovery:
         self._threads: set[threading.Thread] = set()
 
     @property
+    def cluster(self) -> Cluster:
+        return self._cluster
+
+    @property
     def title(self) -> str:
         where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
         return f"kubernetes {self._cluster.title}, {where}"

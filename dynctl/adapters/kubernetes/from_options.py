@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Final
 
-from dynctl.adapters.ports import Cluster, ClusterWriter
+from dynctl.adapters.ports import Cluster, ClusterWriter, Registrar
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
@@ -28,6 +29,19 @@ def open_writing_cluster(options: GlobalOptions) -> tuple[Cluster, ClusterWriter
 
     cluster = _opened(options)
     return cluster, KubernetesWriter(cluster)
+
+
+def open_pod_registrar(cluster: Cluster) -> Registrar:
+    """What registers the pod of this process in a cluster of :func:`open_cluster`.
+
+    Raises UsageProblem outside a pod.
+    """
+    from dynctl.adapters.kubernetes.cluster import KubernetesCluster, KubernetesWriter
+    from dynctl.adapters.kubernetes.registration import KubernetesRegistrar, own_pod
+
+    assert isinstance(cluster, KubernetesCluster)
+    pod = own_pod(os.environ, cluster.namespace)
+    return KubernetesRegistrar(cluster, KubernetesWriter(cluster), pod)
 
 
 def _opened(options: GlobalOptions) -> KubernetesCluster:

@@ -23,7 +23,12 @@ from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable, network_reason, single_line
 
-Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH"]
+Method: TypeAlias = Literal["GET", "POST", "PUT", "PATCH", "APPLY", "DELETE"]
+"""HTTP's, where PATCH is a merge patch and APPLY a PATCH that the server applies."""
+_PATCHES: Final = {
+    "PATCH": "application/merge-patch+json",
+    "APPLY": "application/apply-patch+yaml",  # JSON is YAML
+}
 
 MAX_BYTES: Final = 256 << 20
 """Maximum of one response, so of one page of a list."""
@@ -282,15 +287,13 @@ class ApiServer:
         headers["Accept"] = "application/json, */*"
         headers["User-Agent"] = self._agent
         if body is not None:
-            headers["Content-Type"] = (
-                "application/merge-patch+json" if method == "PATCH" else "application/json"
-            )
+            headers["Content-Type"] = _PATCHES.get(method, "application/json")
         # Repeated once if a kept connection is closed: there was no response, and every request
         # may be sent twice.
         for last in (False, True):
             try:
                 return self._pool.request(
-                    method,
+                    "PATCH" if method in _PATCHES else method,
                     self.url(path, query),
                     body=None if body is None else msgspec.json.encode(body),
                     headers=headers,

@@ -51,7 +51,7 @@ async def _serve(config: AttachConfig, options: GlobalOptions, announced: bool) 
     expect_registrar(options)
     planes = open_planes(options)
     try:
-        registrar = open_registrar(options, planes.discovery)
+        registrar = open_registrar(options, planes.discovery, pod=True)
         tokenizer = load_tokenizer(config.files.directory)
         sidecar = Sidecar(config, planes.discovery, registrar, tokenizer)
         running: asyncio.Task[Any] | None = None

@@ -565,7 +565,12 @@ class Sidecar:
                 cards.append(entry)
             if not listed.key.startswith(prefix) or not isinstance(entry, Instance):
                 continue
-            if entry.instance_id == own or not await self._alive(entry):
+            # With a fixed port, what a process before this one has left has our address.
+            if (
+                entry.instance_id == own
+                or self.server.is_own(entry)
+                or not await self._alive(entry)
+            ):
                 continue
             higher = own is not None and entry.instance_id > own
             if higher and entry.instance_id not in serving:

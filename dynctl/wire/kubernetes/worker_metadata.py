@@ -1,4 +1,4 @@
-"""Read DynamoWorkerMetadata: what a worker on Kubernetes registers, as discovery entries.
+"""Read and write DynamoWorkerMetadata: what a worker on Kubernetes registers, as discovery entries.
 
 One object has all entries of one worker, in buckets whose keys are the ends of Dynamo's logical
 keys; here each becomes an entry like those of etcd and files.
@@ -25,6 +25,8 @@ _BUCKETS: Final = {
     "event_sources": EVENT_SOURCES,
 }
 
+#: The container whose object has the pod's name alone.
+_MAIN: Final = "main"
 _MASK: Final = (1 << 64) - 1
 _BITS: Final = (1 << 53) - 1
 
@@ -60,6 +62,54 @@ def worker_metadata(body: Mapping[str, Any]) -> WorkerMetadata:
         moment(metadata.get("creationTimestamp")),
         mapping(mapping(body.get("spec")).get("data")),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPod:
+    """The pod that registers; ``container`` is empty unless each container registers."""
+
+    namespace: str
+    name: str
+    uid: str
+    container: str = ""
+
+    @property
+    def object_name(self) -> str:
+        """The name of its DynamoWorkerMetadata, which decides the instance id."""
+        own = self.container in ("", _MAIN)
+        return self.name if own else f"{self.name}-{self.container}"
+
+
+def metadata_path(namespace: str) -> str:
+    """The API path of a namespace's DynamoWorkerMetadata."""
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
+
+
+def bucket_of(key: str) -> tuple[str, str]:
+    """The bucket of an entry, and its key there. Raises ValueError for an unknown kind."""
+    for bucket, prefix in _BUCKETS.items():
+        if key.startswith(prefix):
+            return bucket, key.removeprefix(prefix)
+    raise ValueError(f"{key}: expected one of {', '.join(_BUCKETS.values())}")
+
+
+def metadata_object(pod: OwnPod, data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The object of a pod, to be applied; ``data``: bucket -> key -> value. The pod owns it, so
+    that it goes with the pod."""
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod.name,
+        "uid": pod.uid,
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "DynamoWorkerMetadata",
+        "metadata": {"name": pod.object_name, "ownerReferences": [owner]},
+        "spec": {"data": {bucket: dict(data.get(bucket, {})) for bucket in _BUCKETS}},
+    }
 
 
 def instance_id(name: str) -> int:

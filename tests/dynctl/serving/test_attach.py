@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 
 from dynctl.adapters.dynamo.model_files import fetch_model_files
-from dynctl.adapters.dynamo.planes import expect_registrar
+from dynctl.adapters.dynamo.planes import expect_registrar, open_registrar
 from dynctl.adapters.dynamo.request_plane import RequestLimits, TcpRequestPlane
+from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
 from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.adapters.nats.requests import NatsMessenger
 from dynctl.adapters.ports import ChannelMessage, RequestPlaneError
@@ -43,8 +44,11 @@ from dynctl.wire.dynamo.events import decode_kv_metrics, decode_router_events
 from dynctl.wire.dynamo.recovery import TreeDump, parse_recovery, recovery_query
 from router_core import BlocksStored
 from tests.contract.nats_server import nats_server
+from tests.dynctl.adapters.kube_lab import NAMESPACE as POD_NAMESPACE
+from tests.dynctl.adapters.kube_pods import PodLab, serving_cluster
 from tests.dynctl.serving.fleets import TOKENIZER
 from tests.memory_planes import MemoryRegistrar
+from tests.ports import free_port
 from tests.waiting import patience, until
 
 AT = EndpointId("dynamo", "backend", "generate")
@@ -443,6 +447,16 @@ async def test_nothing_is_registered_before_nats_is_reachable(
             await until(lambda: held(sidecar) == {})
 
 
+async def test_with_a_fixed_port_what_the_process_before_has_left_is_not_another_one(
+    lab: Lab, engine: RunningEngine
+):
+    port = free_port()
+    at = EndpointId("dynamo", "backend", f"dynctl_attach_{engine_identity(engine.url)}")
+    lab.discovery.put(*encode_entry(instance_of(at, 1, f"127.0.0.1:{port}")))
+    async with attached(lab, config(engine.url, port=port)):
+        await until(registered(lab))
+
+
 async def test_a_subject_of_a_killed_sidecar_does_not_block_the_next(
     lab: Lab, engine: RunningEngine, tmp_path: Path
 ):
@@ -484,7 +498,62 @@ async def test_slow_clients_of_the_system_port_keep_no_probe_out(
     await server.close()
 
 
-def test_a_backend_without_registration_is_refused_before_it_is_opened() -> None:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[PodLab]:
+    with serving_cluster() as server:
+        made = PodLab(server, tmp_path)
+        yield made
+        made.close()
+
+
+async def test_a_sidecar_registers_its_pod_and_leaves_nothing(
+    cluster: PodLab, engine: RunningEngine, lab: Lab
+):
+    """With the permissions of the manifest; frontends read it while the pod is ready."""
+    made = config(engine.url)
+
+    def sidecar_of_pod() -> Sidecar:
+        discovery = KubernetesDiscovery(cluster.cluster(), POD_NAMESPACE)
+        return Sidecar(made, discovery, cluster.registrar(), TOKENIZER)
+
+    def endpoints() -> list[str]:
+        return [key for body in cluster.objects() for key in body["spec"]["data"]["endpoints"]]
+
+    served = f"dynamo/backend/generate/{cluster.id:x}"
+    sidecar = sidecar_of_pod()
+    await sidecar.start()
+    running = asyncio.create_task(sidecar.run())
+    try:
+        await until(lambda: served in endpoints())
+        assert await cluster.keys() == []
+        cluster.ready()
+        read = {entry.key: entry.value for entry in await cluster.entries()}
+        kinds = {key.split("/")[1] for key in read}
+        assert kinds == {"instances", "mdc", "event_channels", "event_sources"}
+        for key, value in read.items():
+            lab.discovery.put(key, value)
+        assert lab.instance is not None
+        assert lab.instance.instance_id == cluster.id
+        assert len(await lab.generate([5, 6, 7])) > 1
+
+        second = sidecar_of_pod()
+        await second.start()
+        with pytest.raises(AttachedTwice):
+            async with asyncio.timeout(patience(20)):
+                await second.run()
+        await second.close()
+        assert served in endpoints()
+        stopping = asyncio.create_task(sidecar.stop(running))
+        await until(lambda: cluster.objects() == [])
+        await stopping
+    finally:
+        await end_tasks([running])
+        await sidecar.close()
+    assert cluster.objects() == []
+
+
+def test_a_backend_without_registration_is_refused() -> None:
+    """A worker registers in Kubernetes, a router does not."""
     with pytest.raises(UsageProblem, match="does not register workers"):
-        expect_registrar(GlobalOptions(discovery="kubernetes"))
+        open_registrar(GlobalOptions(discovery="kubernetes"), MemoryDiscovery())
     expect_registrar(GlobalOptions(discovery="file"))
