@@ -52,9 +52,28 @@ _PEER_SHARE: Final = 0.75
 _HEADER_TABLE: Final = 4096
 _STREAM_WINDOW: Final = 1 << 20
 _CONNECTION_WINDOW: Final = 16 << 20
+#: Frames of a connection that one turn of the event loop takes.
+_TURN_FRAMES: Final = 64
+#: Frames without a message that a connection may send: at first and at most, and a second. Each
+#: message allows more. What is above comes from the allowance of all connections together.
+_ALLOWED: Final = 256.0
+_MOST_ALLOWED: Final = 1024.0
+_ALLOWED_PER_S: Final = 4.0
+_PER_MESSAGE: Final = 32.0
+_SHARED: Final = 2000.0
+_SHARED_PER_S: Final = 2000.0
+_LONGEST_PAUSE_S: Final = 5.0
+#: What a frame counts: one that carries at least as many bytes nothing, headers as four.
+_CARRIES: Final = 512
+_HEADERS_COUNT: Final = 4
 _PREFIX: Final = 5
 _LONGEST_MESSAGE: Final = 1024
 _HIGHEST_STREAM: Final = 2**31 - 1
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_FRAME_HEAD: Final = 9
+_HEADERS: Final = 1
+_SETTINGS: Final = 4
+_WINDOW_UPDATE: Final = 8
 _BEGIN: Final = [(":status", "200"), ("content-type", "application/grpc")]
 
 
@@ -124,6 +143,11 @@ class Call:
         self.handler: Handler | None = None
         self.closed = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether something of it waits to be sent."""
+        return bool(self._out) or self._ending is not None or bool(self._held)
+
     def send(self, message: bytes) -> None:
         """Send a message; nothing happens once the call is over."""
         if self.closed or self._ending is not None:
@@ -149,6 +173,39 @@ class Call:
                 self.handler.on_closed()
 
 
+class _Frames:
+    """The frames in the bytes of one connection, without their content."""
+
+    def __init__(self) -> None:
+        self._left = len(_PREFACE)  # of the frame that arrives
+        self._head = b""
+
+    def cut(self, data: bytes, streams: int) -> tuple[int, int]:
+        """The end of at most _TURN_FRAMES frames, and what they count. ``streams``: that are open,
+        which a change of settings or of the connection's window concerns."""
+        at, count = 0, 0
+        for _ in range(_TURN_FRAMES):
+            skipped = min(self._left, len(data) - at)
+            at += skipped
+            self._left -= skipped
+            if self._left or at == len(data):
+                return at, count
+            taken = data[at : at + _FRAME_HEAD - len(self._head)]
+            at += len(taken)
+            self._head += taken
+            if len(self._head) < _FRAME_HEAD:
+                return at, count
+            length, kind = int.from_bytes(self._head[:3]), self._head[3]
+            stream = int.from_bytes(self._head[5:]) & _HIGHEST_STREAM
+            self._left, self._head = length, b""
+            if kind == _HEADERS:
+                count += _HEADERS_COUNT
+            elif length < _CARRIES:
+                every = kind == _SETTINGS or (kind == _WINDOW_UPDATE and not stream)
+                count += 1 + (streams // 16 if every else 0)
+        return at, count
+
+
 class GrpcServer:
     """One listener. ``methods``: path -> what begins a call. ``certificate`` None: without TLS.
     ``held``: bytes that handlers keep of what they received."""
@@ -170,6 +227,8 @@ class GrpcServer:
         self._peers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
+        self._shared = _SHARED
+        self._shared_at = 0.0
 
     def start(self, listener: socket.socket) -> None:
         """Accept connections of a bound socket."""
@@ -208,6 +267,13 @@ class GrpcServer:
         anyway.)"""
         held = self.buffered + self._held()
         return held > self.limits.held_bytes and held > call_bytes
+
+    def draw(self, count: float, now: float) -> float:
+        """Take from the allowance of all connections; the seconds to wait for it."""
+        refilled = self._shared + (now - self._shared_at) * _SHARED_PER_S
+        self._shared = min(_SHARED, refilled) - count
+        self._shared_at = now
+        return max(0.0, -self._shared / _SHARED_PER_S)
 
     def left(self, connection: _Connection) -> None:
         if connection in self._connections:
@@ -317,6 +383,12 @@ class _Connection(asyncio.Protocol):
         #: Nothing is read until the peer reads.
         self._deaf = False
         self._writing: asyncio.Handle | None = None
+        self._frames = _Frames()
+        self._unread = b""
+        self._allowed, self._allowed_at = _ALLOWED, asyncio.get_running_loop().time()
+        #: Takes what is left to read, in a later turn or when there is an allowance for it.
+        self._later: asyncio.Handle | None = None
+        self._stopped = False
         self._greeted = False
         #: Since when it is without calls, not read by its peer, or ended.
         self.since = asyncio.get_running_loop().time()
@@ -338,13 +410,26 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.server.left(self)
-        if self._writing is not None:
-            self._writing.cancel()
+        for handle in (self._writing, self._later):
+            if handle is not None:
+                handle.cancel()
         for call in tuple(self._calls.values()):
             call.over()
         self._calls.clear()
 
     def data_received(self, data: bytes) -> None:
+        self._unread += data
+        if self._later is None:
+            self._receive()
+
+    def _receive(self) -> None:
+        """Take frames, at most those of one turn and of the allowance."""
+        self._later = None
+        if self._transport is None or self._ended:
+            self._unread = b""
+            return
+        end, count = self._frames.cut(self._unread, len(self._calls))
+        data, self._unread = self._unread[:end], self._unread[end:]
         self._reading = True
         try:
             for event in self._h2.receive_data(data):
@@ -356,15 +441,41 @@ class _Connection(asyncio.Protocol):
         finally:
             self._reading = False
             self._write()
+        self._go_on(count)
+
+    def _go_on(self, count: int) -> None:
+        """Read on: at once, in the next turn, or when there is an allowance for what was read."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        earned = (now - self._allowed_at) * _ALLOWED_PER_S
+        self._allowed = min(_MOST_ALLOWED, self._allowed + earned) - count
+        self._allowed_at = now
+        pause = 0.0
+        if self._allowed < 0:
+            pause = min(_LONGEST_PAUSE_S, self.server.draw(-self._allowed, now))
+            self._allowed = 0.0
+        if pause or self._unread:
+            self._later = loop.call_later(pause, self._receive)
+        self._set_reading()
+
+    def _set_reading(self) -> None:
+        stopped = self._deaf or self._later is not None
+        if stopped == self._stopped or self._transport is None or self._transport.is_closing():
+            return
+        self._stopped = stopped
+        if stopped:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._paused = True
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._deaf and self._transport is not None:
+        if self._deaf:
             self._deaf = False
-            self._transport.resume_reading()
+            self._set_reading()
         for call in tuple(self._calls.values()):
             self.flush(call)
 
@@ -417,7 +528,7 @@ class _Connection(asyncio.Protocol):
                 [self._calls.get(event.stream_id or 0)] if event.stream_id else self._calls.values()
             )
             for call in tuple(calls):
-                if call is not None:
+                if call is not None and call.waits:
                     self.flush(call)
         elif isinstance(event, StreamEnded):
             call = self._calls.get(event.stream_id or 0)
@@ -499,6 +610,7 @@ class _Connection(asyncio.Protocol):
         try:
             assert call.handler is not None
             call.handler.on_message(message)
+            self._allowed = min(_MOST_ALLOWED, self._allowed + _PER_MESSAGE)
         except Exception:
             _log.exception("a gRPC call failed")
             call.finish(Code.INTERNAL, "internal error; the log has the details")
@@ -573,4 +685,4 @@ class _Connection(asyncio.Protocol):
         an answer."""
         if transport.get_write_buffer_size() > _UNREAD_BYTES:
             self._deaf, self.since = True, asyncio.get_running_loop().time()
-            transport.pause_reading()
+            self._set_reading()

@@ -18,7 +18,9 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import Event, RemoteSettingsChanged, ResponseReceived, SettingsAcknowledged
 from h2.settings import SettingCodes
-from hyperframe.frame import PingFrame
+from hyperframe.frame import DataFrame, PingFrame, SettingsFrame, WindowUpdateFrame
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynctl.serving.config import Limits, PickerConfig
 from dynctl.serving.epp import exchange, grpc_server, process
@@ -558,6 +560,7 @@ async def test_a_client_that_reads_nothing_is_read_no_more_and_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grpc_server, "_UNREAD_BYTES", 1 << 16)
+    monkeypatch.setattr(grpc_server, "_ALLOWED_PER_S", 1e9)
     async with gateway(TWO, limits=Limits(header_s=0.5)) as site:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -577,6 +580,96 @@ async def test_a_client_that_reads_nothing_is_read_no_more_and_closed(
             with pytest.raises(ConnectionError):
                 await ping()
         assert ext_proc.DESTINATION in set_headers(await site.request().ask(CHAT))
+
+
+def few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more frames without messages than are allowed at first."""
+    monkeypatch.setattr(grpc_server, "_ALLOWED", 100.0)
+    monkeypatch.setattr(grpc_server, "_ALLOWED_PER_S", 0.0)
+    monkeypatch.setattr(grpc_server, "_SHARED", 100.0)
+    monkeypatch.setattr(grpc_server, "_SHARED_PER_S", 1e-6)
+    monkeypatch.setattr(grpc_server, "_LONGEST_PAUSE_S", 3600.0)
+
+
+@pytest.mark.parametrize("kind", ["ping", "settings", "reset", "empty data", "window"])
+async def test_frames_without_messages_have_an_allowance(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A client that floods is read no more; another one is served meanwhile."""
+    few_frames(monkeypatch)
+    taken: list[Event] = []
+    take = grpc_server._Connection._take
+
+    def counted(self: Any, event: Event) -> None:
+        taken.append(event)
+        take(self, event)
+
+    async with gateway(TWO) as site, Raw(site.frontend.picker_port) as client:
+        await client.wait(RemoteSettingsChanged)
+        monkeypatch.setattr(grpc_server._Connection, "_take", counted)
+        (connection,) = site.frontend.gateways._connections
+        if kind == "reset":
+            for _ in range(1000):
+                stream = client.begin()
+                client.h2.reset_stream(stream)
+        else:
+            stream = client.begin()
+            await client.flush()
+            frames = {
+                "ping": PingFrame(0, b"12345678"),
+                "settings": SettingsFrame(0),
+                "empty data": DataFrame(stream),
+                "window": WindowUpdateFrame(0, window_increment=1),
+            }
+            client.writer.write(frames[kind].serialize() * 2000)
+        client.writer.write(client.h2.data_to_send())
+        # Until both allowances are used up, it is read on in the next turn.
+        await until(lambda: connection._stopped and site.frontend.gateways._shared < 0)
+        assert len(taken) <= 100 + 100 + 2 * grpc_server._TURN_FRAMES
+        before = len(taken)
+        assert ext_proc.DESTINATION in set_headers(await site.request().ask(CHAT))
+        assert connection._stopped
+        assert len(taken) < before + 100
+
+
+async def test_messages_bring_an_allowance_for_more_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few_frames(monkeypatch)
+    async with gateway(TWO) as site:
+        for _ in range(60):  # over one connection, each with a dozen frames
+            stream = site.request()
+            assert ext_proc.DESTINATION in set_headers(await stream.ask(CHAT))
+            stream.call.cancel()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 3, 4, 6, 8, 9]), st.integers(0, 3000), st.integers(0, 3)),
+        max_size=200,
+    ),
+    st.lists(st.integers(1, 4000), min_size=1, max_size=20),
+)
+def test_frames_are_cut_as_they_are_in_any_pieces(
+    frames: list[tuple[int, int, int]], sizes: list[int]
+) -> None:
+    whole = grpc_server._PREFACE
+    expected = 0
+    for kind, length, stream in frames:
+        whole += length.to_bytes(3) + bytes([kind, 0]) + stream.to_bytes(4) + bytes(length)
+        every = kind == 4 or (kind == 8 and not stream)
+        expected += 4 if kind == 1 else (1 + (3 if every else 0)) * (length < 512)
+    cutter, taken, count, unread = grpc_server._Frames(), b"", 0, b""
+    for at in range(10_000):
+        begin = sum(sizes[n % len(sizes)] for n in range(at))
+        unread += whole[begin : begin + sizes[at % len(sizes)]]
+        while unread:
+            end, more = cutter.cut(unread, 48)
+            taken, unread, count = taken + unread[:end], unread[end:], count + more
+        if len(taken) == len(whole):
+            break
+    assert taken == whole
+    assert count == expected
 
 
 async def test_idle_connections_keep_no_gateway_out() -> None:
