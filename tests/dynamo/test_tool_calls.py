@@ -1,6 +1,6 @@
 """Tool calls in our answers are those of Dynamo's frontend, for the same text of a worker.
 
-Each parser of ``CARDS`` reads 60 texts, streamed and not: one call and several, text around them,
+Each parser of ``CARDS`` reads 40 texts, streamed and not: one call and several, text around them,
 broken JSON, marks cut between pieces, unknown names, stop strings, several choices.
 """
 
@@ -19,7 +19,7 @@ from tests.dynamo.fleet import DynamoFleet, WorkerPlan
 from tests.dynamo.tool_texts import CARDS, TOOLS, card_args, cases
 from tests.waiting import patience
 
-COUNT = 60
+COUNT = 40
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_tool_calls_are_equal(fleet, finding, model):
             different.append(f"{case}\nours   {found}\ntheirs {their}")
     finding(f"{model}: {COUNT - len(different)} of {COUNT} answers equal, {called} with tool calls")
     assert not different, "\n\n".join(different[:3])
-    assert called > COUNT // 6
+    assert called >= COUNT // 8
 
 
 def test_a_card_without_a_parser_needs_none():
