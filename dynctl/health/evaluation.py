@@ -214,7 +214,7 @@ def _model(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
 
 def _served(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derived]:
     if not state.workers:
-        yield Derived(NO_WORKERS, "fleet", "no worker is configured: every request is refused")
+        yield Derived(NO_WORKERS, "fleet", "the fleet has no workers: every request is refused")
     for model in models:
         if model.missing:
             counts = ", ".join(

@@ -255,3 +255,9 @@ def test_the_report_is_a_contract(codes: Catalogue):
         "kind": "CheckReport",
         "schema": 1,
     }
+
+
+def test_a_fleet_without_workers_has_a_fix_with_discovery_and_without() -> None:
+    fix = conditions()["NO_WORKERS"].fix
+    assert "with discovery" in fix
+    assert "--workers-file" in fix
