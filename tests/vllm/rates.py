@@ -145,8 +145,11 @@ def ask(
     whole = usage["prompt_tokens"] // BLOCK * BLOCK
     reported = reused() - before if reused else details.get("cached_tokens") or 0
 
+    # The last block of a prompt that was reused entirely is computed again, and is not a new one.
+    new = reported < (usage["prompt_tokens"] - 1) // BLOCK * BLOCK
+
     def arrived() -> bool:
-        if hop == "prefill":
+        if hop == "prefill" and new:
             place = made.worker, made.rank
             return frontend.cached_blocks()[place] > blocks.get(place, 0)
         return frontend.index_events("stored") > stored
