@@ -47,13 +47,12 @@ class Observed:
         """
         began = time.monotonic()
         while time.monotonic() - began < patience(30):
-            window = seconds * min(3.0, slowdown())
             await self.observer.settled()
             changes, start = self.changes, time.monotonic()
-            await asyncio.sleep(window)
+            await asyncio.sleep(seconds)
             await asyncio.to_thread(self._fleet.all_respond)
             # One of them was held up longer than load alone does: what it has to publish may come.
-            held_up = time.monotonic() - start > window + seconds * slowdown()
+            held_up = time.monotonic() - start > seconds * (1 + slowdown())
             await self.observer.settled()
             if self.changes == changes and not held_up:
                 return
