@@ -37,7 +37,8 @@ class SelectionReader:
         size = self._service.block_size(model)
         complete = selection.isl_tokens // size
         try:
-            local, hashes = await _hashes(selection, size)
+            eagle = self._service.is_eagle(model)
+            local, hashes = await _hashes(selection, size, is_eagle=eagle)
         except HashingError as error:
             raise bad_request(str(error), param="token_ids") from None
         if len(hashes) > complete:
@@ -63,6 +64,7 @@ class SelectionReader:
             else frozenset(self._worker(one, "allowed_worker_ids") for one in allowed),
             lora_name=selection.lora_name or None,
             salted=bool(selection.cache_salt),
+            is_eagle=eagle,
             session=self._service.session(selection.session_id),
             policy_class=selection.policy_class or policy_class_of(http.headers),
             priority=selection.priority,
@@ -124,7 +126,9 @@ def naming_fields() -> Iterator[None]:
         ) from None
 
 
-async def _hashes(selection: SelectRequest, size: int) -> tuple[Sequence[int], Sequence[int]]:
+async def _hashes(
+    selection: SelectRequest, size: int, *, is_eagle: bool
+) -> tuple[Sequence[int], Sequence[int]]:
     """The prompt's local hashes (none where the body has sequence hashes) and sequence hashes."""
     if selection.sequence_hashes is not None:
         return (), selection.sequence_hashes
@@ -134,7 +138,11 @@ async def _hashes(selection: SelectRequest, size: int) -> tuple[Sequence[int], S
 
     def work() -> tuple[Sequence[int], Sequence[int]]:
         found = hash_prompt(
-            tokens, size, lora_name=selection.lora_name, cache_salt=selection.cache_salt
+            tokens,
+            size,
+            lora_name=selection.lora_name,
+            cache_salt=selection.cache_salt,
+            is_eagle=is_eagle,
         )
         return found.local, found.sequence
 

@@ -21,7 +21,14 @@ from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.decision_memory import DecisionMemory
 from dynctl.serving.telemetry.metrics import Metrics
-from router_core import LoadReported, RouterConfig, hash_prompt, to_signed
+from router_core import (
+    BlocksStored,
+    KvEvent,
+    LoadReported,
+    RouterConfig,
+    hash_prompt,
+    to_signed,
+)
 from tests.dynctl.serving.routed import store, worker
 from tests.ports import free_port
 from tests.waiting import patience, until_now
@@ -72,6 +79,20 @@ async def loads(client):
 
 
 # -- selecting ---------------------------------------------------------------------------------
+
+
+async def test_speculative_workers_complete_a_block_with_the_token_behind_it():
+    fast = worker(2)
+    runtime = replace(fast.runtime_config, enable_eagle=True)
+    async with routing(worker(1), replace(fast, runtime_config=runtime)) as (client, service, *_):
+        hashed = hash_prompt(TOKENS, 16, is_eagle=True)
+        stored = BlocksStored(None, hashed.sequence, hashed.local)
+        assert service.router.apply(KvEvent(2, 0, stored), 0.0).ok
+        for tokens, blocks in ((TOKENS, 2), (TOKENS[:32], 1)):
+            body = {"token_ids": tokens, "request_id": f"r{blocks}"}
+            found = await (await client.post("/v1/select_and_book", json=body)).json()
+            assert found["decode"]["overlap_blocks"] == blocks
+            service.free(f"r{blocks}")
 
 
 async def test_selections_of_a_session_go_to_one_worker():
