@@ -84,6 +84,25 @@ class Site:
         streams = self.frontend.fleet.index.all_states
         await until(lambda: all(state.connected for state in streams().values()))
 
+    async def followed(self) -> None:
+        """Until the index has applied every event that the engines have published."""
+        index, registry = self.frontend.fleet.index, self.service.router.registry
+
+        def read() -> bool:
+            for name, running in self.engines.items():
+                worker = registry.by_name(name)
+                states = {} if worker is None else index.states(worker.worker_id)
+                for rank in running.engine.ranks:
+                    if rank.publisher is None or not rank.publisher.next_seq:
+                        continue
+                    state = states.get(rank.publisher.dp_rank)
+                    if state is None or state.last_seq != rank.publisher.next_seq - 1:
+                        return False
+            return True
+
+        await until(read)
+        await index.drained()
+
     async def idle(self) -> None:
         """Until no request is booked any more."""
         await until(lambda: all(row == (0, 0, 0) for row in self.load().values()))

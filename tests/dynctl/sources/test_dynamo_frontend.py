@@ -315,7 +315,9 @@ def test_a_setting_that_did_not_take(frontend, dynamo):
 
 
 def test_no_response():
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer: Connection") as caught:
+    with pytest.raises(
+        Unreachable, match=r"127\.0\.0\.1:1 does not answer: connection refused"
+    ) as caught:
         DynamoFrontend("http://127.0.0.1:1").identify()
     assert "--frontend http://HOST:PORT, or set DYNCTL_FRONTEND" in caught.value.hint
 
