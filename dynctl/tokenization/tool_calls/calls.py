@@ -8,6 +8,9 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 MAX_HELD: Final = 262_144
 """Characters of one choice that may be held back until it is clear whether they are a call."""
+MAX_PARSED: Final = 16 * MAX_HELD
+"""Characters of one choice that are read before a mark ends the call, each as often as it is read
+again; after that a call is found at its end mark, or when the answer ends."""
 MAX_CALLS: Final = 512
 """Calls in one choice."""
 MAX_NESTING: Final = 256

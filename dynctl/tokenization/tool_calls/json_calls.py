@@ -135,7 +135,10 @@ class JsonFormat:
 
 
 class JsonEnds:
-    """Finds the ends of JSON values in text that grows. After a start mark it begins again."""
+    """Finds the ends of JSON values in text that grows. After a start mark it begins again.
+
+    Without a mark only the first value counts: a call is all of the text from its first bracket.
+    """
 
     def __init__(self, starts: Sequence[str]) -> None:
         self._starts = starts
@@ -146,7 +149,8 @@ class JsonEnds:
 
     def _restart(self, at: int) -> None:
         self._at, self._depth, self._quoted, self._escaped = at, 0, False, -1
-        self._end = self._told = -1
+        self._end = self._seen_end = -1
+        self._more = False
 
     def new(self, text: str) -> bool:
         """Whether a value has ended since the last look; ``text`` is all of it."""
@@ -159,12 +163,13 @@ class JsonEnds:
         for found in _SYNTAX.finditer(text, self._at):
             self._read(found[0], found.start())
         self._at = len(text)
-        ended, self._told = self._end != self._told, self._end
-        return ended
+        ended, self._seen_end = self._end != self._seen_end, self._end
+        return ended and not self._more
 
     def _read(self, mark: str, at: int) -> None:
         if self._depth == 0:
             self._depth = int(mark in "{[")
+            self._more = self._more or (self._end >= 0 > self._started_at and mark in "{[")
         elif self._quoted:
             if at != self._escaped:
                 self._quoted = mark != '"'
@@ -280,12 +285,14 @@ def _members(text: str) -> list[tuple[str, str]] | None:
 def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
     text = text.strip(" \t\n\r")
     closing = _CLOSING[opening]
-    if not text.startswith(opening) or not text.endswith(closing) or _open(text).deep:
+    if not text.startswith(opening) or not text.endswith(closing):
         return None
     found: list[tuple[str, str]] = []
     at = _blank(text, 1)
     if text[at] == closing:
         return found if at == len(text) - 1 else None
+    if _open(text).deep:
+        return None
     while True:
         key = ""
         if opening == "{":

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from dynctl.tokenization.tool_calls.calls import (
     MAX_CALLS,
     MAX_HELD,
+    MAX_PARSED,
     SPACE,
     CallFormat,
     Parsed,
@@ -32,6 +33,7 @@ class ToolCallSplitter:
     def __init__(self, form: CallFormat) -> None:
         self.form = form
         self.calls = 0
+        self._parsed = 0
         # What may be the beginning of a mark; and the text since a call may have begun.
         self._begun = self._held = ""
         self._reset()
@@ -129,7 +131,8 @@ class ToolCallSplitter:
             return self._until_end(parsed)
         tried = self.form.tried
         due = self._ends.new(self._held) if tried == "json" else tried == "always"
-        if due and self._waiting is None:
+        if due and self._parsed < MAX_PARSED and self._waiting is None:
+            self._parsed += len(self._held)
             parsed = self.form.parse(self._held, final=False)
             if parsed.calls:
                 return self._until_end(parsed)

@@ -13,6 +13,8 @@ from dynctl.tokenization.tool_calls import (
     ToolCallError,
     ToolCallSplitter,
 )
+from dynctl.tokenization.tool_calls.calls import MAX_HELD, MAX_PARSED, Parsed
+from dynctl.tokenization.tool_calls.json_calls import JsonFormat
 
 NESTED = 257
 MARKED = {
@@ -164,3 +166,24 @@ def test_what_is_held_and_how_many_calls_is_bounded():
     assert len(all_calls(many.feed(one * 512))) == 512
     with pytest.raises(ToolCallError, match="more than 512 tool calls"):
         many.feed(one)
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["bare", "marked"])
+@pytest.mark.parametrize("parser", TOOL_CALL_PARSERS)
+def test_text_that_is_no_call_is_not_read_again_with_each_piece(
+    parser: str, marked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may make a model write such text, so its cost has to grow as the text does."""
+    read: list[int] = []
+    whole = JsonFormat.parse
+
+    def parse(self: JsonFormat, text: str, *, final: bool) -> Parsed:
+        read.append(len(text))
+        return whole(self, text, final=final)
+
+    monkeypatch.setattr(JsonFormat, "parse", parse)
+    splitter = ToolCallSplitter(TOOL_CALL_PARSERS[parser])
+    splitter.feed(TOOL_CALL_PARSERS[parser].starts[0] if marked else "{}")
+    for _ in range(4000):
+        splitter.feed("{}")
+    assert sum(read) < MAX_PARSED + MAX_HELD if marked else len(read) <= 1
