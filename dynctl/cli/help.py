@@ -15,6 +15,9 @@ from dynctl.cli.quick_values import QuickValues
 #: Options under this heading have no effect yet: pages list only their names.
 NOT_SUPPORTED = "Not supported yet (validated and ignored)"
 
+#: Widths of the column of spellings, and of the gaps beside the meanings.
+_SPELLING, _NARROWEST, _GAPS = 30, 12, 4
+
 
 class PlainCommand(QuickValues, TyperCommand):
     """A command whose help groups options by panel."""
@@ -53,7 +56,7 @@ def options_page(root: Any, ctx: Any) -> str:
     found = _sections(root, ctx)
     for title in (PANEL, DYNAMO, KUBERNETES):
         with formatter.section(title):
-            formatter.write_dl(found[title])
+            _write_records(found[title], formatter)
     formatter.write_paragraph()
     formatter.write_text("They stand before or after the command's name.")
     formatter.write_text(
@@ -78,6 +81,13 @@ def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     return {title: records for title, records in sections.items() if records}
 
 
+def _write_records(records: list[tuple[str, str]], formatter: Any) -> None:
+    """Spellings and meanings in two columns; the first is narrower where a word needs the room."""
+    longest = max(len(word) for _, meaning in records for word in meaning.split())
+    room = formatter.width - longest - _GAPS
+    formatter.write_dl(records, col_max=max(_NARROWEST, min(_SPELLING, room)))
+
+
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
     for title, records in _sections(command, ctx).items():
         if title in (PANEL, DYNAMO, KUBERNETES):
@@ -89,4 +99,4 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
                 lines = wrap(names, formatter.width - len(indent), break_on_hyphens=False)
                 formatter.write("".join(f"{indent}{line}\n" for line in lines))
             else:
-                formatter.write_dl(records)
+                _write_records(records, formatter)

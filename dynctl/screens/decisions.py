@@ -83,7 +83,7 @@ def decision_columns(
                rank=3),
         Column("tokens", "BLOCKS", lambda d: count(d.blocks), lambda d: d.blocks, right=True,
                rank=6, wide=True),
-        Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=4, wide=True),
+        Column("margin", "MARGIN", _margin, lambda d: d.margin, right=True, rank=4, wide=True),
         Column("why", "WHY", reason_text, reason_text, name=True, shortest=_WHY, sentence=True),
     ]  # fmt: skip
 
@@ -230,6 +230,14 @@ def cached_text(line: DecisionLine) -> str:
     if line.blocks is None:
         return f"{line.cached_blocks:,}/{UNKNOWN}"
     return f"{line.cached_blocks:,}/{line.blocks:,}"
+
+
+def _margin(line: DecisionLine) -> str:
+    """The margin beside the reason: a number, where the words would be those of the reason."""
+    text = margin_text(line)
+    if text != line.why:
+        return text
+    return NOTHING if line.margin is None else amount(line.margin)
 
 
 def margin_text(line: DecisionLine) -> str:

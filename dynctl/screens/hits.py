@@ -17,6 +17,8 @@ _SMALL = 0.0005
 _WIDE = 120
 #: Earlier times are those of a trace, which begins at 0.
 _REAL_TIME = 31_536_000.0
+#: The model of requests whose trace names none.
+_UNNAMED = "model"
 #: A space at which no line ends.
 _KEPT = "\x1f"
 
@@ -44,9 +46,10 @@ def _head(report: HitsReport) -> str:
     parts.append(plural(report.requests, "request"))
     if report.workers:
         parts.append(plural(report.workers, "worker"))
-    if report.models:
-        shown = report.models[0] if len(report.models) == 1 else plural(len(report.models), "model")
-        parts.append(f"model {shown}" if len(report.models) == 1 else shown)
+    if len(report.models) > 1:
+        parts.append(plural(len(report.models), "model"))
+    elif report.models and report.models != [_UNNAMED]:
+        parts.append(f"model {report.models[0]}")
     if report.source:
         parts.append(report.source)
     return ", ".join(parts)

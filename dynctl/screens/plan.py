@@ -185,7 +185,7 @@ def _loss_columns(result: TopologyPlan, several: bool) -> list[Column[Loss]]:
 
 
 def _percent(share: float) -> str:
-    return f"{amount(round(100 * share, 1))}%"
+    return f"{amount(round(100 * share, 1))} %"
 
 
 def _worst(losses: Sequence[Loss]) -> Iterator[Loss]:

@@ -71,8 +71,12 @@ def _head(report: ReplayReport, canvas: Canvas) -> str:
         what.append(f"{plural(trace.skipped, 'bad line')} skipped")
     lines = [("trace", ", ".join(what))]
     if trace.parameters:
-        given = (f"{name} {_plain(value)}" for name, value in trace.parameters.items())
-        lines.append(("workload", ", ".join(given)))
+        given = {name: _plain(value) for name, value in trace.parameters.items()}
+        made = trace.parameters.get("requests")
+        used = report.results[0].counts.requests if report.results else None
+        if used is not None and isinstance(made, int) and used < made:
+            given["requests"] = f"{used:,} of {made:,}"
+        lines.append(("workload", ", ".join(f"{name} {value}" for name, value in given.items())))
     lines.append(("fleet", report.fleet))
     if report.results:
         first = report.results[0]

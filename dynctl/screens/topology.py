@@ -21,6 +21,10 @@ from dynctl.screens.numbers import amount, count, plural
 
 _MOST_NAMED = 5
 _MOST_NOTES = 8
+_LEGEND = (
+    "KV USED: as the engines report it; "
+    "DECODE BLOCKS: of running requests, as the router counts them"
+)
 
 
 def domain_columns(
@@ -78,6 +82,8 @@ def topology_show(result: TopologyShow, canvas: Canvas) -> str:
     if not result.rows:
         return f"no workers are registered ({result.source})\n"
     text = table(domain_columns(result.rows, result.domain), result.rows, canvas)
+    if "DECODE BLOCKS" in text.partition("\n")[0]:
+        text += "".join(f"{line}\n" for line in canvas.paragraph(_LEGEND, first="", rest="  "))
     notes = list(topology_notes(result))
     more = len(notes) - _MOST_NOTES
     if more > 0:

@@ -393,6 +393,24 @@ def test_errors_wrap_at_words_at_the_width_of_the_terminal(capsys, monkeypatch):
         assert " ".join(" ".join(lines).split()).startswith(long.strip()[:20], 7)
 
 
+def test_a_help_page_of_80_columns_breaks_no_name(dynctl, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = dynctl("serve", "engine", "--help").out
+    assert all(len(line) <= 80 for line in page.splitlines())
+    assert "DYNCTL_ENGINE_KV_TRANSFER_CROSS_DOMAIN_FACTOR]" in page.split()
+
+
+def test_margins_of_decisions_do_not_repeat_their_reasons(dynctl, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = dynctl("decisions", "list", "--demo").out.splitlines()
+    alone = [row.split()[-3:] for row in rows if row.endswith("only one")]
+    ties = [row.split()[-2:] for row in rows if row.endswith("tie")]
+    assert alone
+    assert all(end == ["-", "only", "one"] for end in alone)
+    assert ties
+    assert all(end == ["0", "tie"] for end in ties)
+
+
 @pytest.mark.parametrize("command", [["workers", "list"], ["top", "--once"], ["config", "show"]])
 def test_an_exceeded_timeout_is_exit_code_4(dynctl, command):
     with socket.create_server(("127.0.0.1", 0)) as silent:

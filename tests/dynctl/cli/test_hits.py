@@ -57,6 +57,12 @@ def test_the_ladder_of_a_recording(dynctl, tmp_path: Path, monkeypatch):
     assert json.loads(rungs[0])["rung"] == "reachable"
 
 
+def test_generated_requests_have_no_name_of_a_model(dynctl):
+    heading = " ".join(dynctl("hits", *SMALL).out.partition("\n\n")[0].split())
+    assert heading.startswith("prefix hit rate,")
+    assert "300 requests, 3 workers, generated chat simulated" in heading
+
+
 def replayed(dynctl, command: str) -> list[dict[str, Any]]:
     """The results of a command line that `hits` shows."""
     program, *arguments = shlex.split(command)
@@ -68,7 +74,7 @@ def replayed(dynctl, command: str) -> list[dict[str, Any]]:
 
 
 def test_the_gain_of_a_cause_is_shown_by_the_replay_that_the_answer_names(dynctl):
-    small = ("--generate", "chat", "--limit", 300, "--workers", 3, "--total-blocks", 800)
+    small = (*SMALL, "--total-blocks", 800)
     report = dynctl("hits", *small, "--policy", "round-robin", "-o", "json").json
     rungs = {one["rung"]: one["rate"] for one in report["rungs"]}
     causes = {one["cause"]: one for one in report["largest"]}

@@ -100,6 +100,11 @@ def test_a_plot_of_loads(dynctl: Run, tmp_path: Path) -> None:
         assert word in text
 
 
+def test_a_limit_shows_how_many_of_the_generated_requests_run(dynctl: Run) -> None:
+    assert ", requests 40 of 120, " in " ".join(dynctl(*SMALL, "--limit", "40").out.split())
+    assert ", requests 120, " in " ".join(dynctl(*SMALL).out.split())
+
+
 @pytest.mark.parametrize(
     ("fleet", "workers", "shown"),
     [
