@@ -9,7 +9,7 @@ import os
 import socket
 import uuid
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from dynctl.base.decode_errors import WireError
 from dynctl.wire.dynamo.request_plane import MAX_HANDSHAKE_BYTES, FrameDecoder, parse_handshake
@@ -49,8 +49,10 @@ class CallHome:
     """One listener for each local address that was sent to workers, shared by all requests.
 
     Connections without a subject yet are bounded by one for each expected response and
-    ``strangers`` more; one above that closes the oldest. ``handshake_s``: the seconds until they
-    send it. ``port``: where to listen; 0: a free port.
+    ``strangers`` more; one above that closes another one. An address with more of them than
+    responses are expected has some that are of no worker: its oldest is closed, so that a flood
+    of one address closes its own. Without such an address the oldest of all is closed.
+    ``handshake_s``: the seconds until they send it. ``port``: where to listen; 0: a free port.
     """
 
     def __init__(self, *, strangers: int, handshake_s: float, port: int = 0) -> None:
@@ -62,6 +64,7 @@ class CallHome:
         self._opening = asyncio.Lock()
         self._expected: dict[str, tuple[Receiver, asyncio.Future[str | None] | None]] = {}
         self._strangers: dict[_Connection, None] = {}
+        self._strangers_of: dict[str | bytes, dict[_Connection, None]] = {}
         self._connections: set[_Connection] = set()
         self._closed = False
 
@@ -122,11 +125,13 @@ class CallHome:
 
     def opened(self, connection: "_Connection") -> None:
         # Workers are strangers too until their subject is read, so the bound grows with requests.
-        while len(self._strangers) >= self._max_strangers + len(self._expected):
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
+        while self._strangers and len(self._strangers) >= self._max_strangers + len(self._expected):
+            crowd = max(self._strangers_of.values(), key=len)
+            oldest = next(iter(crowd if len(crowd) > len(self._expected) else self._strangers))
+            self._known(oldest)
             oldest.abort()
         self._strangers[connection] = None
+        self._strangers_of.setdefault(connection.peer, {})[connection] = None
         self._connections.add(connection)
 
     def receiver_of(self, connection: "_Connection", subject: str) -> Receiver | None:
@@ -135,24 +140,34 @@ class CallHome:
             return None
         receiver, accepted = self._expected.pop(subject, (None, None))
         if receiver is not None:
-            self._strangers.pop(connection, None)
+            self._known(connection)
             self.counts.matched += 1
         if accepted is not None and not accepted.done():
             accepted.set_result("")
         return receiver
 
     def ended(self, connection: "_Connection", *, matched: bool) -> None:
-        self._strangers.pop(connection, None)
+        self._known(connection)
         self._connections.discard(connection)
         self.counts.dropped += not matched
+
+    def _known(self, connection: "_Connection") -> None:
+        """It is not a stranger: it has a subject, or ended."""
+        if connection in self._strangers:
+            del self._strangers[connection]
+            same = self._strangers_of[connection.peer]
+            del same[connection]
+            if not same:
+                del self._strangers_of[connection.peer]
 
 
 class _Connection(asyncio.Protocol):
     """A connection of a worker, or of a stranger."""
 
-    __slots__ = ("_frames", "_home", "_receiver", "_timer", "_transport")
+    __slots__ = ("_frames", "_home", "_receiver", "_timer", "_transport", "peer")
 
     def __init__(self, home: CallHome) -> None:
+        self.peer: str | bytes = ""
         self._home = home
         self._frames = FrameDecoder()
         self._receiver: Receiver | None = None
@@ -165,6 +180,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self.peer = network_of(transport.get_extra_info("peername"))
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._home.handshake_s, self.abort)
         self._home.opened(self)
@@ -203,3 +219,13 @@ class _Connection(asyncio.Protocol):
         self._receiver = receiver
         receiver.called(self._transport, self._frames)
         return True
+
+
+def network_of(peer: Any) -> str | bytes:
+    """Who connected: an IPv4 address, or the /64 of an IPv6 address: a host has all of it."""
+    if not peer:
+        return ""  # it is gone already
+    host = str(peer[0])
+    if ":" not in host or host.startswith("::ffff:"):
+        return host
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]
