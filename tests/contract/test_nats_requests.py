@@ -1,5 +1,6 @@
 """Requests over a real nats-server, with and without a worker at the subject."""
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,6 +40,17 @@ async def test_a_request_reaches_its_subject_and_the_reply_comes_back(tmp_path: 
         finally:
             await messenger.close()
             await worker.close()
+
+
+async def test_a_server_that_is_not_reachable_is_named_with_the_reason() -> None:
+    with socket.socket() as bound:
+        # Bound and not listening: it refuses connections.
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        messenger = NatsMessenger(f"nats://{address}")
+        with pytest.raises(RequestPlaneError) as caught:
+            await messenger.connected()
+    assert str(caught.value).endswith(f"{address}: connection refused")
 
 
 async def test_a_lost_server_is_named_and_found_again(tmp_path: Path) -> None:

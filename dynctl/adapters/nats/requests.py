@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
+from nats.errors import NoRespondersError, NoServersError
 
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.nats.dynamo_events import hang_up, reason_of
@@ -108,21 +108,28 @@ class NatsMessenger:
             problems = []
             for server in self._servers:
                 client = Client()
+                heard: list[str] = []
                 try:
                     async with asyncio.timeout(_DIAL_S):
-                        await self._dial(client, server)
+                        await self._dial(client, server, heard)
                 except Exception as error:  # also any error of a key or a certificate
-                    problems.append(f"{server.title}: {reason_of(error, _DIAL_S)}")
+                    # The library hides the reason behind "no servers available".
+                    known = heard[-1] if heard and isinstance(error, NoServersError) else ""
+                    problems.append(f"{server.title}: {known or reason_of(error, _DIAL_S)}")
                     await hang_up(client)
                     continue
                 self._client, self._server = client, server
                 return client
         raise RequestPlaneError(f"needs NATS, which is not reachable: {'; '.join(problems)}")
 
-    async def _dial(self, client: Client, server: NatsServer) -> None:
+    async def _dial(self, client: Client, server: NatsServer, reasons: list[str]) -> None:
+        """Connect; ``reasons`` keeps the last error that the library reported."""
+
         async def heard(error: Exception) -> None:
             # An error of a request is raised there.
-            self._heard(reason_of(error, _DIAL_S))
+            reason = reason_of(error, _DIAL_S)
+            reasons[:] = [reason]
+            self._heard(reason)
 
         # The library's types are whole seconds; it accepts fractions.
         await client.connect(
