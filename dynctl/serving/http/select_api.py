@@ -47,7 +47,7 @@ _PLACE: Final = {
 
 
 def _rank(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text[:11]) >= 2**32:
+    if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) >= 2**32:
         raise ValueError(text)
     return int(text)
 
@@ -335,7 +335,7 @@ def _done(work: Callable[[], None]) -> tuple[int, Any]:
 
 def _worker_id(http: web.Request) -> int:
     text = http.match_info["worker_id"]
-    if not text.isascii() or not text.isdigit() or int(text[:21]) >= 2**64:
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) >= 2**64:
         raise web.HTTPBadRequest(text=f"Invalid URL: Cannot parse `{text[:40]}` to a `u64`")
     return int(text)
 

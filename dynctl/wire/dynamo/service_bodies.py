@@ -20,6 +20,7 @@ _SHAPE: Final = "Failed to deserialize the JSON body into the target type: "
 _SYNTAX: Final = "Failed to parse the request body as JSON: "
 _DECODER: Final = json.JSONDecoder(strict=True)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 class BodyRefused(ValueError):
@@ -223,6 +224,14 @@ def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
         raise BodyRefused(400, f"{_SYNTAX}invalid unicode code point{where}") from None
     try:
         value = json.loads(text, parse_constant=_no_constant) if text else None
+        if _SURROGATE.search(text):
+            # A value with half a character cannot be written into an answer.
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        found = _SURROGATE.search(text)
+        where = _position(data, len(text[: found.end() if found else 0].encode()))
+        problem = f"lone leading surrogate in hex escape{where}"
+        raise BodyRefused(400, _SYNTAX + problem) from None
     except RecursionError:
         raise BodyRefused(400, f"{_SYNTAX}recursion limit exceeded at line 1 column 128") from None
     except ValueError as error:

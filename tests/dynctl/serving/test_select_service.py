@@ -130,3 +130,30 @@ async def test_both_services_have_ports_of_their_own_and_changes_need_the_token(
                     assert [row["worker_id"] for row in await listed.json()] == [1]
     finally:
         await process.close()
+
+
+async def test_no_id_of_a_path_or_a_rank_is_a_failure_and_no_name_breaks_the_lists() -> None:
+    process = RouterProcess(FrontendConfig(port=0, select_service_port=0, slot_tracker_port=0))
+    await process.start()
+    headers = {"content-type": "application/json"}
+    zeros = "0" * 30 + "9" * 4_400
+    try:
+        selection = f"http://127.0.0.1:{process.select_service_port}"
+        tracker = f"http://127.0.0.1:{process.slot_tracker_port}"
+        name = '"model_name": "\\ud800"'
+        tracked = f'{{"worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 1, {name}}}'
+        ranks = f'{{"worker_id": 1, "kv_events_endpoints": {{"{zeros}": "tcp://127.0.0.1:1"}}}}'
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for method, url, body, status in (
+                ("DELETE", f"{selection}/workers/{zeros}", None, 400),
+                ("DELETE", f"{selection}/workers/{2**64}", None, 400),
+                ("POST", f"{selection}/workers", f'{{"worker_id": 1, {name}}}', 400),
+                ("POST", f"{selection}/workers", ranks, 422),
+                ("POST", f"{tracker}/register", tracked, 400),
+                ("GET", f"{selection}/workers", None, 200),
+                ("GET", f"{tracker}/loads", None, 200),
+            ):
+                async with session.request(method, url, data=body) as answer:
+                    assert answer.status == status, (method, url[:60], await answer.text())
+    finally:
+        await process.close()

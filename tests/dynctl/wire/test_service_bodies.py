@@ -102,6 +102,20 @@ def test_other_refusals() -> None:
     assert refused(b" " * (8 * 1024 * 1024 + 1))[0] == 413
 
 
+@pytest.mark.parametrize(
+    "raw", [rb'{"id": "\ud800"}', rb'{"\uDFFF": 1}', rb'{"id": [{"a": "\ud800\ud800"}]}']
+)
+def test_half_a_character_is_refused(raw: bytes) -> None:
+    # No answer can contain it: a worker with such a name would break the list of all workers.
+    status, text = refused(raw)
+    assert status == 400
+    assert "lone leading surrogate in hex escape at line 1 column" in text
+
+
+def test_whole_characters_and_escaped_backslashes_are_taken() -> None:
+    assert status_of(rb'{"other": ["\ud83d\ude00", "\\ud800"]}') == status_of(b'{"other": 1}')
+
+
 def status_of(raw: bytes) -> int:
     """200, or the status with which the body is refused."""
     try:
