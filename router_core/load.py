@@ -115,6 +115,8 @@ class ActiveSequences:
         self.prefill_tokens: list[int] = []
         self.decode_blocks: list[int] = []
         self.requests: list[int] = []
+        #: Hashes of blocks that all bookings together have.
+        self.hashes = 0
         self._blocks: list[int] = []
         self._adjusted: list[float] = []
         self._bookings: dict[tuple[str, Stage], ActiveRequest] = {}
@@ -211,6 +213,7 @@ class ActiveSequences:
         else:
             self.prefill_tokens[slot] += prefill_tokens
         self.requests[slot] += 1
+        self.hashes += len(hashes)
         self._blocks[slot] += anonymous_blocks + self._hold(slot, hashes)
         self._round(slot)
         return True
@@ -270,6 +273,7 @@ class ActiveSequences:
             self._of_slot[slot].pop((request_id, one), None)
             self._end_prefill((request_id, one), booking, now)
             self.requests[slot] -= 1
+            self.hashes -= len(booking.sequence_hashes)
             gone = self._drop(slot, booking.sequence_hashes)
             self._blocks[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
             self._adjusted[slot] -= booking.adjustment

@@ -47,6 +47,11 @@ from router_core import (
 
 MOST_PENDING: Final = 65_536
 MOST_RESERVED: Final = 65_536
+#: Hashes of all reservations, whose blocks count by their number above that; and of all selections
+#: that wait for theirs, of which the oldest end above that.
+MOST_HASHES: Final = 8 * 1024 * 1024
+#: Characters of the id of a selection.
+MOST_ID: Final = 1024
 #: Seconds that a selection waits for its reservation.
 PENDING_S: Final = 60.0
 _STAGE: Final = "aggregated"
@@ -88,6 +93,7 @@ class SelectService:
         self._clock = clock
         self._sample = sample
         self._pending: dict[tuple[Key, str], _Pending] = {}
+        self._pending_hashes = 0
         self._reserved: set[str] = set()
         self.workers = SelectWorkers(self.router, self.runtime, clock, self._forget)
 
@@ -125,7 +131,7 @@ class SelectService:
         """Count an earlier selection as load, or a request on a worker of the client's choice."""
         key, selection_id = self._key(body), body["selection_id"]
         if body["worker_id"] is not None:
-            self._pending.pop((key, selection_id), None)
+            self._end_pending((key, selection_id))
             booking, endpoint = self._explicit(key, body)
         else:
             pending = self._pending.get((key, selection_id))
@@ -143,7 +149,7 @@ class SelectService:
                 )
         self._free_for_use(selection_id)
         self._reserve(booking)
-        self._pending.pop((key, selection_id), None)
+        self._end_pending((key, selection_id))
         return {
             "selection_id": selection_id,
             "model_name": key[0],
@@ -178,7 +184,7 @@ class SelectService:
         self.router.apply(Expired(), now)
         self._reserved &= {one.request_id for one in self.router.load}
         for key in [key for key, one in self._pending.items() if now - one.at > PENDING_S]:
-            del self._pending[key]
+            self._end_pending(key)
 
     # -- questions -------------------------------------------------------------------------
 
@@ -451,6 +457,7 @@ class SelectService:
         return booking, record.fields["endpoint"]
 
     def _free_for_use(self, selection_id: str) -> None:
+        self._check_id(selection_id)
         if selection_id in self._reserved:
             raise SelectionError(
                 409, f"selection {selection_id} is already reserved or being reserved"
@@ -459,16 +466,34 @@ class SelectService:
             raise SelectionError(429, f"{MOST_RESERVED:,} reservations are active, the maximum")
 
     def _reserve(self, booking: Booked) -> None:
+        blocks = len(booking.sequence_hashes)
+        if self.router.load.hashes + blocks > MOST_HASHES:
+            blocks += booking.anonymous_blocks
+            booking = replace(booking, sequence_hashes=(), anonymous_blocks=blocks)
         applied = self.router.apply(booking, self._clock())
         if not applied.ok:
             raise SelectionError(409, applied.message)
         self._reserved.add(booking.request_id)
 
     def _keep(self, place: tuple[Key, str], booking: Booked, endpoint: str) -> None:
-        self._pending.pop(place, None)
-        while len(self._pending) >= MOST_PENDING:
-            del self._pending[next(iter(self._pending))]
+        self._check_id(place[1])
+        self._end_pending(place)
+        self._pending_hashes += _hashes(booking)
+        while self._pending and (
+            len(self._pending) >= MOST_PENDING or self._pending_hashes > MOST_HASHES
+        ):
+            self._end_pending(next(iter(self._pending)))
         self._pending[place] = _Pending(booking, endpoint, self._clock())
+
+    def _end_pending(self, place: tuple[Key, str]) -> None:
+        pending = self._pending.pop(place, None)
+        if pending is not None:
+            self._pending_hashes -= _hashes(pending.booking)
+
+    @staticmethod
+    def _check_id(selection_id: str) -> None:
+        if len(selection_id) > MOST_ID:
+            raise SelectionError(400, f"selection_id is longer than {MOST_ID:,} characters")
 
     def _forget(self, selection_ids: Iterable[str]) -> None:
         self._reserved.difference_update(selection_ids)
@@ -569,3 +594,7 @@ def overlap_summary(size: int, ranks: Mapping[int, tuple[int, int, int]]) -> dic
 def written_rank(worker_id: int, dp_rank: int) -> str:
     """A rank as in Dynamo's errors."""
     return f"WorkerWithDpRank {{ worker_id: {worker_id}, dp_rank: {dp_rank} }}"
+
+
+def _hashes(booking: Booked) -> int:
+    return len(booking.sequence_hashes) + len(booking.prompt_hashes)

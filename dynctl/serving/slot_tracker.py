@@ -16,6 +16,10 @@ from router_core import ActiveSequences, to_unsigned
 MOST_TRACKERS: Final = 1024
 MOST_RANKS: Final = 65_536
 MOST_REQUESTS: Final = 65_536
+#: Hashes of all requests; the blocks of a request above that count by their number.
+MOST_HASHES: Final = 8 * 1024 * 1024
+#: Characters of the id of a request.
+MOST_ID: Final = 1024
 _STAGE: Final = "aggregated"
 
 
@@ -116,6 +120,8 @@ class SlotTracker:
     def add(self, body: Mapping[str, Any]) -> None:
         """Count a request on a rank."""
         tracker, request_id = self._tracker(_key(body)), body["request_id"]
+        if len(request_id) > MOST_ID:
+            raise TrackerError(400, f"request_id is longer than {MOST_ID:,} characters")
         ref = (body["worker_id"], body["dp_rank"])
         slot = tracker.slots.get(ref)
         if slot is None:
@@ -127,13 +133,16 @@ class SlotTracker:
             )
         if sum(len(one.load) for one in self._trackers.values()) >= MOST_REQUESTS:
             raise TrackerError(429, f"{MOST_REQUESTS:,} requests are the maximum")
+        hashes = tuple(map(to_unsigned, body["sequence_hashes"]))
+        total = sum(one.load.hashes for one in self._trackers.values())
+        fits = total + len(hashes) <= MOST_HASHES
         tracker.load.book(
             request_id,
             _STAGE,
             slot,
             prefill_tokens=body["new_isl_tokens"],
-            sequence_hashes=tuple(map(to_unsigned, body["sequence_hashes"])),
-            anonymous_blocks=0,
+            sequence_hashes=hashes if fits else (),
+            anonymous_blocks=0 if fits else len(hashes),
             now=self._clock(),
         )
 

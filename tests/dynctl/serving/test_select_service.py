@@ -10,9 +10,10 @@ import pytest
 from dynctl.base.tasks import Supervisor
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.router_server import RouterProcess
-from dynctl.serving.http.select_api import SELECT, WORKER
+from dynctl.serving.http.select_api import ADDED, SELECT, TRACKED, WORKER
 from dynctl.serving.select_service import PENDING_S, SelectService
 from dynctl.serving.select_workers import SelectionError
+from dynctl.serving.slot_tracker import SlotTracker, TrackerError
 from dynctl.wire.dynamo.service_bodies import Shape
 from router_core import RouterConfig
 
@@ -157,3 +158,60 @@ async def test_no_id_of_a_path_or_a_rank_is_a_failure_and_no_name_breaks_the_lis
                     assert answer.status == status, (method, url[:60], await answer.text())
     finally:
         await process.close()
+
+
+def test_the_hashes_of_reservations_have_a_bound_and_their_blocks_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dynctl.serving.select_service.MOST_HASHES", 3)
+    made = service(Clock(), workers=1)
+    for name in "abc":  # two blocks each
+        made.select_and_reserve(asked(selection_id=name, cache_salt=name))
+    assert made.router.load.hashes == 2
+    assert made.loads()[0]["loads"][0]["potential_decode_blocks"] == 6
+    for name in "abc":
+        made.free(name)
+    assert made.router.load.hashes == 0
+    assert made.loads()[0]["loads"][0]["potential_decode_blocks"] == 0
+
+
+def test_the_hashes_of_selections_that_wait_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = service(Clock(), workers=1)
+    made.select(asked(selection_id="a"))
+    size = made._pending_hashes
+    monkeypatch.setattr("dynctl.serving.select_service.MOST_HASHES", 2 * size)
+    for name in "abc":
+        made.select(asked(selection_id=name))
+    assert made._pending_hashes == 2 * size
+    with pytest.raises(SelectionError, match="no pending selection a"):
+        made.reserve(filled_reservation("a"))
+    for name in "bc":
+        made.reserve(filled_reservation(name))
+    assert made._pending_hashes == 0
+
+
+def test_an_id_has_a_bound() -> None:
+    made, long = service(Clock(), workers=1), "x" * 1_025
+    for work in (made.select, made.select_and_reserve):
+        with pytest.raises(SelectionError, match="longer than 1,024 characters"):
+            work(asked(selection_id=long))
+
+
+def test_the_hashes_of_tracked_requests_have_a_bound_and_their_blocks_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dynctl.serving.slot_tracker.MOST_HASHES", 3)
+    made = SlotTracker(Clock(), 60.0)
+    card = {"worker_id": 1, "model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 1}
+    made.register(filled(TRACKED, **card))
+    place = {"model_name": "m", "worker_id": 1, "dp_rank": 0, "new_isl_tokens": 1}
+    for number, name in enumerate("abc"):
+        hashes = [number * 2, number * 2 + 1]
+        made.add(filled(ADDED, request_id=name, sequence_hashes=hashes, **place))
+    assert made.loads()[0]["active_decode_blocks"] == 6
+    assert sum(one.load.hashes for one in made._trackers.values()) == 2
+    for name in "abc":
+        made.free({"model_name": "m", "routing_group": "default", "request_id": name})
+    assert made.loads()[0]["active_decode_blocks"] == 0
+    with pytest.raises(TrackerError, match="longer than 1,024 characters"):
+        made.add(filled(ADDED, request_id="x" * 1_025, sequence_hashes=[], **place))
