@@ -115,13 +115,13 @@ class Requests:
     def _place_lean(self, live: LiveRequest, lean: LeanRouter) -> None:
         """As `_place`: a lean router lets no request wait."""
         draw, trace, ranks = self._draw, live.trace, self._engines.in_order
+        sample, _ = draw(), draw()  # also where no rank is left, as in `_place`
         among = None
         if live.failed:
             among = [n for n, one in enumerate(ranks) if one.worker.worker_id not in live.failed]
             if not among:
                 self.refuse(live, "no_eligible_worker")
                 return
-        sample, _ = draw(), draw()
         tokens = trace.input_tokens
         position, cached = lean.choose(live.hashes, tokens, sample, among)
         live.booking = lean.book(position, live.hashes, tokens, cached)

@@ -236,6 +236,26 @@ def test_lean_routers_give_the_result_of_whole_routers_and_so_do_recorded_ones(r
     assert encode(found) == encode(replayed(replay)[0])
 
 
+def test_lean_routers_draw_as_whole_ones_where_no_worker_is_left():
+    trace = [
+        TraceRequest(0.001 * (n // 9), f"r{n}", 1, 1, (n + 1,), block_size=4) for n in range(30)
+    ]
+    engine = EngineConfig(
+        name="engine",
+        block_size=4,
+        total_blocks=18,
+        max_num_seqs=1,
+        max_waiting=2,
+        max_num_batched_tokens=3,
+        prefill_tokens_per_s=1000.0,
+    )
+    where = SimulatedFleet((SimulatedWorker(9, ranks=2),), engine)
+    policy = Policy("p", RouterConfig().with_values({"router_mode": "kv"}))
+    found = simulate(trace, where, policy, 1)
+    assert found.counts.refused > 0
+    assert encode(found) == encode(simulate(trace, where, policy, 1, lean=False))
+
+
 @given(replays())
 def test_the_same_seed_gives_the_same_bytes_and_every_request_ends_once(replay):
     result, records = replayed(replay)
