@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import aiohttp
@@ -215,3 +216,40 @@ def test_the_hashes_of_tracked_requests_have_a_bound_and_their_blocks_count(
     assert made.loads()[0]["active_decode_blocks"] == 0
     with pytest.raises(TrackerError, match="longer than 1,024 characters"):
         made.add(filled(ADDED, request_id="x" * 1_025, sequence_hashes=[], **place))
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+async def test_a_clock_that_is_set_ends_no_reservation(
+    jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FrontendConfig(
+        port=0,
+        select_service_port=0,
+        slot_tracker_port=0,
+        router=RouterConfig(use_kv_events=False),
+    )
+    process = RouterProcess(config)
+    await process.start()
+    try:
+        made, tracker = process.select_service, process.slot_tracker
+        assert made is not None
+        assert tracker is not None
+        card = {"worker_id": 1, "endpoint": "http://w1", "block_size": BLOCK}
+        made.workers.upsert(filled(WORKER, **card))
+        made.select_and_reserve(asked(selection_id="a"))
+        made.select(asked(selection_id="b"))
+        place = {"worker_id": 1, "model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 1}
+        tracker.register(filled(TRACKED, **place))
+        request = {"model_name": "m", "worker_id": 1, "dp_rank": 0, "new_isl_tokens": 1}
+        tracker.add(filled(ADDED, request_id="r", sequence_hashes=[1], **request))
+        assert process.service.clock is time.monotonic
+        wall = time.time
+        monkeypatch.setattr(time, "time", lambda: wall() + jump)
+        monkeypatch.setattr(process.service, "wall", time.time)
+        made.expire()
+        tracker.expire()
+        assert made.reserve(filled_reservation("b"))["worker_id"] == 1
+        made.free("a")
+        assert tracker.loads()[0]["active_prefill_tokens"] == 1
+    finally:
+        await process.close()

@@ -238,7 +238,7 @@ def test_lean_routers_give_the_result_of_whole_routers_and_so_do_recorded_ones(r
 
 def test_lean_routers_draw_as_whole_ones_where_no_worker_is_left():
     trace = [
-        TraceRequest(0.001 * (n // 9), f"r{n}", 1, 1, (n + 1,), block_size=4) for n in range(30)
+        TraceRequest(0.001 * (n // 9), f"r{n}", 1, 1, (n + 1,), block_size=4) for n in range(10)
     ]
     engine = EngineConfig(
         name="engine",
