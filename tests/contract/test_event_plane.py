@@ -17,7 +17,7 @@ from dynctl.wire.dynamo.discovery import (
 )
 from tests.contract.event_rigs import NAME, RIGS, SCOPE, Recorder, Rig, envelope
 from tests.contract.zmq_publisher import PATIENCE, running
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 
 @pytest.fixture(params=sorted(RIGS))
@@ -310,7 +310,7 @@ async def test_closing_leaves_nothing(rig, cancelled_first):
         threads, before = set(), (set(), before[1])
     assert (threads, left) == before
     if rig.name != "zmq":
-        assert len(os.listdir("/proc/self/fd")) == files
+        await until(lambda: len(os.listdir("/proc/self/fd")) == files)
     await rig.plane.close()  # twice does no harm
 
 
