@@ -20,6 +20,7 @@ from dynctl.adapters.nats.durable_events import (
 )
 from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
 from dynctl.base.errors import UsageProblem
+from dynctl.base.tasks import end_tasks
 from dynctl.serving.dynamo.durable import DurableEvents
 from dynctl.wire.dynamo.discovery import KV_EVENTS, EndpointId, EventChannel, JetStreamTransport
 from dynctl.wire.dynamo.events import RouterEvent
@@ -98,8 +99,7 @@ async def rig(directory: Path, kind: type[Rig] = Rig) -> AsyncIterator[tuple[Rig
             yield made, server
         finally:
             if made.task is not None:
-                made.task.cancel()
-                await asyncio.gather(made.task, return_exceptions=True)
+                await end_tasks([made.task])
             await made.plane.close()
             await made.client.close()
 
@@ -131,8 +131,7 @@ async def test_the_messages_from_before_are_read_and_then_followed(tmp_path: Pat
         info = await made.client.jetstream().consumers_info(STREAM)
         assert [one.config.durable_name for one in info] == [None]
         assert made.task is not None
-        made.task.cancel()
-        await asyncio.gather(made.task, return_exceptions=True)
+        await end_tasks([made.task])
         while await made.consumers():  # noqa: ASYNC110  the server removes it by itself
             await asyncio.sleep(0.1)
 
@@ -382,8 +381,7 @@ async def test_a_reset_removes_messages_and_snapshot_once(tmp_path: Path) -> Non
         await until(lambda: made.numbers(WORKER) == [2])
         # The reading ends and begins again: what came since is not removed again.
         assert made.task is not None
-        made.task.cancel()
-        await asyncio.gather(made.task, return_exceptions=True)
+        await end_tasks([made.task])
         # A message that is sent to the old reading comes back only after the time to acknowledge.
         while (await made.durable())[0].num_waiting:  # noqa: ASYNC110  the server's
             await asyncio.sleep(0.01)

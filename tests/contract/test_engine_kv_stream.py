@@ -12,6 +12,7 @@ import zmq.asyncio
 from dynctl.adapters.ports import IndexUpdate
 from dynctl.adapters.zmq.kv_event_source import KvEventSource, StreamBounds
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
+from dynctl.base.tasks import end_tasks
 from dynctl.simulation.engine.cache_events import (
     Removed,
     Stored,
@@ -48,8 +49,7 @@ class EngineBench:
         self.serving = asyncio.create_task(publisher.serve_replay())
 
     async def stop_serving(self):
-        self.serving.cancel()
-        await asyncio.gather(self.serving, return_exceptions=True)
+        await end_tasks([self.serving])
 
     async def restart(self):
         await self.stop_serving()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.contract.etcd_server import EtcdServer
 from tests.contract.nats_server import nats_server
 from tests.dynamo.fleet import DYNAMO_PYTHON, DynamoFleet, WorkerPlan, aggregated, two_zones
+from tests.waiting import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,13 +103,17 @@ def test_replicas_know_of_many_requests_in_flight():
         for held in workers:
             held.hold(prefill=True)
         first, second = fleet.frontends
+        follow_each_other(fleet)
         prompts = [list(range(start, start + 40)) for start in range(64)]
         flights = [
             (first if number % 2 else second).begin(prompt) for number, prompt in enumerate(prompts)
         ]
         booked = (64 * 40, 64 * 2)
         fleet.wait_until(lambda: loads(first) == booked == loads(second), "both to count all")
-        assert sum(len(held.requests("prefill")) for held in workers) == 64
+        fleet.wait_until(
+            lambda: sum(len(held.requests("prefill")) for held in workers) == 64,
+            "the workers to have all",
+        )
 
         for held in workers:
             held.release()
@@ -243,6 +249,23 @@ def still_working(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def follow_each_other(fleet):
+    """Until each of two frontends sees a request of the other: events that a frontend publishes
+    before the other one follows are lost, and never sent again."""
+    for asked, other in (fleet.frontends, fleet.frontends[::-1]):
+        seen = False
+        while not seen:
+            flight = asked.begin(list(range(100, 140)))
+            fleet.wait_until(lambda asked=asked: loads(asked) != (0, 0), "its own request")
+            end = time.monotonic() + patience(0.5)
+            while not seen and time.monotonic() < end:
+                seen = loads(other) != (0, 0)
+                time.sleep(0.05)
+            flight.disconnect()
+            fleet.wait_until(lambda asked=asked: loads(asked) == (0, 0), "its request to end")
+        fleet.wait_until(lambda other=other: loads(other) == (0, 0), "the other to see the end")
 
 
 def loads(frontend):

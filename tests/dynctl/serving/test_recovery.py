@@ -24,6 +24,7 @@ from dynctl.adapters.ports import (
     StreamCondition,
     StreamValue,
 )
+from dynctl.base.tasks import end_tasks
 from dynctl.serving.dynamo.recovery import RankIndex
 from dynctl.wire.dynamo.discovery import EndpointId, EventSource
 from dynctl.wire.dynamo.events import RouterEvent, UnknownEvent, encode_router_events
@@ -139,8 +140,7 @@ class Follower:
         return [value.code for value in self.values if isinstance(value, StreamCondition)]
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
 
 
 @pytest.fixture
