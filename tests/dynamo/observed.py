@@ -16,6 +16,7 @@ from dynctl.serving.dynamo.observer import Observer
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import Router
+from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import DynamoFleet
 from tests.waiting import patience, slowdown
 
@@ -89,6 +90,16 @@ async def observing(
     async with observer:
         await asyncio.wait_for(observer.settled(), patience(20))
         yield holder[0]
+
+
+def stored_events(frontend: FrontendClient) -> int:
+    """Stored events that a frontend's index has applied."""
+    _, text = frontend.get("/metrics")
+    return sum(
+        int(float(line.rsplit(" ", 1)[1]))
+        for line in text.splitlines()
+        if line.startswith("dynamo_component_kv_cache_events_applied") and '"stored"' in line
+    )
 
 
 def possible(result: RouteResult) -> set[tuple[int | None, int]]:

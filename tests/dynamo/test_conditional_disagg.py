@@ -24,8 +24,8 @@ from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.frontend_metrics import read_frontend_metrics
 from tests.dynamo.client import Answer
 from tests.dynamo.fleet import DynamoFleet, Frontend, WorkerPlan
-from tests.dynamo.observed import Observed, observing, possible
-from tests.dynamo.test_scenarios_load import Score, gauges, prompt, stored_events
+from tests.dynamo.observed import Observed, observing, possible, stored_events
+from tests.dynamo.test_scenarios_load import Score, gauges, prompt
 
 Finding = Callable[[str], None]
 

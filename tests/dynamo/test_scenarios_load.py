@@ -29,7 +29,7 @@ from dynctl.wire.dynamo.recovery import recovery_query
 from tests.dynamo.client import Answer, InFlight
 from tests.dynamo.fleet import DynamoFleet, Frontend, Worker, aggregated
 from tests.dynamo.held import State
-from tests.dynamo.observed import Observed, observing, possible
+from tests.dynamo.observed import Observed, observing, possible, stored_events
 from tests.waiting import patience
 
 Finding = Callable[[str], None]
@@ -107,6 +107,15 @@ def gauges(frontend: Frontend) -> list[int]:
     return [load.active_prefill_tokens for load in metrics.rank_loads.values()]
 
 
+def booked(frontend: Frontend) -> list[int]:
+    """The decode blocks and prefill tokens that a frontend counts, by worker."""
+    metrics = read_frontend_metrics(frontend.get("/metrics")[1].encode())
+    return [
+        load.active_decode_blocks + load.active_prefill_tokens
+        for load in metrics.rank_loads.values()
+    ]
+
+
 def queued(frontend: Frontend) -> int:
     """The requests without a first token that a frontend has."""
     _, text = frontend.get("/metrics")
@@ -114,16 +123,6 @@ def queued(frontend: Frontend) -> int:
         line for line in text.splitlines() if line.startswith("dynamo_frontend_queued_requests")
     ]
     return sum(int(float(row.rsplit(" ", 1)[1])) for row in rows)
-
-
-def stored_events(frontend: Frontend) -> int:
-    """Stored events that a frontend's index has applied."""
-    _, text = frontend.get("/metrics")
-    return sum(
-        int(float(line.rsplit(" ", 1)[1]))
-        for line in text.splitlines()
-        if line.startswith("dynamo_component_kv_cache_events_applied") and '"stored"' in line
-    )
 
 
 def logit(frontend: Frontend, since: int) -> float | None:
@@ -206,6 +205,21 @@ class Several:
             "the stored blocks to be known",
         )
 
+    def admitted(self, frontend: Frontend, expected: bool) -> None:
+        """Returns when each worker gets the requests of a frontend, or none of them does."""
+        pins = [{"backend_instance_id": worker.instance_id} for worker in self.workers]
+        self.fleet.wait_until(
+            lambda: all(
+                frontend.complete(prompt(self.chance, 2), nvext=pin).ok is expected for pin in pins
+            ),
+            "the reports to act",
+        )
+
+    def idle(self, frontend: Frontend) -> None:
+        """Returns when a frontend has nothing on its books: a request is on them for a moment after
+        its answer, which a prediction from its metrics would see and its own next choice not."""
+        self.fleet.wait_until(lambda: not any(booked(frontend)), "its requests to be off its books")
+
     def released(self) -> None:
         self.hold()
         for worker in self.workers:
@@ -232,10 +246,7 @@ def test_workers_refused_for_their_reports(several: Several, finding: Finding) -
                     worker.held.report_load(load, load)
                 tokens = prompt(several.chance, 4)
 
-                def acts(admitted: bool = load <= 50) -> bool:
-                    return plain.complete(prompt(several.chance, 2)).ok is admitted
-
-                several.fleet.wait_until(acts, "the report to act")
+                several.admitted(plain, load <= 50)
                 expected = await routed(seen, tokens, plain)
                 alone = await asyncio.to_thread(route, several.fleet, tokens, plain)
                 answer = await asyncio.to_thread(plain.complete, tokens)
@@ -246,9 +257,7 @@ def test_workers_refused_for_their_reports(several: Several, finding: Finding) -
             # A raised threshold does not free a worker: only its next report does.
             for worker in several.workers:
                 worker.held.report_load(63, 63)
-            several.fleet.wait_until(
-                lambda: not plain.complete(prompt(several.chance, 2)).ok, "the reports to act"
-            )
+            several.admitted(plain, False)
             await seen.quiet()
             plain.thresholds(active_decode_blocks_threshold=0.9)
             tokens = prompt(several.chance, 4)
@@ -257,6 +266,7 @@ def test_workers_refused_for_their_reports(several: Several, finding: Finding) -
             for worker in several.workers:
                 worker.held.report_load(3, 3)
             plain.thresholds(active_decode_blocks_threshold=1.0)
+            several.admitted(plain, True)
 
     asyncio.run(run())
     score.report(finding)
@@ -270,10 +280,15 @@ def test_workers_refused_for_the_frontends_own_load(several: Several, finding: F
     several.hold(prefill=True)
     plain.thresholds(active_prefill_tokens_threshold=50)
     before = sum(len(one.held.requests()) for one in several.workers)
-    running = [plain.begin(prompt(several.chance, 4)) for _ in range(1)]
-    several.arrived(before + 1)
-    running.append(plain.begin(prompt(several.chance, 4)))
-    several.arrived(before + 2)
+    running = []
+    for number in (1, 2):
+        running.append(plain.begin(prompt(several.chance, 4)))
+        several.arrived(before + number)
+        # What refuses a worker is the frontend's count, which follows the request.
+        several.fleet.wait_until(
+            lambda number=number: sum(tokens > 50 for tokens in gauges(plain)) == number,  # type: ignore[misc]
+            "the request to be counted",
+        )
     tokens = prompt(several.chance, 4)
     expected = route(several.fleet, tokens, plain)
     score.count(expected, plain.complete(tokens))
@@ -281,6 +296,8 @@ def test_workers_refused_for_the_frontends_own_load(several: Several, finding: F
     assert expected.decode.outcome == "all_busy"
     several.released()
     assert all(one.result().ok for one in running)
+    # With the old threshold: a raised one does not free a worker.
+    several.idle(plain)
     plain.thresholds(active_prefill_tokens_threshold=1_000_000)
     score.report(finding)
     assert score.right == 1
@@ -304,6 +321,7 @@ def test_a_prompt_that_is_decoding_elsewhere(several: Several, finding: Finding)
             worker.held.release()
         score.count(expected, flight.result())
         assert all(one.result().ok for one in running)
+        several.idle(plain)
     several.released()
     score.report(finding)
     assert score.declared == 4
@@ -315,6 +333,9 @@ def test_a_request_that_waits_in_the_queue(several: Several, finding: Finding) -
     several.hold(prefill=True)
     running = [several.pinned(queue, prompt(several.chance, 8), one) for one in several.workers]
     several.arrived(seen + 2)
+    several.fleet.wait_until(
+        lambda: sum(tokens > 100 for tokens in gauges(queue)) == 2, "both to be counted"
+    )
     tokens = prompt(several.chance, 4)
     expected = route(several.fleet, tokens, queue)
     # What the frontend is started with is not in its metrics; given, it is followed.
@@ -336,6 +357,7 @@ def test_a_request_that_waits_in_the_queue(several: Several, finding: Finding) -
     several.released()
     assert flight.result().ok
     assert all(one.result().ok for one in running)
+    several.idle(queue)
     free = route(several.fleet, tokens, queue, assignments=("router_queue_threshold=1.0",))
     assert free.decode is not None
     assert free.decode.queue is not UNSET
@@ -399,6 +421,7 @@ def test_settings_that_only_the_frontend_knows(several: Several, finding: Findin
             worker.held.release()
         assert running.result().ok
         score.count(expected, flight.result())
+        several.idle(without)
     several.released()
     score.report(finding)
     settings = {row.name: row for row in config(several, without).settings}
