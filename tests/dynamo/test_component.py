@@ -155,10 +155,14 @@ def test_overlaps_and_choices_are_those_of_dynamo(
 
         def agree(tokens: list[int] = tokens) -> bool:
             question = {"token_ids": tokens}
-            theirs, ours = (
-                overlaps(client.ask(f"{ROUTER}.get_overlap_scores", one, question))
+            answers = [
+                client.ask(f"{ROUTER}.get_overlap_scores", one, question)
                 for one in (routers.theirs, routers.ours)
-            )
+            ]
+            # A router is in discovery before it has workers; until then it answers with an error.
+            if not all("items" in one for one in answers):
+                return False
+            theirs, ours = map(overlaps, answers)
             return theirs == ours and len(ours) == 3
 
         until_now(agree)
@@ -238,7 +242,8 @@ def test_routers_and_frontends_serve_their_index(routers: Routers) -> None:
         def scores(instance: int = instance) -> list[Any]:
             question = {"model_name": "tiny", "block_hashes": hashes}
             item = index_answer(routers, instance, question)
-            return list(item["TieredScores"]["device"]["scores"])
+            # An index is in discovery before it has the model; until then it answers with an error.
+            return list(item["TieredScores"]["device"]["scores"]) if "TieredScores" in item else []
 
         until_now(lambda scores=scores: [blocks for _, blocks in scores()] == [4])  # type: ignore[misc]
         item = index_answer(routers, instance, {"model_name": "no", "block_hashes": []})
@@ -280,13 +285,11 @@ def test_dynamo_uses_the_index_that_ours_serves(routers: Routers) -> None:
     tokens = [*range(200, 200 + BLOCK * 5), 7]
     routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))
     until_now(lambda: counted(routers, routers.ours, tokens) == [0, 0, 5])
-    # A choice reads the served index; so do its overlaps.
     best = routers.client.ask(f"{ROUTER}.best_worker_id", routers.ours, tokens)["items"]
-    until_now(
-        lambda: (
-            routers.client.ask(f"{ROUTER}.best_worker_id", routers.theirs, tokens)["items"] == best
-        )
-    )
+    # A choice reads the served index; so do its overlaps, which no draw between workers hides.
+    until_now(lambda: counted(routers, routers.theirs, tokens) == [0, 0, 5])
+    theirs = routers.client.ask(f"{ROUTER}.best_worker_id", routers.theirs, tokens)["items"]
+    assert theirs == best
     answer = routers.client.ask(f"{ROUTER}.generate", routers.theirs, asked(tokens))["items"]
     assert answer[-1]["routing_data"]["timing"]["kv_hit_rate"] > 0.8
 
@@ -305,6 +308,11 @@ def test_ours_uses_the_index_that_dynamo_serves(routers: Routers) -> None:
     routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))
     until_now(lambda: counted(routers, routers.theirs, tokens) == [0, 0, 6])
     until_now(lambda: counted(routers, routers.ours, tokens) == [0, 0, 6])
-    items = routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))["items"]
-    assert items[-1]["finish_reason"] == "length"
-    assert items[-1]["routing_data"]["timing"]["kv_hit_rate"] > 0.8
+
+    def hit_rate() -> float:
+        items = routers.client.ask(f"{ROUTER}.generate", routers.ours, asked(tokens))["items"]
+        assert items[-1]["finish_reason"] == "length"
+        return float(items[-1]["routing_data"]["timing"]["kv_hit_rate"])
+
+    # A decision waits for half a second for the other index; without an answer it is made without.
+    until_now(lambda: hit_rate() > 0.8)
