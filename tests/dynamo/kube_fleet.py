@@ -35,13 +35,14 @@ from tests.dynamo.kube_pods import (
     mounted,
     take_ports,
 )
+from tests.dynamo.observed import QUIET_SECONDS, stored_events
 from tests.dynamo.processes import ProcessGroup
 from tests.kube import crds, deployment, objects
 from tests.kube.api_server import ApiServer
 from tests.kube.api_server.streams import Ran, run
 from tests.kube.objects import Component, Json
 from tests.kube.objects.accounts import VIEWER_RULES, Rule, role
-from tests.waiting import patience
+from tests.waiting import patience, slowdown
 
 NAMESPACE, GRAPH = "prod", "my-llm"
 VIEWER = "viewer"
@@ -274,13 +275,28 @@ class KubeFleet:
         self.wait_counted(Counter(pod.role for pod in self.workers.values()))
 
     def wait_counted(self, counts: Mapping[str, int]) -> None:
-        """Until the frontend counts just these: role -> workers."""
+        """Until the frontend counts just these, role -> workers, and accepts requests."""
 
         def counted() -> bool:
             found = self.frontend.worker_counts()
-            return {kind: count for kind, count in found.items() if count} == counts
+            same = {kind: count for kind, count in found.items() if count} == counts
+            return same and self.frontend.accepts()
 
         self.wait_until(counted, f"the frontend to count {dict(counts)}")
+
+    def settled(self) -> None:
+        """Until the frontend has applied no event for a while in which every process had its turn:
+        then its index has what workers published before."""
+
+        def quiet() -> bool:
+            before, began = stored_events(self.frontend), time.monotonic()
+            time.sleep(QUIET_SECONDS)
+            for pod in self.pods.values():
+                pod.healthy()
+            held_up = time.monotonic() - began > QUIET_SECONDS * (1 + slowdown())
+            return stored_events(self.frontend) == before and not held_up
+
+        self.wait_until(quiet, "events to be applied")
 
     def wait_until(self, holds: Callable[[], Any], what: str, *, seconds: float = 20) -> None:
         """Poll; on the deadline fail with ``what`` and the logs' ends."""
