@@ -15,6 +15,7 @@ from dynctl.serving.engines.answer import NO_PARSERS, parsers_of
 from dynctl.wire.dynamo.openai_options import read_engine_options
 from tests.contract.etcd_server import EtcdServer
 from tests.dynamo.answers import Case, Seen, ours, parsed
+from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan
 from tests.dynamo.tool_texts import CARDS, TOOLS, card_args, cases
 from tests.waiting import patience
@@ -35,15 +36,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoFleet]:
     try:
         with DynamoFleet(plans, discovery="etcd", etcd_endpoints=etcd.url) as made:
             made.start_worker("tools", wait=False)
-            made.wait_until(partial(_listed, made.frontend.url), "models", seconds=90)
+            made.wait_until(partial(_accepted, made.frontend), "models", seconds=90)
             yield made
     finally:
         etcd.close()
 
 
-def _listed(url: str) -> bool:
-    models = httpx.get(f"{url}/v1/models", timeout=patience(10)).json()["data"]
-    return {each["id"] for each in models} >= set(CARDS)
+def _accepted(frontend: FrontendClient) -> bool:
+    """Whether the frontend accepts requests of every model; it lists a model before."""
+    return all(frontend.get(f"/v1/models/{model}/ready")[0] == 200 for model in CARDS)
 
 
 def _answer(url: str, case: Case) -> Seen:
