@@ -137,10 +137,11 @@ def pair(fleet: DynamoFleet) -> Iterator[tuple[Attached, Attached]]:
 
 
 def workers(fleet: DynamoFleet, count: int) -> None:
-    """Wait until the frontend counts these workers."""
+    """Wait until the frontend counts these workers, and accepts requests if there are any."""
 
     def counted() -> bool:
-        return sum(fleet.frontend.worker_counts().values()) == count
+        found = sum(fleet.frontend.worker_counts().values())
+        return found == count and (fleet.frontend.accepts() or not count)
 
     fleet.wait_until(counted, f"{count} workers", seconds=30)
 
@@ -326,7 +327,13 @@ def test_one_request_through_a_prefill_and_a_decode_engine():
             prefill = Attached(group, fleet, "p", role="prefill")
             decode = Attached(group, fleet, "d", role="decode")
             workers(fleet, 2)
-            until_now(lambda: fleet.frontend.complete(prompt(80), max_tokens=1, timeout=60).ok, 30)
+
+            def handed_over() -> bool:
+                """What is counted may not be in the routers of both hops yet."""
+                first = fleet.frontend.complete(prompt(80), max_tokens=1, timeout=60)
+                return first.ok and first.placement.prefill == prefill.instance_id
+
+            until_now(handed_over, 30)
             before = prefill.requests(), decode.requests()
             for number, stream in ((81, False), (82, True)):
                 text = prompt(number)

@@ -36,8 +36,12 @@ class Joined:
         return self.sidecar
 
     def workers(self, count: int) -> None:
+        """Wait until the frontend counts these, and accepts requests if there are any."""
+        frontend = self.fleet.frontend
+
         def counted() -> bool:
-            return sum(self.fleet.frontend.worker_counts().values()) == count
+            found = sum(frontend.worker_counts().values())
+            return found == count and (frontend.accepts() or not count)
 
         until_now(counted, START_S)
 
