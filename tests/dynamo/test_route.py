@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.dynamo.fleet import DynamoFleet, aggregated, two_zones
+from tests.dynamo.observed import stored_events
 from tests.waiting import patience
 
 PROMPT = "Explain how a router decides which worker should serve a request, and why that matters."
@@ -50,6 +51,8 @@ def test_a_chat_is_predicted_from_nothing_but_its_text(shape: str, indexer: bool
             return any(row["overlap_blocks"] == result["blocks"] for row in hop["candidates"])
 
         fleet.wait_until(cached, "the served prompt to be seen in a cache")
+        # `route` reads the workers' caches; the frontend may still have their events before it.
+        fleet.wait_until(lambda: stored_events(fleet.frontend) > 0, "the frontend to see it")
         assert result["tokens"] == first.prompt_tokens
         first_hop = result["prefill"] or result["decode"]
         assert first_hop["winner"]["worker_id"] == first.placement.prefill
