@@ -433,7 +433,7 @@ def test_worker_sets(name: str, finding: Callable[[str], None]) -> None:
         result = predicted(fleet, {"prompt": tokens[0]}, namespace)
         # The same prompt, whose cache would attract every request within one set.
         used = Counter(
-            fleet.frontend.send({"prompt": tokens[0]}).placement.decode for _ in range(24)
+            fleet.frontend.send({"prompt": tokens[0]}).placement.decode for _ in range(72)
         )
         workers = {worker.instance_id: name for name, worker in fleet.workers.items()}
     finding(f"{row}; drawn: {dict(sorted((workers[one or 0], n) for one, n in used.items()))}")
