@@ -428,7 +428,9 @@ def test_nats_gone_for_a_while(tmp_path: Path) -> None:
                 assert (streamed.result().status, whole.result().status) == (200, 200)
             asyncio.run(nats.start())
             wait(ours, lambda: not interrupted(), "NATS to be read again")
-            wait(ours, lambda: ours.complete(PROMPT, timeout=60).ok, "requests to be answered")
+            pins = [{"backend_instance_id": one.instance_id} for one in fleet.workers.values()]
+            for pin in pins:  # each of them connects again by itself
+                wait(ours, lambda: ours.complete(PROMPT, nvext=pin, timeout=60).ok, "an answer")  # noqa: B023
             assert {ours.complete([n, *PROMPT]).status for n in range(3, 13)} == {200}
             wait(ours, ours.idle, "bookings to end and caches to be read")
     finally:
