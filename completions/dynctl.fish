@@ -1038,6 +1038,7 @@ function __dynctl_flags
                 '--workload'\t'Parameter of --generate (repeatable): requests, rate, prompts, ..' \
                 '--trace-block-size'\t'Tokens of a hash id, or of a generated block' \
                 '--speed'\t'Multiply the rate' \
+                '--spread'\t'Spread requests of one time evenly until the next time' \
                 '--limit'\t'Only the first N requests' \
                 '--model'\t'Only requests of this model' \
                 '--skip-bad'\t'Leave bad lines out and count them' \

@@ -115,6 +115,24 @@ class ReplayImbalance(msgspec.Struct, frozen=True):
     busy_max: float
 
 
+class ReplayPeers(msgspec.Struct, frozen=True):
+    """What several routers know of each other when they choose the worker of a prompt.
+
+    ``window_s``: the delay of replica sync. ``near_share``: share of the ``choices`` for which
+    another router had chosen a worker within that time; ``same_share``: of these, the share for
+    which it had chosen the same rank. ``load_low_share`` and ``load_high_share``: prefill tokens
+    that routers count too little and too much, of those that are booked, over all choices and
+    ranks. None: nothing was near, or nothing was booked.
+    """
+
+    window_s: float
+    choices: int
+    near_share: float
+    same_share: float | None
+    load_low_share: float | None
+    load_high_share: float | None
+
+
 class ReplayResult(msgspec.Struct, frozen=True):
     """One policy on one trace. The same input and seed give the same document.
 
@@ -123,6 +141,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     simulation. ``ttft_s`` (seconds from arrival to the first token), ``itl_s`` (mean time between
     tokens of a request), ``latency_s`` (arrival to the last token), ``queued_s`` (wait in the
     router's queue, of those that waited), ``engine_wait_s`` (wait for the engine's admission).
+    ``peers``: of several routers.
     """
 
     policy: str
@@ -149,6 +168,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     transfers: ReplayTransfers
     workers: list[ReplayWorker]
     notes: list[str] = []
+    peers: ReplayPeers | None = None
     kind: str = "ReplayResult"
     schema: int = 1
 
@@ -158,6 +178,7 @@ class ReplayTrace(msgspec.Struct, frozen=True):
 
     ``parameters``: of a generated workload. ``hashes``: whether its first request has ids of
     blocks; without them hit rates are unknown. ``skipped``: bad lines that were left out.
+    ``spread``: whether requests of one time were spread until the next time.
     """
 
     name: str
@@ -169,6 +190,7 @@ class ReplayTrace(msgspec.Struct, frozen=True):
     parameters: dict[str, Any] = {}
     skipped: int = 0
     problems: list[str] = []
+    spread: bool = False
 
 
 class Estimate(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from dynctl.documents.replay import (
     Estimate,
     LoadPoint,
     PolicySummary,
+    ReplayPeers,
     ReplayReport,
     ReplayResult,
     SearchPoint,
@@ -67,6 +68,8 @@ def _head(report: ReplayReport, canvas: Canvas) -> str:
         what.append(f"{report.results[0].seconds:,.0f} s")
     if trace.speed != 1:
         what.append(f"speed {trace.speed:g}")
+    if trace.spread:
+        what.append("requests of one time spread until the next")
     if trace.skipped:
         what.append(f"{plural(trace.skipped, 'bad line')} skipped")
     lines = [("trace", ", ".join(what))]
@@ -217,6 +220,9 @@ def _below(report: ReplayReport) -> Iterator[str]:
     for result in report.results:
         for reason, count in sorted(result.counts.refusals.items(), key=lambda one: -one[1])[:3]:
             yield f"{result.policy}, seed {result.seed}: {count:,} refused: {reason}"
+    peers = report.results[0].peers if report.results else None
+    if peers is not None:
+        yield from (f"{one.policy}: {_peers(peers, one)}" for one in report.summaries)
     base, *others = report.summaries
     if report.changes:
         return
@@ -233,6 +239,24 @@ def _below(report: ReplayReport) -> Iterator[str]:
                 change = 100 * (after.mean / before.mean - 1)
                 said.append(f"{title} {round(change):+d} %")
         yield f"{other.policy} against {base.policy}: {', '.join(said)}"
+
+
+def _peers(peers: ReplayPeers, summary: PolicySummary) -> str:
+    """What several routers knew of each other, as means over seeds."""
+
+    def share(metric: str) -> str | None:
+        found = summary.metrics.get(metric)
+        return None if found is None else _whole_percent(found.mean)
+
+    window = f"{1000 * peers.window_s:,g} ms"
+    when = f"at most {window} after" if peers.window_s else "at the time of"
+    text = f"{share('near_share')} of the choices came {when} one of another router"
+    if same := share("same_share"):
+        text += f", {same} of these had the same worker"
+    low, high = share("load_low_share"), share("load_high_share")
+    if low and high:
+        text += f"; routers counted {low} of the prefill load too little and {high} too much"
+    return text
 
 
 def _percent(value: float) -> str:

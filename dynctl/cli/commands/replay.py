@@ -72,6 +72,13 @@ Speed = Annotated[
         metavar="X", min=0.001, max=1000, help="Multiply the rate.", rich_help_panel=_INPUT
     ),
 ]
+Spread = Annotated[
+    bool,
+    typer.Option(
+        "--spread", help="Spread requests of one time evenly until the next time.",
+        rich_help_panel=_INPUT,
+    ),
+]  # fmt: skip
 Limit = Annotated[
     int | None,
     typer.Option(
@@ -292,6 +299,7 @@ def replay(
     workload: Workload = None,
     trace_block_size: TraceBlock = None,
     speed: Speed = 1.0,
+    spread: Spread = False,
     limit: Limit = None,
     model: Model = None,
     skip_bad: SkipBad = False,
@@ -366,6 +374,7 @@ def replay(
         speed=speed,
         model=model,
         skip_bad=skip_bad,
+        spread=spread,
     )
     source, live = _fleet(
         options, workers, zones, capacity, file, domain, data_parallel_size, model
@@ -564,6 +573,7 @@ def _report(
             {} if given.workload is None else given.workload.parameters(),
             given.skipped.count,
             list(given.skipped.problems),
+            given.spread,
         ),
         fleet=_described(source, fleet),
         seeds=list(seeds),

@@ -55,6 +55,20 @@ def _tier_rate(result: ReplayResult, tier: str) -> float | None:
     return float(getattr(result.cache, tier) / result.cache.prompt_tokens)
 
 
+def _peers(name: str) -> Callable[[ReplayResult], float | None]:
+    return lambda result: None if result.peers is None else getattr(result.peers, name)
+
+
+#: What several routers know of each other.
+_PEERS: Final = tuple(
+    Metric(name, title, _peers(name), guarded=False)
+    for name, title in (
+        ("near_share", "share of choices near one of another router"),
+        ("same_share", "of these, share with the same worker"),
+        ("load_low_share", "share of the prefill load that routers do not count"),
+        ("load_high_share", "share of the prefill load that routers count in excess"),
+    )
+)
 METRICS: Final = (
     Metric("hit_rate", "hit rate", _hit_rate, higher_is_better=True),
     Metric("of_ceiling", "share of the ceiling", lambda r: r.cache.of_ceiling, True, guarded=False),
@@ -81,6 +95,7 @@ METRICS: Final = (
     Metric("queued_share", "share queued", lambda r: r.counts.queued / max(1, r.counts.requests),
            absolute=True, guarded=False),
     Metric("queued_p90_s", "queueing p90", lambda r: r.queued_s.p90, guarded=False),
+    *_PEERS,
     Metric("transfers", "transfers", lambda r: float(r.transfers.transfers), guarded=False),
     Metric("cross_domain_transfers", "cross-domain transfers",
            lambda r: float(r.transfers.cross_domain_transfers), guarded=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,8 @@ from dynctl.wire.traces import MOONCAKE_BLOCK, Skipped, TraceRequest, read_trace
 DEFAULT_BLOCK: Final = 16
 #: Requests of a recording that wait for the length of an earlier one's output.
 _MOST_WAITING: Final = 50_000
+#: Requests of one time that `spread` keeps until the next time is known.
+_MOST_TOGETHER: Final = 100_000
 
 
 @dataclass(slots=True)
@@ -27,7 +29,8 @@ class TraceInput:
     """A source of requests. Each call of `requests` starts at the beginning.
 
     ``path`` or ``workload``. ``block_size``: tokens of an id of a trace, or of a generated block.
-    ``speed`` divides the times between requests. ``model``: only its requests.
+    ``speed`` divides the times between requests. ``model``: only its requests. ``spread``: requests
+    of one time come evenly until the next time.
     """
 
     path: Path | None = None
@@ -37,6 +40,7 @@ class TraceInput:
     speed: float = 1.0
     model: str | None = None
     skip_bad: bool = False
+    spread: bool = False
     skipped: Skipped = field(default_factory=Skipped)
     notes: list[str] = field(default_factory=list)
 
@@ -68,7 +72,8 @@ class TraceInput:
         speed *= self.speed
         start: float | None = None
         model = self.model
-        for one in islice(self._source(seed), self.limit):
+        found = islice(self._source(seed), self.limit)
+        for one in _spread(found, self.name) if self.spread else found:
             if start is None:
                 start = one.at
             if self.model is None and one.model != model:
@@ -82,11 +87,7 @@ class TraceInput:
             if start == 0.0 and speed == 1.0:
                 yield one
                 continue
-            yield TraceRequest(
-                max(0.0, one.at - start) / speed,
-                *(one.id, one.input_tokens, one.output_tokens, one.hash_ids, one.block_size),
-                *(one.model, one.tenant, one.session, one.priority, one.zone),
-            )
+            yield _moved(one, max(0.0, one.at - start) / speed)
 
     def _source(self, seed: int) -> Iterator[TraceRequest]:
         skipped = self.skipped if self.skip_bad else None
@@ -146,6 +147,42 @@ class TraceInput:
     def _note(self, text: str) -> None:
         if len(self.notes) < 20 and text not in self.notes:
             self.notes.append(text)
+
+
+def _spread(requests: Iterable[TraceRequest], name: str) -> Iterator[TraceRequest]:
+    """Requests that have one time, evenly from then until the next time.
+
+    Those of the last time have the distance of the ones before them. Raises UsageProblem.
+    """
+    distance = 0.0
+    last: list[TraceRequest] = []
+    for one in requests:
+        if last and one.at > last[0].at:
+            distance = one.at - last[0].at
+            yield from _apart(last, distance)
+            last = []
+        last.append(one)
+        if len(last) > _MOST_TOGETHER:
+            raise UsageProblem(
+                f"--spread: more than {_MOST_TOGETHER:,} requests of {name} have the time "
+                f"{one.at:g} s; expected fewer",
+                "leave --spread out, or take a part of the requests: --limit N",
+            )
+    yield from _apart(last, distance)
+
+
+def _apart(requests: Sequence[TraceRequest], distance: float) -> Iterator[TraceRequest]:
+    for number, one in enumerate(requests):
+        yield _moved(one, one.at + distance * number / len(requests)) if number else one
+
+
+def _moved(one: TraceRequest, at: float) -> TraceRequest:
+    """The same request at another time."""
+    return TraceRequest(
+        at,
+        *(one.id, one.input_tokens, one.output_tokens, one.hash_ids, one.block_size),
+        *(one.model, one.tenant, one.session, one.priority, one.zone),
+    )
 
 
 def is_recording(path: Path) -> bool:

@@ -52,6 +52,7 @@ class Requests:
     ) -> None:
         self._model = model
         self._routers = routers
+        self._peers = routers.peers
         self._engines = engines
         self._handoffs = handoffs
         self._agenda = agenda
@@ -126,7 +127,11 @@ class Requests:
         position, cached = lean.choose(live.hashes, tokens, sample, among)
         live.booking = lean.book(position, live.hashes, tokens, cached)
         live.expected_tokens = int(cached * self._block_size + 0.5)
-        self._submit(live, ranks[position], trace.output_tokens)
+        rank = ranks[position]
+        if self._peers is not None:
+            left, number = live.booking.prefill_tokens, live.frontend.number
+            self._peers.booked(number, live.number, rank.key, left, self._agenda.now)
+        self._submit(live, rank, trace.output_tokens)
 
     def _place(self, live: LiveRequest) -> None:
         """Decide, and send the request on or let it wait."""
@@ -199,6 +204,7 @@ class Requests:
         elif live.booking is not None:
             lean.free(live.booking)
             live.booking = None
+            self._prefill_ended(live)
         self._let_go(live)
         if live.first >= 0:
             self._finish(live, "failed")
@@ -234,6 +240,7 @@ class Requests:
                 self._routers.apply(live.frontend, PrefillDone(live.trace.id))
             elif booking is not None:
                 lean.prefill_done(booking)
+                self._prefill_ended(live)
             if live.prefiller is None:
                 self._computed(live, rank, generation)
         if generation.ended:
@@ -244,6 +251,11 @@ class Requests:
                 lean.free(booking)
             live.generation = live.booking = None
             self._finish(live, "completed")
+
+    def _prefill_ended(self, live: LiveRequest) -> None:
+        """A lean router counts the prompt no longer as load."""
+        if self._peers is not None:
+            self._peers.ended(live.frontend.number, live.number)
 
     def step_ended(self) -> None:
         self._routers.admit_waiting()

@@ -12,6 +12,7 @@ from dynctl.documents.replay import (
     ReplayCounts,
     ReplayGoodput,
     ReplayImbalance,
+    ReplayPeers,
     ReplayResult,
     ReplayTransfers,
     ReplayWorker,
@@ -99,6 +100,7 @@ class Measures:
         sync: str,
         seconds: float,
         ranks: Iterable[ReplayRank],
+        peers: ReplayPeers | None = None,
     ) -> ReplayResult:
         """The document of a replay that took ``seconds`` of virtual time."""
         per_s = 1 / seconds if seconds else 0.0
@@ -178,6 +180,7 @@ class Measures:
             ),
             workers=rows,
             notes=notes,
+            peers=peers,
         )
 
 

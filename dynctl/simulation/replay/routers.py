@@ -10,6 +10,7 @@ from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.fleet import Policy, ReplicaSync, SimulatedFleet, SimulatedWorker
 from dynctl.simulation.replay.journal import Journal
+from dynctl.simulation.replay.peers import Peers, Step
 from dynctl.simulation.replay.rank import NS
 from dynctl.simulation.replay.result import Measures
 from dynctl.simulation.replay.state import Frontend, LiveRequest, ReplayRank
@@ -82,6 +83,8 @@ class Routers:
         ]  # fmt: skip
         self._shares = count > 1 and sync.mode == "delayed"
         self._sync_delay = round(sync.delay_s * NS)
+        #: Of several routers: what they know of each other.
+        self.peers = Peers(count, self._sync_delay) if count > 1 else None
 
     def decide_lean(self, ranks: list[ReplayRank], index: LeanIndex) -> None:
         """Let lean routers decide; they choose among ``ranks`` by position."""
@@ -115,17 +118,23 @@ class Routers:
         """Apply a change of one router, which shares its bookings with the others."""
         frontend.router.apply(change, self._agenda.seconds)
         self._journal.changed(change)
-        if self._shares and isinstance(change, Booked | PrefillDone | Freed):
+        peers, now = self.peers, self._agenda.now
+        if peers is None or not isinstance(change, Booked | PrefillDone | Freed):
+            return
+        step = peers.changed(frontend.number, change, now)
+        if self._shares:
             if isinstance(change, Booked):
                 change = replace(change, replica=True, session=None, prompt_hashes=())
-            self._agenda.at(self._agenda.now + self._sync_delay, self._share, (frontend, change))
+            self._agenda.at(now + self._sync_delay, self._share, (frontend, change, step))
 
-    def _share(self, what: tuple[Frontend, Change]) -> None:
-        origin, change = what
+    def _share(self, what: tuple[Frontend, Change, Step | None]) -> None:
+        origin, change, step = what
         seconds = self._agenda.seconds
         for frontend in self.frontends:
             if frontend is not origin:
                 frontend.router.apply(change, seconds)
+                if self.peers is not None:
+                    self.peers.learned(frontend.number, step)
                 if frontend.waiting:
                     self._admit(frontend)
 

@@ -168,6 +168,7 @@ class _Replay:
             sync=self._sync.mode,
             seconds=(self._requests.last_end - start) / NS,
             ranks=self._engines.in_order,
+            peers=None if self._routers.peers is None else self._routers.peers.result(),
         )
 
     def _begin(self, now: int) -> None:

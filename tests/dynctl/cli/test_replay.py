@@ -42,6 +42,43 @@ def test_policies_side_by_side_in_every_format(dynctl: Run, monkeypatch) -> None
     assert dynctl(*SMALL, "-o", "name").out.split() == ["round-robin", "kv"]
 
 
+def test_several_routers_show_what_they_know_of_each_other(dynctl: Run) -> None:
+    burst = (*SMALL, "--workload", "together=12", "--routers", "3", "--policy", "kv")
+    shown = " ".join(dynctl(*burst, "--sync-delay-ms", "2.5").out.split())
+    assert "of the choices came at most 2.5 ms after one of another router" in shown
+    assert "of the prefill load too little" in shown
+    report = dynctl(*burst, "--sync-delay-ms", "0", "-o", "json").json
+    (peers,) = (one["peers"] for one in report["results"])
+    assert (peers["window_s"], peers["load_low_share"], peers["load_high_share"]) == (0, 0, 0)
+    assert 0 < peers["same_share"] < 1
+    (row,) = csv.DictReader(io.StringIO(dynctl(*burst, "--no-sync", "-o", "csv").out))
+    assert float(row["near_share"]) == peers["near_share"]
+    assert 0.5 < float(row["load_low_share"]) < 0.8
+    alone = dynctl(*SMALL, "-o", "json").json["results"][0]
+    assert alone["peers"] is None
+    assert "another router" not in dynctl(*SMALL).out
+
+
+def test_requests_that_arrive_at_once_can_be_spread(dynctl: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "a.jsonl"
+    trace.write_text(
+        "".join(
+            f'{{"timestamp": {3000 * (number // 30)}, "input_length": 500, "output_length": 9, '
+            f'"hash_ids": [{number}]}}\n'
+            for number in range(120)
+        )
+    )
+    given = ("replay", trace, "--routers", "3", "--policy", "kv")
+    spread, together = dynctl(*given, "--spread"), dynctl(*given)
+    assert "spread until" in " ".join(spread.out.split())
+    assert "0 % of the choices came at most 1 ms after" in " ".join(spread.out.split())
+    assert "spread until" not in " ".join(together.out.split())
+    reports = [dynctl(*given, *more, "-o", "json").json for more in ((), ("--spread",))]
+    assert [one["trace"]["spread"] for one in reports] == [False, True]
+    before, after = (one["results"][0]["ttft_s"]["p90"] for one in reports)
+    assert after < before
+
+
 def test_the_same_seed_gives_the_same_bytes(dynctl: Run) -> None:
     policies = ("--policy", "random", "--policy", "kv,router_temperature=0.5")
     first = dynctl(*SMALL, *policies, "-o", "json", "--seed", "7")

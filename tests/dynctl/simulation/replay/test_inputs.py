@@ -8,6 +8,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.recording import Arrived, Finished, Record, Start
 from dynctl.documents.recording_file import HEADER, MAGIC, encode_records
+from dynctl.simulation.replay import inputs
 from dynctl.simulation.replay.inputs import TraceInput, speeds_of
 from dynctl.simulation.replay.workloads import workload
 from dynctl.wire.traces import TraceRequest
@@ -21,6 +22,11 @@ RECORDS: list[Record] = [
     Finished(DAY + 4, "a", 200, "completed", 40, 0, 9),
     Arrived(DAY + 5, "c", "m", 16, 16, (9,), output_limit=30),
 ]
+
+
+def mooncake(at: int, number: int) -> str:
+    """A line of a trace with an id of its own; ``at`` in ms."""
+    return f'{{"timestamp": {at}, "input_length": 5, "output_length": 1, "hash_ids": [{number}]}}\n'
 
 
 def recording(path: Path, records=RECORDS) -> Path:
@@ -91,6 +97,32 @@ def test_limit_speed_and_start_of_a_trace(tmp_path: Path) -> None:
     assert len(list(TraceInput(path=path, limit=2).requests(0))) == 2
     assert TraceInput(path=path).first().block_size == 512
     assert TraceInput(path=path, block_size=64).first().block_size == 64
+
+
+def test_requests_of_one_time_are_spread_until_the_next_time(tmp_path: Path) -> None:
+    """Four requests at 0, two at 3 s, three at the last time, 4 s, which take the distance before
+    them: 1 s. The speed divides the times after that."""
+    path = tmp_path / "a.jsonl"
+    times = [0, 0, 0, 0, 3000, 3000, 4000, 4000, 4000]
+    path.write_text("".join(mooncake(at, number) for number, at in enumerate(times)))
+    given = TraceInput(path=path, spread=True)
+    found = list(given.requests(1))
+    spread = [0, 0.75, 1.5, 2.25, 3, 3.5, 4, 4 + 1 / 3, 4 + 2 / 3]
+    assert [one.at for one in found] == pytest.approx(spread)
+    plain = list(TraceInput(path=path).requests(1))
+    assert [one.hash_ids for one in found] == [one.hash_ids for one in plain]
+    faster = [one.at for one in given.requests(1, 2.0)]
+    assert faster == pytest.approx([at / 2 for at in spread])
+    alone = TraceInput(path=path, spread=True, limit=3)
+    assert [one.at for one in alone.requests(1)] == [0, 0, 0]
+
+
+def test_requests_of_one_time_that_are_kept_have_a_bound(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(inputs, "_MOST_TOGETHER", 3)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(mooncake(0, number) for number in range(5)))
+    with pytest.raises(UsageProblem, match=r"more than 3 requests .* have the time 0 s"):
+        list(TraceInput(path=path, spread=True).requests(1))
 
 
 def test_a_workload_is_generated_again_for_each_seed() -> None:

@@ -439,6 +439,47 @@ def test_routers_that_share_without_delay_have_the_same_load_and_all_end_with_no
         assert all(not any(sum(loads(one.router), ())) for one in made[0].frontends)
 
 
+@given(replays(), st.sampled_from(["none", "delayed"]), st.sampled_from([0.0, 0.001, 0.02]))
+def test_what_routers_do_not_count_is_what_the_load_of_each_lacks(replay, mode, delay):
+    """The measure has the prefill tokens of every router, at each choice and with every delay."""
+    trace, where, policy, _ = replay
+    where = replace(where, losses=(), changes=())
+    made: list[Routers] = []
+
+    class Watched(Routers):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            made.append(self)
+
+        def plan(self, live):
+            compare()
+            return super().plan(live)
+
+    def compare():
+        (routers,) = made
+        peers = routers.peers
+        assert peers is not None
+        for one in routers.frontends:
+            counted = sum(one.router.load.prefill_tokens)
+            assert counted == peers._booked - sum(peers._unseen[one.number].values())
+        return peers
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(simulation, "Routers", Watched)
+        sync = ReplicaSync(mode, delay)
+        result = simulate(trace, where, policy, 1, routers=3, sync=sync, lean=False)
+    peers = compare()
+    assert (peers._booked, peers._own) == (0, {})
+    assert result.peers is not None
+    low, high = result.peers.load_low_share, result.peers.load_high_share
+    assert low is None or (0 <= low <= 1 and (mode == "delayed" or high == 0))
+    # One that starts again, or leaves a queue, is routed before what happened at its time is seen.
+    if mode == "delayed" and not delay and not result.counts.retried + result.counts.queued:
+        assert (low or 0, high or 0) == (0, 0)
+    lean = simulate(trace, where, policy, 1, routers=3, sync=sync)
+    assert lean.peers == result.peers
+
+
 def loads(router):
     load = router.load
     return tuple(load.requests), tuple(load.prefill_tokens), tuple(load.decode_blocks)
