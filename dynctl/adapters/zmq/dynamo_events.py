@@ -18,7 +18,14 @@ from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.adapters.dynamo.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.ports import ChannelValue
-from dynctl.adapters.zmq.context import Backlog, close_context, drain, new_context
+from dynctl.adapters.zmq.context import (
+    Backlog,
+    Watch,
+    close_context,
+    drain,
+    new_context,
+    subscriber,
+)
 from dynctl.adapters.zmq.kv_event_source import EndpointError, dialable_endpoint
 from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import end_tasks
@@ -155,8 +162,7 @@ class ZmqFollower:
     async def _listen(self, endpoint: str, stack: contextlib.ExitStack) -> None:
         """Follow one socket until its connection is lost and its last message is read."""
         bounds = self._bounds
-        sub = self._plane.context().socket(zmq.SUB)
-        stack.callback(sub.close, linger=0)
+        sub, monitor = subscriber(self._plane.context(), _WATCHED, stack)
         sub.set(zmq.RCVHWM, bounds.queue_messages)
         longest = bounds.message.payload_bytes + ENVELOPE_MARGIN_BYTES
         sub.set(zmq.MAXMSGSIZE, _MESSAGE_MARGIN * longest)
@@ -166,31 +172,26 @@ class ZmqFollower:
         # A lost host sends no FIN: without heartbeats its channel looks idle.
         sub.set(zmq.HEARTBEAT_IVL, int(bounds.heartbeat * 1000))
         sub.set(zmq.HEARTBEAT_TIMEOUT, int(bounds.heartbeat_timeout * 1000))
-        monitor = sub.get_monitor_socket(_WATCHED)
-        # Unwound in reverse: stop the monitor, close its socket, close the monitored socket.
-        stack.callback(monitor.close, linger=0)
-        stack.callback(sub.disable_monitor)
         sub.set(zmq.SUBSCRIBE, b"")
         sub.connect(endpoint)
 
-        poller = zmq.asyncio.Poller()
-        poller.register(sub, zmq.POLLIN)
-        poller.register(monitor, zmq.POLLIN)
+        watch = Watch(sub, monitor)
+        stack.callback(watch.close)
         backlog = Backlog(
-            zmq.Socket.shadow(sub.underlying),
+            sub,
             endpoint,
             most_bytes=bounds.queue_bytes,
             most_messages=bounds.queue_messages,
         )
-        changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
         lost = False
         while not backlog.overflowed:
-            await poller.poll(0 if lost or backlog else None)
+            if not (lost or backlog):
+                await watch.wait(None)
             backlog.read()
             received = backlog.take()
             # Read after the messages: a disconnect is always reported before the first message of
             # the connection that followed.
-            lost = self._watch_connection(changes, endpoint) or lost
+            lost = self._watch_connection(monitor, endpoint) or lost
             for frames in received:
                 self._take(frames)
             if received:

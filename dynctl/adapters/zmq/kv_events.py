@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import parse_monitor_message
 
 from dynctl.adapters.ports import IndexRead, IndexUpdate, StreamCode, StreamCondition, StreamValue
-from dynctl.adapters.zmq.context import Backlog, drain
+from dynctl.adapters.zmq.context import Backlog, Watch, drain, subscriber
 from dynctl.adapters.zmq.kv_event_source import (
     DEFAULT_BOUNDS,
     KvEventSource,
@@ -174,8 +174,7 @@ class ZmqKvEvents:
     async def _follow(self, context: zmq.asyncio.Context, stack: contextlib.ExitStack) -> None:
         """Follow one socket until its connection is lost and its last message is read."""
         self._lost = False
-        sub = context.socket(zmq.SUB)
-        stack.callback(sub.close, linger=0)
+        sub, monitor = subscriber(context, _WATCHED, stack)
         sub.set(zmq.RCVHWM, self._bounds.queue_messages)
         sub.set(zmq.MAXMSGSIZE, _MESSAGE_MARGIN * self._bounds.batch.payload_bytes)
         sub.set(zmq.IPV6, 1)
@@ -184,33 +183,27 @@ class ZmqKvEvents:
         # A lost host sends no FIN: without heartbeats its stream looks idle.
         sub.set(zmq.HEARTBEAT_IVL, 5000)
         sub.set(zmq.HEARTBEAT_TIMEOUT, 15000)
-        monitor = sub.get_monitor_socket(_WATCHED)
-        # Unwound in reverse: stop the monitor, close its socket, close the monitored socket.
-        stack.callback(monitor.close, linger=0)
-        stack.callback(sub.disable_monitor)
         sub.set(zmq.SUBSCRIBE, self.source.topic)
         sub.connect(self.endpoint)
 
-        poller = zmq.asyncio.Poller()
-        poller.register(sub, zmq.POLLIN)
-        poller.register(monitor, zmq.POLLIN)
+        watch = Watch(sub, monitor)
+        stack.callback(watch.close)
         backlog = self._backlog = Backlog(
-            zmq.Socket.shadow(sub.underlying),
+            sub,
             self.endpoint,
             most_bytes=self._bounds.queue_bytes,
             most_messages=self._bounds.queue_messages,
         )
-        changes: zmq.Socket[bytes] = zmq.Socket.shadow(monitor.underlying)
         began = self._clock()
         while not backlog.overflowed:
             at_once = self._lost or bool(backlog)
-            ready = await poller.poll(0 if at_once else int(self._bounds.idle_check * 1000))
+            ready = at_once or await watch.wait(self._bounds.idle_check)
             backlog.read()
             received = backlog.take()
             # Read after the messages: a disconnect is always reported before the first message of
             # the connection that followed, so its messages never count for the old one.
-            self._watch_connection(changes)
-            if self._connected and (self._check_due or not (ready or at_once)):
+            self._watch_connection(monitor)
+            if self._connected and (self._check_due or not ready):
                 self._check_due = False
                 await self._check_identity(context)
                 self._tried.set()

@@ -1,0 +1,86 @@
+"""Waiting for messages on plain ZMQ sockets, whose descriptors show changes only."""
+
+import asyncio
+import contextlib
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from dynctl.adapters.zmq.context import Watch, close_context, new_context, readable
+from tests.waiting import patience, until
+
+
+@pytest.fixture
+async def pair():
+    context = new_context()
+    sender, receiver = zmq.Socket(context, zmq.PAIR), zmq.Socket(context, zmq.PAIR)
+    sender.bind("inproc://pair")
+    receiver.connect("inproc://pair")
+    yield sender, receiver
+    sender.close(linger=0)
+    receiver.close(linger=0)
+    close_context(context)
+
+
+async def test_a_message_ends_the_wait_once_it_arrives(pair):
+    sender, receiver = pair
+    watch = Watch(receiver)
+    waiting = asyncio.create_task(watch.wait(patience(30)))
+    await asyncio.sleep(0)
+    sender.send(b"1")
+    assert await waiting
+    assert receiver.recv(zmq.NOBLOCK) == b"1"
+    assert not await watch.wait(0.001)
+    watch.close()
+
+
+async def test_messages_that_came_while_nothing_waited_end_the_next_wait_at_once(pair):
+    sender, receiver = pair
+    watch = Watch(receiver)
+    for number in range(3):
+        sender.send(b"%d" % number)
+    await until(lambda: readable(receiver))
+    for number in range(3):
+        # Only the first of them made the descriptor ready.
+        assert await watch.wait(None)
+        assert receiver.recv(zmq.NOBLOCK) == b"%d" % number
+    assert not await watch.wait(0.001)
+    watch.close()
+
+
+async def test_a_message_that_is_not_read_does_not_keep_the_loop_busy(pair):
+    sender, receiver = pair
+    called = 0
+    watch = Watch(receiver)
+    loop = asyncio.get_running_loop()
+    inner = watch._changed
+
+    def counted(socket):
+        nonlocal called
+        called += 1
+        inner(socket)
+
+    loop.add_reader(receiver.FD, counted, receiver)
+    assert not readable(receiver)  # only then does ZMQ signal the next message
+    sender.send(b"1")
+    await until(lambda: called > 0)
+    before = called
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    assert called - before <= 2
+    assert await watch.wait(None)
+    watch.close()
+
+
+async def test_a_wait_can_be_cancelled_and_a_closed_watch_leaves_no_reader(pair):
+    _, receiver = pair
+    watch = Watch(receiver)
+    waiting = asyncio.create_task(watch.wait(None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert not await watch.wait(0.001)
+    watch.close()
+    assert not asyncio.get_running_loop().remove_reader(receiver.FD)
