@@ -50,6 +50,11 @@ LOOPBACK = (
 """Without these Dynamo advertises the machine's first address."""
 
 LOG_LEVELS = "info,dynamo_kv_router=debug,dynamo_llm::kv_router=debug"
+_COMPLAINT = re.compile(
+    r"\b(WARN|ERROR|WARNING|Traceback|panicked)\b(?! +mm_routing|.*: Adding worker )"
+)
+"""In the log of a Dynamo process; not what each start warns of."""
+
 _FOREIGN = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "OTEL_", "PYTHON")
 
 # Read when imported, since the tests' environment is emptied of DYNCTL_* variables.
@@ -109,6 +114,16 @@ class Frontend(FrontendClient):
     def log_lines(self, containing: str = "", since: int = 0) -> list[str]:
         """Lines of its log with ``containing`` in them; ``since`` a count of lines seen before."""
         return [line for line in self.process.lines(since) if containing in line]
+
+    def hands_over(self) -> bool:
+        """Whether the router of each prefill pool that it found is active.
+
+        Dynamo says that a model is ready before that, and answers 503 meanwhile.
+        """
+        lines = self.process.lines()
+        found = [n for n, line in enumerate(lines) if "activating prefill router" in line]
+        active = [n for n, line in enumerate(lines) if "Prefill router target activated" in line]
+        return max(found, default=-1) <= max(active, default=-1)
 
 
 class DynamoFleet:
@@ -214,6 +229,8 @@ class DynamoFleet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None and self._group is not None:
+            error.add_note(self.complaints())
         self.close()
 
     def close(self) -> None:
@@ -257,6 +274,17 @@ class DynamoFleet:
     def logs(self) -> str:
         """The end of every process's log."""
         return "\n".join(process.tail() for process in self._processes())
+
+    def complaints(self, most: int = 12) -> str:
+        """The last warnings and errors of every process, and which of them have ended."""
+        found = []
+        for process in self._processes():
+            state = "" if process.alive else f" (ended with {process.popen.returncode})"
+            lines = [line for line in process.lines() if _COMPLAINT.search(line)]
+            found += [f"{process.name}{state}: {line[:400]}" for line in lines[-most:]]
+            if state and not lines:
+                found.append(f"{process.name}{state}")
+        return "\n".join(found) or "no process of the fleet has logged a warning, and all run"
 
     def all_respond(self) -> None:
         """A round trip to every process: returns when each of them has had time to run."""
@@ -326,7 +354,7 @@ class DynamoFleet:
             self._fail_if_ended()
             return all(worker.learn_instance_id() for worker in self.workers.values()) and all(
                 {kind: n for kind, n in frontend.worker_counts().items() if n} == expected
-                and (frontend.accepts() or not serves)
+                and (not serves or (frontend.accepts() and frontend.hands_over()))
                 for frontend in self.frontends
             )
 
