@@ -26,6 +26,10 @@ _FLEET = "Fleet"
 _ENGINE = "Engine (as serve engine)"
 _ROUTERS = "Routers"
 _ANSWER = "Answer"
+_ONE_MOMENT = (
+    "the workers are those of the recording at one moment: that they join, leave or are "
+    "unavailable is not replayed"
+)
 
 Trace = Annotated[
     Path | None,
@@ -335,7 +339,8 @@ def replay(
     The router is the one of serve frontend, the engines are those of serve engine, in virtual time:
     the same input and seed give the same answer. The fleet comes from --workers, --capacity,
     manifests (-f) or a live deployment (--frontend, --discovery, --demo, --view, --recording); else
-    a recording is replayed on its own fleet, and other requests on 8 workers.
+    a recording is replayed on its own fleet, and other requests on 8 workers. TRACE --recording
+    TRACE replays a recording on its own fleet with its own settings.
 
     Exit code 1: a policy regressed by more than --max-regress; with --fail-on warn also where an
     interval includes that limit.
@@ -377,13 +382,17 @@ def replay(
         spread=spread,
     )
     source, live = _fleet(
-        options, workers, zones, capacity, file, domain, data_parallel_size, model
+        options, workers, zones, capacity, file, domain, data_parallel_size, model, trace
     )  # fmt: skip
     if generate is not None and trace_block_size is None:
         given.block_size = engine.get("block_size", source.card.get("block_size", DEFAULT_BLOCK))
     first = given.first()
     unnamed = live is None and workers is None and not (zones or capacity or file)
-    if unnamed and given.path is not None and given.format == "recording":
+    if (
+        (unnamed or _repeats(options, trace))
+        and given.path is not None
+        and given.format == "recording"
+    ):
         from dynctl.simulation.replay.recorded import fleet_of_recording
 
         recorded = fleet_of_recording(
@@ -468,8 +477,14 @@ def _fleet(
     domain: str | None,
     ranks: int,
     model: str | None,
+    trace: Path | None,
 ) -> tuple[FleetSource, Policy | None]:
-    """The workers, and the policy of a live router where it is known. Raises UsageProblem."""
+    """The workers, and the policy of a live router where it is known. Raises UsageProblem.
+
+    The workers of a recording that is replayed with its own settings are not read here.
+    """
+    from dataclasses import replace
+
     from dynctl.base.options import SOURCES
     from dynctl.simulation.replay.fleets import fleet_of_count, fleet_of_live, fleet_of_places
 
@@ -496,10 +511,27 @@ def _fleet(
         from dynctl.sources import connect
 
         seen = connect(options)
+        if _repeats(options, trace):
+            return fleet_of_count(8, (), ranks), _live_policy(seen)
         found = fleet_of_live(seen.title, seen.workers(), model)
+        if options.recording is not None:
+            found = replace(found, notes=(*found.notes, _ONE_MOMENT))
         return found, _live_policy(seen)
     names = [one.strip() for one in (zones or "").split(",") if one.strip()]
     return fleet_of_count(8 if workers is None else workers, names, ranks), None
+
+
+def _repeats(options: GlobalOptions, trace: Path | None) -> bool:
+    """Whether a recording is replayed on itself, not on its workers at one moment."""
+    own = options.recording
+    return (
+        own is not None
+        and trace is not None
+        and options.at is None
+        and own.exists()
+        and trace.exists()
+        and own.samefile(trace)
+    )
 
 
 def _live_policy(seen: Any) -> Policy:

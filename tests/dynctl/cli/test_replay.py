@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from dynctl.documents.recording import Arrived, Changed, Record, Start, State
 from dynctl.documents.recording_file import encode_records
+from router_core import ModelRuntimeConfig, Router, RouterConfig, Worker, WorkerLost, WorkerUpserted
 from tests.dynctl.cli.conftest import Run
 from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
 from tests.waiting import patience, until_now
@@ -268,3 +271,49 @@ def test_flags_overrule_the_fleet_of_a_recording(dynctl: Run, tmp_path: Path) ->
     recorded = dynctl("replay", path, "--recording", path, "-o", "json").json
     assert len(recorded["results"][0]["workers"]) == 5
     assert [one["policy"] for one in recorded["results"]] == ["live", "round-robin"]
+
+
+def test_a_recording_on_itself_has_the_changes_of_its_fleet_and_a_moment_has_none(
+    dynctl: Run, tmp_path: Path
+) -> None:
+    """Two workers; one leaves and another joins between the first and the last request."""
+    config = {"router_mode": "round-robin"}
+
+    def card(number: int) -> Worker:
+        size = ModelRuntimeConfig(total_kv_blocks=900)
+        return Worker(number, f"w{number}", "m", block_size=16, runtime_config=size)
+
+    def requests(*times: float) -> list[Record]:
+        return [Arrived(at, f"r{at}", "m", 40, 16, (1, 2)) for at in times]
+
+    records: list[Record] = [
+        Start(100.0, "frontend", "f", "1", settings=config),
+        State(100.0, Router(RouterConfig(router_mode="round-robin")).snapshot()),
+        Changed(100.0, WorkerUpserted(card(1))),
+        Changed(100.0, WorkerUpserted(card(2))),
+        *requests(100.0, 110.0),
+        Changed(115.0, WorkerLost(1)),
+        Changed(115.0, WorkerUpserted(card(3))),
+        *requests(120.0, 130.0),
+    ]
+    path, other = tmp_path / "a.dynrec", tmp_path / "b.dynrec"
+    for one in (path, other):
+        one.write_bytes(encode_records(records))
+
+    def replayed(*given: object) -> tuple[dict[str, int], int, list[int], bool]:
+        ran = dynctl("replay", path, *given, "-o", "json")
+        assert ran.code == 0, ran.err
+        report = ran.json
+        first = report["results"][0]
+        noted = any("at one moment" in note for note in report["notes"])
+        shares = sorted(one["requests"] for one in first["workers"])
+        return first["fleet"]["changes"], first["cache"]["cached_tokens"], shares, noted
+
+    itself = replayed("--recording", path)
+    assert itself == ({"joins": 1, "leaves": 1}, 32, [1, 1, 2], False)
+    assert itself == replayed("--policy", "round-robin")
+    (tmp_path / "linked").symlink_to(path)
+    assert replayed("--recording", tmp_path / "linked") == itself
+    still: Any = ({}, 64, [2, 2], True)
+    assert replayed("--recording", other) == still
+    assert replayed("--recording", path, "--at", "+30s") == still
