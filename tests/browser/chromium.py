@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ import aiohttp
 from tests.waiting import patience, until
 
 CHROMIUM = os.environ.get("DYNCTL_CHROMIUM") or shutil.which("chromium") or "chromium"
+
+#: How the browser answers for a document that another one replaces.
+_REPLACED = ("execution context", "context with specified id", "navigated or closed")
+
+
+class Replaced(AssertionError):
+    """A script was to run in a document that another one replaces."""
 
 
 class Tab:
@@ -54,9 +61,12 @@ class Tab:
         return answer["result"].get("value")
 
     async def until(self, script: str, seconds: float = 15.0) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true, of this document or of the next one."""
         async with asyncio.timeout(patience(seconds)):
-            while not await self.run(script):  # noqa: ASYNC110 - it is in the browser
+            while True:
+                with suppress(Replaced):
+                    if await self.run(script):
+                        return
                 await asyncio.sleep(0.05)
 
     async def press(self, key: str, code: int) -> None:
@@ -88,7 +98,9 @@ class Tab:
             if "id" in found:
                 future = self._answers.pop(found["id"])
                 if "error" in found:
-                    future.set_exception(AssertionError(found["error"]))
+                    replaced = any(one in found["error"]["message"] for one in _REPLACED)
+                    kind = Replaced if replaced else AssertionError
+                    future.set_exception(kind(found["error"]))
                 else:
                     future.set_result(found["result"])
                 continue

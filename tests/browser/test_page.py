@@ -176,6 +176,7 @@ async def test_a_browser_signs_in_with_the_token(tmp_path):
         await tab.run(f"document.getElementById('token').value = '{token}'")
         await tab.run("document.querySelector('form').requestSubmit()")
         await tab.until("document.querySelectorAll('.card').length === 2")
+        await tab.until("document.readyState === 'complete'")
         assert await tab.run("document.cookie") == ""
         assert token not in await tab.run("document.documentElement.outerHTML")
         assert not any("token" in address for address in tab.requests)
