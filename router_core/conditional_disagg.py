@@ -126,11 +126,15 @@ class Bypass:
         return f"prefill hop {verb}: {_WHY[self.reason](self)}"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def _short(one: Bypass) -> str:
     return (
         f"{one.decode} computes {one.eff_isl:,} of {one.isl_tokens:,} prompt tokens"
-        f" < {one.rule.eff_isl_threshold:,} and {one.ratio:.0%}"
-        f" < {one.rule.eff_isl_ratio_threshold:.0%}"
+        f" < {one.rule.eff_isl_threshold:,} and {_percent(one.ratio)}"
+        f" < {_percent(one.rule.eff_isl_ratio_threshold)}"
     )
 
 
@@ -144,7 +148,7 @@ def _long(one: Bypass) -> str:
 def _little(one: Bypass) -> str:
     return (
         f"{one.decode} would compute {one.eff_isl:,} of {one.isl_tokens:,} prompt tokens,"
-        f" {one.ratio:.0%}, not below {one.rule.eff_isl_ratio_threshold:.0%}"
+        f" {_percent(one.ratio)}, not below {_percent(one.rule.eff_isl_ratio_threshold)}"
     )
 
 

@@ -1,4 +1,5 @@
-"""Durations and sizes as people write them: ``30s``, ``1.5m``, ``64MiB``."""
+"""Durations and sizes as people write them (``30s``, ``1.5m``, ``64MiB``), and shares of 1 in
+percent."""
 
 import re
 from typing import Final
@@ -30,6 +31,24 @@ def duration_text(seconds: float) -> str:
         if seconds and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds * 1000:g}ms" if 0 < seconds < 0.1 else f"{seconds:g}s"
+
+
+def percent(share: float, digits: int | None = 0, *, signed: bool = False) -> str:
+    """A share of 1 in percent, with a space: ``61 %``, ``0.3 %``.
+
+    ``digits``: behind the point; None: as short as exact. ``signed``: ``+2 %``, never ``-0 %``.
+    """
+    value = 100 * share
+    value = (float(f"{value:.6g}") if digits is None else round(value, digits)) or 0.0
+    form = ",.6g" if digits is None else f",.{digits}f"
+    return f"{value:{'+' if signed else ''}{form}} %"
+
+
+def chance(share: float) -> str:
+    """A probability as ``61 %``; never 0 % or 100 % of what is only nearly so."""
+    if 0 < share < 0.01:
+        return "less than 1 %"
+    return "more than 99 %" if 0.99 < share < 1 else percent(share)
 
 
 def size(text: str) -> int | None:

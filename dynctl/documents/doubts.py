@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dynctl.base.quantities import chance
 from dynctl.findings.catalogue import doubts as codes
 from router_core import (
     Consequence,
@@ -108,13 +109,6 @@ def some_names(names: Iterable[str]) -> str:
     return ", ".join(found[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def percent(share: float) -> str:
-    """A share of 1 as ``61%``; never 0% or 100% of what is only nearly so."""
-    if 0 < share < 0.01:
-        return "less than 1%"
-    return "more than 99%" if 0.99 < share < 1 else f"{share:.0%}"
-
-
 # -- inside --------------------------------------------------------------------------------
 
 
@@ -160,7 +154,7 @@ def _result(found: Consequence, question: Question) -> str:
     hops = (question.plan.prefill, question.plan.decode)
     winner = next((h.worker for h in hops if h is not None and h.stage == found.stage), None)
     if found.share is not None and winner is not None:
-        return f"{found.worker} could win, {winner.name} would get {percent(found.share)}"
+        return f"{found.worker} could win, {winner.name} would get {chance(found.share)}"
     return f"{found.worker} {'would' if found.setting else 'could'} win the {found.stage} hop"
 
 

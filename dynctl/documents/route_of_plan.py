@@ -9,7 +9,8 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from dynctl.documents.doubts import Doubt, Varies, doubt, judge, percent, some_names
+from dynctl.base.quantities import chance
+from dynctl.documents.doubts import Doubt, Varies, doubt, judge, some_names
 from dynctl.documents.route_result import (
     BusyRow,
     BypassRow,
@@ -176,7 +177,7 @@ def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
                     first=hop.drawn[0].worker,
                     second=hop.drawn[1].worker,
                     worker=best.worker,
-                    share=percent(best.probability),
+                    share=chance(best.probability),
                 )
         elif hop.tied:
             # The shown winner first.
@@ -190,7 +191,7 @@ def _drawn(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:
                 stage=hop.stage,
                 temperature=f"{hop.temperature:g}",
                 worker=best.worker,
-                share=percent(best.probability),
+                share=chance(best.probability),
             )
 
 

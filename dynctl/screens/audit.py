@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from dynctl.base.quantities import percent
 from dynctl.documents.audit import CAUSES, AuditReport, AuditRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
@@ -33,7 +34,7 @@ def audit_screen(report: AuditReport, canvas: Canvas) -> str:
         none = "no request was compared, for these reasons:" if report.skipped else None
         lines += canvas.paragraph(none or _NOTHING[report.compares], first="")
     else:
-        rate = f"{100 * report.rate:.1f} %"
+        rate = percent(report.rate, 1)
         of = plural(report.requests, "request")
         lines.append(f"rate     {rate}  {report.hits:,} of {of} as predicted")
     costs = sum(row.costs for row in report.workers)
@@ -78,4 +79,4 @@ def _columns(report: AuditReport) -> list[Column[AuditRow]]:
 
 
 def _rate(row: AuditRow) -> str:
-    return f"{100 * row.hits / row.requests:.0f} %" if row.requests else "-"
+    return percent(row.hits / row.requests) if row.requests else "-"

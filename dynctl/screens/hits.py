@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from dynctl.base.quantities import percent
 from dynctl.documents.hits import CAUSES, RUNGS, HitsCause, HitsGroup, HitsReport, HitsRung
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
@@ -76,7 +77,7 @@ def _ladder(report: HitsReport, canvas: Canvas) -> list[str]:
                 f"unknown  {rung.unknown}", first=f"{start} ", rest=" " * (width + 10)
             )
             continue
-        start += f"{100 * rung.rate:>6.1f} %"
+        start += percent(rung.rate, 1).rjust(8)
         if rung.lost is None:
             lines.append(start)
             continue
@@ -184,7 +185,7 @@ def _largest(row: HitsGroup) -> str:
 def _rate_column(name: str, rank: int) -> Column[HitsGroup]:
     def text(row: HitsGroup) -> str:
         rate = row.rates.get(name)
-        return "unknown" if rate is None else f"{100 * rate:.1f} %"
+        return "unknown" if rate is None else percent(rate, 1)
 
     return Column(name, name.upper(), text, lambda r: r.rates.get(name) or 0.0, True, rank)
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from dynctl.base.quantities import percent
 from dynctl.documents.topology import NO_DOMAIN, DomainPlan, Loss, TopologyPlan
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
@@ -185,7 +186,7 @@ def _loss_columns(result: TopologyPlan, several: bool) -> list[Column[Loss]]:
 
 
 def _percent(share: float) -> str:
-    return f"{amount(round(100 * share, 1))} %"
+    return percent(round(share, 3), None)
 
 
 def _worst(losses: Sequence[Loss]) -> Iterator[Loss]:

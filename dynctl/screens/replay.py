@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 from xml.sax.saxutils import escape
 
+from dynctl.base.quantities import percent
 from dynctl.base.terminal import status_line
 from dynctl.documents.replay import (
     Estimate,
@@ -44,7 +45,7 @@ def replay_report(report: ReplayReport, canvas: Canvas) -> str:
         parts.append(table(_columns(report), report.summaries, canvas))
         parts.append(_lines(canvas, _below(report)))
     for change in report.changes:
-        limit = f"{100 * change.limit:g} %"
+        limit = percent(change.limit, None)
         lines = [f"{change.policy} against {change.base}, limit {limit}: {change.verdict}"]
         lines += (f"{one.verdict:<9}  {one.text}" for one in change.changes)
         parts.append("".join(_hanging(canvas, line) for line in lines))
@@ -162,7 +163,7 @@ def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
             shortest=8,
         ),
         column("hit_rate", "HITS", _percent),
-        column("of_ceiling", "OF MAX", _whole_percent, rank=3),
+        column("of_ceiling", "OF MAX", percent, rank=3),
         column("ttft_p50_s", "TTFT P50", _time),
         column("ttft_p90_s", "P90", _time, rank=1),
         column("ttft_p99_s", "P99", _time),
@@ -209,7 +210,7 @@ def _below(report: ReplayReport) -> Iterator[str]:
     exact = not report.results or report.results[0].cache.ceiling_exact
     if ceiling is not None:
         yield (
-            f"{'' if exact else 'at least '}{100 * ceiling:.2f} % of the prompt tokens could be "
+            f"{'' if exact else 'at least '}{percent(ceiling, 2)} of the prompt tokens could be "
             "reused (MAX): one cache without limit"
         )
     else:
@@ -236,8 +237,7 @@ def _below(report: ReplayReport) -> Iterator[str]:
                 change = round(100 * (after.mean - before.mean), 1)
                 said.append(f"{title} {change or 0.0:+.1f} points")
             elif before.mean:
-                change = 100 * (after.mean / before.mean - 1)
-                said.append(f"{title} {round(change):+d} %")
+                said.append(f"{title} {percent(after.mean / before.mean - 1, signed=True)}")
         yield f"{other.policy} against {base.policy}: {', '.join(said)}"
 
 
@@ -246,7 +246,7 @@ def _peers(peers: ReplayPeers, summary: PolicySummary) -> str:
 
     def share(metric: str) -> str | None:
         found = summary.metrics.get(metric)
-        return None if found is None else _whole_percent(found.mean)
+        return None if found is None else percent(found.mean)
 
     window = f"{1000 * peers.window_s:,g} ms"
     when = f"at most {window} after" if peers.window_s else "at the time of"
@@ -260,11 +260,7 @@ def _peers(peers: ReplayPeers, summary: PolicySummary) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _whole_percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
+    return percent(value, 1)
 
 
 def _count(value: float) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import UNSET
 
+from dynctl.base.quantities import percent
 from dynctl.documents.route_result import (
     CandidateRow,
     DecisionResult,
@@ -197,7 +198,7 @@ def _columns(
             Column(
                 "probability",
                 "chance",
-                lambda line: f"{line.row.probability:.1%}",
+                lambda line: percent(line.row.probability, 1),
                 lambda line: line.row.probability,
                 right=True,
                 rank=2,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from dynctl.documents.doubts import percent
+from dynctl.base.quantities import chance, percent
 from dynctl.documents.route_result import (
     UNKNOWN_LOAD,
     BypassRow,
@@ -97,7 +97,7 @@ def worker_sets(result: RouteResult) -> Iterator[str]:
             answer = " -> ".join(chosen)
         else:
             answer = f"none: {refused.message or refused.outcome}"
-        share = percent(row.share).rjust(4)
+        share = chance(row.share).rjust(5)
         shown = "  (shown below)" if row.name == result.worker_set else ""
         yield f"{share}  {row.name}, {plural(row.available, 'worker')}: {answer}{shown}"
 
@@ -434,11 +434,12 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     second = min(others, key=lambda row: row.cost)
     second_name = rank_name(second, ranked)
     if hop.temperature > 0:
-        chance = next(
+        share = next(
             (row.probability for row in hop.candidates
              if _is(row, winner.worker_id, winner.dp_rank)), 0.0
         )  # fmt: skip
-        yield f"drawn at random, probability {chance:.1%} at temperature {hop.temperature:g}."
+        drawn = percent(share, 1)
+        yield f"drawn at random, probability {drawn} at temperature {hop.temperature:g}."
         if hop.margin is not None and hop.margin < 0:
             yield f"{second_name} is cheaper by {blocks(-hop.margin)} {unit}."
     elif hop.tied:
@@ -491,7 +492,7 @@ def _drawn_pair(hop: DecisionResult, drawn: Sequence[Ref], ranked: bool) -> str:
     # A past decision that was kept in brief has no others.
     if count > len(hop.candidates) or winner.probability == 1:
         return text
-    return f"{text} Over all draws it wins {percent(winner.probability)}."
+    return f"{text} Over all draws it wins {chance(winner.probability)}."
 
 
 def _flip(hop: DecisionResult) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dynctl.base.quantities import percent
 from dynctl.documents.thresholds import (
     CanaryVerdict,
     RankEffect,
@@ -241,7 +242,7 @@ def _canary(verdict: CanaryVerdict, canvas: Canvas) -> Iterator[str]:
 def _measured(condition: str, value: float) -> str:
     if condition.startswith(("ttft", "itl")):
         return f"{value * 1e3:,.0f} ms" if value < 1 else f"{value:,.2f} s"
-    return f"{value:.2%}"
+    return percent(value, 2)
 
 
 def _limit(value: float | None) -> str:

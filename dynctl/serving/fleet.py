@@ -16,6 +16,7 @@ import msgspec
 
 from dynctl.adapters.ports import StreamCode, StreamCondition
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
+from dynctl.base.quantities import percent
 from dynctl.base.tasks import SLICE, drained, end_tasks
 from dynctl.documents.models import EngineHealth
 from dynctl.documents.workers import (
@@ -467,8 +468,8 @@ class Fleet:
         )
         if panic:
             message = (
-                f"{well}/{everyone} workers are well, fewer than {threshold:.0%}: workers whose "
-                "probes or requests failed get requests all the same"
+                f"{well}/{everyone} workers are well, fewer than {percent(threshold)}: workers "
+                "whose probes or requests failed get requests all the same"
             )
             self._service.set_condition(codes.TOO_FEW_WELL, group.name, message)
         elif group.panic:

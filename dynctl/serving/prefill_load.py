@@ -24,6 +24,7 @@ from statistics import median
 from typing import Final, Protocol
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.quantities import percent
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.tokenization import TokenizerError, read_model_config
 from dynctl.tokenization.model_directory import read_json_object
@@ -152,9 +153,9 @@ class Estimate:
         )
         return [
             f"prefill load model: built-in estimate for {self._tp} {self._system} "
-            f"({peak} at {COMPUTE_EFFICIENCY:.0%}, {accelerator.bandwidth:,g} GB/s at "
-            f"{MEMORY_EFFICIENCY:.0%} each; the two parts are assumptions, and the backend does "
-            "not change it)",
+            f"({peak} at {percent(COMPUTE_EFFICIENCY)}, {accelerator.bandwidth:,g} GB/s at "
+            f"{percent(MEMORY_EFFICIENCY)} each; the two parts are assumptions, and the backend "
+            "does not change it)",
             f"{self._name}: {shape.active_weights / 1e9:,.3g} billion weights a token "
             f"({shape.weights}), {shape.layers} layers, {shape.kv_bytes_per_token:,.0f} bytes of "
             "KV cache a token",

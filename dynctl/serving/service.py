@@ -18,8 +18,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
-from dynctl.documents.doubts import Doubt, Varies, doubt, percent
+from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
 from dynctl.documents.route_result import RouteResult
@@ -509,7 +510,7 @@ class RoutingService:
         drawn = {name: count for name, count in found.items() if count}
         if len(drawn) > 1:
             total = sum(drawn.values())
-            shares = ", ".join(f"{name} {percent(n / total)}" for name, n in drawn.items())
+            shares = ", ".join(f"{name} {chance(n / total)}" for name, n in drawn.items())
             yield doubt("DYR0722", sets=len(drawn), model=request.model, shares=shares)
 
     def continue_plan(

@@ -18,11 +18,11 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.naming import resolve_worker
+from dynctl.base.quantities import chance
 from dynctl.documents.doubts import (
     Doubt,
     Varies,
     doubt,
-    percent,
     some_names,
     without_settings,
 )
@@ -171,7 +171,7 @@ class DryRun:
         drawn = [row for row in rows if row.share]
         doubts = best.doubts
         if len(drawn) > 1:
-            shares = ", ".join(f"{row.name} {percent(row.share)}" for row in drawn)
+            shares = ", ".join(f"{row.name} {chance(row.share)}" for row in drawn)
             several = doubt("DYR0722", sets=len(drawn), model=self.model, shares=shares)
             doubts = [several, *doubts]
         return msgspec.structs.replace(

@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import UnsetType
 from rich.style import Style
 
+from dynctl.base.quantities import percent
 from dynctl.documents.fleet_load import Rates
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
@@ -117,7 +118,7 @@ def _time(seconds: float | None) -> str:
 def _share(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.1%}" if 0 < value < 0.0995 else f"{value:.0%}"
+    return percent(value, 1 if 0 < value < 0.0995 else 0)
 
 
 def currency_mark(snapshot: Snapshot, state: State, now: float) -> tuple[str, Style]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.style import Style
 
+from dynctl.base.quantities import percent
 from dynctl.documents.snapshot import DecisionLine, DomainView, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.numbers import count, middle, plural
@@ -90,7 +91,7 @@ def _flow(
         number = pairs[first, last]
         style = zone_style(first, zones) if first == last else BAD
         text = f"{first} > {last}" if first != last else f"{first} stays"
-        share = f"{number:,} {number / total:4.0%}"
+        share = f"{number:,} {percent(number / total):>5}"
         yield _bar(text, style, number / most, share.rjust(11), marks, width)
 
 
@@ -102,7 +103,7 @@ def _reasons(decisions: Sequence[DecisionLine], marks: Marks, width: int) -> Ite
     total = sum(reasons.values())
     for reason, number in reasons.most_common(_REASONS):
         style = BAD if reason == "refused" else PLAIN
-        beside = f"{number:,} {number / total:4.0%}".rjust(11)
+        beside = f"{number:,} {percent(number / total):>5}".rjust(11)
         yield _bar(reason, style, number / total, beside, marks, width)
     if not total:
         yield (("  no decisions", DIM),)
@@ -139,7 +140,7 @@ def _fullest(
     yield _titled("fullest workers", "| busy threshold", width)
     if not found:
         yield (("  no worker reports its KV blocks", DIM),)
-    room = max(4, width - _NAME - 14)
+    room = max(4, width - _NAME - 15)
     for share, row in found:
         limit = snapshot.thresholds.get(row.model, {}).get("active_decode_blocks_threshold")
         value = row.domains.get(domain or "", "")
@@ -148,7 +149,7 @@ def _fullest(
             (f"{middle(row.name, _NAME):<{_NAME}}", role_style(row.role)),
             (" ", PLAIN),
             (marks.bar(share, room, limit), WARN if row.busy else zone_style(value, zones)),
-            (f" {share:4.0%}", PLAIN),
+            (f" {percent(share):>5}", PLAIN),
             (" busy" if row.busy else "", WARN),
         )
 

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dynctl.base.quantities import percent
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import (
     Alert,
@@ -316,8 +317,8 @@ def _card(
     if share is None:
         bar = "not reported" if role.ranks else "no worker has KV blocks for answers"
     else:
-        bar = f"{share:.0%} of KV blocks used"
-        bar += "" if limit is None else f", busy above {float(limit):.0%}"
+        bar = f"{percent(share)} of KV blocks used"
+        bar += "" if limit is None else f", busy above {percent(float(limit))}"
     title = NO_DOMAIN if row.value is None else row.value
     many = any(one.capacity.model != row.capacity.model for one in domains.rows)
     zoomed = view.place == title

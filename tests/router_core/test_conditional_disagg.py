@@ -109,7 +109,7 @@ def test_a_warm_decode_worker_does_everything() -> None:
     assert plan.bypass is not None
     assert (plan.bypass.eff_isl, plan.bypass.reason) == (16, "short_prefill")
     assert plan.bypass.message == (
-        "prefill hop left out: decode-1 computes 16 of 112 prompt tokens < 2,048 and 14% < 70%"
+        "prefill hop left out: decode-1 computes 16 of 112 prompt tokens < 2,048 and 14 % < 70 %"
     )
     # It is the cost of an aggregated worker: what it computes, and the blocks.
     costs = dict(zip((w.name for w in plan.decode.workers), plan.decode.costs, strict=True))
@@ -129,7 +129,7 @@ def test_a_cold_prompt_takes_the_hop_and_the_decode_hop_keeps_its_credit() -> No
     assert plan.bypass is not None
     assert (plan.bypass.bypassed, plan.bypass.reason) == (False, "little_cached")
     assert plan.bypass.message == (
-        "prefill hop kept: decode-1 would compute 80 of 112 prompt tokens, 71%, not below 70%"
+        "prefill hop kept: decode-1 would compute 80 of 112 prompt tokens, 71 %, not below 70 %"
     )
     costs = dict(zip((w.name for w in plan.decode.workers), plan.decode.costs, strict=True))
     assert costs == {"decode-0": 7, "decode-1": 7 - 2}

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.quantities import percent
 from dynctl.documents.replay import (
     Estimate,
     LoadPoint,
@@ -185,10 +186,9 @@ def _change(
 
 
 def _sentence(metric: Metric, worse: Estimate, verdict: str, limit: float) -> str:
-    unit = " points" if metric.absolute else " %"
-
     def said(value: float) -> str:
-        return f"{100 * abs(value):.2f}{unit} {'worse' if value > 0 else 'better'}"
+        size = f"{100 * abs(value):.2f} points" if metric.absolute else percent(abs(value), 2)
+        return f"{size} {'worse' if value > 0 else 'better'}"
 
     if worse.low is None or worse.high is None:
         if not worse.mean:

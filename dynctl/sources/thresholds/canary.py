@@ -16,6 +16,7 @@ from typing import Final
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, UsageProblem
+from dynctl.base.quantities import percent
 from dynctl.documents.fleet_load import ended_requests, quantile
 from dynctl.documents.thresholds import CanaryCondition, CanaryState, CanaryVerdict
 from dynctl.serving.dynamo.frontend_traffic import counters_fell
@@ -79,7 +80,7 @@ def read_condition(text: str) -> Condition:
     limit = float(number) * {"%": 0.01, "ms": 0.001}.get(unit, 1.0)
     if share and limit > 1:
         raise UsageProblem(
-            f"--revert-if {text!r}: a share is at most 100 %, this is {limit:.0%}", _EXAMPLES
+            f"--revert-if {text!r}: a share is at most 100 %, this is {percent(limit)}", _EXAMPLES
         )
     at = float(quantile or 0) / 100
     if not share and not 0 < at < 1:
@@ -336,10 +337,10 @@ def announce(replicas: Sequence[Replica], text: str) -> None:
 
 
 def shown(condition: Condition, value: float) -> str:
-    """A share in per cent, or a time."""
+    """A share in percent, or a time."""
     if condition.signal in ("ttft", "itl"):
         return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
-    return f"{value * 100:.2f} %"
+    return percent(value, 2)
 
 
 def _sum(parts: Sequence[RequestTotals]) -> RequestTotals:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from dynctl.base.quantities import percent
 from dynctl.documents.snapshot import (
     Alert,
     DecisionLine,
@@ -137,9 +138,9 @@ def _kv_bar(marks: Marks, snapshot: Snapshot) -> Column[DomainRow]:
         limits = snapshot.thresholds.get(row.capacity.model, {})
         share = kv_share(row)
         if share is None:
-            return (UNKNOWN if generating(row).ranks else NOTHING).ljust(BAR + 5)
+            return (UNKNOWN if generating(row).ranks else NOTHING).ljust(BAR + 6)
         limit = limits.get("active_decode_blocks_threshold")
-        return f"{marks.bar(share, BAR, limit)} {share:4.0%}"
+        return f"{marks.bar(share, BAR, limit)} {percent(share):>5}"
 
     return Column("kv_share", "KV USED", text, kv_share, rank=1)
 
@@ -161,7 +162,7 @@ def _crossing() -> Column[DomainRow]:
         share = row.crossing_share
         if share is None:
             return UNKNOWN if row.local is None and row.value is not None else NOTHING
-        return f"{share:.0%}"
+        return percent(share)
 
     return Column("crossing", "CROSS", text, lambda r: r.crossing_share, right=True, rank=3)
 

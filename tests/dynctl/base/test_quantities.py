@@ -1,10 +1,17 @@
-"""Durations and sizes: every text is read as its value, all others are refused."""
+"""Durations and sizes: every text is read as its value, all others are refused; percentages."""
+
+import ast
+import re
+from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.base.quantities import duration, duration_text, size
+from dynctl.base.quantities import duration, duration_text, percent, size
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -51,3 +58,42 @@ def test_a_size(text: str, count: int) -> None:
 @pytest.mark.parametrize("text", ["", "big", "-1", "1MB", "1k", "nan", "1 0", "MiB", "9" * 16])
 def test_no_size(text: str) -> None:
     assert size(text) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "text"),
+    [(0.444, 0, "44 %"), (0.004, 1, "0.4 %"), (1, 0, "100 %"), (0.983, None, "98.3 %"),
+     (0.05, None, "5 %"), (12.5, 0, "1,250 %"), (-0.0, 0, "0 %")],
+)  # fmt: skip
+def test_a_share_in_percent(share: float, digits: int | None, text: str) -> None:
+    assert percent(share, digits) == text
+
+
+def test_a_change_in_percent_has_a_sign() -> None:
+    found = [percent(change, signed=True) for change in (0.021, -0.5, -0.001)]
+    assert found == ["+2 %", "-50 %", "+0 %"]
+
+
+def test_percentages_are_written_by_this_formatter_alone() -> None:
+    own = {"dynctl/base/quantities.py", "router_core/conditional_disagg.py"}
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("dynctl", "router_core")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.JoinedStr) and _writes_percent(node)
+    }
+    assert found == own
+
+
+def _writes_percent(text: ast.JoinedStr) -> bool:
+    """Whether an f-string has a value with the format ``%``, or a number followed by the sign."""
+    for value, after in zip_longest(text.values, text.values[1:]):
+        if not isinstance(value, ast.FormattedValue):
+            continue
+        form = "" if value.format_spec is None else ast.unparse(value.format_spec)
+        if form.strip("f'\"").endswith("%"):
+            return True
+        if isinstance(after, ast.Constant) and re.match(r" ?%($|[ ,.;)])", str(after.value)):
+            return True
+    return False

@@ -163,7 +163,7 @@ def test_why_the_prefill_hop_is_left_out_or_kept_is_shown() -> None:
 
     result, explained, short = shown(prompt(112))
     sentence = (
-        "prefill hop left out: decode-1 computes 16 of 112 prompt tokens < 2,048 and 14% < 70%"
+        "prefill hop left out: decode-1 computes 16 of 112 prompt tokens < 2,048 and 14 % < 70 %"
     )
     assert f"hop      {sentence}" in explained
     assert f"hop     {sentence}" in short

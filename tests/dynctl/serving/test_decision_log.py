@@ -309,5 +309,5 @@ def test_the_verdict_about_the_prefill_hop_is_logged(caplog, level, written_line
         DecisionLog(level).on_decision(made.plan(asked), asked, record)
     assert caplog.messages == [
         'Conditional disagg decision request_id="r1" bypass=true reason=short_prefill: prefill hop '
-        f"left out: decode-{D} computes 2 of 34 prompt tokens < 2,048 and 6% < 70%"
+        f"left out: decode-{D} computes 2 of 34 prompt tokens < 2,048 and 6 % < 70 %"
     ][:written_lines]  # fmt: skip

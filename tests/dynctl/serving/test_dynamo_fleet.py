@@ -376,7 +376,7 @@ async def test_a_worker_set_is_drawn_by_its_available_workers(store: Path) -> No
             result = await it.json()
         assert result["worker_set"] == "v2/backend"
         [found] = [one for one in result["doubts"] if one["code"] == "DYR0722"]
-        assert "dynamo/backend 33%, v2/backend 67%" in json.dumps(found)
+        assert "dynamo/backend 33 %, v2/backend 67 %" in json.dumps(found)
         # One set is a pool again.
         for entry in entries:
             entry.unlink()

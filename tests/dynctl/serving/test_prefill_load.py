@@ -127,7 +127,7 @@ def test_the_settings_make_an_estimate_that_shows_its_numbers(tmp_path: Path, na
     model = prefill_model(config)
     assert isinstance(model, Estimate)
     first, second, third = model.describe()
-    assert "2 h200_sxm (989 TFLOPS bf16 at 50%, 4,800 GB/s at 80% each" in first
+    assert "2 h200_sxm (989 TFLOPS bf16 at 50 %, 4,800 GB/s at 80 % each" in first
     assert f"{tmp_path.name}: 6.98 billion weights a token (bf16), 32 layers" in second
     assert third.startswith("predicted prefill: 512 tokens ")
     assert re.fullmatch(r"(, )?([\d,]+ tokens [\d.,]+ ms(, )?){4}", third.split(": ", 1)[1])

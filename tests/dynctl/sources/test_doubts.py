@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dynctl.documents.doubts import Doubt, Varies, distinct, doubt, percent
+from dynctl.base.quantities import chance
+from dynctl.documents.doubts import Doubt, Varies, distinct, doubt
 from dynctl.documents.route_result import RouteResult
 from dynctl.health.deployment import Problem, ProblemCode
 from dynctl.screens.canvas import Canvas
@@ -183,7 +184,7 @@ def test_the_doubt_names_the_setting_and_the_share_of_the_winner():
     assert found.matters
     assert not result.certain
     assert found.effect.startswith("with router_temperature=0.5 prefill-b")
-    assert found.effect.endswith("could win, prefill-a0 would get 88%")
+    assert found.effect.endswith("could win, prefill-a0 would get 88 %")
     screen = route_short(result, Canvas(80))
     assert "doubts  1 could change the answer\n  DYR0712  the frontend's router_temp" in screen
 
@@ -233,6 +234,6 @@ def test_doubts_that_matter_only_together_are_all_named():
 def test_doubts_are_distinct_and_shares_are_never_rounded_to_nothing():
     assert distinct([TEMPERATURE, TEMPERATURE, SETTINGS]) == [TEMPERATURE, SETTINGS]
     shares = (0.0, 0.001, 0.5, 0.999, 1.0)
-    assert [percent(share) for share in shares] == [
-        "0%", "less than 1%", "50%", "more than 99%", "100%",
+    assert [chance(share) for share in shares] == [
+        "0 %", "less than 1 %", "50 %", "more than 99 %", "100 %",
     ]  # fmt: skip

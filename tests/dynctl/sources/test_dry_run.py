@@ -247,11 +247,11 @@ def test_first_the_set_then_the_worker() -> None:
     assert winners["ns/b"] is not None
     assert winners["ns/b"].worker == "w3"
     assert codes(result)[0] == "DYR0722"
-    assert "ns/a 67%, ns/b 33%" in result.doubts[0].effect
+    assert "ns/a 67 %, ns/b 33 %" in result.doubts[0].effect
     assert result.certain is False
     for draw in (ExplainScreen(), route_short):
         text = draw(result, Canvas(width=200))
-        assert "33%  ns/b, 1 worker: w3" in text
+        assert "33 %  ns/b, 1 worker: w3" in text
 
 
 def test_caches_of_another_set_do_not_attract_a_request() -> None:

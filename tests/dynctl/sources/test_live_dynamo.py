@@ -291,7 +291,7 @@ async def test_the_header_has_the_rates_that_frontends_count(live: Live):
         assert "requests: counting" in await line()
         made.requests = {"": 715, "overload": 305}
         found = await line()
-        for part in ("req/s", "refused 25%", "TTFT p50 - ", "hits - "):
+        for part in ("req/s", "refused 25 %", "TTFT p50 - ", "hits - "):
             assert part in found, found
         made.away = True
         assert f"requests/s unknown: {url}: /metrics answered 503" in await line()

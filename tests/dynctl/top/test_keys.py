@@ -680,6 +680,6 @@ async def test_the_header_has_rates_where_requests_are_counted(shown: Shown):
         await pilot.pause()
         line = screen_text(app).splitlines()[1]
         assert line.startswith(" 50 req/s ")
-        for text in ("TTFT p50 50 ms p99 99 ms", "hits 40%", "refused 4.0%"):
+        for text in ("TTFT p50 50 ms p99 99 ms", "hits 40 %", "refused 4.0 %"):
             assert text in line
         assert screen_text(app).splitlines()[-1].strip().startswith("1-4 panels")
