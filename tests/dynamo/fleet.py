@@ -34,6 +34,7 @@ __all__ = [
     "Worker",
     "WorkerPlan",
     "aggregated",
+    "hands_over",
     "two_zones",
 ]
 
@@ -104,6 +105,17 @@ class Worker:
         return self._instance_id is not None
 
 
+def hands_over(frontend: Process) -> bool:
+    """Whether the router of each prefill pool that a frontend found is active.
+
+    Dynamo says that a model is ready before that, and answers 503 meanwhile.
+    """
+    lines = frontend.lines()
+    found = [n for n, line in enumerate(lines) if "activating prefill router" in line]
+    active = [n for n, line in enumerate(lines) if "Prefill router target activated" in line]
+    return max(found, default=-1) <= max(active, default=-1)
+
+
 class Frontend(FrontendClient):
     """A frontend's process, and a client of it."""
 
@@ -114,16 +126,6 @@ class Frontend(FrontendClient):
     def log_lines(self, containing: str = "", since: int = 0) -> list[str]:
         """Lines of its log with ``containing`` in them; ``since`` a count of lines seen before."""
         return [line for line in self.process.lines(since) if containing in line]
-
-    def hands_over(self) -> bool:
-        """Whether the router of each prefill pool that it found is active.
-
-        Dynamo says that a model is ready before that, and answers 503 meanwhile.
-        """
-        lines = self.process.lines()
-        found = [n for n, line in enumerate(lines) if "activating prefill router" in line]
-        active = [n for n, line in enumerate(lines) if "Prefill router target activated" in line]
-        return max(found, default=-1) <= max(active, default=-1)
 
 
 class DynamoFleet:
@@ -354,7 +356,7 @@ class DynamoFleet:
             self._fail_if_ended()
             return all(worker.learn_instance_id() for worker in self.workers.values()) and all(
                 {kind: n for kind, n in frontend.worker_counts().items() if n} == expected
-                and (not serves or (frontend.accepts() and frontend.hands_over()))
+                and (not serves or (frontend.accepts() and hands_over(frontend.process)))
                 for frontend in self.frontends
             )
 

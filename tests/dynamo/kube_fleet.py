@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 from dynctl.wire.kubernetes import names
 from tests.dynamo.client import FrontendClient
-from tests.dynamo.fleet import DYNAMO_PYTHON, LOOPBACK, READY_SECONDS
+from tests.dynamo.fleet import DYNAMO_PYTHON, LOOPBACK, READY_SECONDS, hands_over
 from tests.dynamo.kube_pods import (
     MODEL,
     ZONES,
@@ -280,7 +280,8 @@ class KubeFleet:
         def counted() -> bool:
             found = self.frontend.worker_counts()
             same = {kind: count for kind, count in found.items() if count} == counts
-            return same and self.frontend.accepts()
+            process = self.pods[f"{GRAPH}-frontend-0"].process
+            return same and self.frontend.accepts() and hands_over(process)
 
         self.wait_until(counted, f"the frontend to count {dict(counts)}")
 
