@@ -23,6 +23,8 @@ Thresholds = Mapping[str, float | int | None]
 _NOTHING: Final = Deployment()
 
 
+#: The address of channels over NATS: one server has all of them.
+NATS: Final = "NATS"
 UNNUMBERED: Final = -1
 """A worker of Dynamo 1.0 answers with its blocks, and without the number of its last event."""
 
@@ -39,12 +41,12 @@ class Unread:
 class RankFacts:
     """The KV events of one rank, received and queried.
 
-    ``channel``: the address of its events, None without one; ``indexer``: the address for queries.
-    ``newest``: its own count of events at the end of listening (UNNUMBERED: it answers without
-    one); ``refusal``: why that is unknown.
+    ``channel``: the address of its events (:data:`NATS` for all over NATS), None without one;
+    ``indexer``: the address for queries. ``newest``: its own count of events at the end of
+    listening (UNNUMBERED: it answers without one); ``refusal``: why that is unknown.
     ``called_back`` is False where the worker accepted the query and never connected back, None
-    where there was no query or no connection. ``own_names``: blocks whose hash differs from that
-    of other workers. ``incomplete``, ``disconnected``, ``foreign`` and ``unreadable``: the last
+    where there was no query or no connection. ``own_names``: blocks whose hash differs from that of
+    other workers. ``incomplete``, ``disconnected``, ``foreign`` and ``unreadable``: the last
     problem of that kind.
     """
 

@@ -10,12 +10,16 @@ from dynctl.health.checks.planes import (
     count,
     discovered,
     listed,
+    nats_is_lost,
     planes_of,
     populated,
     reachable,
 )
 from dynctl.health.deployment import ProblemCode
-from dynctl.health.facts import UNNUMBERED, CheckFacts, RankFacts
+from dynctl.health.facts import NATS, UNNUMBERED, CheckFacts, RankFacts
+
+#: Why channels over NATS are not read.
+NATS_LOST: Final = "NATS is not reachable (DYR0103)"
 
 
 def _published(facts: CheckFacts) -> Skipped | None:
@@ -29,6 +33,7 @@ def _connected(facts: CheckFacts) -> Outcome:
     if not with_channel:
         return Skipped("no worker registers a channel of KV events (DYR0301)")
     seconds = f"{planes.waited_s:g}"
+    lost = [NATS_LOST] if nats_is_lost(facts) else []
     findings = [
         found(
             rank.name,
@@ -37,9 +42,9 @@ def _connected(facts: CheckFacts) -> Outcome:
             seconds=seconds,
         )
         for rank in with_channel
-        if not rank.state.connected
+        if not rank.state.connected and not (lost and rank.channel == NATS)
     ]
-    return outcome(findings, summary=count(len(with_channel), "channel"))
+    return outcome(findings, lost, count(len(with_channel), "channel"))
 
 
 def _indexers(facts: CheckFacts) -> Outcome:
@@ -67,7 +72,7 @@ def _contiguous(facts: CheckFacts) -> Outcome:
     unread: list[str] = []
     ranks = planes_of(facts).ranks
     for rank in ranks:
-        why = _unknown_events(rank)
+        why = _unknown_events(rank, facts)
         if why is not None:
             unread.append(why)
         elif rank.state.lost or rank.state.missing:
@@ -81,12 +86,12 @@ def _contiguous(facts: CheckFacts) -> Outcome:
     return outcome(findings, unread, summary)
 
 
-def _unknown_events(rank: RankFacts) -> str | None:
+def _unknown_events(rank: RankFacts, facts: CheckFacts) -> str | None:
     """Why a rank's events are unknown; None where they are known. Another check reports this."""
     if rank.channel is None:
         return f"{rank.name} registers no channel (DYR0301)"
     if not rank.state.connected:
-        return f"{rank.name} is not connected (DYR0302)"
+        return _disconnected(rank, facts)
     if rank.indexer is None:
         return f"{rank.name} has no indexer (DYR0304)"
     if rank.newest is None:
@@ -105,7 +110,7 @@ def _flowing(facts: CheckFacts) -> Outcome:
     arrived = 0
     for rank in planes.ranks:
         seen = rank.state.last_seq
-        why = _unknown_events(rank)
+        why = _unknown_events(rank, facts)
         if why is not None:
             unread.append(why)
         elif rank.newest == UNNUMBERED:
@@ -130,7 +135,7 @@ def _flowing(facts: CheckFacts) -> Outcome:
 
 def _own_channel(facts: CheckFacts) -> Outcome:
     ranks = planes_of(facts).ranks
-    unread = [_disconnected(rank) for rank in ranks if not rank.state.connected]
+    unread = [_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
     return outcome([found(r.name, why=r.foreign) for r in ranks if r.foreign], unread)
 
 
@@ -144,12 +149,16 @@ def _understood(facts: CheckFacts) -> Outcome:
             example = f": {rank.unreadable}" if rank.unreadable else ""
             why = f"{bad} unreadable, {odd} of an unknown kind{example}"
             findings.append(found(rank.name, why=why))
-    return outcome(findings, [_disconnected(rank) for rank in ranks if not rank.state.connected])
+    return outcome(
+        findings, [_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
+    )
 
 
-def _disconnected(rank: RankFacts) -> str:
+def _disconnected(rank: RankFacts, facts: CheckFacts) -> str:
     if rank.channel is None:
         return f"{rank.name} registers no channel (DYR0301)"
+    if rank.channel == NATS and nats_is_lost(facts):
+        return NATS_LOST
     return f"{rank.name} is not connected (DYR0302)"
 
 
@@ -162,7 +171,7 @@ def _names_agree(facts: CheckFacts) -> Outcome:
         return outcome(findings)
     if len(planes.ranks) < 2:
         return Skipped("only one rank publishes events: no other rank to compare it with")
-    unread = [why for rank in planes.ranks if (why := _unknown_events(rank)) is not None]
+    unread = [why for rank in planes.ranks if (why := _unknown_events(rank, facts)) is not None]
     if not planes.comparable and not unread:
         return Skipped("no two workers cache the same block: send one prompt to both, then check")
     return outcome((), unread)

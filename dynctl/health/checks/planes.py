@@ -7,7 +7,7 @@ from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
 from dynctl.health.deployment import Deployment, ProblemCode, RegisteredWorker
-from dynctl.health.facts import CheckFacts, PlaneFacts
+from dynctl.health.facts import NATS, CheckFacts, PlaneFacts, RankFacts
 from dynctl.wire.dynamo.discovery import CARDS, EVENT_CHANNELS, EVENT_SOURCES, INSTANCES
 from router_core import PolicyUnderivable, Role, implied_constraints
 
@@ -99,12 +99,27 @@ def _event_plane(facts: CheckFacts) -> Outcome:
     channels = [rank for rank in planes_of(facts).ranks if rank.channel is not None]
     if not channels:
         return Skipped("no worker registers a channel of KV events (DYR0301)")
-    plane = "/".join(sorted({"NATS" if r.channel == "NATS" else "ZMQ" for r in channels}))
+    by_plane: dict[str, list[RankFacts]] = {}
+    for rank in channels:
+        by_plane.setdefault(NATS if rank.channel == NATS else "ZMQ", []).append(rank)
+    findings = [
+        found(plane, channels=f"{len(ranks):,}", why=_first_reason(ranks))
+        for plane, ranks in sorted(by_plane.items())
+        if not any(rank.state.connected for rank in ranks)
+    ]
     connected = sum(rank.state.connected for rank in channels)
-    if connected:
-        return Passed(f"{plane}, {connected} of {count(len(channels), 'channel')}")
-    why = next((f": {rank.disconnected}" for rank in channels if rank.disconnected), "")
-    return outcome([found(plane, channels=f"{len(channels):,}", why=why)])
+    summary = f"{connected} of {count(len(channels), 'channel')}"
+    return outcome(findings, summary=f"{'/'.join(sorted(by_plane))}, {summary}")
+
+
+def _first_reason(ranks: Sequence[RankFacts]) -> str:
+    return next((f": {rank.disconnected}" for rank in ranks if rank.disconnected), "")
+
+
+def nats_is_lost(facts: CheckFacts) -> bool:
+    """Whether no channel over NATS connects: all of them have one server, and DYR0103 shows it."""
+    ranks = [rank for rank in planes_of(facts).ranks if rank.channel == NATS]
+    return bool(ranks) and not any(rank.state.connected for rank in ranks)
 
 
 def _call_home(facts: CheckFacts) -> Outcome:

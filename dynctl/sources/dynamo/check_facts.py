@@ -27,6 +27,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.health.facts import (
+    NATS,
     UNNUMBERED,
     CheckFacts,
     FrontendFacts,
@@ -261,7 +262,7 @@ def _shared(item: RegisteredWorker) -> str | None:
 
 def _address(channel: EventChannel) -> str:
     transport = channel.transport
-    return transport.endpoint if isinstance(transport, ZmqTransport) else "NATS"
+    return transport.endpoint if isinstance(transport, ZmqTransport) else NATS
 
 
 async def _query_all(

@@ -15,6 +15,7 @@ from dynctl.documents.models import ModelReadiness, NamespaceReadiness, WorkerTy
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import Registrations
 from dynctl.health.facts import (
+    NATS,
     CheckFacts,
     FrontendFacts,
     PlaneFacts,
@@ -295,6 +296,8 @@ BROKEN = (
     Broken("DYR0101", _planes(unreachable=Unread("refused", "start it")), "etcd 10.0.0.1:2379"),
     Broken("DYR0102", _planes(deployment=deployed({})), "dynamo"),
     Broken("DYR0103", _ranks(state=StreamState()), "ZMQ"),
+    Broken("DYR0103", _ranks(state=StreamState(), channel=NATS), "NATS", "without NATS"),
+    Broken("DYR0103", _rank(state=StreamState(), channel=NATS), "NATS", "one plane of two"),
     Broken(
         "DYR0104",
         _ranks(newest=None, called_back=False, refusal="did not connect back to 10.1.1.1:4000"),

@@ -12,7 +12,7 @@ from dynctl.findings.catalogue import all_codes, catalogue, conditions
 from dynctl.findings.report import FLEET, CheckResult, Report, State
 from dynctl.findings.suppression import Suppressions
 from dynctl.health.checks.run import SECTIONS, judge
-from dynctl.health.facts import CheckFacts, FrontendFacts, PlaneFacts, Unread
+from dynctl.health.facts import NATS, CheckFacts, FrontendFacts, PlaneFacts, Unread
 from tests.dynctl.health import check_facts as made
 from tests.dynctl.health.check_facts import BROKEN, FIRST, SECOND, Broken, healthy, ours
 
@@ -147,6 +147,34 @@ def test_a_disconnected_worker_is_skipped_and_its_failure_reported(code: str):
     assert (found.state, found.unread) == (State.SKIP, True)
     assert whole.ranks[0].worker in found.message
     assert result(report, "DYR0302").state is State.FAIL
+
+
+def test_a_lost_nats_server_is_one_finding():
+    whole = made.planes()
+    why = "cannot reach NATS at nats://127.0.0.1:1: connection refused"
+    lost = replace(whole.ranks[0], channel=NATS, state=StreamState(), disconnected=why)
+    for ranks in ((lost, replace(lost, worker="prefill/other")), (lost, whole.ranks[1])):
+        report = judge(replace(healthy(), planes=replace(whole, ranks=ranks)))
+        assert [code for code, state in states(report).items() if state is State.FAIL] == [
+            "DYR0103"
+        ]
+        (finding,) = result(report, "DYR0103").findings
+        assert finding.subject == "NATS"
+        assert finding.value.endswith(f"channels connect: {why}")
+        for code in ("DYR0302", "DYR0305", "DYR0306", "DYR0307", "DYR0308", "DYR0309"):
+            found = result(report, code)
+            assert (found.state, found.unread) == (State.SKIP, True), code
+            assert "NATS is not reachable (DYR0103)" in found.message, code
+            assert "NATS at" not in found.message, code
+
+
+def test_a_worker_that_nats_does_not_connect_is_its_own_finding():
+    whole = made.planes()
+    ranks = tuple(replace(rank, channel=NATS) for rank in whole.ranks)
+    ranks = (replace(ranks[0], state=StreamState()), *ranks[1:])
+    report = judge(replace(healthy(), planes=replace(whole, ranks=ranks)))
+    assert result(report, "DYR0103").state is State.PASS
+    assert [one.subject for one in result(report, "DYR0302").findings] == [ranks[0].name]
 
 
 def test_an_idle_fleet_cannot_show_that_events_flow():
