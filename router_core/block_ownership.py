@@ -21,6 +21,8 @@ from router_core.runs import LIMIT, POSITION, POSITION_BITS, ROOT, Runs, packer
 
 # Starts that a slot no longer holds are dropped once they may be as many as those it holds.
 _FEW_STARTS = 16
+# So few names are looked up one by one.
+_FEW_NAMES = 4
 
 
 class BlockOwnership:
@@ -266,6 +268,10 @@ class BlockOwnership:
             self._extra_total[slot] -= len(block_hashes) - len(last)
             block_hashes = last
         bit = 1 << slot
+        first = self._names_in_run(slot, bit, block_hashes)
+        if first is not None:
+            total = len(block_hashes)
+            return RemoveResult(total, self._release(slot, (first,)) - total, 0)
         # All names first: removing an earlier block drops the names of the later ones.
         held = set()
         unknown = 0
@@ -306,6 +312,26 @@ class BlockOwnership:
 
     def _holds(self, block: int, bit: int) -> bool:
         return self._runs.end(block >> POSITION_BITS, bit) > block & POSITION
+
+    def _names_in_run(self, slot: int, bit: int, block_hashes: Sequence[int]) -> int | None:
+        """The first of the blocks where these are the shared names of neighbours in one run that
+        the slot holds, in either direction: engines drop the end of a prompt, the last block first.
+        None elsewhere."""
+        runs, names, count = self._runs, self._names, len(block_hashes)
+        if count < _FEW_NAMES or slot in names.own:
+            return None
+        one, other = names.find(block_hashes[0]), names.find(block_hashes[-1])
+        if one is None or other is None or abs(other - one) != count - 1:
+            return None
+        try:
+            named = packer(count).pack(*(block_hashes if one < other else block_hashes[::-1]))
+        except StructError:
+            return None
+        first = min(one, other)
+        run, at = first >> POSITION_BITS, first & POSITION
+        if at + count > runs.end(run, bit) or not runs.equal_names(run, at, named):
+            return None
+        return None if names.unnamed and names.any_unnamed(run, at, count) else first
 
     def _held_roots(self, slot: int) -> set[int]:
         """The runs that start prompts of ``slot``."""

@@ -169,6 +169,12 @@ class History:
             names.append(self.models[holder].paths.get(path, self.name(slot, path)))
         if self.random.random() < 0.3:
             names.append(self.odd_name())
+        if self.random.random() < 0.5:
+            names = self.neighbours(slot)
+        bit = 1 << slot
+        if slot not in self.dropping:
+            found = self.index._names_in_run(slot, bit, names)
+            self.seen["neighbours of a run"] += found is not None
         result = self.index.remove(slot, names)
         if slot in self.dropping:
             assert (result.removed, result.hidden, result.unknown) == (0, 0, len(names))
@@ -176,6 +182,17 @@ class History:
         assert (result.removed, result.hidden, result.unknown) == model.remove(names)
         self.seen["hidden"] += result.hidden > 0
         self.seen["unknown"] += result.unknown > 0
+
+    def neighbours(self, slot: int) -> list[int]:
+        """The names of a part of a path, first or last block first, sometimes with another one."""
+        model = self.models[slot]
+        path = self.held_path(slot if self.random.random() < 0.9 else None)
+        first = max(0, len(path) - self.random.randint(2, 4))
+        parts = [path[: n + 1] for n in range(first, len(path))]
+        names = [model.paths.get(part, self.name(slot, part)) for part in parts]
+        if len(names) > 1 and self.random.random() < 0.3:
+            names[self.random.randrange(len(names))] = self.odd_name()
+        return (names[::-1] if self.random.random() < 0.5 else names) or [self.odd_name()]
 
     def clear(self, slot: int) -> None:
         assert self.index.clear(slot) == len(self.models[slot].paths)
@@ -297,10 +314,11 @@ class History:
 
 @pytest.fixture(params=[3, LIMIT], ids=["short runs", "runs"], autouse=True)
 def limit(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Also with runs so short that most prompts take several."""
+    """Also with runs so short that most prompts take several; two names may be neighbours."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (block_ownership, runs_module):
             patch.setattr(module, "LIMIT", request.param)
+        patch.setattr(block_ownership, "_FEW_NAMES", 2)
         yield request.param
 
 
@@ -336,8 +354,46 @@ def test_the_histories_reach_the_rare_states() -> None:
         "steps": 1000,
         "hidden": 100,
         "unknown": 100,
+        "neighbours of a run": 10,
         "swept": 40,
         Fault.UNKNOWN_PARENT: 40,
         Fault.HASH_CONFLICT: 40,
     }.items():
         assert seen[state] >= least, f"{state}: {seen[state]} in {seen}"
+
+
+class ByName(PrefixIndex):
+    """Looks up the names of a removal one by one."""
+
+    __slots__ = ()
+
+    def _names_in_run(self, slot: int, bit: int, block_hashes: Sequence[int]) -> int | None:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_removals_of_neighbours_equal_removals_by_name(seed: int) -> None:
+    """Workers with one hash function, which mostly drop the end of a prompt."""
+    draw = random.Random(seed)
+    quick, plain = PrefixIndex(), ByName()
+    shared = tuple(range(40))
+    prompts = [shared[: draw.randrange(41)] + (100 + n,) * 30 for n in range(8)]
+    in_run = 0
+    for _ in range(200):
+        slot, prompt = draw.choice(SLOTS), draw.choice(prompts)
+        names = sequence_hashes(prompt)
+        if draw.random() < 0.4:
+            assert quick.store(slot, None, names, prompt) == plain.store(slot, None, names, prompt)
+        else:
+            first = draw.randrange(len(names))
+            part = names[first : first + draw.choice([2, 4, 8, 70])]
+            if draw.random() < 0.7:
+                part.reverse()
+            if draw.random() < 0.2:
+                part[draw.randrange(len(part))] = draw.choice(names)
+            in_run += quick._names_in_run(slot, 1 << slot, part) is not None
+            assert quick.remove(slot, part) == plain.remove(slot, part)
+        assert quick.block_count(slot) == plain.block_count(slot)
+        for asked in map(sequence_hashes, prompts):
+            assert quick.find_matches(asked) == plain.find_matches(asked)
+    assert in_run
