@@ -64,6 +64,11 @@ class LowerTiers:
         host, disk = (self._chains[tier].get(slot) for tier in (HOST, DISK))
         return len(host.places) if host else 0, len(disk.places) if disk else 0
 
+    @property
+    def total_blocks(self) -> int:
+        """Blocks of all slots in both tiers."""
+        return sum(len(held.places) for slots in self._chains.values() for held in slots.values())
+
     def store(
         self,
         slot: int,

@@ -698,8 +698,7 @@ class Router:
         if bound.total_blocks is None or self._stored < _COMPARED_EVERY:
             return None
         self._stored = 0
-        lower = sum(sum(self.tiers.block_count(one)) for one in self.freshness)
-        total = self.index.table_size + lower
+        total = self.index.table_size + self.tiers.total_blocks
         if total <= bound.total_blocks:
             return None
         sizes = {one: self._size(one) for one in self.freshness}

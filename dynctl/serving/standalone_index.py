@@ -104,8 +104,7 @@ class Partition:
     @property
     def size(self) -> int:
         """Entries that take memory."""
-        lower = sum(sum(self.tiers.block_count(slot)) for slot in self.slots.values())
-        return self.index.table_size + lower
+        return self.index.table_size + self.tiers.total_blocks
 
     def rank_size(self, ref: tuple[int, int]) -> int:
         slot = self.slots[ref]
