@@ -80,8 +80,8 @@ CAUSES: Final = {
     "blind": CauseText(
         "another router",
         "another router had sent the prefix, this router did not see it",
-        "--router-replica-sync on all routers",
-        ("DYR0409",),
+        "KV events on all engines (kv-events= of --worker), or one router for equal prefixes: "
+        "replica sync shares loads, not prompts",
     ),
     "events_lost": CauseText(
         "events lost",

@@ -21,7 +21,7 @@ from dynctl.documents.recording_file import RecordingFile
 from dynctl.health.hits import Ladder, Window
 from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, is_recording
 from dynctl.sources.recording import moment
-from router_core import SETTINGS, RouterConfig
+from router_core import SETTINGS, TIERS, RouterConfig
 
 #: Recordings that are judged together: those of the routers of one fleet.
 MOST_FILES: Final = 16
@@ -98,44 +98,57 @@ FILE                               a recording (dynctl record FILE) or a trace
 --generate KIND                    agentic, chat, rag or batch in a simulated fleet"""
 
 
-def of_live(options: GlobalOptions, seconds: int, query: HitsQuery) -> HitsReport:
-    """The ladder of the next ``seconds`` of the routers of the options. Raises UsageProblem,
-    Unreachable."""
+def of_live(
+    options: GlobalOptions, seconds: int, query: HitsQuery, keep: Path | None = None
+) -> HitsReport:
+    """The ladder of the next ``seconds`` of the routers of the options.
+
+    ``keep``: the file in which the recording of one router stays. Raises UsageProblem, Unreachable.
+    """
     if query.windowed:
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
     from dynctl.base.terminal import say
+    from dynctl.serving.telemetry.recorder import already_there
     from dynctl.sources import RUNNING_WAYS, recorded
 
     origin, urls, token = recorded(options, RUNNING_WAYS + _FILE_WAYS)
+    if keep is not None:
+        if keep.exists():
+            raise already_there(keep)
+        if origin == "--frontend" and len(urls) != 1:
+            raise UsageProblem(f"--keep {keep}: {len(urls)} frontends; a recording is of one")
     say(f"recording for {seconds:,} s")
     with tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
         if origin == "--frontend":
-            paths = _streamed(options, urls, token, seconds, Path(folder))
+            paths = [Path(folder) / f"frontend-{number}" for number in range(len(urls))]
+            paths = paths if keep is None else [keep]
+            _stream(options, urls, token, seconds, paths)
             title = ", ".join(urls)
         else:
-            paths = [Path(folder) / "live"]
+            paths = [keep or Path(folder) / "live"]
             title = _observed(options, urls, seconds, paths[0])
         report = _of_recordings([RecordingFile(path) for path in paths], query)
+    if keep is not None:
+        return msgspec.structs.replace(report, source=f"{title}, kept in {keep}")
     # What was recorded is gone when the command ends, so nothing can be replayed.
     largest = [msgspec.structs.replace(one, replay=[]) for one in report.largest]
     return msgspec.structs.replace(report, source=title, largest=largest)
 
 
-def _streamed(
+def _stream(
     options: GlobalOptions,
     urls: Sequence[str],
     token: str | None,
     seconds: int,
-    folder: Path,
-) -> list[Path]:
-    """Record all frontends at the same time; the files."""
+    paths: Sequence[Path],
+) -> None:
+    """Record all frontends at the same time, each in its file."""
     from concurrent.futures import ThreadPoolExecutor
 
     from dynctl.sources.frontend.recording import stream_recording
 
     if len(urls) > MOST_FILES:
         raise UsageProblem(f"{len(urls)} frontends; expected at most {MOST_FILES}")
-    paths = [folder / f"frontend-{number}" for number in range(len(urls))]
 
     def record(url: str, path: Path) -> str:
         return stream_recording(
@@ -147,7 +160,6 @@ def _streamed(
     for problem in ends:
         if problem:
             raise Unreachable(problem)
-    return paths
 
 
 def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: Path) -> str:
@@ -180,6 +192,11 @@ def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsRep
     sizes = {worker.runtime_config.total_kv_blocks for worker in router.registry}
     command = ["dynctl", "replay", str(opened[0].path), "--model", report.models[0]]
     command += ["--skip-bad"] * query.skip_bad
+    below = ladder.tier_blocks()
+    # Host memory is the first place below the device.
+    flags = ("--host-blocks", "--disk-blocks")
+    for tier, flag in zip(dict.fromkeys(TIERS.values()), flags, strict=True):
+        command += [flag, str(below[tier])] if tier in below else []
     size = sizes.pop() if len(sizes) == 1 else None
     return _with_replays(report, command, [], _policy_of(router.config), size)
 
@@ -213,8 +230,17 @@ def _changes(cause: str, config: RouterConfig) -> dict[str, Any]:
             "router_track_prefill_tokens": True,
         },
         "temperature": {"router_temperature": 0.0},
+        "session": {
+            "router_session_affinity_mode": "soft",
+            "router_session_affinity_yield_blocks": 0.0,
+        },
+        "tier_weight": {"host_cache_hit_weight": 1.0, "disk_cache_hit_weight": 1.0},
+        # Routers share bookings, not prompts: what others sent is in the events of the engines.
+        "blind": {"use_kv_events": True},
     }
     found = tried.get(cause, {})
+    if cause == "session" and config.router_mode != "kv":
+        return {}  # sessions of other modes move only when their worker is not eligible
     return {name: value for name, value in found.items() if getattr(config, name) != value}
 
 
@@ -224,11 +250,14 @@ def _with_replays(
     sized: Sequence[str],
     policy: str,
     total_blocks: int | None,
+    routers: int = 1,
 ) -> HitsReport:
     """The report whose largest causes have the command lines of `replay` that show their gain.
 
     ``sized``: the option of ``command`` that sets the blocks of a rank, if it has one; these are
-    ``total_blocks``, None where it is unknown. ``policy``: as after `--policy`.
+    ``total_blocks``, None where it is unknown. ``policy``: as after `--policy`. ``routers`` that
+    share no bookings; a router that sees all requests is the change where they do not see each
+    other's.
     """
     from dynctl.simulation.replay.policies import policies
 
@@ -243,20 +272,24 @@ def _with_replays(
     config = same(policy)
     if config is None:
         return report
+    several = ["--routers", str(routers), "--no-sync"] if routers > 1 else []
     plain = policy.partition(":")[2] if same(f"now:{policy}") is None else policy
     largest = []
-    for one in report.largest:
+    for cause in report.largest:
         lines: list[list[str]] = []
-        changes = _changes(one.cause, config)
-        if one.cause == "capacity" and total_blocks is not None:
+        changes = _changes(cause.cause, config)
+        if cause.cause == "capacity" and total_blocks is not None:
             twice = ["--total-blocks", str(2 * total_blocks)]
-            lines = [[*sized, "--policy", policy], [*twice, "--policy", policy]]
+            lines = [[*several, *one, "--policy", policy] for one in (sized, twice)]
+        elif cause.cause == "blind" and several and config.use_kv_events:
+            lines = [[*one, *sized, "--policy", policy] for one in (several, ["--routers", "1"])]
         elif changes:
             text = ",".join([plain, *(f"{name}={value}" for name, value in changes.items())])
             if same(f"changed:{text}", replace(config, **changes)) is not None:
-                lines = [[*sized, "--policy", f"now:{plain}", "--policy", f"changed:{text}"]]
+                both = ["--policy", f"now:{plain}", "--policy", f"changed:{text}"]
+                lines = [[*several, *sized, *both]]
         replays = [shlex.join([*command, *rest]) for rest in lines]
-        largest.append(msgspec.structs.replace(one, replay=replays))
+        largest.append(msgspec.structs.replace(cause, replay=replays))
     return msgspec.structs.replace(report, largest=largest)
 
 
@@ -342,8 +375,7 @@ def of_trace(path: Path | None, query: HitsQuery, trace: SimulatedTrace) -> Hits
     command += ["--workers", str(trace.workers), "--seed", str(trace.seed)]
     if trace.limit is not None:
         command += ["--limit", str(trace.limit)]
-    if trace.routers > 1:
-        command += ["--routers", str(trace.routers), "--no-sync"]
     command += ["--skip-bad"] * query.skip_bad
     sized = [] if trace.total_blocks is None else ["--total-blocks", str(trace.total_blocks)]
-    return _with_replays(report, command, sized, trace.policy, fleet.engine.total_blocks)
+    blocks = fleet.engine.total_blocks
+    return _with_replays(report, command, sized, trace.policy, blocks, trace.routers)

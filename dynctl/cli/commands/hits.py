@@ -29,6 +29,13 @@ def hits(
             help="Record a live router for this time, as 5m. [default: 1m]",
         ),
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the recording of a live router, so that replays can show gains.",
+        ),
+    ] = None,
     by: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Group by model, domain, tenant, hour or worker."),
@@ -124,6 +131,8 @@ def hits(
     trace = SimulatedTrace(**set_here) if set_here else None  # type: ignore[arg-type]
     if length is not None and (files or generate):
         raise UsageProblem("--for is for a live router; expected it, or files, or --generate")
+    if keep is not None and (files or generate):
+        raise UsageProblem("--keep is for a live router; expected it, or files, or --generate")
     if files and generate:
         raise UsageProblem(f"--generate {generate}: expected it or files, not both")
     if files:
@@ -134,6 +143,6 @@ def hits(
         if set_here:
             raise UsageProblem(f"--{next(iter(set_here)).replace('_', '-')} is for a trace")
         lasts = max(1, round(seconds_of("--for", length or "1m")))
-        report = of_live(options, lasts, query)
+        report = of_live(options, lasts, query, keep)
     emit(report, options)
     return ExitCode.YES if report.requests else ExitCode.NO

@@ -484,6 +484,15 @@ class Ladder:
             doubts=list(self._doubts(tally, rungs)),
         )
 
+    def tier_blocks(self) -> dict[str, int]:
+        """The most blocks that any rank had in each tier below its device, where it had any."""
+        found: dict[str, int] = {}
+        for rank in self._caches.ranks.values():
+            for place, most in () if rank.lower is None else rank.lower.most_of.items():
+                if most > found.get(place, 0):
+                    found[place] = most
+        return found
+
     def _rungs(self, tally: Tally) -> Iterator[HitsRung]:
         before: int | None = None
         reachable = tally.rungs.get("reachable")

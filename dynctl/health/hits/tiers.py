@@ -17,12 +17,13 @@ _PLACES: Final = tuple(dict.fromkeys(TIERS.values()))
 
 class LowerBlocks:
     """Blocks in host memory and on disk. ``most``: the most that were there at a time, which is
-    the known part of the tiers' size: no engine publishes it."""
+    the known part of the tiers' size: no engine publishes it. ``most_of``: the same of each."""
 
-    __slots__ = ("_held", "_names", "most")
+    __slots__ = ("_held", "_names", "most", "most_of")
 
     def __init__(self) -> None:
         self.most = 0
+        self.most_of: dict[str, int] = dict.fromkeys(_PLACES, 0)
         self._names: dict[str, dict[int, int]] = {place: {} for place in _PLACES}
         self._held: dict[str, set[int]] = {place: set() for place in _PLACES}
 
@@ -36,6 +37,7 @@ class LowerBlocks:
         place = TIERS[tier]
         self._names[place].update(zip(names, blocks, strict=False))
         self._held[place].update(self._names[place][name] for name in names)
+        self.most_of[place] = max(self.most_of[place], len(self._names[place]))
         grown = max(0, sum(map(len, self._names.values())) - self.most)
         self.most += grown
         return grown

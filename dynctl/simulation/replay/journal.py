@@ -94,6 +94,7 @@ class Journal:
                 None if first.winner is None else first.costs[first.winner],
                 first.margin,
                 final.outcome,
+                why="session" if first.session_kept else "",
             )
         )
 

@@ -14,12 +14,15 @@ import aiohttp
 import pytest
 from msgspec import structs
 
+from dynctl.documents.hits import HitsCause, HitsReport
 from dynctl.documents.recording import Arrived, Decided, Finished, Start
 from dynctl.documents.recording_file import HEADER, encode_records
 from dynctl.health.hits import hits
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.hits import hits_screen
+from dynctl.sources.hits import _with_replays
 from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
+from tests.dynctl.health.test_hits import tiered
 from tests.dynctl.serving.fleets import chat_body
 from tests.dynctl.serving.test_process import all_read, engine, process
 from tests.waiting import patience
@@ -113,6 +116,56 @@ def test_the_replay_of_a_recording_has_its_settings_and_one_change(
     assert after["cache"]["hit_rate"] > before["cache"]["hit_rate"]
 
 
+def test_a_session_that_stays_has_a_replay_in_which_it_moves(dynctl):
+    """One loss by a session, of which generated requests have too few."""
+    cause = HitsCause("session", "session", "the session stayed", 100, 0.1, 1)
+    report = HitsReport("test", 0.0, 1.0, 1, 1000, 3, ["m"], [], [cause])
+    policy = "kv,router_session_affinity_ttl_secs=600"
+    same = ["dynctl", "replay", "--generate", "chat", "--limit", "60", "--workers", "3"]
+    (command,) = _with_replays(report, same, [], policy, None).largest[0].replay
+    before, after = replayed(dynctl, command)
+    assert before["settings"] == {"router_session_affinity_ttl_secs": 600.0}
+    assert after["settings"] == before["settings"] | {
+        "router_session_affinity_mode": "soft",
+        "router_session_affinity_yield_blocks": 0.0,
+    }
+    plain = _with_replays(report, ["dynctl"], [], "round-robin", None).largest[0]
+    assert plain.replay == []
+
+
+def test_what_another_router_sent_has_a_replay_with_events_and_one_with_one_router(dynctl):
+    def blind(kind: str, policy: str) -> tuple[dict[str, Any], list[str]]:
+        given = ("--limit", 200, "--workers", 3, "--policy", policy, "--routers", 4, "-o", "json")
+        report = dynctl("hits", "--generate", kind, *given).json
+        cause = next(one for one in report["largest"] if one["cause"] == "blind")
+        return report, cause["replay"]
+
+    report, (command,) = blind("chat", "approximate")
+    before, after = replayed(dynctl, command)
+    assert before["routers"] == after["routers"] == 4
+    assert before["cache"]["hit_rate"] == pytest.approx(report["rungs"][-1]["rate"])
+    assert after["cache"]["hit_rate"] > before["cache"]["hit_rate"]
+    commands = blind("batch", "kv")[1]
+    several, alone = (replayed(dynctl, one)[0] for one in commands)
+    assert (several["routers"], alone["routers"]) == (4, 1)
+    assert several["settings"] == alone["settings"] == {}
+
+
+def test_lower_tiers_that_count_too_little_have_a_replay_with_their_sizes(dynctl, tmp_path: Path):
+    path = tmp_path / "a.dynrec"
+    weights = {"host_cache_hit_weight": 0.0, "disk_cache_hit_weight": 0.0}
+    path.write_bytes(encode_records(tiered(60, 100, **weights)))
+    report = dynctl("hits", path, "-o", "json").json
+    (command,) = next(one["replay"] for one in report["largest"] if one["cause"] == "tier_weight")
+    assert "--host-blocks 60 --disk-blocks 100" in command
+    before, after = replayed(dynctl, command)
+    assert (before["engine"]["host_blocks"], before["engine"]["disk_blocks"]) == (60, 100)
+    assert before["settings"] == weights
+    full = {"host_cache_hit_weight": 1.0, "disk_cache_hit_weight": 1.0}
+    assert after["settings"] == full
+    assert after["cache"]["hit_rate"] > before["cache"]["hit_rate"]
+
+
 def test_no_replay_is_named_for_what_it_cannot_take(dynctl, tmp_path: Path):
     """A part of a recording, and recordings of several routers."""
     one = recording(tmp_path / "a.dynrec")
@@ -183,6 +236,12 @@ def test_a_generated_workload_names_the_cause(dynctl, policy: str, more: tuple, 
         (["FILE", "--workers", 3], "is a recording: --policy"),
         (["FILE", "TRACE"], "TRACE is not a recording"),
         (["FILE", "--for", "5m"], "--for is for a live router"),
+        (["FILE", "--keep", "new"], "--keep is for a live router"),
+        (["--frontend", "http://127.0.0.1:1", "--keep", "FILE"], "FILE: the file exists"),
+        (
+            ["--frontend", "http://127.0.0.1:1", "--frontend", "http://127.0.0.1:2", "--keep", "n"],
+            "--keep n: 2 frontends; a recording is of one",
+        ),
         (["FILE", "--by", "color"], "--by color: expected one of model, domain"),
         (["FILE", "--from", "+9h"], "--from +9h: outside the recording"),
         (["FILE", "--from", "+3s", "--to", "+2s"], "--to is not after --from"),
@@ -343,8 +402,9 @@ async def _indexed(client: aiohttp.ClientSession, url: str) -> int:
     return sum(rank["cached_blocks"] or 0 for row in rows for rank in row["ranks"])
 
 
-async def _live(mode: str, *engines: dict[str, Any]) -> dict[str, Any]:
+async def _live(mode: str, *engines: dict[str, Any], keep: Path | None = None) -> dict[str, Any]:
     """The report of `hits --for 2s` while three prompts of each conversation are sent in turn."""
+    kept = [] if keep is None else ["--keep", str(keep)]
     workers = [f"{one['url']},name={one['engine']}" for one in engines]
     async with (
         aiohttp.ClientSession() as client,
@@ -354,7 +414,7 @@ async def _live(mode: str, *engines: dict[str, Any]) -> dict[str, Any]:
         await all_read(url)
         judge = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dynctl", "hits", "--frontend", url, "--for", "2s"),
-            *("-o", "json"),
+            *("-o", "json", *kept),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -381,15 +441,21 @@ async def _live(mode: str, *engines: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def test_a_live_frontend_is_judged_while_it_works():
+async def test_a_live_frontend_is_judged_while_it_works(dynctl, tmp_path: Path):
     async with engine("a0", *ROOM) as (_, a0), engine("a1", *ROOM) as (_, a1):
-        spread = await _live("round-robin", a0, a1)
+        spread = await _live("round-robin", a0, a1, keep=tmp_path / "a.dynrec")
         kv = await _live("kv", a0, a1)
     assert spread["requests"] > 0
     assert spread["largest"][0]["cause"] == "spread", spread
     rates = {one["rung"]: one["rate"] for one in spread["rungs"]}
     assert rates["reused"] < rates["best"] <= rates["reachable"]
+    # The recording is kept, so the gain can be simulated on it.
+    (command,) = spread["largest"][0]["replay"]
+    before, after = await asyncio.to_thread(replayed, dynctl, command)
+    assert before["counts"]["requests"] >= spread["requests"]
+    assert after["cache"]["hit_rate"] > before["cache"]["hit_rate"]
 
+    assert all(one["replay"] == [] for one in kv["largest"])
     rates = {one["rung"]: one["rate"] for one in kv["rungs"]}
     assert rates["reused"] > 0.9 * rates["reachable"]
     assert "spread" not in [one["cause"] for one in kv["largest"]]
