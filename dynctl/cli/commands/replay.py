@@ -26,6 +26,10 @@ _FLEET = "Fleet"
 _ENGINE = "Engine (as serve engine)"
 _ROUTERS = "Routers"
 _ANSWER = "Answer"
+_IN_TURN = (
+    "the decode worker gets a request when its prefill has ended: pairs that start together, as "
+    "SGLang's do with a bootstrap address, are not simulated"
+)
 _ONE_MOMENT = (
     "the workers are those of the recording at one moment: that they join, leave or are "
     "unavailable is not replayed"
@@ -564,6 +568,7 @@ def _report(
     from dynctl.screens.replay import Progress
     from dynctl.simulation.replay import comparison
     from dynctl.simulation.replay.simulation import ReplayError, simulate
+    from router_core import Role
 
     total = given.limit or (given.workload.requests if given.workload is not None else None)
     progress = Progress(total)
@@ -592,6 +597,8 @@ def _report(
     finally:
         progress.clear()
     notes = [*source.notes, *given.notes]
+    if source.published and any(one.role is Role.PREFILL for one in fleet.workers):
+        notes.append(_IN_TURN)
     notes += dict.fromkeys(note for result in results for note in result.notes)
     notes += [f"skipped {problem}" for problem in given.skipped.problems]
     return ReplayReport(

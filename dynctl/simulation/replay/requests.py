@@ -207,6 +207,7 @@ class Requests:
             self._prefill_ended(live)
         self._let_go(live)
         if live.first >= 0:
+            self._measures.cut_off += 1
             self._finish(live, "failed")
             return
         if live.attempts >= ATTEMPTS:

@@ -33,6 +33,8 @@ class Measures:
         self.objective = objective
         self.ceiling = ceiling
         self.requests = self.finished = self.failed = self.queued = self.retried = 0
+        #: Of the failed requests, those that had output.
+        self.cut_off = 0
         self.refusals: Counter[str] = Counter()
         self.prompt_tokens = self.cached_tokens = self.expected_tokens = 0
         self.host_tokens = self.disk_tokens = 0
@@ -118,6 +120,11 @@ class Measures:
             )
         if policy.config.router_prefill_load_model != "none":
             notes.append("router_prefill_load_model has no effect in a replay")
+        if self.cut_off:
+            notes.append(
+                "requests that had output when their worker was lost failed; a router with a "
+                "migration limit continues them on another worker: not simulated"
+            )
         refused = self.refusals.total()
         size = fleet.block_bytes
         return ReplayResult(

@@ -273,6 +273,17 @@ def test_flags_overrule_the_fleet_of_a_recording(dynctl: Run, tmp_path: Path) ->
     assert [one["policy"] for one in recorded["results"]] == ["live", "round-robin"]
 
 
+def test_a_recorded_fleet_with_prefill_workers_notes_what_its_pairs_are_not(
+    dynctl: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.dynrec"
+    for decoders in (2, 0):
+        recorded = RecordedFleet(workers=3, decoders=decoders, state=True, zones=("a", "b"))
+        path.write_bytes(encode_records(recorded.records(chats(13, 2))))
+        notes = dynctl("replay", path, "-o", "json").json["notes"]
+        assert any("bootstrap" in note for note in notes) == bool(decoders)
+
+
 def test_a_recording_on_itself_has_the_changes_of_its_fleet_and_a_moment_has_none(
     dynctl: Run, tmp_path: Path
 ) -> None:

@@ -401,6 +401,17 @@ def test_a_lost_zone_loses_its_caches_and_its_requests_start_again_elsewhere():
     assert whole.counts.retried == whole.counts.failed == 0
 
 
+@pytest.mark.parametrize(("lost_at", "noted"), [(0.004, False), (0.02, True), (1.0, False)])
+def test_a_request_that_loses_its_worker_after_its_first_token_is_noted(lost_at, noted):
+    """8 tokens take 8 ms, then 3 steps of 10 ms: at 4 ms it has no output and starts again, at 20
+    ms it has and fails, after 38 ms it has ended."""
+    where = fleet(2, losses=(Loss(lost_at, worker_id=1),))
+    trace = [asked(0.0, 0, 8, 4, 1, 2), asked(2.0, 1, 8, 1, 3, 4)]
+    found = simulate(trace, where, ROUND_ROBIN)
+    assert found.counts.failed == int(noted)
+    assert any("migration limit" in note for note in found.notes) == noted
+
+
 def test_routers_that_do_not_share_their_bookings_balance_worse():
     trace = [asked(n * 0.002, n, 40, 8, *range(n * 10, n * 10 + 10)) for n in range(200)]
     policy = Policy("kv", RouterConfig(router_mode="kv"))
