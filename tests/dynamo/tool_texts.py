@@ -32,6 +32,7 @@ MARKS = {
 
 CARDS: dict[str, dict[str, str]] = {
     **{name: {"tool_call_parser": name} for name in MARKS},
+    "pythonic": {"tool_call_parser": "pythonic"},
     "think": {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"},
 }
 """Models of the fleet, with what is in their cards."""
@@ -54,6 +55,37 @@ _BROKEN = (
     '{"name":"f","arguments":"s"}',
     "{}",
     "[]",
+)
+_PYTHON = (
+    "f(x=1)",
+    'g(city="a b", x=[1, {"y": "}]"}])',
+    "unknown(t='日本 [x]; \\'q\\' \\\\')",
+    "f()",
+    'f(x={"a": None}, y=True, z=1.5e-7)',
+    "f(x=-1, y=[1, 2,], z=(3,))",
+    'f(city="a"\n "b", x=99999999999999999999)',
+    "f(x=0x10,\n y=1e400,)",
+    "g(x = 1, **more)",
+)
+"""Calls as Python; objects have one member, since Dynamo's order of more is random."""
+
+_PYTHON_MARK = "__NEVER_MATCH__"
+"""What Dynamo looks for where a parser has no marks."""
+
+_BROKEN_PYTHON = (
+    "f(1)",
+    "f(x=1, x=2)",
+    "f(x=1, 2)",
+    "f(x=)",
+    "f(x=1",
+    "f x=1)",
+    "f.g(x=1)",
+    "f(x=1) + g(y=2)",
+    'f(x="a\nb")',
+    'f(x="a)]")',
+    'f(x="\\ud800 \\d")',
+    "5",
+    "",
 )
 _PLAIN = (
     "hello ",
@@ -87,17 +119,30 @@ def _json_calls(source: random.Random, parser: str) -> str:
     return start * opened + blank + body + blank + end * closed
 
 
+def _python_calls(source: random.Random) -> str:
+    kinds = _PYTHON if source.random() < 0.7 else _PYTHON + _BROKEN_PYTHON
+    calls = [source.choice(kinds) for _ in range(source.choice((1, 1, 1, 2, 3)))]
+    body = source.choice((", ", ",", ",\n", " ")).join(calls)
+    opened, closed = source.random() < 0.9, source.random() < 0.85
+    marked = source.random() < 0.1
+    begin, end = ("<|python_start|>", "<|python_end|>") if marked else ("", "")
+    return begin + "[" * opened + body + "]" * closed + end
+
+
 def _text(source: random.Random, model: str) -> str:
     parser = CARDS[model]["tool_call_parser"]
     parts = []
     for _ in range(source.choice((1, 1, 2, 2, 3, 4))):
         kind = source.random()
-        if kind < 0.45:
+        if kind < 0.45 and parser == "pythonic":
+            parts.append(_python_calls(source))
+        elif kind < 0.45:
             parts.append(_json_calls(source, parser))
         elif kind < 0.9:
             parts.append(source.choice(_PLAIN))
         else:
-            mark = source.choice([each for each in MARKS[parser] if each])
+            marks = MARKS.get(parser, (_PYTHON_MARK,))
+            mark = source.choice([each for each in marks if each])
             parts.append(mark[: source.randint(1, len(mark))])
         if "reasoning_parser" in CARDS[model] and source.random() < 0.3:
             parts.append(source.choice(("<think>", "</think>", "<think>hm</think>")))

@@ -420,7 +420,7 @@ class EngineAnswer:
         calls = [
             {
                 "index": number,
-                "id": self._new_call_id(),
+                "id": call.id or self._new_call_id(),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
@@ -453,14 +453,16 @@ class EngineAnswer:
             choice = self._whole.get(index)
             if choice is None or choice.calls:
                 continue
-            parsed = state.splitter.form.parse("".join(choice.text), final=True)
+            try:
+                parsed = state.splitter.form.parse("".join(choice.text), final=True)
+            except ToolCallError as error:
+                raise AnswerError(str(error)) from error
             if parsed.calls:
                 found = self._called(state, index, Part(parsed.text, parsed.calls))
                 choice.text, choice.calls = [parsed.text], found.calls
-                choice.finish = choice.finish and state.end_with(choice.finish)
+                choice.finish = state.end_with(choice.finish or "stop")
             elif choice.finish == "length":
-                before = state.splitter.before_marks("".join(choice.text))
-                choice.text = [before]
+                choice.text = [state.splitter.cut("".join(choice.text))]
 
     def _ended_calls(self) -> tuple[bytes, ...]:
         """A finish reason for each choice that has calls and none."""

@@ -4,6 +4,7 @@ from typing import Final
 
 from dynctl.tokenization.tool_calls.calls import SPACE, CallFormat, ToolCall, ToolCallError
 from dynctl.tokenization.tool_calls.json_calls import JsonFormat
+from dynctl.tokenization.tool_calls.pythonic_calls import PythonicFormat
 from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter
 
 __all__ = ["SPACE", "TOOL_CALL_PARSERS", "Part", "ToolCall", "ToolCallError", "ToolCallSplitter"]
@@ -31,6 +32,7 @@ TOOL_CALL_PARSERS: Final[dict[str, CallFormat]] = {
         start="<TOOLCALL>", closes=("</TOOLCALL>",), drops=True, ends_at="mark"
     ),
     "phi4": JsonFormat(start="functools", closes=("",), ends_at="bracket"),
+    "pythonic": PythonicFormat(),
     "qwen25": JsonFormat(
         start="<tool_call>",
         closes=("</tool_call>",),

@@ -27,10 +27,12 @@ class ToolCallError(Exception):
 
 
 class ToolCall(NamedTuple):
-    """``arguments``: as the model wrote them, in most formats JSON."""
+    """``arguments``: as the model wrote them, in most formats JSON. ``id``: the call's name where
+    its format gives one, else empty."""
 
     name: str
     arguments: str
+    id: str = ""
 
 
 class Parsed(NamedTuple):
@@ -44,9 +46,10 @@ class Parsed(NamedTuple):
 class CallFormat(Protocol):
     """How a model writes calls.
 
-    ``starts``, ``ends``: the marks. ``hides``: marks without a call are removed from what users
+    ``starts``, ``ends``: the marks. ``cuts``: a whole answer that its length ends, without a call,
+    is cut at its first start mark. ``hides``: marks without a call are removed from what users
     read. ``tried``: when held text is parsed, beside at each end mark: when a JSON value ends in
-    it, at each piece, or never.
+    it, at each closing bracket, or never.
     """
 
     @property
@@ -56,17 +59,23 @@ class CallFormat(Protocol):
     def ends(self) -> tuple[str, ...]: ...
 
     @property
+    def cuts(self) -> bool: ...
+
+    @property
     def hides(self) -> bool: ...
 
     @property
-    def tried(self) -> Literal["json", "always", "never"]: ...
+    def tried(self) -> Literal["json", "bracket", "never"]: ...
 
     def may_begin(self, text: str) -> bool:
         """Whether text without a whole start mark may be the beginning of a call."""
         ...
 
     def parse(self, text: str, *, final: bool) -> Parsed:
-        """The calls in a text. ``final``: nothing follows, so an unfinished call is one too."""
+        """The calls in a text. ``final``: nothing follows, so an unfinished call is one too.
+
+        Raises ToolCallError for what exceeds a bound of the format.
+        """
         ...
 
     def end(self, text: str) -> int | None:

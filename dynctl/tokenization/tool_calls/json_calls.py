@@ -36,6 +36,7 @@ class JsonFormat:
     drops: bool = False
     leading: bool = False
     ends_at: Literal["mark", "bracket", "piece"] = "piece"
+    cuts: bool = True
     tried: Literal["json"] = "json"
 
     @property

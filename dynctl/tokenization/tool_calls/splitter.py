@@ -40,7 +40,7 @@ class ToolCallSplitter:
 
     def _reset(self) -> None:
         self._ends = JsonEnds(self.form.starts)
-        self._searched = 0
+        self._searched = self._tried = 0
         self._marked: int | None = None
         # Calls that were whole, while more may belong to them.
         self._waiting: Parsed | None = None
@@ -52,7 +52,7 @@ class ToolCallSplitter:
     def feed(self, piece: str) -> list[Part]:
         """The parts that a piece completes, in their order.
 
-        Raises ToolCallError where the calls exceed ``MAX_HELD`` or ``MAX_CALLS``.
+        Raises ToolCallError where the calls exceed a bound.
         """
         if self._held:
             self._held += piece
@@ -93,8 +93,10 @@ class ToolCallSplitter:
             return self._part(held, self.form.parse(held, final=True))
         return Part(begun) if begun else None
 
-    def before_marks(self, text: str) -> str:
-        """The text before the first start mark."""
+    def cut(self, text: str) -> str:
+        """What users read of a whole text without a call, whose length ended it."""
+        if not self.form.cuts:
+            return text
         return text[: _first(text, self.form.starts)]
 
     def _hold(self, text: str) -> None:
@@ -129,14 +131,19 @@ class ToolCallSplitter:
             if not parsed.calls:
                 return marked, None
             return self._until_end(parsed)
-        tried = self.form.tried
-        due = self._ends.new(self._held) if tried == "json" else tried == "always"
-        if due and self._parsed < MAX_PARSED and self._waiting is None:
+        if self._due() and self._parsed < MAX_PARSED and self._waiting is None:
             self._parsed += len(self._held)
             parsed = self.form.parse(self._held, final=False)
             if parsed.calls:
                 return self._until_end(parsed)
         return None
+
+    def _due(self) -> bool:
+        """Whether the text since the last look may make the calls whole."""
+        if self.form.tried == "json":
+            return self._ends.new(self._held)
+        before, self._tried = self._tried, len(self._held)
+        return self.form.tried == "bracket" and self._held.find("]", before) >= 0
 
     def _until_end(self, parsed: Parsed) -> tuple[int, Parsed] | None:
         end = self.form.end(self._held)

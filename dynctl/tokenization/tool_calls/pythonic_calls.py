@@ -1,0 +1,167 @@
+"""Calls as a list of Python calls, ``[f(x=1), g(city="a")]``: the format of Llama 4 and others.
+
+The rules for broken text are those of Dynamo 1.6.1, as observed. The running
+Python reads a list. What Dynamo's reader may know and Python does not is an error, not a guess.
+"""
+
+import ast
+import json
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from dynctl.tokenization.tool_calls.calls import Parsed, ToolCall, ToolCallError, stripped
+from dynctl.tokenization.tool_calls.pythonic_list import find_list
+
+MAX_TOKENS: Final = 65_536
+"""Words and marks in one list of calls: reading them costs more than text does."""
+
+_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
+_LINE_END: Final = re.compile(rb"\r\n|\r|\n")
+_UNSURE: Final = re.compile(r"""\b(?:r?[ft]|[ft]r)["']|[0-9_]{4000}|\0""", re.IGNORECASE)
+"""Strings of newer Pythons, numbers of more digits than Python reads, and NUL."""
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_MARKS: Final = ("<|python_start|>", "<|python_end|>")
+_LARGEST: Final = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PythonicFormat:
+    """Lists of calls anywhere in text. Text is held back from a piece with an opening bracket.
+
+    No list begins with the start mark; Dynamo looks for it nevertheless, so text may be held back.
+    """
+
+    starts: tuple[str, ...] = ("__NEVER_MATCH__",)
+    ends: tuple[str, ...] = ()
+    cuts: bool = False
+    hides: bool = False
+    tried: Literal["bracket"] = "bracket"
+
+    def may_begin(self, text: str) -> bool:
+        return "[" in text
+
+    def parse(self, text: str, *, final: bool) -> Parsed:
+        for mark in _MARKS:
+            text = text.replace(mark, "")
+        text = stripped(text)
+        found = find_list(text)
+        if found is None:
+            return Parsed((), text)
+        calls = _calls(text[found[0] : found[1]], final=final)
+        return Parsed((), "") if calls is None else Parsed(calls, stripped(text[: found[0]]))
+
+    def end(self, text: str) -> int:
+        return len(text)
+
+
+class _NotConstantError(Exception):
+    pass
+
+
+def _calls(source: str, *, final: bool) -> tuple[ToolCall, ...] | None:
+    """The calls in a list; None where it is not Python.
+
+    Raises ToolCallError for a list of more than ``MAX_TOKENS``, and at the end of an answer for one
+    that Python cannot read, and a newer Python might.
+    """
+    if len(source) > MAX_TOKENS and sum(1 for _ in _TOKEN.finditer(source)) > MAX_TOKENS:
+        raise ToolCallError(f"wrote more than {MAX_TOKENS} words and marks in one tool call")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for escapes that Python does not know
+            tree = ast.parse(source, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        unsure = isinstance(error, MemoryError | RecursionError) or _UNSURE.search(source)
+        if final and unsure:
+            raise ToolCallError("wrote a tool call in Python that dynctl cannot read") from None
+        return None
+    if any(isinstance(each, ast.Call) and _has_twins(each) for each in ast.walk(tree)):
+        return None
+    elements = tree.body.elts if isinstance(tree.body, ast.List) else []
+    values = _Values(source)
+    return tuple(
+        ToolCall(each.func.id, values.arguments(each), f"call-{number}")
+        for number, each in enumerate(elements, 1)
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
+    )
+
+
+def _has_twins(call: ast.Call) -> bool:
+    names = [each.arg for each in call.keywords if each.arg is not None]
+    return len(set(names)) < len(names)
+
+
+class _Values:
+    """Writes constants of a Python text as JSON."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._lines: list[bytes] | None = None
+
+    def arguments(self, call: ast.Call) -> str:
+        """The arguments with names and constant values; Dynamo leaves the others out."""
+        found = {}
+        for keyword in call.keywords:
+            try:
+                if keyword.arg is not None:
+                    found[keyword.arg] = self._json(keyword.value)
+            except _NotConstantError:
+                continue
+        return _object(found)
+
+    def _json(self, node: ast.expr | None) -> str:
+        if isinstance(node, ast.List):
+            return "[" + ",".join(map(self._json, node.elts)) + "]"
+        if isinstance(node, ast.Dict):
+            return _object(
+                {
+                    self._key(key): self._json(value)
+                    for key, value in zip(node.keys, node.values, strict=True)
+                }
+            )
+        if not isinstance(node, ast.Constant):
+            raise _NotConstantError
+        value: Any = node.value
+        if value is None or isinstance(value, bool):
+            return json.dumps(value)
+        if isinstance(value, str):
+            return _string(value)
+        if isinstance(value, int):
+            return str(value) if value <= _LARGEST else _string(self._written(node))
+        if isinstance(value, float):
+            return _number(value)
+        raise _NotConstantError
+
+    def _key(self, node: ast.expr | None) -> str:
+        written = self._json(node)
+        return str(json.loads(written)) if written.startswith('"') else written
+
+    def _written(self, node: ast.expr) -> str:
+        if self._lines is None:
+            self._lines = _LINE_END.split(self._source.encode())
+        line = self._lines[node.lineno - 1]
+        return line[node.col_offset : node.end_col_offset].decode().replace("_", "")
+
+
+def _object(members: dict[str, str]) -> str:
+    return "{" + ",".join(f"{_string(name)}:{value}" for name, value in members.items()) + "}"
+
+
+def _string(text: str) -> str:
+    return json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False)
+
+
+def _number(value: float) -> str:
+    """A float that is not negative, in the form that serde writes."""
+    if not math.isfinite(value):
+        return "null"
+    digits, _, exponent = repr(value).partition("e")
+    if not exponent:
+        return digits
+    if int(exponent) == -5:
+        return "0.0000" + digits.replace(".", "")
+    return f"{digits}e{int(exponent):+d}"
