@@ -93,6 +93,10 @@ INCIDENTS: Final = frozenset({ENGINE_RESTARTED, PROCESS_RESTARTED, TRANSFER_CROS
 """Conditions without an end of their own: they end INCIDENT_S after their last report."""
 INCIDENT_S: Final = 600.0
 
+#: Lines about one condition that a log has at once, and seconds until it has one more.
+LINES: Final = 20
+LINE_S: Final = 10.0
+
 
 class Conditions:
     """The conditions in force, one per (code, subject); above ``limit`` the oldest are dropped."""
@@ -101,6 +105,8 @@ class Conditions:
         self._wall = wall
         self._limit = limit
         self._held: dict[tuple[str, str], Condition] = {}
+        #: Lines that a log may still have, and when that was counted. Kept when a condition ends.
+        self._lines: dict[tuple[str, str], tuple[float, float]] = {}
 
     def __iter__(self) -> Iterator[Condition]:
         return iter(tuple(self._held.values()))
@@ -132,3 +138,18 @@ class Conditions:
         """Drop every condition of a removed subject."""
         for key in [key for key in self._held if key[1] == subject]:
             del self._held[key]
+
+    def may_log(self, code: str, subject: str) -> bool:
+        """Whether a log may have one more line about a condition, which is counted.
+
+        A peer that causes another message with each of its packets, or that lets a condition end
+        and begin all the time, gets :data:`LINES` lines at once and then one each :data:`LINE_S`.
+        """
+        key, now = (code, subject), self._wall()
+        left, since = self._lines.pop(key, (float(LINES), now))
+        # A clock that was set back gives nothing, and is followed.
+        left = min(float(LINES), left + max(0.0, now - since) / LINE_S)
+        while len(self._lines) >= self._limit:
+            del self._lines[next(iter(self._lines))]
+        self._lines[key] = (left - 1 if left >= 1 else left, now)
+        return left >= 1

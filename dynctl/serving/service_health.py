@@ -103,7 +103,8 @@ class ServiceHealth:
         changed = self.conditions.set(code, subject, message)
         if changed is not None:
             self._changes += 1
-            _log.warning("%s %s: %s", code, subject, message)
+            if self.conditions.may_log(code, subject):
+                _log.warning("%s %s: %s", code, subject, message)
             for observer in self._service.observers:
                 observer.on_condition(changed, False)
 
@@ -112,7 +113,8 @@ class ServiceHealth:
         over = self.conditions.clear(code, subject)
         if over is not None:
             self._changes += 1
-            _log.info("%s %s: over", code, subject)
+            if self.conditions.may_log(code, subject):
+                _log.info("%s %s: over", code, subject)
             for observer in self._service.observers:
                 observer.on_condition(over, True)
 

@@ -417,7 +417,8 @@ class StandaloneIndex:
                 self._condition(str(condition.code), subject, condition.message)
 
     def _condition(self, code: str, subject: str, message: str) -> None:
-        if self.conditions.set(code, subject, message) is not None:
+        changed = self.conditions.set(code, subject, message) is not None
+        if changed and self.conditions.may_log(code, subject):
             _log.warning("%s %s: %s", code, subject, message)
 
 

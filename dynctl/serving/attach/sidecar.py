@@ -36,7 +36,6 @@ from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem, network_reason
 from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.base.worker_environment import TopologyConfig
-from dynctl.documents.fleet_load import Condition
 from dynctl.health import conditions as codes
 from dynctl.serving.attach.card import CardOptions, ModelFiles, build_card, other_files
 from dynctl.serving.attach.events import RankEvents
@@ -653,8 +652,9 @@ class Sidecar:
     # -- what it reports
 
     def _hold(self, code: str, message: str) -> None:
-        condition: Condition | None = self.conditions.set(code, self.config.engine.name, message)
-        if condition is not None:
+        name = self.config.engine.name
+        changed = self.conditions.set(code, name, message) is not None
+        if changed and self.conditions.may_log(code, name):
             _log.warning("%s: %s", code, message)
 
     def _task_failed(self, name: str, message: str) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 import zmq.asyncio
+from msgspec.structs import replace
 
 from dynctl.documents.index_dump import RegisteredRank
 from dynctl.health import conditions as codes
+from dynctl.serving.config import Limits
 from dynctl.serving.http.indexer import IndexerConfig, IndexerProcess
 from dynctl.serving.index_snapshot import NAME, REFUSED, SnapshotDirectory
 from dynctl.wire.vllm_events import BlockStored
@@ -278,3 +280,44 @@ async def test_a_rank_can_leave_alone() -> None:
         assert (await call(process, "POST", "/unregister", gone))[0] == 200
         assert set(partition.slots) == {(1, 0)}
         assert [one.dp_rank for one in process.index.registered()] == [0]
+
+
+async def test_a_publisher_of_junk_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with publisher() as junk, publisher() as good:
+        other = replace(engine(good), worker_id=2)
+        async with running(engines=(engine(junk), other)) as process:
+            await junk.subscribed()
+            await good.subscribed()
+            await good.send(0, batch(0, block(0), dp_rank=0))
+            await until(lambda: held(process, 2) == 1)
+            caplog.set_level("WARNING", "dynctl.serving.standalone_index")
+            sent = 1_000
+            for number in range(sent):
+                text = b"junk %d" % number
+                await junk.raw(b"", number.to_bytes(8, "big"), b"\xc1" + text)
+                await junk.raw(text)
+
+            def reported() -> int:
+                found = process.index.conditions.get("MALFORMED_BATCH", "instance 1 rank 0")
+                return 0 if found is None else found.count
+
+            await until(lambda: reported() == sent)
+            lines = [one.getMessage().split()[0] for one in caplog.records]
+            assert 0 < lines.count("MALFORMED_BATCH") < sent // 5
+            assert len(lines) < sent // 2
+            # The other engine is followed as before.
+            await good.send(1, batch(1, block(1), dp_rank=0))
+            await until(lambda: held(process, 2) == 2)
+
+
+async def test_idle_connections_keep_no_query_out() -> None:
+    async with running(limits=Limits(peer_connections=8)) as process:
+        idle = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(200)]
+        try:
+            status, _ = await call(process, "GET", "/workers")
+            assert status == 200
+            open_now = [one for one, _ in idle if not one.at_eof() and one.exception() is None]
+            assert len(open_now) <= 8
+        finally:
+            for _, writer in idle:
+                writer.close()
