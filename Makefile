@@ -25,7 +25,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-envoy check completions deploy dist docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -163,12 +163,17 @@ dist: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## wheel, sdist, the archive for krew an
 	rm -rf dist
 	$(DYNCTL_SHIP_PYTHON) -m build --outdir dist .
 	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf dist/kubectl-dynctl.tar.gz -C docs/deploy/krew kubectl-dynctl -C "$(CURDIR)" LICENSE
-	rm -rf build/sbom-venv && $(BIN)/python -m venv --without-pip build/sbom-venv
-	$(BIN)/python -m pip --python build/sbom-venv/bin/python install --quiet --disable-pip-version-check --constraint requirements.lock dist/*.whl
-	rm build/sbom-venv/lib/python*/site-packages/dynctl-*.dist-info/direct_url.json
-	$(dir $(DYNCTL_SHIP_PYTHON))cyclonedx-py environment build/sbom-venv/bin/python --pyproject pyproject.toml --output-reproducible --of JSON -o dist/dynctl.cdx.json
-	rm -rf build/sbom-venv
+	$(MAKE) --no-print-directory bill WHEEL=dist/*.whl BILL=dist/dynctl.cdx.json
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
+# The bill of materials of WHEEL in the file BILL: of an environment with nothing but the wheel and what it
+# needs, in the locked versions. tests/shipping runs it with the wheel that it has built.
+bill: | $(BIN)/python $(SHIP_TOOLS)
+	rm -rf $(BILL).venv && $(BIN)/python -m venv --without-pip $(BILL).venv
+	$(BIN)/python -m pip --python $(BILL).venv/bin/python install --quiet --disable-pip-version-check --constraint requirements.lock $(WHEEL)
+	rm $(BILL).venv/lib/python*/site-packages/dynctl-*.dist-info/direct_url.json
+	$(dir $(DYNCTL_SHIP_PYTHON))cyclonedx-py environment $(BILL).venv/bin/python --pyproject pyproject.toml --output-reproducible --of JSON -o $(BILL)
+	rm -rf $(BILL).venv
 
 deploy: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## generate parts of docs/deploy/ from the code and the chart
 	DYNCTL_SHIP_PYTHON="$(abspath $(DYNCTL_SHIP_PYTHON))" $(BIN)/python -m tests.shipping.artefacts

@@ -255,12 +255,3 @@ def test_man_renders_the_page() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "dynctl serve frontend" in done.stdout
     assert "GLOBAL OPTIONS" in done.stdout
-
-
-def test_the_bill_of_materials_has_what_is_installed(tools: Path, tmp_path: Path) -> None:
-    out = tmp_path / "sbom.json"
-    done = run(tools / "cyclonedx-py", "environment", sys.executable, "--of", "JSON", "-o", out)
-    assert done.returncode == 0, done.stderr
-    text = out.read_text()
-    for name in ("aiohttp", "msgspec", "kubernetes", "dynctl"):
-        assert f'"{name}"' in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -128,3 +129,43 @@ def test_the_plugin_of_krew_starts_the_program(kubectl: Kubectl, tmp_path: Path)
         text=True, check=False,
     )  # fmt: skip
     assert (alone.returncode, "pipx install dynctl" in alone.stderr) == (2, True)
+
+
+def test_the_bill_of_materials_is_that_of_the_wheel_in_locked_versions(
+    tools: Path, built: Path, tmp_path: Path
+) -> None:
+    """`make bill`, as `make dist` runs it."""
+    (wheel,) = built.glob("*.whl")
+    # The home of pip, with its cache, is beside it.
+    bill = tmp_path / "bill" / "dynctl.cdx.json"
+    bill.parent.mkdir()
+    python = f"DYNCTL_SHIP_PYTHON={tools / 'python'}"
+    venv = f"VENV={Path(sys.prefix)}"
+    run("make", "-C", ROOT, "bill", f"WHEEL={wheel}", f"BILL={bill}", python, venv, cwd=tmp_path)
+
+    assert [path.name for path in bill.parent.iterdir()] == [bill.name]
+    text = bill.read_text()
+    found = json.loads(text)
+    assert found["bomFormat"] == "CycloneDX"
+    root = found["metadata"]["component"]
+    assert (root["name"], root["version"]) == ("dynctl", wheel.name.split("-")[1])
+    versions = {_plain(part["name"]): part["version"] for part in found["components"]}
+    assert {"aiohttp", "msgspec", "kubernetes"} <= set(versions)
+    # Tools for tests, and what installed the environment, are no part of it.
+    assert not {"dynctl", "pip", "setuptools", "pytest", "ruff"} & set(versions)
+    lock = (ROOT / "requirements.lock").read_text().splitlines()
+    pinned = dict(line.split(";")[0].strip().split("==") for line in lock if "==" in line)
+    locked = {_plain(name): version for name, version in pinned.items()}
+    assert versions == {name: locked[name] for name in versions}
+    needed = {ref for one in found["dependencies"] for ref in one.get("dependsOn", ())}
+    assert needed >= {part["bom-ref"] for part in found["components"]}
+    # The same wheel has the same bill on every machine.
+    assert "serialNumber" not in found
+    assert "timestamp" not in found["metadata"]
+    for path in (tmp_path, built, ROOT):
+        assert str(path) not in text
+
+
+def _plain(name: str) -> str:
+    """The name of a package as PyPI compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
