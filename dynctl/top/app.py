@@ -64,8 +64,9 @@ class TopApp(App[int]):
     """The dashboard of ``source``, which is entered already.
 
     ``rate``: seconds between two readings. ``domain``: the first domain to group by. ``wall``:
-    seconds since the epoch. ``chain`` reads a worker's chain of custody, ``logs`` the log of its
-    process; exports are written to ``directory``.
+    seconds since the epoch; ``clock``: monotonic seconds, None: ``wall``. ``chain`` reads a
+    worker's chain of custody, ``logs`` the log of its process; exports are written to
+    ``directory``.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -90,6 +91,7 @@ class TopApp(App[int]):
         chain: ReadChain = registered_chain,
         logs: ReadLog = unread_log,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         directory: Path = Path(),
     ) -> None:
         super().__init__(ansi_color=True)
@@ -102,6 +104,7 @@ class TopApp(App[int]):
         self.view: DomainView | None = None
         self.alerts: tuple[Alert, ...] = ()
         self.wall = wall
+        self._monotonic = clock
         self._details = Details(source, chain, logs)
         self._domain = domain
         self._zoomed = False
@@ -189,7 +192,7 @@ class TopApp(App[int]):
     def take(self, snapshot: Snapshot) -> None:
         """Show a snapshot."""
         self.snapshot = snapshot
-        self._history.add(snapshot)
+        self._history.add(snapshot, None if self._monotonic is None else self._monotonic())
         self._show_all()
 
     def _show_all(self) -> None:
@@ -284,7 +287,7 @@ class TopApp(App[int]):
             self._head.styles.height = len(head)
             self._arrange()
         self._head.show(head)
-        if self._notice and now >= self._notice_until:
+        if self._notice and self._seconds() >= self._notice_until:
             self._notice = ""
             self._arrange()
         self._hint.show(self._notice_lines() or self._hint_lines(width))
@@ -315,9 +318,13 @@ class TopApp(App[int]):
             lines[-1] = f"{lines[-1][: room - 2]}.."
         return [plain(f" {line}", style) for line in lines]
 
+    def _seconds(self) -> float:
+        """Monotonic seconds; those of ``wall`` where a test sets that."""
+        return self.wall() if self._monotonic is None else self._monotonic()
+
     def show_message(self, text: str) -> None:
         """Show a message between the panels and the keys for a few seconds."""
-        self._notice, self._notice_until = text, self.wall() + NOTICE_S
+        self._notice, self._notice_until = text, self._seconds() + NOTICE_S
         self._arrange()
         self._show_frame()
 

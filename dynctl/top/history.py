@@ -22,6 +22,8 @@ from router_core import Role
 BUCKET_S: Final = 5.0
 BUCKETS: Final = 60
 _MOST_SERIES: Final = 16_384
+#: Seconds between the two clocks from which on one of them was set.
+JUMP_S: Final = 2.0
 
 Key = tuple[str, str, str]
 """``(model, domain, value)``; hand-offs are not counted by model, their model is ""."""
@@ -65,9 +67,18 @@ class History:
     def __init__(self) -> None:
         self._series: dict[str, dict[Key, Series]] = defaultdict(dict)
         self._since: float | None = None
+        #: When the last snapshot was read, by the wall clock and by the monotonic one.
+        self._read: tuple[float, float] | None = None
         #: Readings of the requests, one a second.
         self._times: list[float] = []
         self._traffic: list[Traffic] = []
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._series.clear()
+        self._since = None
+        self._times.clear()
+        self._traffic.clear()
 
     def rates(self, at: float) -> Rates | None:
         """The rates of the last :data:`RATE_S` seconds; None before there are two readings."""
@@ -106,11 +117,21 @@ class History:
             del times[: len(times) // 2]
             del known[: len(known) // 2]
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Add the loads and hand-offs of a snapshot; a snapshot with a problem is ignored."""
+    def add(self, snapshot: Snapshot, now: float | None = None) -> None:
+        """Add the loads and hand-offs of a snapshot; a snapshot with a problem is ignored.
+
+        ``now``: monotonic seconds, None where they are not compared. If the wall clock was set, or
+        the machine slept, it is unknown how long ago the last readings were: the history starts
+        again.
+        """
         if snapshot.problem:
             return
         at = snapshot.at
+        if now is not None and self._read is not None:
+            jump = (at - self._read[0]) - (now - self._read[1])
+            if abs(jump) > JUMP_S:
+                self.clear()
+        self._read = None if now is None else (at, now)
         self._since = at if self._since is None else self._since
         traffic = snapshot.header.traffic
         if not isinstance(traffic, UnsetType):

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from dynctl.base.errors import ExitCode, UsageProblem
@@ -66,6 +67,7 @@ async def _run(
                 readonly=readonly,
                 chain=chain_reader(options),
                 logs=log_reader(options),
+                clock=time.monotonic,
             )
             loop = asyncio.get_running_loop()
             code = ExitCode.YES

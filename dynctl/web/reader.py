@@ -107,7 +107,7 @@ class Readings:
                 await self._readings.read()
                 await self._readings.read_decisions()
                 snapshot = frontend_snapshot([self._readings], self._title, self._wall())
-                self.history.add(snapshot)
+                self.history.add(snapshot, self._clock())
                 alerts = self._alerts.alerts(snapshot, self._domains.capacity(snapshot))
                 self._frame = TopFrame(snapshot, self._domains.view(snapshot), list(alerts))
                 self._read_at = self._clock()

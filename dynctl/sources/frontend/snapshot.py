@@ -225,7 +225,7 @@ class FrontendReadings:
             self._cards = load.workers
         self.rows = joined_rows(self._cards, load.loads)
         now = self.wall()
-        if self.config is None or now - self._settings_at >= SETTINGS_S:
+        if self.config is None or abs(now - self._settings_at) >= SETTINGS_S:
             self.config = await self.reader.config()
             self._settings_at = now
         self.load, self.read_at, self.problem = load, now, ""

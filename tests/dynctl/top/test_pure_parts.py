@@ -464,3 +464,27 @@ def test_colours_of_zones_are_their_own_and_not_those_of_states():
     assert not states & {style.color for style in styles}
     assert not states & {role_style(role).color for role in ("prefill", "decode", "aggregated")}
     assert zone_style("elsewhere", zones) == zone_style(None, zones)
+
+
+@pytest.mark.parametrize("jump", [-3600.0, -10.0, 10.0, 3600.0])
+def test_a_clock_that_is_set_leaves_no_wrong_rates(jump: float) -> None:
+    history = History()
+    for second in range(20):
+        history.add(counted(second, 5 * second), float(second))
+    assert history.rates(NOW + 19) is not None
+    # The wall clock is set; the next readings are one second apart as before.
+    history.add(counted(20 + jump, 100), 20.0)
+    assert history.rates(NOW + 20 + jump) is None
+    assert history.watched(NOW + 20 + jump) == 0
+    for second in range(21, 40):
+        history.add(counted(second + jump, 5 * second), float(second))
+        now = history.rates(NOW + second + jump)
+        assert now is not None
+        assert now.per_second == pytest.approx(5.0)
+
+
+def test_a_clock_that_is_adjusted_by_little_keeps_the_history() -> None:
+    history = History()
+    for second in range(20):
+        history.add(counted(second * 1.01, 5 * second), float(second))
+    assert history.watched(NOW + 19) == pytest.approx(19)
