@@ -166,8 +166,8 @@ def test_two_hops() -> None:
 def test_temperature() -> None:
     for temperature, *shares in rows("temperature"):
         chances = probabilities([4.5, 6.5, 10.5], float(temperature))
-        digits = [len(cell.partition(".")[2].removesuffix("%")) for cell in shares]
-        found = [f"{100 * one:.{n}f}%" for one, n in zip(chances, digits, strict=True)]
+        digits = [len(cell.partition(".")[2].removesuffix(" %")) for cell in shares]
+        found = [f"{100 * one:.{n}f} %" for one, n in zip(chances, digits, strict=True)]
         assert found == shares
 
 
@@ -175,8 +175,8 @@ def test_two_workers_share_by_temperature_alone() -> None:
     for temperature, share in rows("two workers"):
         for dearer in (1.01, 10.0, 1e6):
             chance = probabilities([1.0, dearer], float(temperature))[1]
-            digits = len(share.partition(".")[2].removesuffix("%"))
-            assert f"{100 * chance:.{digits}f}%" == share
+            digits = len(share.partition(".")[2].removesuffix(" %"))
+            assert f"{100 * chance:.{digits}f} %" == share
 
 
 def test_preferred() -> None:
