@@ -179,7 +179,7 @@ __dynctl_command() {
             arguments=('free')
             ;;
         'hits')
-            flags+=' --for --keep --by --from --to --skip-bad --generate --policy --workers --total-blocks --routers --limit --seed --output -o --timeout --token-file --wait'
+            flags+=' --for --record --by --from --to --skip-bad --generate --policy --workers --total-blocks --routers --limit --seed --output -o --timeout --token-file --wait'
             arguments=('file')
             more='file'
             ;;
@@ -217,7 +217,7 @@ __dynctl_meaning() {
     case $1:$2 in
         'thresholds set:--active-decode-blocks-threshold' | 'thresholds set:--active-prefill-tokens-threshold' | 'thresholds set:--active-prefill-tokens-threshold-frac')
             meaning='words:none' ;;
-        'hits:--keep' | 'bundle:--to')
+        'bundle:--to')
             meaning='file' ;;
         'topology render:--enforcement')
             meaning='words:required preferred' ;;

@@ -1372,7 +1372,7 @@ function __dynctl_flags
         case 'hits'
             printf '%s\n' \
                 '--for'\t'Record a live router for this time, as 5m' \
-                '--keep'\t'Keep the recording of a live router, so that replays can show gains' \
+                '--record'\t'Keep the recording of a live router, so that replays can show gains' \
                 '--by'\t'Group by model, domain, tenant, hour or worker' \
                 '--from'\t'Judge requests from this time on: 12:04:31, +90s, an ISO time' \
                 '--to'\t'Judge requests before this time' \
@@ -1529,7 +1529,7 @@ function __dynctl_meaning
     switch "$argv[1]:$argv[2]"
         case 'thresholds set:--active-decode-blocks-threshold' 'thresholds set:--active-prefill-tokens-threshold' 'thresholds set:--active-prefill-tokens-threshold-frac'
             echo 'words:none'
-        case 'hits:--keep' 'bundle:--to'
+        case 'bundle:--to'
             echo 'file'
         case 'topology render:--enforcement'
             echo 'words:required preferred'

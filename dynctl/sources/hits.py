@@ -116,7 +116,7 @@ def of_live(
         if keep.exists():
             raise already_there(keep)
         if origin == "--frontend" and len(urls) != 1:
-            raise UsageProblem(f"--keep {keep}: {len(urls)} frontends; a recording is of one")
+            raise UsageProblem(f"--record {keep}: {len(urls)} frontends; a recording is of one")
     say(f"recording for {seconds:,} s")
     with tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
         if origin == "--frontend":

@@ -29,7 +29,7 @@ def hits(
             help="Record a live router for this time, as 5m. [default: 1m]",
         ),
     ] = None,
-    keep: Annotated[
+    record: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
@@ -131,8 +131,8 @@ def hits(
     trace = SimulatedTrace(**set_here) if set_here else None  # type: ignore[arg-type]
     if length is not None and (files or generate):
         raise UsageProblem("--for is for a live router; expected it, or files, or --generate")
-    if keep is not None and (files or generate):
-        raise UsageProblem("--keep is for a live router; expected it, or files, or --generate")
+    if record is not None and (files or generate):
+        raise UsageProblem("--record is for a live router; expected it, or files, or --generate")
     if files and generate:
         raise UsageProblem(f"--generate {generate}: expected it or files, not both")
     if files:
@@ -143,6 +143,6 @@ def hits(
         if set_here:
             raise UsageProblem(f"--{next(iter(set_here)).replace('_', '-')} is for a trace")
         lasts = max(1, round(seconds_of("--for", length or "1m")))
-        report = of_live(options, lasts, query, keep)
+        report = of_live(options, lasts, query, record)
     emit(report, options)
     return ExitCode.YES if report.requests else ExitCode.NO

@@ -236,11 +236,18 @@ def test_a_generated_workload_names_the_cause(dynctl, policy: str, more: tuple, 
         (["FILE", "--workers", 3], "is a recording: --policy"),
         (["FILE", "TRACE"], "TRACE is not a recording"),
         (["FILE", "--for", "5m"], "--for is for a live router"),
-        (["FILE", "--keep", "new"], "--keep is for a live router"),
-        (["--frontend", "http://127.0.0.1:1", "--keep", "FILE"], "FILE: the file exists"),
+        (["FILE", "--record", "new"], "--record is for a live router"),
+        (["--frontend", "http://127.0.0.1:1", "--record", "FILE"], "FILE: the file exists"),
         (
-            ["--frontend", "http://127.0.0.1:1", "--frontend", "http://127.0.0.1:2", "--keep", "n"],
-            "--keep n: 2 frontends; a recording is of one",
+            [
+                "--frontend",
+                "http://127.0.0.1:1",
+                "--frontend",
+                "http://127.0.0.1:2",
+                "--record",
+                "n",
+            ],
+            "--record n: 2 frontends; a recording is of one",
         ),
         (["FILE", "--by", "color"], "--by color: expected one of model, domain"),
         (["FILE", "--from", "+9h"], "--from +9h: outside the recording"),
@@ -404,7 +411,7 @@ async def _indexed(client: aiohttp.ClientSession, url: str) -> int:
 
 async def _live(mode: str, *engines: dict[str, Any], keep: Path | None = None) -> dict[str, Any]:
     """The report of `hits --for 2s` while three prompts of each conversation are sent in turn."""
-    kept = [] if keep is None else ["--keep", str(keep)]
+    kept = [] if keep is None else ["--record", str(keep)]
     workers = [f"{one['url']},name={one['engine']}" for one in engines]
     async with (
         aiohttp.ClientSession() as client,
@@ -451,7 +458,9 @@ async def test_a_live_frontend_is_judged_while_it_works(dynctl, tmp_path: Path):
     assert rates["reused"] < rates["best"] <= rates["reachable"]
     # The recording is kept, so the gain can be simulated on it.
     (command,) = spread["largest"][0]["replay"]
-    before, after = await asyncio.to_thread(replayed, dynctl, command)
+    # Slowly: requests came as fast as this machine answered, simulated engines take their own time.
+    slowly = f"{command} --speed 0.01"
+    before, after = await asyncio.to_thread(replayed, dynctl, slowly)
     assert before["counts"]["requests"] >= spread["requests"]
     assert after["cache"]["hit_rate"] > before["cache"]["hit_rate"]
 
