@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+from tests.dynamo import tool_markup
 from tests.dynamo.answers import Case, tokenizer
 
 TOOLS = [
@@ -33,6 +34,7 @@ MARKS = {
 CARDS: dict[str, dict[str, str]] = {
     **{name: {"tool_call_parser": name} for name in MARKS},
     "pythonic": {"tool_call_parser": "pythonic"},
+    **{name: {"tool_call_parser": name} for name in tool_markup.CALLS},
     "think": {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"},
 }
 """Models of the fleet, with what is in their cards."""
@@ -134,14 +136,16 @@ def _text(source: random.Random, model: str) -> str:
     parts = []
     for _ in range(source.choice((1, 1, 2, 2, 3, 4))):
         kind = source.random()
-        if kind < 0.45 and parser == "pythonic":
+        if kind < 0.45 and parser in tool_markup.CALLS:
+            parts.append(tool_markup.CALLS[parser](source))
+        elif kind < 0.45 and parser == "pythonic":
             parts.append(_python_calls(source))
         elif kind < 0.45:
             parts.append(_json_calls(source, parser))
         elif kind < 0.9:
             parts.append(source.choice(_PLAIN))
         else:
-            marks = MARKS.get(parser, (_PYTHON_MARK,))
+            marks = {**MARKS, **tool_markup.MARKS}.get(parser, (_PYTHON_MARK,))
             mark = source.choice([each for each in marks if each])
             parts.append(mark[: source.randint(1, len(mark))])
         if "reasoning_parser" in CARDS[model] and source.random() < 0.3:
@@ -184,9 +188,9 @@ def _fields(source: random.Random) -> dict[str, Any]:
     return fields
 
 
-def cases(model: str, count: int) -> list[Case]:
-    """``count`` chats with a model of ``CARDS``: the same ones each time."""
-    source = random.Random(model)
+def cases(model: str, count: int, seed: str = "") -> list[Case]:
+    """``count`` chats with a model of ``CARDS``: for one seed the same ones each time."""
+    source = random.Random(model + seed)
     made = []
     for number in range(count):
         fields, chunks = _fields(source), _chunks(source, _text(source, model))

@@ -3,6 +3,7 @@
 from typing import Final
 
 from dynctl.tokenization.tool_calls.calls import SPACE, CallFormat, ToolCall, ToolCallError
+from dynctl.tokenization.tool_calls.deepseek_calls import DeepseekFormat
 from dynctl.tokenization.tool_calls.json_calls import JsonFormat
 from dynctl.tokenization.tool_calls.pythonic_calls import PythonicFormat
 from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter
@@ -18,6 +19,8 @@ _HERMES: Final = JsonFormat(
 )
 
 TOOL_CALL_PARSERS: Final[dict[str, CallFormat]] = {
+    "deepseek_v3": DeepseekFormat(fenced=True),
+    "deepseek_v3_1": DeepseekFormat(fenced=False),
     "hermes": _HERMES,
     "jamba": JsonFormat(start="<tool_calls>", closes=("</tool_calls>",), hides=True, drops=True),
     "llama3_json": JsonFormat(start="<|python_tag|>", closes=("",)),

@@ -4,7 +4,7 @@ A model writes a call of a tool into its text, between marks of its own. Dynamo 
 each such format, which a model's card selects by name.
 """
 
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 MAX_HELD: Final = 262_144
 """Characters of one choice that may be held back until it is clear whether they are a call."""
@@ -48,8 +48,8 @@ class CallFormat(Protocol):
 
     ``starts``, ``ends``: the marks. ``cuts``: a whole answer that its length ends, without a call,
     is cut at its first start mark. ``hides``: marks without a call are removed from what users
-    read. ``tried``: when held text is parsed, beside at each end mark: when a JSON value ends in
-    it, at each closing bracket, or never.
+    read. ``tried``: when held text is parsed, beside at each end mark: ``json``, when a JSON value
+    ends in it; else at each occurrence of this text, or never if it is empty.
     """
 
     @property
@@ -65,7 +65,7 @@ class CallFormat(Protocol):
     def hides(self) -> bool: ...
 
     @property
-    def tried(self) -> Literal["json", "bracket", "never"]: ...
+    def tried(self) -> str: ...
 
     def may_begin(self, text: str) -> bool:
         """Whether text without a whole start mark may be the beginning of a call."""

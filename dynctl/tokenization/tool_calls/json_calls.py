@@ -37,7 +37,7 @@ class JsonFormat:
     leading: bool = False
     ends_at: Literal["mark", "bracket", "piece"] = "piece"
     cuts: bool = True
-    tried: Literal["json"] = "json"
+    tried: str = "json"
 
     @property
     def starts(self) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ import math
 import re
 import warnings
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from dynctl.tokenization.tool_calls.calls import Parsed, ToolCall, ToolCallError, stripped
+from dynctl.tokenization.tool_calls.json_values import LARGEST, write_float, write_text
 from dynctl.tokenization.tool_calls.pythonic_list import find_list
 
 MAX_TOKENS: Final = 65_536
@@ -25,7 +26,6 @@ _UNSURE: Final = re.compile(r"""\b(?:r?[ft]|[ft]r)["']|[0-9_]{4000}|\0""", re.IG
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MARKS: Final = ("<|python_start|>", "<|python_end|>")
-_LARGEST: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PythonicFormat:
     ends: tuple[str, ...] = ()
     cuts: bool = False
     hides: bool = False
-    tried: Literal["bracket"] = "bracket"
+    tried: str = "]"
 
     def may_begin(self, text: str) -> bool:
         return "[" in text
@@ -131,7 +131,7 @@ class _Values:
         if isinstance(value, str):
             return _string(value)
         if isinstance(value, int):
-            return str(value) if value <= _LARGEST else _string(self._written(node))
+            return str(value) if value <= LARGEST else _string(self._written(node))
         if isinstance(value, float):
             return _number(value)
         raise _NotConstantError
@@ -152,16 +152,8 @@ def _object(members: dict[str, str]) -> str:
 
 
 def _string(text: str) -> str:
-    return json.dumps(_SURROGATE.sub("\ufffd", text), ensure_ascii=False)
+    return write_text(_SURROGATE.sub("\ufffd", text))
 
 
 def _number(value: float) -> str:
-    """A float that is not negative, in the form that serde writes."""
-    if not math.isfinite(value):
-        return "null"
-    digits, _, exponent = repr(value).partition("e")
-    if not exponent:
-        return digits
-    if int(exponent) == -5:
-        return "0.0000" + digits.replace(".", "")
-    return f"{digits}e{int(exponent):+d}"
+    return write_float(value) if math.isfinite(value) else "null"

@@ -142,8 +142,9 @@ class ToolCallSplitter:
         """Whether the text since the last look may make the calls whole."""
         if self.form.tried == "json":
             return self._ends.new(self._held)
-        before, self._tried = self._tried, len(self._held)
-        return self.form.tried == "bracket" and self._held.find("]", before) >= 0
+        tried, before = self.form.tried, max(0, self._tried - len(self.form.tried) + 1)
+        self._tried = len(self._held)
+        return bool(tried) and self._held.find(tried, before) >= 0
 
     def _until_end(self, parsed: Parsed) -> tuple[int, Parsed] | None:
         end = self.form.end(self._held)

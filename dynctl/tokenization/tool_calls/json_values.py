@@ -1,0 +1,150 @@
+"""JSON values, read and written as Dynamo does it, where arguments are not kept as they came.
+
+Dynamo's reader takes numbers out of range, half surrogates and deep nesting for errors. Numbers
+that are not integers of 64 bits become floats, some of them one unit in the last place off.
+"""
+
+import json
+import math
+import re
+from typing import Any, Final, NoReturn
+
+MAX_DEPTH: Final = 127
+"""Objects and arrays in each other."""
+
+LARGEST: Final = 2**64 - 1
+"""The largest integer that stays one."""
+
+_SMALLEST: Final = -(2**63)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_MAX_POWER: Final = 308
+_NUMBER: Final = re.compile(r"-?([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
+
+
+class _Written(str):
+    """A number as it is written."""
+
+    __slots__ = ()
+
+
+def read_value(text: str) -> Any:
+    """The value of a JSON text, for :func:`write_value`.
+
+    Raises ValueError for what Dynamo does not read.
+    """
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    _check(value, MAX_DEPTH)
+    return value
+
+
+def write_value(value: Any) -> str:
+    """A value as JSON without white space. Floats are finite."""
+    if isinstance(value, dict):
+        members = (f"{write_text(key)}:{write_value(each)}" for key, each in value.items())
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(write_value, value)) + "]"
+    if isinstance(value, _Written):
+        return str(value)
+    if isinstance(value, str):
+        return write_text(value)
+    return write_float(value) if isinstance(value, float) else json.dumps(value)
+
+
+def write_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def write_float(value: float) -> str:
+    """A finite float in its shortest form: ``1.5``, ``1e+16``, ``0.00001``, ``1e-6``."""
+    digits, _, exponent = repr(value).partition("e")
+    if not exponent:
+        return digits
+    if int(exponent) == -5:
+        sign = "-" if digits.startswith("-") else ""
+        return sign + "0.0000" + digits.lstrip("-").replace(".", "")
+    return f"{digits}e{int(exponent):+d}"
+
+
+def _integer(text: str) -> _Written:
+    if len(text) < 21:
+        value = int(text)
+        if _SMALLEST <= value <= LARGEST and text != "-0":
+            return _Written(text)
+    return _float(text)
+
+
+def _float(text: str) -> _Written:
+    """A number that Dynamo reads as a float: the digits that fit into 64 bits, times a power."""
+    found = _NUMBER.fullmatch(text)
+    assert found is not None
+    whole, fraction, written = found.groups()
+    significand, used = _significand(0, whole)
+    exponent = len(whole) - used
+    significand, used = _significand(significand, fraction or "")
+    exponent -= used
+    if written is not None:
+        exponent += _bounded(written)
+    value = _scaled(float(significand), exponent)
+    if math.isinf(value):
+        raise ValueError("a number is out of range")
+    return _Written(write_float(-value if text.startswith("-") else value))
+
+
+def _significand(value: int, digits: str) -> tuple[int, int]:
+    """The number with as many digits appended as fit, and how many these are."""
+    for used, digit in enumerate(digits):
+        longer = value * 10 + int(digit)
+        if longer > LARGEST:
+            return value, used
+        value = longer
+    return value, len(digits)
+
+
+def _bounded(exponent: str) -> int:
+    """An exponent; what is far out of range is not read digit by digit."""
+    digits = exponent.lstrip("+-").lstrip("0")
+    value = int(digits) if 0 < len(digits) < 10 else 10**9 * bool(digits)
+    return -value if exponent.startswith("-") else value
+
+
+def _scaled(value: float, exponent: int) -> float:
+    if value == 0:
+        return value
+    if exponent > _MAX_POWER:
+        return math.inf
+    if exponent >= 0:
+        return value * float(f"1e{exponent}")
+    while exponent < -_MAX_POWER and value:
+        value /= 1e308
+        exponent += _MAX_POWER
+    return value / float(f"1e{-exponent}") if value else value
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant)
+
+
+def _check(value: Any, depth: int) -> None:
+    """Raises ValueError for half surrogates and for values that are nested too deeply."""
+    if isinstance(value, str):
+        if _SURROGATE.search(value):
+            raise ValueError("half of a surrogate pair")
+        return
+    if not isinstance(value, dict | list):
+        return
+    if depth == 0:
+        raise ValueError("nested too deeply")
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check(key, depth)
+            _check(each, depth - 1)
+    else:
+        for each in value:
+            _check(each, depth - 1)
