@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FRONTEND = "http://127.0.0.1:8000"
 FRONTEND_VARIABLE = "DYNCTL_FRONTEND"
-#: Seconds for a response from the default address, which no option named.
-GUESS_TIMEOUT = 1.0
 
 _FIRST = "give one source:\n"
 _OFFLINE = """--demo                             the embedded demo fleet, no process runs
@@ -164,19 +162,19 @@ def source_read(options: GlobalOptions) -> str | None:
 
 
 def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | None]]:
-    """``(url, version, problem)`` of the named frontends, or of the default one if it answers."""
+    """``(url, version, problem)`` of the named frontends, or of the default one if it answers, or
+    accepts a connection and does not answer in time."""
     from dynctl.sources.frontend.client import FrontendClient
 
     options = in_context(options)
     named = frontends(options)
-    timeout = options.timeout if named else min(options.timeout, GUESS_TIMEOUT)
     versions: list[tuple[str, str | None, str | None]] = []
     for url in named or (DEFAULT_FRONTEND,):
-        client = FrontendClient(url, token(options), timeout)
+        client = FrontendClient(url, token(options), options.timeout)
         try:
             versions.append((client.url, client.version(), None))
         except DynctlError as error:
-            if named:
+            if named or isinstance(error, TimedOut):
                 versions.append((client.url, None, error.message))
     return versions
 
@@ -244,14 +242,20 @@ def _planes_by_environment(options: GlobalOptions) -> bool:
 
 
 def _dynctl_frontends(options: GlobalOptions, ways: str = WAYS) -> tuple[str, ...]:
-    """The named frontends, or the default one; raises Unreachable where it does not answer."""
+    """The named frontends, or the default one. Raises Unreachable where no dynctl frontend is
+    there, TimedOut where a server accepts the connection and does not answer in time."""
     from dynctl.sources.frontend.client import FrontendClient
 
     urls = frontends(options)
     if urls:
         return urls
     client = FrontendClient(DEFAULT_FRONTEND, token(options), options.timeout)
-    if not client.answers_as_ours(min(options.timeout, GUESS_TIMEOUT)):
+    try:
+        ours = client.answers_as_ours(options.timeout)
+    except TimedOut as slow:  # a busy frontend is not a missing one
+        hint = f"--timeout {options.timeout * 3:g} waits longer; or {ways}"
+        raise TimedOut(f"no source is set, and {slow.message}", hint) from None
+    if not ours:
         raise Unreachable(
             f"no source is set, and no dynctl frontend answers at {DEFAULT_FRONTEND}", ways
         )

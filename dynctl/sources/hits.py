@@ -117,7 +117,7 @@ def of_live(
             raise already_there(keep)
         if origin == "--frontend" and len(urls) != 1:
             raise UsageProblem(f"--record {keep}: {len(urls)} frontends; a recording is of one")
-    say(f"recording for {seconds:,} s")
+    say(f"recording for {seconds:,} s; Ctrl-C ends it, and judges what came until then")
     with tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
         if origin == "--frontend":
             paths = [Path(folder) / f"frontend-{number}" for number in range(len(urls))]
@@ -142,21 +142,18 @@ def _stream(
     seconds: int,
     paths: Sequence[Path],
 ) -> None:
-    """Record all frontends at the same time, each in its file."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from dynctl.sources.frontend.recording import stream_recording
+    """Record all frontends at the same time, each in its file, until Ctrl-C ends them."""
+    from dynctl.sources.frontend.recording import stream_recordings
 
     if len(urls) > MOST_FILES:
         raise UsageProblem(f"{len(urls)} frontends; expected at most {MOST_FILES}")
-
-    def record(url: str, path: Path) -> str:
-        return stream_recording(
-            url, token, path, timeout=options.timeout, seconds=seconds, max_bytes=_MOST_BYTES
-        )
-
-    with ThreadPoolExecutor(len(urls)) as pool:
-        ends = list(pool.map(record, urls, paths))
+    ends = stream_recordings(
+        list(zip(urls, paths, strict=True)),
+        token,
+        timeout=options.timeout,
+        seconds=seconds,
+        max_bytes=_MOST_BYTES,
+    )
     for problem in ends:
         if problem:
             raise Unreachable(problem)

@@ -132,7 +132,6 @@ class Session:
         port = self._ports.setdefault(FRONTEND_PORT, free_page_port())
         with (
             mock.patch("dynctl.sources.DEFAULT_FRONTEND", f"http://127.0.0.1:{port}"),
-            mock.patch("dynctl.sources.GUESS_TIMEOUT", patience(1.0)),
             contextlib.chdir(self._directory),
             _environment(self.environ()),
             contextlib.redirect_stdout(output),

@@ -22,7 +22,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
 from dynctl.documents.bundle import ClusterVersion, FrontendVersion, OptionsFile, VersionsFile
 from dynctl.settings.contexts.precedence import apply_context, in_context
-from dynctl.sources import DEFAULT_FRONTEND, GUESS_TIMEOUT, connect, frontends
+from dynctl.sources import DEFAULT_FRONTEND, connect, frontends
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.kubernetes import cluster_ways
@@ -130,13 +130,12 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
 def _frontend_version(name: str, url: str, options: GlobalOptions) -> FrontendVersion:
     from dynctl.sources import token
 
-    timeout = options.timeout if name != DEFAULT_FRONTEND else GUESS_TIMEOUT
     kind: str | None = None
     try:
-        dynamo = DynamoFrontend(url, timeout)
+        dynamo = DynamoFrontend(url, options.timeout)
         kind = dynamo.identify()
         if kind == "dynctl":
-            found = FrontendClient(url, token(options), timeout).version()
+            found = FrontendClient(url, token(options), options.timeout).version()
         else:
             found = dynamo.openapi_version()
     except DynctlError as error:

@@ -22,7 +22,7 @@ from dynctl.adapters.ports import (
     StreamCondition,
 )
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.workers import StreamState
 from dynctl.health.deployment import RegisteredWorker
@@ -39,7 +39,6 @@ from dynctl.serving.dynamo.observer import Observer
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources import (
     DEFAULT_FRONTEND,
-    GUESS_TIMEOUT,
     frontends,
 )
 from dynctl.sources.dynamo.frontend import DynamoFrontend
@@ -69,8 +68,9 @@ _T = TypeVar("_T")
 
 
 def gather(options: GlobalOptions) -> CheckFacts:
-    """The facts of all that the options name. Raises UsageProblem, or Unreachable where they name
-    nothing and nothing answers at the default address."""
+    """The facts of all that the options name. Where they name nothing, raises Unreachable if no
+    frontend is at the default address, TimedOut if it does not answer in time. Raises UsageProblem.
+    """
     if options.offline:
         raise UsageProblem(f"{options.offline}: check needs a running deployment", _WAYS)
     options = in_context(options)
@@ -79,7 +79,10 @@ def gather(options: GlobalOptions) -> CheckFacts:
     if not planes_named and not urls:
         # Nothing is named: try the default address, as other commands do.
         try:
-            guess = DynamoFrontend(DEFAULT_FRONTEND, min(options.timeout, GUESS_TIMEOUT)).identify()
+            guess = DynamoFrontend(DEFAULT_FRONTEND, options.timeout).identify()
+        except TimedOut as slow:  # a busy frontend is not a missing one
+            hint = f"--timeout {options.timeout * 3:g} waits longer; or {_WAYS}"
+            raise TimedOut(f"no deployment is set, and {slow.message}", hint) from None
         except DynctlError:
             guess = "other"
         if guess == "other":

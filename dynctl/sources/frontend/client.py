@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
@@ -56,9 +56,12 @@ class FrontendClient(HttpFrontend):
         self.title = f"frontend {self.url}"
 
     def answers_as_ours(self, timeout: float) -> bool:
-        """Whether a dynctl frontend answers here."""
+        """Whether a dynctl frontend answers here. Raises TimedOut where it is not known: a server
+        accepts the connection and does not answer within ``timeout`` seconds."""
         try:
             response = self.exchange("GET", "/v1/config", timeout=timeout)
+        except TimedOut:
+            raise
         except (DynctlError, OSError):
             return False
         if response.status_code in (401, 403):

@@ -1,7 +1,9 @@
-"""A recording that a dynctl frontend, router or observer streams, written to a file."""
+"""Recordings that dynctl frontends, routers or observers stream, each written to a file."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,21 +29,66 @@ def stream_recording(
     seconds: int | None,
     max_bytes: int,
 ) -> str:
-    """Write whole chunks to a new file until the recording ends, or Ctrl-C.
+    """:func:`stream_recordings` of one frontend."""
+    (reason,) = stream_recordings(
+        [(url, path)], token, timeout=timeout, seconds=seconds, max_bytes=max_bytes
+    )
+    return reason
 
-    Returns why it ended before its time, empty if it did not. Raises Unreachable or UsageProblem
-    where it does not begin.
+
+def stream_recordings(
+    places: Sequence[tuple[str, Path]],
+    token: str | None,
+    *,
+    timeout: float,
+    seconds: int | None,
+    max_bytes: int,
+) -> list[str]:
+    """Record frontends at the same time, ``(url, new file)`` each, until their ends, or Ctrl-C.
+
+    Files have whole chunks. Returns for each why it ended before its time, empty if it did not.
+    Raises Unreachable or UsageProblem at once where one does not begin.
     """
+    begun: set[Path] = set()
+
+    async def all_of_them() -> list[str]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_stream(url, token, path, begun, timeout, seconds, max_bytes))
+                    for url, path in places
+                ]
+        except* Exception as problems:  # the others are cancelled: one cause is enough
+            raise problems.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    try:
+        return asyncio.run(all_of_them())
+    except KeyboardInterrupt:
+        if len(begun) != len(places):
+            raise
+        return [""] * len(places)
+
+
+async def _stream(
+    url: str,
+    token: str | None,
+    path: Path,
+    begun: set[Path],
+    timeout: float,
+    seconds: int | None,
+    max_bytes: int,
+) -> str:
+    """Adds ``path`` to ``begun`` once its file is there."""
     url = frontend_url(url)
     query: dict[str, int] = {"max_bytes": max_bytes}
     if seconds is not None:
         query["seconds"] = seconds
     headers = {"authorization": f"Bearer {token}"} if token else {}
     limits = httpx.Timeout(max(timeout, _SILENT_S), connect=min(timeout, CONNECT_S))
-    started = False
     try:
-        with (
-            httpx.Client(
+        async with (
+            httpx.AsyncClient(
                 timeout=limits,
                 headers=headers,
                 trust_env=False,
@@ -49,29 +96,25 @@ def stream_recording(
             ) as client,
             client.stream("GET", f"{url}/v1/recording", params=query) as response,
         ):
-            _check(url, response)
+            await _check(url, response)
             sink = FileSink(path)
-            started = True
+            begun.add(path)
             try:
-                return _copy(response, sink)
+                return await _copy(response, sink)
             finally:
                 sink.close()
     except httpx.HTTPError as error:
         reason = f"{url}: {network_reason(error)}"
-        if started:
+        if path in begun:
             return f"{reason}; the recording ends there"
         raise Unreachable(reason, "name a dynctl frontend: --frontend http://HOST:PORT") from None
-    except KeyboardInterrupt:
-        if not started:
-            raise
-        return ""
 
 
-def _copy(response: httpx.Response, sink: FileSink) -> str:
+async def _copy(response: httpx.Response, sink: FileSink) -> str:
     """Copy the stream to the file, chunk by chunk, so that the file ends with a whole one."""
     held, begun = bytearray(), False
     try:
-        for part in response.iter_bytes():
+        async for part in response.aiter_bytes():
             held += part
             if not begun and len(held) >= len(HEADER):
                 sink.write_now(bytes(held[: len(HEADER)]))
@@ -88,10 +131,10 @@ def _copy(response: httpx.Response, sink: FileSink) -> str:
     return "the stream ended within a chunk" if held else ""
 
 
-def _check(url: str, response: httpx.Response) -> None:
+async def _check(url: str, response: httpx.Response) -> None:
     if response.status_code == 200:
         return
-    response.read()
+    await response.aread()
     message, status = error_message(response), response.status_code
     if status in (401, 403):
         raise UsageProblem(f"{url}/v1/recording needs a token ({status}): {message}", TOKEN_HINT)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
 from tests.dynctl.health.test_hits import tiered
 from tests.dynctl.serving.fleets import chat_body
 from tests.dynctl.serving.test_process import all_read, engine, process
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 FLEET = RecordedFleet(workers=5, config={"router_mode": "round-robin"}, state=True)
 CHATS = chats(13, 6)
@@ -468,6 +469,65 @@ async def test_a_live_frontend_is_judged_while_it_works(dynctl, tmp_path: Path):
     rates = {one["rung"]: one["rate"] for one in kv["rungs"]}
     assert rates["reused"] > 0.9 * rates["reachable"]
     assert "spread" not in [one["cause"] for one in kv["largest"]]
+
+
+async def test_ctrl_c_ends_the_recordings_of_live_frontends_and_judges_them(tmp_path: Path):
+    """A user who has seen enough does not wait for the rest of --for."""
+    async with (
+        aiohttp.ClientSession() as client,
+        engine("a0", *ROOM) as (_, a0),
+        process("-c", FRONTEND, "kv", f"{a0['url']},name=a0") as (_, one),
+        process("-c", FRONTEND, "kv", f"{a0['url']},name=a0") as (_, two),
+    ):
+        for url in (one["url"], two["url"]):
+            await all_read(url)
+        judge = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dynctl", "hits", "--for", "10m", "-o", "json"),
+            *("--frontend", one["url"], "--frontend", two["url"]),
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            await until(lambda: len(_sizes(tmp_path)) == 2)
+            for url in (one["url"], two["url"]):
+                await _ask(client, url, " ".join(f"word {number}" for number in range(40)))
+            # What is recorded is written in chunks: wait for the next of both.
+            before = _sizes(tmp_path)
+            await until(lambda: all(map(int.__gt__, _sizes(tmp_path), before)))
+            judge.send_signal(signal.SIGINT)
+            async with asyncio.timeout(patience(20)):
+                out, err = await judge.communicate()
+        finally:
+            if judge.returncode is None:
+                judge.kill()
+                await judge.communicate()
+    assert b"recording for 600 s; Ctrl-C ends it" in err
+    # Chunks can have begun before the requests: then there is none to judge.
+    assert judge.returncode == (0 if json.loads(out)["requests"] else 1), err.decode()
+    assert _sizes(tmp_path) == []
+
+
+def _sizes(folder: Path) -> list[int]:
+    """Of the recordings of several frontends, in bytes."""
+    return [path.stat().st_size for path in sorted(folder.glob("*/frontend-*"))]
+
+
+async def test_where_one_of_the_frontends_is_down_the_others_are_not_recorded_first(dynctl: Any):
+    async with (
+        engine("a0", *ROOM) as (_, a0),
+        process("-c", FRONTEND, "kv", f"{a0['url']},name=a0") as (_, one),
+    ):
+        async with asyncio.timeout(patience(20)):
+            ran = await asyncio.to_thread(
+                dynctl, "hits", "--for", "10m", *frontends_of(one["url"], "http://127.0.0.1:9")
+            )
+    assert (ran.code, ran.out) == (3, "")
+    assert "error: http://127.0.0.1:9: " in ran.err
+
+
+def frontends_of(*urls: str) -> list[str]:
+    return [word for url in urls for word in ("--frontend", url)]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,30 @@ def test_another_server_on_the_default_port_is_not_ours(dynctl, server, monkeypa
     assert f"no dynctl frontend answers at {server.url}" in ran.err
 
 
+@pytest.mark.parametrize("command", [("workers", "list"), ("check",), ("hits", "--for", "1s")])
+def test_a_slow_server_on_the_default_port_is_not_a_missing_one(
+    dynctl, server, monkeypatch, command
+):
+    """Under load a frontend can need seconds: then no answer is known, not the absence of one."""
+    for module in ("dynctl.sources", "dynctl.sources.dynamo.check_facts"):
+        monkeypatch.setattr(f"{module}.DEFAULT_FRONTEND", server.url)
+    server.free.clear()
+    ran = dynctl(*command, "--timeout", "0.2")
+    assert (ran.code, ran.out) == (4, "")
+    assert f"{server.url}/v1/config did not answer within 0.2 s" in ran.err
+    assert "--timeout 0.6 waits longer" in ran.err
+
+
+def test_the_version_of_a_slow_server_on_the_default_port_is_not_left_out(
+    dynctl, server, monkeypatch
+):
+    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", server.url)
+    server.free.clear()
+    ran = dynctl("version", "--timeout", "0.2")
+    assert ran.code == 3
+    assert "did not answer within 0.2 s" in ran.out
+
+
 def test_an_answer_without_end_is_cut(dynctl, server, monkeypatch):
     monkeypatch.setattr("dynctl.sources.frontend.client.FrontendClient.max_bytes", 1000)
     server.body = b"[" + b" " * 10_000
