@@ -12,10 +12,12 @@ returns `ExitCode.NO`. Other rooms raise their own errors; :func:`exit_code_of` 
 their exit codes.
 """
 
+import contextlib
 import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, BinaryIO, Final
 
@@ -222,9 +224,23 @@ def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -
     return _FILE_PROBLEMS.get(error.errno or 0) or error.strerror or str(error)
 
 
+@contextlib.contextmanager
+def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give an OSError the name of the file: that of a write (a full disk) has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+#: What only a write fails with.
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FILE_PROBLEMS: Final = {
     errno.ENOSPC: "no space is left on its device",
     errno.EDQUOT: "the quota of this user on its device is used up",
+    errno.EFBIG: "it would be larger than this process may write (ulimit -f)",
     errno.EROFS: "its file system is read-only",
     errno.ELOOP: "its symbolic links form a loop",
     errno.ENAMETOOLONG: "the name is too long",

@@ -9,7 +9,14 @@ from typing import Any
 
 import typer
 
-from dynctl.base.errors import DynctlError, ExitCode, ReaderLeft, exit_code_of, file_problem
+from dynctl.base.errors import (
+    NO_ROOM,
+    DynctlError,
+    ExitCode,
+    ReaderLeft,
+    exit_code_of,
+    file_problem,
+)
 from dynctl.cli.global_options import group_callback, with_globals
 from dynctl.cli.help import PlainCommand, PlainGroup
 
@@ -190,16 +197,25 @@ def run(arguments: Sequence[str]) -> int:
         code = command.main(list(arguments), prog_name="dynctl", standalone_mode=False)
         sys.stdout.flush()
     except (ReaderLeft, BrokenPipeError):
-        # Python flushes stdout again at exit, which would fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return ExitCode.YES
     except (_ClickException, typer.Abort) as error:
         return _usage_error(error, arguments, command)
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
+            # Files of ours are named, so this is stdout, on which nothing more can be written.
+            _forget_stdout()
+            _say(f"error: the output cannot be written: {file_problem(error, writing=True)}")
+            return ExitCode.USAGE
         return _report(error)
     return int(code or 0)
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout again at exit, which would fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _with_default(arguments: Sequence[str]) -> list[str]:

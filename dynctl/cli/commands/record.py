@@ -40,8 +40,8 @@ def record(
     """Record what a router sees and does: requests as hashes, decisions, KV events, loads.
 
     From a dynctl frontend, router or observer (--frontend), or a live Dynamo (--discovery). The
-    file has no prompts and no keys; only its owner can read it. Exit code 3: the source went away;
-    the file is readable up to there.
+    file has no prompts and no keys; only its owner can read it. Exit code 3: the source went away,
+    or no space is left; the file is readable up to there.
 
     For example: dynctl record traffic.dynrec --for 10m --frontend http://127.0.0.1:8000
     """

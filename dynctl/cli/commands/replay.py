@@ -449,9 +449,11 @@ def replay(
     )
     emit(report, options)
     if plot is not None:
+        from dynctl.base.errors import named_in_errors
         from dynctl.screens.replay import replay_plot
 
-        plot.write_text(replay_plot(report))
+        with named_in_errors(plot):
+            plot.write_text(replay_plot(report))
         talk(f"wrote {plot}")
     failing = {"regressed"} | ({"unknown"} if fail_on == "warn" else set())
     for change in report.changes:

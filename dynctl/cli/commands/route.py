@@ -141,11 +141,13 @@ def route(
 
 def _saved(source: Any, path: Path) -> Any:
     """Save the source's view and return it as the source, so that --view repeats the answer."""
+    from dynctl.base.errors import named_in_errors
     from dynctl.screens.render import talk
     from dynctl.sources.view import open_view_bytes
 
     data = source.save()
-    path.write_bytes(data)
+    with named_in_errors(path):
+        path.write_bytes(data)
     talk(f"saved {path} ({len(data):,} bytes, without prompts and tokens); --view {path} reads it")
     return open_view_bytes(data, f"--save-view {path}", f"view {path.name}")
 

@@ -113,6 +113,7 @@ class FileSink:
             except OSError as error:
                 raise UsageProblem(f"{path}: {file_problem(error, writing=True)}") from None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        self._size = 0
         try:
             self._file = os.open(path, flags, 0o600)
         except FileExistsError:
@@ -124,10 +125,18 @@ class FileSink:
         await asyncio.to_thread(self.write_now, data)
 
     def write_now(self, data: bytes) -> None:
-        """As :meth:`write`, in this thread."""
+        """As :meth:`write`, in this thread. Where it fails the file ends before ``data``, and the
+        error has its name."""
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._file, view) :]
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            error.filename = str(self.path)
+            raise
+        self._size += len(data)
 
     def close(self) -> None:
         os.close(self._file)

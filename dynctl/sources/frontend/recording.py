@@ -10,7 +10,7 @@ from typing import Final
 import httpx
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import Unreachable, UsageProblem, network_reason
+from dynctl.base.errors import Unreachable, UsageProblem, file_problem, network_reason
 from dynctl.documents.recording_file import HEADER, chunk_header
 from dynctl.serving.telemetry.recorder import FileSink
 from dynctl.sources.frontend.client import TOKEN_HINT
@@ -108,6 +108,8 @@ async def _stream(
         if path in begun:
             return f"{reason}; the recording ends there"
         raise Unreachable(reason, "name a dynctl frontend: --frontend http://HOST:PORT") from None
+    except OSError as error:  # of the file, such as a full disk
+        return f"{path}: {file_problem(error, writing=True)}; the recording ends there"
 
 
 async def _copy(response: httpx.Response, sink: FileSink) -> str:

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -477,3 +478,38 @@ def test_a_session_is_looked_up_in_a_running_frontend_only(dynctl):
     assert ran.code == 2
     assert "--session-id: only a running frontend has sessions" in ran.err
     assert "alice" not in ran.err
+
+
+def _bash(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = text.replace("dynctl ", f"{sys.executable} -m dynctl ")
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=patience(20)
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["config show", "workers list --demo -o json", "route --demo hi", "--help", "help route"],
+)
+def test_a_full_disk_below_stdout_is_named(tmp_path: Path, command: str):
+    done = _bash(f"dynctl {command} > /dev/full", tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: the output cannot be written: no space is left on its device\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("route --demo hi --save-view v.json", "v.json"),
+        ("replay --generate chat --limit 9 --policy kv --plot p.svg", "p.svg"),
+        ("bundle b.tar.gz --demo", "b.tar.gz"),
+    ],
+)
+def test_a_file_that_cannot_grow_is_named(tmp_path: Path, command: str, name: str):
+    """The limit of a process stands for the full disk, which has no other number either."""
+    done = _bash(f"ulimit -f 1; dynctl {command}", tmp_path)
+    assert done.returncode == 2
+    assert f"error: {name}: " in done.stderr
+    assert "larger than this process may write" in " ".join(done.stderr.split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,44 @@ async def test_a_client_streams_a_recording_of_whole_chunks(tmp_path: Path):
     report = recording_report(path)
     assert report.records["Arrived"] == len(PROMPTS)
     assert report.missing == []
+
+
+async def test_a_full_disk_ends_a_recording_at_a_whole_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The disk takes 5,000 bytes: the last write is cut, the next one refused."""
+    path, space, real = tmp_path / "r", 5_000, os.write
+
+    def write(file: int, data: bytes) -> int:
+        nonlocal space
+        if os.readlink(f"/proc/self/fd/{file}") != str(path):
+            return real(file, data)
+        if space <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = real(file, bytes(data)[:space])
+        space -= done
+        return done
+
+    async with site([{"name": "a0"}]) as fleet:
+        await fleet.connected()
+
+        def copy() -> str:
+            return stream_recording(
+                fleet.frontend.url, None, path, timeout=10, seconds=60, max_bytes=1 << 20
+            )
+
+        monkeypatch.setattr("dynctl.serving.telemetry.recorder.os.write", write)
+        reading = asyncio.create_task(asyncio.to_thread(copy))
+        await started(fleet)
+        for turn in range(200):
+            await fleet.chat(f"{turn} {' '.join(f'word {turn} {i}' for i in range(40))}")
+            if reading.done():
+                break
+        reason = await reading
+    assert reason == f"{path}: no space is left on its device; the recording ends there"
+    assert 0 < path.stat().st_size <= 5_000
+    noted = of(Noted, list(read_recording(path)))
+    assert [one for one in noted if one.kind == "cut"] == []
 
 
 async def test_the_steps_of_a_canary_are_in_the_recording(tmp_path: Path, caplog):
