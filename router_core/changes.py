@@ -86,6 +86,8 @@ class Booked:
     ``prefill_tokens`` are prompt tokens that are not cached there; 0 where prefill is not
     tracked. ``sequence_hashes`` are its complete prompt blocks, shared with other requests;
     ``anonymous_blocks`` counts blocks that no other request shares (no KV reuse assumed).
+    ``chains``: the lengths of the chains that ``sequence_hashes`` consist of, where these are known
+    to be chains: then a prompt is booked in a few steps, not block by block.
     ``prompt_hashes`` are the complete prompt blocks that the rank will have cached, each after its
     parent; indexes that are learned from bookings take them. ``predicted_s``: seconds that the
     prefill is expected to take, by which its tokens fall with time; None: they do not fall.
@@ -104,6 +106,7 @@ class Booked:
     predicted_s: float | None = None
     replica: bool = False
     session: str | None = None
+    chains: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

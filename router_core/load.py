@@ -1,8 +1,8 @@
 """The load that the router booked on each rank: prefill tokens, KV blocks, requests.
 
-Prompt blocks that running requests share are counted once per rank. Since a prompt's blocks are
-a chain from its start, the set of ranks that hold a block only shrinks with depth, so bisection
-finds how much of a new prompt a rank already holds, as in the prefix index.
+Prompt blocks that running requests share are counted once per rank
+(:mod:`router_core.held_blocks`). Since a prompt's blocks are a chain from its start, the set of
+ranks that hold a block only shrinks with depth.
 
 A booking may have the predicted duration of its prefill. Then the prefill tokens of its rank fall
 with time, before the first output token arrives. The *anchor* is the oldest prefill of a rank, and
@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import groupby, repeat
 from typing import Any
 
 from router_core.changes import Stage
 from router_core.errors import SnapshotError
+from router_core.held_blocks import HeldBlocks, HeldChains, NotChains
 from router_core.load_order import LoadOrders
-from router_core.worker_sets import Overlaps, match_prefix
+from router_core.worker_sets import Overlaps
 
 
 def decay_fraction(generated: int, expected: int) -> float:
@@ -41,7 +41,8 @@ def decay_fraction(generated: int, expected: int) -> float:
 class ActiveRequest:
     """One booking. ``prefill_tokens`` is 0 after the first output token.
 
-    ``predicted_s``: predicted duration of its prefill in seconds; None: not predicted.
+    ``predicted_s``: predicted duration of its prefill in seconds; None: not predicted. ``chains``:
+    the lengths of the chains that the hashes consist of; empty: not known.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class ActiveRequest:
     #: Change of this request's blocks by decay (zero or negative).
     adjustment: float = 0.0
     predicted_s: float | None = None
+    chains: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -123,9 +125,8 @@ class ActiveSequences:
         self._stages: dict[str, tuple[Stage, ...]] = {}
         #: The keys of the bookings of each slot, oldest first.
         self._of_slot: list[dict[tuple[str, Stage], None]] = []
-        self._holders: dict[int, int] = {}
-        #: Slot -> hash -> additional requests that hold the block there; absent means 0.
-        self._extra_holders: dict[int, dict[int, int]] = {}
+        #: By chains as long as the hashes of all bookings are known to be chains.
+        self._held: HeldBlocks | HeldChains = HeldChains()
         #: Slots with a prefill whose duration is predicted: their prefill tokens fall with time.
         self.decaying: dict[int, _Prefills] = {}
         #: The ranks by their load, for decisions.
@@ -152,7 +153,7 @@ class ActiveSequences:
 
     def shared_blocks(self, sequence_hashes: Sequence[int], candidates: int) -> Overlaps:
         """Leading blocks of the prompt that running requests hold, by slot."""
-        return match_prefix(self._holders, sequence_hashes, candidates)
+        return self._held.shared(sequence_hashes, candidates)
 
     # -- prefill that falls with time ------------------------------------------------------
 
@@ -193,18 +194,25 @@ class ActiveSequences:
         anonymous_blocks: int,
         now: float,
         predicted_s: float | None = None,
+        chains: tuple[int, ...] = (),
     ) -> bool:
         """Count a request on a slot; False, and nothing changes, if that hop is booked already.
 
-        ``predicted_s``: predicted duration of its prefill.
+        ``predicted_s``: predicted duration of its prefill. ``chains``: the lengths of the chains
+        that the hashes consist of; empty: not known.
         """
         key = (request_id, stage)
         if key in self._bookings:
             return False
         hashes = tuple(sequence_hashes)
-        booking = self._bookings[key] = ActiveRequest(
+        if sum(chains) != len(hashes):
+            chains = ()
+        booking = ActiveRequest(
             request_id, stage, slot, prefill_tokens, hashes, anonymous_blocks, now, now
         )
+        booking.chains = chains
+        self._blocks[slot] += anonymous_blocks + self._hold(booking)
+        self._bookings[key] = booking
         self._stages[request_id] = (*self._stages.get(request_id, ()), stage)
         self._of_slot[slot][key] = None
         if prefill_tokens and (predicted_s is not None or slot in self.decaying):
@@ -214,7 +222,6 @@ class ActiveSequences:
             self.prefill_tokens[slot] += prefill_tokens
         self.requests[slot] += 1
         self.hashes += len(hashes)
-        self._blocks[slot] += anonymous_blocks + self._hold(slot, hashes)
         self._round(slot)
         return True
 
@@ -254,8 +261,7 @@ class ActiveSequences:
         self._blocks[slot] += 1
         if fraction is not None:
             exclusive = booking.output_blocks + booking.anonymous_blocks
-            shared = self._extra_holders.get(slot, {})
-            exclusive += sum(h not in shared for h in booking.sequence_hashes)
+            exclusive += self._exclusive(booking)
             lowered = (fraction - 1.0) * exclusive
             self._adjusted[slot] += lowered - booking.adjustment
             booking.adjustment = lowered
@@ -268,17 +274,20 @@ class ActiveSequences:
         ending = stages if stage is None else tuple(s for s in stages if s == stage)
         changed = []
         for one in ending:
-            booking = self._bookings.pop((request_id, one))
+            booking = self._bookings[request_id, one]
             slot = booking.slot
+            gone = self._drop(booking)
+            del self._bookings[request_id, one]
             self._of_slot[slot].pop((request_id, one), None)
             self._end_prefill((request_id, one), booking, now)
             self.requests[slot] -= 1
             self.hashes -= len(booking.sequence_hashes)
-            gone = self._drop(slot, booking.sequence_hashes)
             self._blocks[slot] -= booking.anonymous_blocks + booking.output_blocks + gone
             self._adjusted[slot] -= booking.adjustment
             self._round(slot)
             changed.append(slot)
+        if not self._bookings and isinstance(self._held, HeldBlocks):
+            self._held = HeldChains()
         left = tuple(s for s in stages if s not in ending)
         if left:
             self._stages[request_id] = left
@@ -311,7 +320,8 @@ class ActiveSequences:
     def dump(self) -> list[dict[str, Any]]:
         """The bookings as plain data, in booking order.
 
-        Only predicted ones have ``predicted_s``, and only a predicted anchor ``anchor_since``.
+        Only predicted ones have ``predicted_s``, and only a predicted anchor ``anchor_since``; only
+        those whose hashes are known to be chains have ``chains``.
         """
         return [
             {
@@ -325,6 +335,7 @@ class ActiveSequences:
                 "seen_at": b.seen_at,
                 "output_blocks": b.output_blocks,
                 "adjustment": b.adjustment,
+                **({"chains": list(b.chains)} if b.chains else {}),
                 **self._dump_prediction(b),
             }
             for b in self._bookings.values()
@@ -358,6 +369,7 @@ class ActiveSequences:
                 anonymous_blocks=row["anonymous_blocks"],
                 now=row["booked_at"],
                 predicted_s=row.get("predicted_s"),
+                chains=tuple(row.get("chains", ())),
             )
             if "anchor_since" in row and row["slot"] in load.decaying:
                 load.decaying[row["slot"]].since = row["anchor_since"]
@@ -406,61 +418,49 @@ class ActiveSequences:
             del self.decaying[slot]
             self.prefill_tokens[slot] = prefills.tokens
 
-    def _hold(self, slot: int, hashes: tuple[int, ...]) -> int:
-        """Add the blocks to a slot; returns how many no request held there before."""
-        bit, holders = 1 << slot, self._holders
-        if len(set(hashes)) < len(hashes):
-            return sum(self._hold(slot, (block,)) for block in hashes)
-        masks = list(map(holders.get, hashes, repeat(0)))
-        held = 0
-        # Neighbours in a chain have equal holders mostly, and are then changed in bulk.
-        for mask, run in _runs(hashes, masks):
-            if mask & bit:
-                held += len(run)
-                extra = self._extra_holders.setdefault(slot, {})
-                for more, part in _runs(run, list(map(extra.get, run, repeat(0)))):
-                    extra.update(zip(part, repeat(more + 1)))
-            else:
-                holders.update(zip(run, repeat(mask | bit)))
-        return len(hashes) - held
+    def _hold(self, booking: ActiveRequest) -> int:
+        """Hold the blocks of a booking; returns how many no request held on its slot before."""
+        hashes, chains = booking.sequence_hashes, booking.chains
+        if not hashes:
+            return 0
+        if not chains and isinstance(self._held, HeldChains):
+            self._hold_by_hash()
+        else:
+            try:
+                return self._held.hold(booking.slot, hashes, chains)
+            except NotChains:
+                self._hold_by_hash()
+        return self._held.hold(booking.slot, hashes, chains)
 
-    def _drop(self, slot: int, hashes: tuple[int, ...]) -> int:
-        """Release the blocks of a slot; returns how many no request holds there any more."""
-        bit, holders = 1 << slot, self._holders
-        if len(set(hashes)) < len(hashes):
-            return sum(self._drop(slot, (block,)) for block in hashes)
-        extra = self._extra_holders.get(slot)
-        if extra:
-            ending: list[int] = []
-            for more, part in _runs(hashes, list(map(extra.get, hashes, repeat(0)))):
-                if more > 1:
-                    extra.update(zip(part, repeat(more - 1)))
-                elif more == 1:
-                    for block in part:
-                        del extra[block]
-                else:
-                    ending += part
-            if not extra:
-                del self._extra_holders[slot]
-            hashes = tuple(ending)
-        for mask, run in _runs(hashes, list(map(holders.__getitem__, hashes))):
-            if mask == bit:
-                for block in run:
-                    del holders[block]
-            else:
-                holders.update(zip(run, repeat(mask & ~bit)))
-        return len(hashes)
+    def _drop(self, booking: ActiveRequest) -> int:
+        """Release the blocks of a booking; returns how many no request holds on its slot now."""
+        try:
+            return self._held.drop(booking.slot, booking.sequence_hashes, booking.chains)
+        except NotChains:
+            self._hold_by_hash()
+            return self._held.drop(booking.slot, booking.sequence_hashes, booking.chains)
+
+    def _exclusive(self, booking: ActiveRequest) -> int:
+        """How many prompt blocks of a booking no other booking on its slot has."""
+        try:
+            return self._held.exclusive(booking.slot, booking.sequence_hashes, booking.chains)
+        except NotChains:
+            self._hold_by_hash()
+            return self._held.exclusive(booking.slot, booking.sequence_hashes, booking.chains)
+
+    def _hold_by_hash(self) -> None:
+        """Count by hash from now on, until no booking is left: some hashes are not chains."""
+        held = self._held = HeldBlocks()
+        blocks = [0] * len(self._blocks)
+        for booking in self._bookings.values():
+            new = held.hold(booking.slot, booking.sequence_hashes)
+            blocks[booking.slot] += new + booking.anonymous_blocks + booking.output_blocks
+        changed = [slot for slot, count in enumerate(blocks) if count != self._blocks[slot]]
+        self._blocks[:] = blocks
+        for slot in changed:
+            self._round(slot)
 
     def _round(self, slot: int) -> None:
         # Half a block counts as a block, as in Dynamo.
         self.decode_blocks[slot] = int(self._blocks[slot] + self._adjusted[slot] + 0.5)
         self.orders.changed(slot)
-
-
-def _runs(blocks: Sequence[int], values: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """The runs of ``blocks`` with equal values, each with its value."""
-    at = 0
-    for value, run in groupby(values):
-        stop = at + len([*run])
-        yield value, blocks[at:stop]
-        at = stop

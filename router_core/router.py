@@ -350,6 +350,7 @@ class Router:
             predicted_s=None if decision.predicted is None else decision.predicted.seconds,
             prompt_hashes=hashes if self.learns or self._predicts else (),
             session=self._binds(request, decision.stage),
+            chains=request.chains if blocks and reuse else (),
         )
 
     def _binds(self, request: RoutingRequest, stage: Stage) -> str | None:
@@ -766,6 +767,7 @@ class Router:
             anonymous_blocks=change.anonymous_blocks,
             now=now,
             predicted_s=change.predicted_s,
+            chains=change.chains,
         )
         if not booked:
             message = f"request {change.request_id} is already booked on the {change.stage} hop"

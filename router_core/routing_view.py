@@ -64,6 +64,7 @@ class RoutingRequest:
     ``notes`` are copied into every decision on the request. ``policy_class``, ``priority``,
     ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
     the router queue. ``session``: the session of the request, where the client named one.
+    ``chained``: the hashes are known to be chains, because this program made them of tokens.
     """
 
     id: str
@@ -89,6 +90,7 @@ class RoutingRequest:
     strict_priority: int = 0
     arrived_at: float = 0.0
     session: Session | None = None
+    chained: bool = False
 
     @classmethod
     def from_tokens(
@@ -125,6 +127,7 @@ class RoutingRequest:
             lora_name=lora_name or None,
             salted=bool(cache_namespace or cache_salt),
             local_hashes=tuple(hashes.local),
+            chained=True,
         )
 
     @property
@@ -138,6 +141,20 @@ class RoutingRequest:
         if not self.more_hashes:
             return self.sequence_hashes
         return tuple(dict.fromkeys(chain(self.sequence_hashes, *self.more_hashes)))
+
+    @property
+    def chains(self) -> tuple[int, ...]:
+        """The lengths of the chains that ``all_hashes`` consist of; empty: not known. Of a prompt
+        only what no earlier one begins with is there."""
+        if not self.chained:
+            return ()
+        lengths = [len(self.sequence_hashes)]
+        known = set(self.sequence_hashes) if self.more_hashes else set()
+        for hashes in self.more_hashes:
+            before = len(known)
+            known.update(hashes)
+            lengths.append(len(known) - before)
+        return tuple([length for length in lengths if length])
 
     @property
     def most_reusable(self) -> int:

@@ -125,6 +125,7 @@ class SentRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     strict_priority: int = 0
     session: str | None = None
+    chained: bool = False
 
     @property
     def size(self) -> int:
@@ -386,6 +387,7 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.priority,
         request.strict_priority,
         None if request.session is None else request.session.key,
+        request.chained,
     )
 
 
@@ -416,6 +418,7 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         sent.strict_priority,
         now,
         None if sent.session is None else Session(sent.session, now),
+        sent.chained,
     )
     _check(request, block_size)
     return request

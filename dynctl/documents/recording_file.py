@@ -284,6 +284,8 @@ class ChunkWriter:
         row = [form.tag, at, *form.get(value)]
         for i in form.places:
             row[i] = self._column(row[i])
+        if form.form is Booked and not value.chains:  # type: ignore[union-attr]
+            row.pop()  # files without chains have the bytes that they always had
         if form.own:
             self._own(row, value, offset)
         return row

@@ -370,6 +370,7 @@ class RoutingService:
             priority=priority,
             strict_priority=strict_priority,
             arrived_at=started,
+            chained=True,
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)

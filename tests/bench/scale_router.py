@@ -179,6 +179,7 @@ class ScaleRouter:
             sequence_hashes=hashes.sequence,
             local_hashes=hashes.local,
             arrived_at=now,
+            chained=True,
         )
         record = RequestRecord(request.id, request.id, "chat", now, service.wall(), model=MODEL)
         for observer in service.observers:

@@ -288,6 +288,7 @@ class RouterComponent:
             priority=hints.priority or 0,
             strict_priority=hints.strict_priority or 0,
             arrived_at=service.clock(),
+            chained=True,
         )
 
 

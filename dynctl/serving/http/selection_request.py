@@ -70,6 +70,7 @@ class SelectionReader:
             priority=selection.priority,
             strict_priority=selection.strict_priority,
             arrived_at=self._service.clock(),
+            chained=selection.sequence_hashes is None,
         )
 
     def _model(self, selection: SelectRequest) -> str:

@@ -97,6 +97,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "values": st.dictionaries(TEXT, PLAIN, max_size=3),
     "span": st.integers(1, 2**40),
     "lane": st.none() | st.tuples(U64, st.none() | st.integers(0, 7)),
+    "chains": st.lists(st.integers(1, 10**6), max_size=3).map(tuple),
     "credits": st.lists(st.tuples(TEXT, st.integers(0, 99)), max_size=2).map(tuple),
 }
 
