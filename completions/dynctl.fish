@@ -1056,6 +1056,8 @@ function __dynctl_flags
                 '-f'\t'The replicas of a manifest' \
                 '--domain'\t'Domain of --capacity and --file' \
                 '--data-parallel-size'\t'Ranks of a worker' \
+                '--bootstrap'\t'Prefill and decode worker get a request at once, as with SGLang\'s ..' \
+                '--no-bootstrap'\t'Prefill and decode worker get a request at once, as with SGLang\'s ..' \
                 '--enforcement'\t'KV transfer policy of the workers: none, preferred, required or fallback' \
                 '--preferred-weight'\t'Weight of --enforcement preferred' \
                 '--block-bytes'\t'Bytes of a KV block' \

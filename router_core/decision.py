@@ -49,6 +49,8 @@ Outcome = Literal[
 
 #: Candidates from which a decision that was made is kept without the columns of the others.
 _SETTLED_FROM = 64
+#: Modes that count the requests in flight.
+_COUNTING = ("power-of-two", "least-loaded", "device-aware-weighted")
 #: The columns of the inputs.
 _COLUMNS = tuple(
     one.name
@@ -371,6 +373,15 @@ class Decision:
         if ref is None:
             raise (AllWorkersBusy if self.outcome == "all_busy" else NoEligibleWorker)(self)
         return ref
+
+    @property
+    def starts_pairs(self) -> bool:
+        """Whether a decode worker may get the request together with the winner, a prefill worker.
+
+        Not in modes that count the requests in flight: as in Dynamo, decode is chosen there when
+        prefill is done.
+        """
+        return self.mode not in _COUNTING
 
     @property
     def own_costs(self) -> Sequence[float]:

@@ -38,8 +38,6 @@ _FIRST_BYTES: Final = 8
 _FIELD: Final = re.compile(rb"(?:\A|[\r\n])((?:data|event|id|retry):)")
 _COMMENT_BYTES: Final = 64 * 1024
 _DONE: Final = (b"data: [DONE]", b"data:[DONE]")
-#: Modes that count the requests in flight: as in Dynamo, decode is chosen when prefill is done.
-_SYNCHRONOUS: Final = ("power-of-two", "least-loaded", "device-aware-weighted")
 #: Engines that may die of one request: the first and one more.
 _MOST_DEAD: Final = 2
 
@@ -583,7 +581,7 @@ class RequestFlow:
 
 def pair_address(fleet: Fleet, prefill: Decision) -> tuple[str, int] | None:
     """Where the decode engine meets the prefill engine; None: it waits for that one's end."""
-    if prefill.mode in _SYNCHRONOUS:
+    if not prefill.starts_pairs:
         return None
     member = fleet.by_id(prefill.require().worker_id)
     return None if member is None else member.bootstrap

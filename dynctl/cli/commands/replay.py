@@ -27,8 +27,8 @@ _ENGINE = "Engine (as serve engine)"
 _ROUTERS = "Routers"
 _ANSWER = "Answer"
 _IN_TURN = (
-    "the decode worker gets a request when its prefill has ended: pairs that start together, as "
-    "SGLang's do with a bootstrap address, are not simulated"
+    "the decode worker gets a request when its prefill has ended; whether these workers start "
+    "together, as SGLang's do with a bootstrap address, is not known: --bootstrap simulates that"
 )
 _ONE_MOMENT = (
     "the workers are those of the recording at one moment: that they join, leave or are "
@@ -157,6 +157,16 @@ Ranks = Annotated[
         rich_help_panel=_FLEET,
     ),
 ]  # fmt: skip
+Bootstrap = Annotated[
+    bool | None,
+    typer.Option(
+        "--bootstrap/--no-bootstrap",
+        help="Prefill and decode worker get a request at once, as with SGLang's bootstrap address. "
+        "[default: as recorded, else no]",
+        show_default=False,
+        rich_help_panel=_FLEET,
+    ),
+]
 Enforcement = Annotated[
     str | None,
     typer.Option(
@@ -323,6 +333,7 @@ def replay(
     file: Manifest = None,
     domain: Domain = None,
     data_parallel_size: Ranks = 1,
+    bootstrap: Bootstrap = None,
     enforcement: Enforcement = None,
     preferred_weight: Weight = None,
     block_bytes: BlockBytes = 0,
@@ -414,6 +425,7 @@ def replay(
         enforcement=enforcement,
         weight=preferred_weight,
         lose=lose or (),
+        bootstrap=bootstrap,
         events_delay_s=events_delay_ms / 1000,
         events_loss=events_loss,
         block_bytes=block_bytes,
@@ -446,6 +458,7 @@ def replay(
         factors=factors,
         tries=search,
         assumed={name: getattr(fleet.engine, name) for name in source.assumed(engine)},
+        pairs_unknown=bootstrap is None and source.published and not source.shows_pairs,
     )
     emit(report, options)
     if plot is not None:
@@ -564,6 +577,7 @@ def _report(
     factors: tuple[float, ...] | None,
     tries: int | None,
     assumed: dict[str, Any],
+    pairs_unknown: bool,
 ) -> ReplayReport:
     """Simulate what the answer needs. Raises UsageProblem."""
     from dynctl.documents.replay import ReplayReport, ReplayTrace, RunMetrics
@@ -599,7 +613,7 @@ def _report(
     finally:
         progress.clear()
     notes = [*source.notes, *given.notes]
-    if source.published and any(one.role is Role.PREFILL for one in fleet.workers):
+    if pairs_unknown and any(one.role is Role.PREFILL for one in fleet.workers):
         notes.append(_IN_TURN)
     notes += dict.fromkeys(note for result in results for note in result.notes)
     notes += [f"skipped {problem}" for problem in given.skipped.problems]
@@ -640,6 +654,8 @@ def _described(source: FleetSource, fleet: SimulatedFleet) -> str:
     text += " worker" if len(fleet.workers) == 1 else " workers"
     if source.places:
         text += f" in {', '.join(source.places[:6])}" + (", .." if len(source.places) > 6 else "")
+    if any(one.bootstrap for one in fleet.workers):
+        text += ", prefill and decode start together"
     if fleet.engine.kv_transfer_enforcement is not None:
         text += f", KV transfer {fleet.engine.kv_transfer_enforcement}"
     for loss in fleet.losses:

@@ -64,6 +64,13 @@ class Engines:
         rank.engine.submit(generation)
         self.wake(rank)
 
+    def end(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+        """Stop a request and free its blocks; no effect on one that has ended or was lost."""
+        if not generation.ended:
+            rank.engine.end(generation)
+            if rank.alive:
+                self.wake(rank)
+
     def wake(self, rank: ReplayRank) -> None:
         """Something changed for a rank: its next step has to see it.
 

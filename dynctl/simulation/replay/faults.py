@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.engines import Engines
 from dynctl.simulation.replay.fleet import FleetChange, Loss, SimulatedFleet, SimulatedWorker
-from dynctl.simulation.replay.rank import NS
+from dynctl.simulation.replay.rank import NS, VirtualRequest
 from dynctl.simulation.replay.routers import Routers
-from dynctl.simulation.replay.state import LiveRequest, ReplayRank
+from dynctl.simulation.replay.state import ReplayRank
 from router_core import WorkerAvailability, WorkerLost
+
+
+class Stranded(Protocol):
+    """What follows for the requests of a rank that was lost."""
+
+    def lost(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+        """The rank had a request."""
+
+    def blocks_lost(self, rank: ReplayRank) -> None:
+        """The rank held blocks for other engines."""
 
 
 class Faults:
     """The losses and changes of a fleet. A worker that returns or joins has an empty cache.
 
-    ``stranded`` is called for each request of a worker that is lost.
+    ``requests``: those of a worker that is lost go on elsewhere, or fail.
     """
 
     def __init__(
@@ -26,13 +37,13 @@ class Faults:
         engines: Engines,
         routers: Routers,
         agenda: Agenda,
-        stranded: Callable[[LiveRequest, ReplayRank, str], None],
+        requests: Stranded,
     ) -> None:
         self._fleet = fleet
         self._engines = engines
         self._routers = routers
         self._agenda = agenda
-        self._stranded = stranded
+        self._requests = requests
         self._workers = {worker.worker_id: worker for worker in fleet.workers}
         #: For how many reasons a worker is not there, and why routers send it nothing.
         self._away: Counter[int] = Counter()
@@ -91,17 +102,21 @@ class Faults:
 
     def _gone(self, workers: Sequence[SimulatedWorker]) -> None:
         """Lose workers, as far as they are there."""
-        stranded: list[tuple[LiveRequest, ReplayRank]] = []
+        stranded: list[tuple[ReplayRank, VirtualRequest]] = []
+        lost: list[ReplayRank] = []
         for worker in workers:
             self._away[worker.worker_id] += 1
             if self._away[worker.worker_id] > 1:
                 continue
             self._routers.everywhere(WorkerLost(worker.worker_id))
             for rank in self._ranks(worker):
-                stranded += ((one.owner, rank) for one in self._engines.lose(rank))
+                lost.append(rank)
+                stranded += ((rank, one) for one in self._engines.lose(rank))
         self._routers.sweep()
-        for live, rank in stranded:
-            self._stranded(live, rank, "lost")
+        for rank, generation in stranded:
+            self._requests.lost(rank, generation)
+        for rank in lost:
+            self._requests.blocks_lost(rank)
 
     def _return(self, workers: Sequence[SimulatedWorker]) -> None:
         for worker in workers:

@@ -16,12 +16,17 @@ class ReplayError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """One engine. ``domains``: its topology (domain -> value). ``ranks``: data-parallel ranks."""
+    """One engine. ``domains``: its topology (domain -> value). ``ranks``: data-parallel ranks.
+
+    ``bootstrap``: a prefill worker where decode workers meet a prefill (SGLang), so that both get a
+    request at once.
+    """
 
     worker_id: int
     role: Role = Role.AGGREGATED
     domains: Mapping[str, str] = field(default_factory=dict)
     ranks: int = 1
+    bootstrap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

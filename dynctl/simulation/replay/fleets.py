@@ -53,6 +53,7 @@ class FleetSource:
 
     ``card``: what workers publish of it; ``published``: whether these are workers with cards.
     ``changes``: what happens to them, in seconds from the first request at the recorded rate.
+    ``shows_pairs``: whether it is known which prefill workers get requests with a decode worker.
     """
 
     source: str
@@ -65,6 +66,7 @@ class FleetSource:
     notes: tuple[str, ...] = ()
     published: bool = False
     changes: tuple[FleetChange, ...] = ()
+    shows_pairs: bool = False
 
     def assumed(self, engine: Mapping[str, Any]) -> list[str]:
         """The options of the engine that neither the workers publish nor ``engine`` gives, where
@@ -216,12 +218,15 @@ def simulated_fleet(
     enforcement: str | None = None,
     weight: float | None = None,
     lose: Sequence[str] = (),
+    bootstrap: bool | None = None,
     events_delay_s: float = 0.0,
     events_loss: float = 0.0,
     block_bytes: int = 0,
 ) -> SimulatedFleet:
     """The fleet to simulate. ``engine``: given fields of EngineConfig, which win over cards;
     ``block_size``: where neither has it. ``enforcement``: none, or a policy for the domain.
+    ``bootstrap``: whether prefill workers get requests together with a decode worker; None: as the
+    source has it.
 
     Raises UsageProblem.
     """
@@ -230,6 +235,17 @@ def simulated_fleet(
     if roles in ({Role.PREFILL}, {Role.DECODE}) or not roles:
         missing = "decode" if Role.PREFILL in roles else "prefill" if roles else "ready"
         raise UsageProblem(f"{source.source}: no {missing} workers; nothing can be simulated")
+    workers = source.workers
+    if bootstrap is not None:
+        if Role.PREFILL not in roles:
+            flag = "--bootstrap" if bootstrap else "--no-bootstrap"
+            raise UsageProblem(
+                f"{flag}: {source.source} has no prefill workers",
+                "give the fleet some: --capacity zone-a:prefill=2,decode=4",
+            )
+        workers = tuple(
+            replace(one, bootstrap=bootstrap and one.role is Role.PREFILL) for one in workers
+        )
     values = {"block_size": block_size} | dict(source.card) | dict(engine)
     if block_bytes:
         values.setdefault("kv_bytes_per_token", block_bytes / values["block_size"])
@@ -254,7 +270,7 @@ def simulated_fleet(
         raise UsageProblem(str(error)) from None
     losses = tuple(_loss(text, source) for text in lose[:_MOST_LOSSES])
     return SimulatedFleet(
-        source.workers,
+        workers,
         config,
         model=source.model or "model",
         events_delay_s=events_delay_s,

@@ -16,9 +16,12 @@ from dynctl.simulation.replay.fleet import FleetChange
 from dynctl.simulation.replay.fleets import CARD, FleetSource, fleet_of_live
 from router_core import (
     DEVICE,
+    Booked,
     Change,
     Cleared,
+    Freed,
     KvEvent,
+    Role,
     Worker,
     WorkerAvailability,
     WorkerError,
@@ -35,6 +38,8 @@ _POLICY: Final = (
 _What = Literal["joins", "leaves", "unavailable", "available"]
 #: A worker whose health changes all the time must not fill the memory.
 _MOST_CHANGES: Final = 100_000
+#: Prefills under way of which the decode worker is not known yet.
+_MOST_PREFILLS: Final = 50_000
 
 
 class _Workers:
@@ -43,7 +48,8 @@ class _Workers:
     ``slots``: those at the first request that any worker serves, and those that joined later. One
     that returns under its id or its name, with the same shape, is the same. ``changes``: (seconds
     from the first request, slot, what, reason) up to the end of the last request. ``tiers``: where
-    blocks were below the device.
+    blocks were below the device. ``together`` and ``in_turn``: names of prefill workers whose
+    requests got their decode worker during the prefill, and after it.
     """
 
     def __init__(self, path: Path, model: str | None) -> None:
@@ -63,6 +69,10 @@ class _Workers:
         self.altered: set[int] = set()
         self.cleared = self.left_out = 0
         self.tiers: set[str] = set()
+        #: Request -> the worker of its prefill, which runs.
+        self._prefills: dict[str, str] = {}
+        self.together: set[str] = set()
+        self.in_turn: set[str] = set()
         self.settings: Mapping[str, Any] = {}
 
     def read(self, limit: int | None, skip_bad: bool) -> None:
@@ -111,6 +121,22 @@ class _Workers:
             self._lose(change.worker_id, at)
         elif isinstance(change, WorkerAvailability):
             self._available(change.worker_id, change.reason, at)
+        elif isinstance(change, Booked):
+            self._booked(change)
+        elif isinstance(change, Freed) and change.stage != "decode":
+            name = self._prefills.pop(change.request_id, None)
+            if name is not None and change.stage == "prefill" and change.computed:
+                self.in_turn.add(name)
+
+    def _booked(self, change: Booked) -> None:
+        if change.stage == "decode":
+            name = self._prefills.pop(change.request_id, None)
+            if name is not None:
+                self.together.add(name)
+        elif change.stage == "prefill" and len(self._prefills) < _MOST_PREFILLS:
+            worker = self._known.get(change.worker_id)
+            if worker is not None:
+                self._prefills[change.request_id] = worker.name
 
     def _kv_event(self, change: KvEvent, at: float) -> None:
         rank = (change.worker_id, change.dp_rank)
@@ -231,8 +257,20 @@ def fleet_of_recording(
     own = [found.settings.get(name) for name in _POLICY]
     if enforcement is None and isinstance(own[0], str) and isinstance(own[1], str):
         domain, enforcement, weight = own[0], own[1], own[2]
+    pairs = [one.name in found.together for one in found.slots]
+    if found.together:
+        # One without requests is as the others.
+        pairs = [
+            own or one.name not in found.in_turn
+            for own, one in zip(pairs, found.slots, strict=True)
+        ]
     source = replace(
         source,
+        workers=tuple(
+            replace(one, bootstrap=one.role is Role.PREFILL and pairs[order[one.worker_id - 1]])
+            for one in source.workers
+        ),
+        shows_pairs=bool(found.together or found.in_turn),
         domain=domain,
         enforcement=enforcement,
         preferred_weight=weight,

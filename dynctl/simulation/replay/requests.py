@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dynctl.simulation.engine.model import RankBusy
+from dynctl.simulation.engine.prefix_cache import (
+    BlockTable,
+)
 from dynctl.simulation.replay.agenda import Agenda
 from dynctl.simulation.replay.engines import Engines
 from dynctl.simulation.replay.fleet import ReplayError
@@ -27,7 +30,7 @@ from router_core import (
     sequence_hashes,
 )
 
-#: Dispatches of one request, the first included (as `serve frontend`).
+#: Failures of one request until it is given up (as `serve frontend`).
 ATTEMPTS = 3
 _U64 = (1 << 64) - 1
 
@@ -71,7 +74,7 @@ class Requests:
         self.last_end = 0
         routers.users = self
         engines.users = self
-        handoffs.failed = self.failed_hop
+        handoffs.users = self
 
     # -- arrivals and decisions --------------------------------------------------------------
 
@@ -147,7 +150,7 @@ class Requests:
         self.dispatch(live, plan, booked=False)
 
     def dispatch(self, live: LiveRequest, plan: RoutingPlan, *, booked: bool) -> None:
-        """Send a request to the first worker of its plan."""
+        """Send a request to the first worker of its plan, or to both at once."""
         live.plan, live.prefiller = plan, None
         first = plan.first
         if not booked:
@@ -156,9 +159,18 @@ class Requests:
         if plan.prefill is None:
             self._journal.decided(live, plan)
             self._submit(live, self._winner(first), live.trace.output_tokens)
-        else:
-            live.prefiller = self._winner(first)
+            return
+        live.prefiller = self._winner(first)
+        decode = plan.decode
+        if decode is None or not (live.prefiller.worker.bootstrap and first.starts_pairs):
             self._submit(live, live.prefiller, 1, keep_kv=True)
+            return
+        self._routers.book(live, decode)
+        self._journal.decided(live, plan)
+        self._measures.pairs += 1
+        if self._submit(live, live.prefiller, 1, keep_kv=True):
+            live.companion = live.generation
+            self._submit(live, self._winner(decode), live.trace.output_tokens, pulls=True)
 
     def _winner(self, decision: Decision) -> ReplayRank:
         ref = decision.require()
@@ -174,7 +186,8 @@ class Requests:
         *,
         keep_kv: bool = False,
         pulls: bool = False,
-    ) -> None:
+    ) -> bool:
+        """Send a request to a rank; False if that one is full, and the request goes elsewhere."""
         generation = NotedRequest(
             max_tokens=max_tokens,
             prompt_tokens=live.trace.input_tokens,
@@ -188,15 +201,35 @@ class Requests:
             submitted_ns=self._agenda.now,
         )
         generation.news = rank.news
-        live.generation = generation
+        live.generation, live.rank = generation, rank
         live.attempts += 1
         try:
             self._engines.submit(rank, generation)
         except RankBusy:
             self.failed_hop(live, rank, "engine_queue_full")
+            return False
+        return True
+
+    def lost(self, rank: ReplayRank, generation: VirtualRequest) -> None:
+        """A rank was lost with a request that it had."""
+        live: LiveRequest = generation.owner
+        if generation is live.generation or generation is live.companion:
+            self.failed_hop(live, rank, "lost")
+
+    def blocks_lost(self, rank: ReplayRank) -> None:
+        """A rank was lost with the blocks that it held for decode workers."""
+        for held in self._handoffs.lost(rank):
+            if held.pair is not None and not held.freed:
+                self.failed_hop(held.pair, rank, "lost")
 
     def failed_hop(self, live: LiveRequest, rank: ReplayRank, reason: str) -> None:
         """Send a request elsewhere that an engine did not take, or lost."""
+        if live.companion is not None:
+            if live.first >= 0 and rank is live.prefiller:
+                self.pulled(live)  # the decode worker computed the prompt itself
+                self._let_go(live)
+                return
+            self._part(live)
         live.generation = None
         lean = live.frontend.lean
         if lean is None:
@@ -210,7 +243,8 @@ class Requests:
             self._measures.cut_off += 1
             self._finish(live, "failed")
             return
-        if live.attempts >= ATTEMPTS:
+        live.failures += 1
+        if live.failures >= ATTEMPTS:
             if reason == "lost":
                 self._finish(live, "failed")
             else:
@@ -229,6 +263,11 @@ class Requests:
     def progressed(self, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A request has its first or its last token."""
         live: LiveRequest = generation.owner
+        if generation is live.companion:
+            self._computed(live, rank, generation)
+            live.held = self._handoffs.hold(rank, _table(generation), live)
+            self._handoffs.meet(live)
+            return
         if live.generation is not generation:
             return
         if live.prefiller is rank and generation.keep_kv:
@@ -250,6 +289,9 @@ class Requests:
                 self._routers.apply(live.frontend, Freed(live.trace.id))
             elif booking is not None:
                 lean.free(booking)
+            if live.companion is not None:
+                self._part(live)
+                self._let_go(live)
             live.generation = live.booking = None
             self._finish(live, "completed")
 
@@ -277,10 +319,10 @@ class Requests:
     def _hand_over(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A prefill ended: choose the decode worker, which pulls the blocks."""
         self._computed(live, rank, generation)
-        plan, table = live.plan, generation.table
-        if plan is None or plan.prefill is None or table is None:
+        plan = live.plan
+        if plan is None or plan.prefill is None:
             raise AssertionError(f"request {live.request.id}: a prefill without a plan")
-        live.held = self._handoffs.hold(rank, table)
+        live.held = self._handoffs.hold(rank, _table(generation))
         self._routers.apply(live.frontend, Freed(live.request.id, "prefill"))
         decided = self._routers.plan_decode(live, plan.prefill)
         live.plan = plan = replace(decided, bypass=plan.bypass)
@@ -293,6 +335,20 @@ class Requests:
             return
         self._routers.book(live, decode)
         self._submit(live, self._winner(decode), live.trace.output_tokens, pulls=True)
+
+    def pulled(self, live: LiveRequest) -> None:
+        """The prefill worker of a pair is done with a request."""
+        live.companion = None
+        self._routers.apply(live.frontend, Freed(live.request.id, "prefill"))
+
+    def _part(self, live: LiveRequest) -> None:
+        """Stop what both workers of a pair do for a request."""
+        companion, generation, prefiller = live.companion, live.generation, live.prefiller
+        live.companion = live.pull = None
+        if companion is not None and prefiller is not None:
+            self._engines.end(prefiller, companion)
+        if generation is not None and live.rank is not None and generation is not companion:
+            self._engines.end(live.rank, generation)
 
     def _let_go(self, live: LiveRequest) -> None:
         """Free the blocks that a prefill worker holds for a request, if any."""
@@ -321,6 +377,13 @@ class Requests:
         self.under_way -= 1
         self.last_end = self._agenda.now
         self._journal.finished(live, outcome, ttft, itl)
+
+
+def _table(generation: VirtualRequest) -> BlockTable:
+    """The blocks of a finished prefill."""
+    if generation.table is None:
+        raise AssertionError("a prefill without blocks")
+    return generation.table
 
 
 def local_hashes(trace: TraceRequest, size: int) -> list[int]:

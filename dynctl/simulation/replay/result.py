@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from dynctl.documents.replay import (
     ReplayCache,
@@ -24,6 +24,12 @@ from dynctl.simulation.replay.rank import NS
 from dynctl.simulation.replay.state import LiveRequest, ReplayRank
 from dynctl.wire.traces import TraceRequest
 from router_core import RouterConfig
+
+_PAIRS: Final = (
+    "pairs: the transfer begins when the prefill has ended, and a prefill does not wait for the "
+    "decode worker; engines that send blocks while they compute, or reserve the decode worker's "
+    "blocks first, have other times"
+)
 
 
 class Measures:
@@ -46,6 +52,8 @@ class Measures:
         self.queue_wait = Distribution()
         self.engine_wait = Distribution()
         self.good = 0
+        #: Requests that prefill and decode worker got at once.
+        self.pairs = 0
         self.transfers = self.moved_blocks = self.crossing = self.crossing_blocks = 0
 
     def arrived(self, trace: TraceRequest, hashes: Sequence[int], block_size: int) -> None:
@@ -120,6 +128,8 @@ class Measures:
             )
         if policy.config.router_prefill_load_model != "none":
             notes.append("router_prefill_load_model has no effect in a replay")
+        if self.pairs:
+            notes.append(_PAIRS)
         if self.cut_off:
             notes.append(
                 "requests that had output when their worker was lost failed; a router with a "
@@ -240,6 +250,7 @@ def _fleet_parameters(fleet: SimulatedFleet) -> dict[str, Any]:
         "model": fleet.model,
         "workers": dict(sorted(roles.items())),
         "ranks": sum(worker.ranks for worker in fleet.workers),
+        "bootstrap": sum(worker.bootstrap for worker in fleet.workers),
         "events_delay_s": fleet.events_delay_s,
         "events_loss": fleet.events_loss,
         "link_domain": fleet.link_domain,

@@ -135,7 +135,7 @@ class _Replay:
             draw=draw,
         )
         self._loads = LoadReports(agenda, routers, ranks, self._goes_on)
-        self._faults = Faults(fleet, engines, routers, agenda, self._requests.failed_hop)
+        self._faults = Faults(fleet, engines, routers, agenda, self._requests)
         self._more = True
 
     def run(self, requests: Iterable[TraceRequest]) -> ReplayResult:

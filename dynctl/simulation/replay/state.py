@@ -30,10 +30,15 @@ class Frontend:
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """The blocks of a finished prefill, until another engine has pulled them."""
+    """The blocks of a finished prefill, until another engine has pulled them.
+
+    ``pair``: the request whose two workers got it at once. ``pulling``: an engine pulls them.
+    """
 
     rank: ReplayRank
     table: BlockTable
+    pair: LiveRequest | None = None
+    pulling: bool = False
     freed: bool = False
 
     @property
@@ -43,8 +48,23 @@ class Handoff:
 
 
 @dataclass(slots=True, eq=False)
+class Pull:
+    """A request that waits on a decode worker for the ``missing`` blocks of its prefill."""
+
+    rank: ReplayRank
+    engine: VirtualRank
+    generation: VirtualRequest
+    missing: int
+
+
+@dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request under way. Times are in ns; -1: not yet."""
+    """A request under way. Times are in ns; -1: not yet.
+
+    ``rank`` runs ``generation``. ``prefiller``: where its prefill ran, or runs. ``companion``: of a
+    pair of workers that got it at once, what the prefill worker computes, until its blocks were
+    pulled. ``pull``: the decode worker of a pair waits for the blocks.
+    """
 
     trace: TraceRequest
     frontend: Frontend
@@ -55,6 +75,7 @@ class LiveRequest:
     routed: RoutingRequest | None = None
     booking: LeanBooking | None = None
     attempts: int = 0
+    failures: int = 0
     failed: frozenset[int] = frozenset()
     admitted: bool = False
     waits: RoutingPlan | None = None
@@ -62,7 +83,10 @@ class LiveRequest:
     queued_s: float | None = None
     plan: RoutingPlan | None = None
     generation: VirtualRequest | None = None
+    rank: ReplayRank | None = None
     prefiller: ReplayRank | None = None
+    companion: VirtualRequest | None = None
+    pull: Pull | None = None
     held: Handoff | None = None
     first: int = -1
     cached_tokens: int | None = None

@@ -14,7 +14,16 @@ import pytest
 
 from dynctl.documents.recording import Arrived, Changed, Record, Start, State
 from dynctl.documents.recording_file import encode_records
-from router_core import ModelRuntimeConfig, Router, RouterConfig, Worker, WorkerLost, WorkerUpserted
+from router_core import (
+    Booked,
+    Freed,
+    ModelRuntimeConfig,
+    Router,
+    RouterConfig,
+    Worker,
+    WorkerLost,
+    WorkerUpserted,
+)
 from tests.dynctl.cli.conftest import Run
 from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
 from tests.waiting import patience, until_now
@@ -273,15 +282,34 @@ def test_flags_overrule_the_fleet_of_a_recording(dynctl: Run, tmp_path: Path) ->
     assert [one["policy"] for one in recorded["results"]] == ["live", "round-robin"]
 
 
-def test_a_recorded_fleet_with_prefill_workers_notes_what_its_pairs_are_not(
-    dynctl: Run, tmp_path: Path
+@pytest.mark.parametrize("decoders", [2, 0])
+@pytest.mark.parametrize("booked", [True, False])
+def test_a_recorded_fleet_whose_bookings_do_not_show_its_pairs_has_a_note(
+    dynctl: Run, tmp_path: Path, decoders: int, booked: bool
 ) -> None:
     path = tmp_path / "a.dynrec"
-    for decoders in (2, 0):
-        recorded = RecordedFleet(workers=3, decoders=decoders, state=True, zones=("a", "b"))
-        path.write_bytes(encode_records(recorded.records(chats(13, 2))))
-        notes = dynctl("replay", path, "-o", "json").json["notes"]
-        assert any("bootstrap" in note for note in notes) == bool(decoders)
+    recorded = RecordedFleet(workers=3, decoders=decoders, state=True, zones=("a", "b"))
+    records = [
+        one
+        for one in recorded.records(chats(13, 2))
+        if booked or not (isinstance(one, Changed) and isinstance(one.change, Booked | Freed))
+    ]
+    path.write_bytes(encode_records(records))
+    in_turn = dynctl("replay", path, "-o", "json").json
+    unknown = bool(decoders) and not booked
+    assert any("bootstrap" in note for note in in_turn["notes"]) == unknown
+    assert "start together" not in in_turn["fleet"]
+    if not decoders:
+        refused = dynctl("replay", path, "--bootstrap")
+        assert (refused.code, refused.out) == (2, "")
+        assert "no prefill workers" in refused.err
+        return
+    pairs = dynctl("replay", path, "--bootstrap", "-o", "json").json
+    assert "start together" in pairs["fleet"]
+    assert not any("bootstrap" in note for note in pairs["notes"])
+    assert any(note.startswith("pairs:") for note in pairs["notes"])
+    transfers = [one["results"][0]["transfers"]["transfers"] for one in (in_turn, pairs)]
+    assert transfers[0] == transfers[1] > 0
 
 
 def test_a_recording_on_itself_has_the_changes_of_its_fleet_and_a_moment_has_none(

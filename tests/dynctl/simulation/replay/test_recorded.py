@@ -13,11 +13,18 @@ from dynctl.base.errors import UsageProblem
 from dynctl.documents.recording import Arrived, Changed, Decided, Finished, Record, State
 from dynctl.documents.recording_file import encode_records, read_recording
 from dynctl.documents.replay import ReplayResult
-from dynctl.simulation.replay.fleet import FleetChange, Policy
+from dynctl.simulation.engine.config import EngineConfig
+from dynctl.simulation.replay.fleet import (
+    FleetChange,
+    Policy,
+    SimulatedFleet,
+    SimulatedWorker,
+)
 from dynctl.simulation.replay.fleets import simulated_fleet
 from dynctl.simulation.replay.inputs import TraceInput
 from dynctl.simulation.replay.recorded import fleet_of_recording
 from dynctl.simulation.replay.simulation import simulate
+from dynctl.wire.traces import TraceRequest
 from router_core import (
     BlocksStored,
     Change,
@@ -71,6 +78,36 @@ def arrived(at: float, model: str = "m") -> Arrived:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "a.dynrec"
+
+
+@pytest.mark.parametrize("bootstrap", [(), (1, 2), (1,)])
+def test_a_recording_shows_which_prefill_workers_start_with_a_decode_worker(
+    file: Path, bootstrap: tuple[int, ...]
+) -> None:
+    """Worker 3 prefills nothing: it is as those that start pairs, where there are any."""
+    prefill = [SimulatedWorker(n, Role.PREFILL, bootstrap=n in bootstrap) for n in (1, 2, 3)]
+    recorded = SimulatedFleet(
+        (*prefill, SimulatedWorker(4, Role.DECODE)),
+        EngineConfig(block_size=16),
+        model="m",
+        changes=(FleetChange(0.0, 3, "unavailable", "cordoned"),),
+    )
+    trace = [TraceRequest(float(n + 1), f"r{n}", 40, 2, (n, n), 16, "m") for n in range(9)]
+    records: list[Record] = []
+    policy = Policy("round-robin", RouterConfig(router_mode="round-robin"))
+    simulate(trace, recorded, policy, records=records.append)
+    source = fleet_of_recording(written(file, records), "m")
+    assert source is not None
+    assert source.shows_pairs
+    fleet = simulated_fleet(source, {}, block_size=16)
+    assert [one.bootstrap for one in fleet.workers if one.role is Role.PREFILL] == [
+        1 in bootstrap,
+        2 in bootstrap,
+        bool(bootstrap),
+    ]
+    assert not fleet.workers[0].bootstrap
+    other = simulated_fleet(source, {}, block_size=16, bootstrap=not bootstrap)
+    assert {one.bootstrap for one in other.workers[1:]} == {not bootstrap}
 
 
 def test_roles_zones_and_capacity_come_from_the_recording(file: Path) -> None:

@@ -136,10 +136,21 @@ def fleets(draw, engine):
     if draw(st.booleans()):
         workers = [SimulatedWorker(n, ranks=draw(st.integers(1, 2))) for n in (1, 2)]
     else:
+        pairs = draw(st.sets(st.sampled_from([1, 2])))
         workers = [
-            SimulatedWorker(n, Role.PREFILL if n <= 2 else Role.DECODE, {"zone": zones[n % 2]})
+            SimulatedWorker(
+                n,
+                Role.PREFILL if n <= 2 else Role.DECODE,
+                {"zone": zones[n % 2]},
+                bootstrap=n in pairs,
+            )
             for n in (1, 2, 3, 4)
         ]
+        engine = replace(
+            engine,
+            kv_hold_timeout_s=draw(st.sampled_from([0.01, 30.0])),
+            kv_load_failure_policy=draw(st.sampled_from(["recompute", "fail"])),
+        )
     losses: tuple[Loss, ...] = ()
     if draw(st.booleans()):
         losses = (Loss(0.02, worker_id=1, until=draw(st.sampled_from([None, 0.05]))),)
@@ -361,6 +372,103 @@ def test_blocks_of_a_lost_prefill_worker_cannot_be_pulled(returns):
     assert simulate([asked(0.0, 0, 9, 1, 1, 2, 3)], where, KV).ttft_s.max == 0.024
     whole = SimulatedFleet(workers, engine)
     assert simulate([asked(0.0, 0, 9, 1, 1, 2, 3)], whole, KV).ttft_s.max == 0.016
+
+
+def first_tokens(trace, where, policy=KV):
+    """Request -> milliseconds to its first token, and the result."""
+    found = {}
+
+    def note(record):
+        if isinstance(record, Finished) and record.ttft_s is not None:
+            found[record.id] = round(record.ttft_s * 1e3, 6)
+
+    return found, simulate(trace, where, policy, records=note)
+
+
+def prefill_and_decode(prefill, decode, engine=ENGINE, bootstrap=True, **more):
+    workers = [SimulatedWorker(n, Role.PREFILL, bootstrap=bootstrap) for n in prefill]
+    workers += [SimulatedWorker(n, Role.DECODE) for n in decode]
+    return SimulatedFleet(tuple(workers), engine, **more)
+
+
+@pytest.mark.parametrize("little", [{"max_num_seqs": 1}, {"total_blocks": 7}])
+@pytest.mark.seed("dynamo-1.6: operation: replay")
+def test_the_decode_worker_of_a_pair_keeps_its_place_from_the_start(little):
+    """r0 has 20 tokens and r1 has 9, each on a prefill worker of its own, from 0 to 20 and to 9 ms.
+    The decode worker has room for one of them.
+
+    In turn, r1 comes first: it pulls 3 blocks until 15 ms and computes a token until 16 ms. r0
+    pulls 5 blocks from 20 to 30 ms and has its first token at 31 ms. As pairs, r0 is there from the
+    start and has its first token at 31 ms too; then r1 pulls until 37 ms and has its own at 38 ms.
+    """
+    trace = [asked(0.0, 0, 20, 1, 1, 2, 3, 4, 5), asked(0.0, 1, 9, 1, 6, 7, 8)]
+    engine = replace(ENGINE, **little)
+    in_turn, apart = first_tokens(trace, prefill_and_decode([1, 2], [3], engine, bootstrap=False))
+    pairs, result = first_tokens(trace, prefill_and_decode([1, 2], [3], engine))
+    assert in_turn == {"r0": 31.0, "r1": 16.0}
+    assert pairs == {"r0": 31.0, "r1": 38.0}
+    assert any(note.startswith("pairs:") for note in result.notes)
+    assert not apart.notes
+    assert result.transfers == apart.transfers
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_the_decode_worker_of_a_pair_is_chosen_with_its_prefill_worker(bootstrap):
+    """9 tokens take 9 ms of prefill. Decode worker 2 leaves at 4 ms and 3 joins at 3 ms.
+
+    In turn, the decode worker is chosen at 9 ms: worker 3, which pulls 3 blocks until 15 ms and has
+    the first token at 16 ms. As a pair, it is worker 2, from the start, and the request starts
+    again at 4 ms, after the step that the prefill worker runs for nothing until 9 ms: 9 + 16 ms.
+    """
+    changes = (FleetChange(0.003, 3, "joins"), FleetChange(0.004, 2, "leaves"))
+    where = prefill_and_decode([1], [2, 3], bootstrap=bootstrap, changes=changes)
+    found, result = first_tokens([asked(0.0, 0, 9, 1, 1, 2, 3)], where)
+    assert found == {"r0": 25.0 if bootstrap else 16.0}
+    assert result.counts.retried == int(bootstrap)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "joins", "leaves", "first"),
+    [([1, 2], [3], 2, 1, 28.0), ([1], [2, 3], 3, 2, 20.0)],
+)
+def test_a_pair_that_loses_a_worker_during_the_transfer_starts_again(
+    prefill, decode, joins, leaves, first
+):
+    """9 tokens: prefill until 9 ms, transfer of 3 blocks until 15 ms, and a worker is lost at 12.
+
+    Without its prefill worker it starts again on the other one: 9 ms of prefill, 6 ms of transfer
+    and 1 ms for the last token. Without its decode worker, its prefill worker has 2 of the 3 blocks
+    cached: 1 ms of prefill, 6 ms of transfer to the other one and 1 ms.
+    """
+    changes = (FleetChange(0.011, joins, "joins"), FleetChange(0.012, leaves, "leaves"))
+    where = prefill_and_decode(prefill, decode, changes=changes)
+    found, result = first_tokens([asked(0.0, 0, 9, 1, 1, 2, 3)], where)
+    assert found == {"r0": first}
+    assert (result.counts.retried, result.counts.failed) == (1, 0)
+    assert result.seconds == first / 1e3
+
+
+def test_the_decode_worker_of_a_pair_waits_for_the_prefill_as_long_as_blocks_are_held():
+    """30 tokens take 30 ms of prefill. The decode worker waits 10 ms, then computes them until
+    40 ms. The prefill worker holds its blocks for 10 ms too, until it gives up at 40 ms."""
+    where = prefill_and_decode([1], [2], replace(ENGINE, kv_hold_timeout_s=0.01))
+    found, result = first_tokens([asked(0.0, 0, 30, 2, *range(1, 9))], where)
+    assert found == {"r0": 40.0}
+    assert (result.counts.finished, result.counts.retried) == (1, 0)
+    assert result.transfers.transfers == 0
+
+
+@pytest.mark.parametrize("mode", ["least-loaded", "power-of-two"])
+def test_modes_that_count_requests_start_no_pairs(mode):
+    trace = [asked(n * 0.003, n, 9, 3, n, n + 1) for n in range(20)]
+    policy = Policy(mode, RouterConfig(router_mode=mode))
+    pairs = simulate(trace, prefill_and_decode([1, 2], [3, 4]), policy)
+    in_turn = simulate(trace, prefill_and_decode([1, 2], [3, 4], bootstrap=False), policy)
+    assert replace_fleet(pairs) == replace_fleet(in_turn)
+
+
+def replace_fleet(result):
+    return encode(result).replace(b'"bootstrap":2', b'"bootstrap":0')
 
 
 def test_a_worker_that_is_lost_twice_returns_when_nothing_keeps_it_away():
