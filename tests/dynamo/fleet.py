@@ -112,7 +112,9 @@ def hands_over(frontend: Process) -> bool:
     """
     lines = frontend.lines()
     found = [n for n, line in enumerate(lines) if "activating prefill router" in line]
-    active = [n for n, line in enumerate(lines) if "Prefill router target activated" in line]
+    # The second as 1.4 and older ones write it.
+    ends = ("Prefill router target activated", "Prefill router activated successfully")
+    active = [n for n, line in enumerate(lines) if any(end in line for end in ends)]
     return max(found, default=-1) <= max(active, default=-1)
 
 

@@ -193,7 +193,8 @@ def _url(card: ModelCard, file: CardFile, hosts: Collection[str]) -> httpx.URL |
         raise ModelFilesError(f"{_file_title(card, file)}: invalid URL") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ModelFilesError(
-            f"{_file_title(card, file)}: {_shown(url)} cannot be fetched; expected http or https"
+            f"{_file_title(card, file)}: {_shown(url)} cannot be fetched; expected http or "
+            "https; to read the model's files from a directory, set --model-path DIR"
         )
     if url.userinfo:
         raise ModelFilesError(f"{_file_title(card, file)}: {_shown(url)} has credentials")
