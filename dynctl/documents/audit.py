@@ -15,8 +15,9 @@ CAUSES: Final = {
     "from --model-path",
     "index": "the index of the worker was not current: dynctl check",
     "running": "requests with the same prompt were running: their blocks came after the decision",
-    "not_indexed": "the engine reuses blocks that the index does not have: its KV events are lost, "
-    "off or from another publisher, or have another block size",
+    "not_indexed": "the engine reuses blocks that the index did not have at the decision: their KV "
+    "events came later, are lost or off, are from another publisher, or have another block size; "
+    "dynctl hits shows which",
     "not_reused": "the index has blocks that the engine does not reuse: they were evicted, prefix "
     "caching is off, or its hashes have another salt or adapter",
     "load": "the load of the workers was not what the events show: name all frontends, and follow "

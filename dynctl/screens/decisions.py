@@ -92,7 +92,8 @@ def decision_report(result: DecisionReport, canvas: Canvas) -> str:
     """The screen of `decisions list`: newest first."""
     rows = result.decisions
     if not rows:
-        return f"no decisions match ({result.source})\n"
+        which = "yet" if result.kept == 0 else "match"
+        return f"no decisions {which} ({result.source})\n"
     lines = DecisionLines(rows, canvas)
     text = (lines.heading() if canvas.headings else "") + "".join(map(lines.line, rows))
     if any(not line.complete for line in rows):

@@ -114,7 +114,7 @@ class LiveFrontends(LiveSource):
             raise UsageProblem("no frontend reports its decisions: " + self._problems())
         if all(one.limit_bytes == 0 for one in known):
             raise UsageProblem(f"{self.title} keeps no decisions", KEEP_DECISIONS)
-        lines = newest(line for found, _ in pages for line in found)
+        lines = list(newest(*(found for found, _ in pages)))
         yield DecisionReport(
             self.title,
             lines[: query.limit],

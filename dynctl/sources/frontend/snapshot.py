@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -257,12 +258,16 @@ class FrontendReadings:
 
 def newest_first(frontends: Iterable[FrontendReadings], most: int = KEPT) -> list[DecisionLine]:
     """The decisions of all frontends."""
-    return list(islice(newest(line for one in frontends for line in one.lines), most))
+    return list(islice(newest(*(one.lines for one in frontends)), most))
 
 
-def newest(lines: Iterable[DecisionLine]) -> list[DecisionLine]:
-    """The decisions of several sources in one list, newest first."""
-    return sorted(lines, key=lambda line: line.at, reverse=True)
+def newest(*sources: Iterable[DecisionLine]) -> Iterator[DecisionLine]:
+    """The decisions of several sources together, newest first, as each of them is.
+
+    Those of one source keep their order: where its wall clock was set back, later decisions have
+    earlier times.
+    """
+    return merge(*sources, key=lambda line: line.at, reverse=True)
 
 
 def decision_line(row: DecisionRow, source: str) -> DecisionLine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend import live as frontend_module
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.frontend.live import LiveFrontends
+from dynctl.sources.frontend.source import FrontendSource
+from dynctl.sources.query import DecisionQuery
 from dynctl.top.header import numbers
 from router_core import Booked, Freed, RouterConfig
 from tests.dynctl.serving.fleets import WORDS, site, until, zone
@@ -131,6 +134,26 @@ async def test_a_killed_engine_strands_its_domain_and_requests_that_require_it_f
         assert (refused.refused, newest.domains) == (True, {"zone": "zone-b"})
         result = await source.decision(refused)
         assert not result.ok
+
+
+async def test_the_newest_decision_is_first_where_the_wall_clock_was_set_back():
+    """An hour back and one forward: times contradict the order, ids and answers do not."""
+    async with site(ENGINES) as fleet, LiveFrontends([fleet.frontend.url]) as source:
+        wall, ids = fleet.service.wall, []
+        for hours in (0, -1, 1, 0):
+            fleet.service.wall = lambda offset=3600.0 * hours: wall() + offset
+            ids.append((await fleet.chat(WORDS * 8))[2]["x-dynctl-decision"])
+        newest = ids[::-1]
+        shown = await seen(source, lambda s: len(s.decisions) == len(ids))
+        assert [line.id for line in shown.decisions] == newest
+        url = fleet.frontend.url
+        assert (await in_thread(lambda: FrontendSource([url]).decision(None))).id == newest[0]
+        async with aclosing(source.follow_decisions(DecisionQuery(10))) as pages:
+            assert [line.id for line in (await anext(pages)).decisions] == newest
+            following = asyncio.create_task(anext(pages))
+            fleet.service.wall = lambda: wall() - 7200
+            later = (await fleet.chat(WORDS * 8))[2]["x-dynctl-decision"]
+            assert [line.id for line in (await following).decisions] == [later]
 
 
 async def test_a_threshold_acts_at_once():
