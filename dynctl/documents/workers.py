@@ -236,14 +236,22 @@ def decode_worker_rows(data: bytes) -> list[WorkerRow]:
 
 
 def rank_rows(
-    router: Router, worker: Worker, now: float, waiting: Mapping[int, int] = NONE_WAITING
+    router: Router,
+    worker: Worker,
+    now: float,
+    waiting: Mapping[int, int] = NONE_WAITING,
+    *,
+    busy_ranks: int | None = None,
 ) -> list[RankRow]:
     """The ranks of one worker. ``waiting``: rank -> requests that wait in its engine, where the
-    engine reports them; the router does not count them."""
+    engine reports them; the router does not count them. ``busy_ranks``: the mask of busy slots at
+    an earlier moment, None: now."""
     slots = router.registry.slots(worker.worker_id)
     ranks = []
     load, busy = router.load, router.busy
     decays, limited = bool(load.decaying), busy.thresholds(worker.model).any
+    if busy_ranks is None:
+        busy_ranks = busy.busy_ranks
     if decays:
         router.advance(now)
     for rank, slot in zip(worker.ranks, slots, strict=True):
@@ -261,7 +269,7 @@ def rank_rows(
                     waiting.get(rank),
                 ),
                 router.cached_blocks(slot),
-                bool(busy.busy_ranks >> slot & 1),
+                bool(busy_ranks >> slot & 1),
                 [reason.message for reason in busy.reasons(slot)] if limited else [],
                 fresh.state,
                 _age(now, fresh.index_at),

@@ -158,13 +158,16 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
         if row.model:
             by_model[row.model].append(row)
     models = tuple(_model(name, rows, pools=state.pools) for name, rows in sorted(by_model.items()))
-    derived = [
-        *_served(state, models),
-        *_busy(by_model),
-        *_streams(state),
-        *_over_limit(state),
-        *_loads(state),
-    ]
+    derived: list[Derived] = []
+    for part in (
+        _served(state, models),
+        _busy(by_model),
+        _streams(state),
+        _over_limit(state),
+        _loads(state),
+    ):
+        yield
+        derived += part
     yield
     registered = [row for row in state.workers if row.ranks]
     refused = {model.model for model in models if model.missing or model.is_pool}

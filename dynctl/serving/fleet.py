@@ -274,18 +274,44 @@ class Fleet:
         )
 
     def _all_rows(self) -> Iterator[WorkerRow]:
-        """Rows for an evaluation of the fleet. What changes is read now, the rest on iteration."""
-        router, now, states = self._service.router, self._service.clock(), self.streams_by_worker()
-        registry, read = router.registry, []
-        for worker in registry:
-            ranks: Sequence[RankRow] = rank_rows(router, worker, now)
+        """Rows for an evaluation of the fleet.
+
+        Which workers there are, and which of them are available and busy, is read now; index and
+        load of each on iteration. Of a worker that has left by then they are unknown.
+        """
+        registry = self._service.router.registry
+        read = [
+            (
+                worker,
+                registry.slots(worker.worker_id),
+                registry.unavailable_reason(worker.worker_id),
+            )
+            for worker in registry
+        ]
+        return chain(self._rows_of(read, self._service.router.busy.busy_ranks), self.unregistered())
+
+    def _rows_of(
+        self, read: Iterable[tuple[Worker, Sequence[int], str | None]], busy: int
+    ) -> Iterator[WorkerRow]:
+        """The rows of workers with these slots, available or not, and with these busy slots."""
+        router, clock = self._service.router, self._service.clock
+        states: Mapping[int, Mapping[int, StreamState]] | None = None
+        for worker, slots, reason in read:
+            ranks: Sequence[RankRow]
+            if router.registry.slots(worker.worker_id) == slots:
+                ranks = rank_rows(router, worker, clock(), busy_ranks=busy)
+            else:
+                ranks = [
+                    RankRow(dp_rank=rank, busy=bool(busy >> slot & 1))
+                    for rank, slot in zip(worker.ranks, slots, strict=True)
+                ]
             # An engine of another process has no stream here.
             if worker.worker_id in self._by_id and any(r.index == "disconnected" for r in ranks):
+                if states is None:
+                    states = self.streams_by_worker()
                 events = states.get(worker.worker_id, {})
                 ranks = [engine_rank(rank, events.get(rank.dp_rank)) for rank in ranks]
-            read.append((worker, ranks, registry.unavailable_reason(worker.worker_id)))
-        rows = (worker_row(worker, ranks, reason) for worker, ranks, reason in read)
-        return chain(rows, self.unregistered())
+            yield worker_row(worker, ranks, reason)
 
     def unregistered(self) -> list[WorkerRow]:
         """Engines whose model is unknown yet, or that are not routable."""

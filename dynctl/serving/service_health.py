@@ -40,8 +40,10 @@ HEALTH_AGE_S: Final = 0.5
 #: In a larger fleet, at most so many workers are evaluated per second.
 _MANY_WORKERS: Final = 256
 _WORKERS_A_SECOND: Final = 1000
-#: Evaluations in slices, before one in a single turn, where the fleet changes during each.
+#: Evaluations in slices, where the fleet changes during each, before one is taken as it is.
 _TRIES: Final = 3
+#: Conditions of the evaluation whose subject is a worker, which may have left since.
+_OF_WORKERS: Final = (codes.INDEX_OVER_LIMIT, codes.LOAD_OVERDUE, codes.STREAM_DISCONNECTED)
 _MOST_DOUBTS: Final = 16
 #: Bookings, events and load reports change too often; an evaluation reads them at its next time.
 CHANGES_OF_HEALTH: Final = (
@@ -187,24 +189,31 @@ class ServiceHealth:
         returned for longer, whatever changed.
         """
         found = self._known(max_age_s)
-        return found or self._conclude(self._service.clock(), drained(self._evaluation()))
+        return found or self._conclude(
+            self._service.clock(), drained(self._evaluation()), self._changes
+        )
 
     async def refresh(self, max_age_s: float = 0.0) -> FleetHealth:
         """As :meth:`evaluate`, but a large fleet is evaluated in several turns of the event loop: a
-        handler awaits this, then reads :meth:`evaluate`."""
+        handler awaits this, then reads :meth:`evaluate`.
+
+        Where the fleet changes during each of some evaluations, the last one is of the moment when
+        it began, and the next call evaluates again.
+        """
         service = self._service
         if len(service.router.registry) <= _MANY_WORKERS:
             return self.evaluate(max_age_s)
         async with self._evaluating:
-            for _ in range(_TRIES):
+            tries = 0
+            while True:
                 found = self._known(max_age_s)
                 if found is not None:
                     return found
                 began, draining, changes = service.clock(), service.draining, self._changes
                 health = await in_turns(self._evaluation())
-                if (draining, changes) == (service.draining, self._changes):
-                    return self._conclude(began, health)
-            return self.evaluate(max_age_s)
+                tries += 1
+                if draining == service.draining and (changes == self._changes or tries >= _TRIES):
+                    return self._conclude(began, health, changes)
 
     def _known(self, max_age_s: float) -> FleetHealth | None:
         """The last evaluation, where it may be shown again."""
@@ -247,19 +256,30 @@ class ServiceHealth:
         """Whether an incident was reported long ago."""
         return condition.code in INCIDENTS and self._service.wall() - condition.seen > INCIDENT_S
 
-    def _conclude(self, now: float, health: FleetHealth) -> FleetHealth:
-        """Set and end the conditions that follow from an evaluation of the present fleet."""
+    def _conclude(self, now: float, health: FleetHealth, changes: int) -> FleetHealth:
+        """Set and end the conditions that follow from an evaluation of the fleet as it was after so
+        many ``changes``."""
+        current = changes == self._changes
         for old in self.conditions:
             if self._is_over(old):
                 self.clear_condition(old.code, old.subject)
-        found = {(one.code, one.subject): one.message for one in health.derived}
+        found = {
+            (one.code, one.subject): one.message
+            for one in health.derived
+            if current or not self._has_left(one.code, one.subject)
+        }
         for old in self.conditions:
             if old.code in DERIVED_CODES and (old.code, old.subject) not in found:
                 self.clear_condition(old.code, old.subject)
         for (code, subject), message in found.items():
             self.set_condition(code, subject, message)
-        self._evaluated, self._shown = (now, health), self._changes
+        self._evaluated, self._shown = (now, health), self._changes if current else -1
         return health
+
+    def _has_left(self, code: str, subject: str) -> bool:
+        """Whether the subject of a condition is a worker that is not registered."""
+        worker = code in _OF_WORKERS and subject != "fleet"  # of which there may be more
+        return worker and self._service.router.registry.by_name(subject) is None
 
     def doubts(self, model: str) -> list[Doubt]:
         """Conditions that make the index or load of the model's candidates doubtful. Beyond the

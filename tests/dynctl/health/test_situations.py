@@ -32,13 +32,15 @@ from dynctl.planning.domain_capacity import topology_show
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.topology import topology_show as topology_screen
 from dynctl.screens.workers import worker_list
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.server import Frontend
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo import check_facts
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
-from router_core import ModelRuntimeConfig, Role, Worker
+from router_core import LoadReported, ModelRuntimeConfig, Role, Worker
 from tests.dynctl.health.situations import SITUATIONS, Rig, Situation, rig
 from tests.waiting import patience
 
@@ -189,6 +191,55 @@ async def test_an_evaluation_in_steps_shows_no_fleet_that_never_was():
     gone = {f"w{number}" for number in range(0, 1000, 2)}
     await service.refresh_health()
     assert not gone & {one.subject for one in service.conditions}
+
+
+async def test_a_fleet_that_changes_in_each_turn_is_evaluated_in_steps():
+    """The evaluation is of the moment when it began, and the next one shows what changed since."""
+    service = large_fleet(1000)
+    service.started_at -= 1e4
+    for number in range(1000):
+        service.apply(LoadReported(number, 0, 1, 1, 1))
+    late = service.clock() + 1e4
+    service.clock = lambda: late  # every load report is overdue
+    left = 0
+
+    async def leave() -> None:
+        nonlocal left
+        while left < 500:
+            service.remove_worker(left)
+            left += 1
+            await asyncio.sleep(0)
+
+    leaving = asyncio.create_task(leave())
+    found = await service.refresh_health()
+    # Less than one worker left in each turn of three evaluations: none was made in one turn.
+    assert left >= 3 * (1000 // SLICE)
+    await end_tasks([leaving])
+    registered = sum(found.models[0].registered.values())
+    assert 1000 - left <= registered < 1000
+    overdue = {one.subject for one in service.conditions if one.code == "LOAD_OVERDUE"}
+    assert not overdue & {f"w{number}" for number in range(left)}
+    late += 1e4
+    found = await service.refresh_health()
+    assert sum(found.models[0].registered.values()) == 1000 - left
+
+
+async def test_rows_of_an_evaluation_are_of_the_workers_when_it_began():
+    frontend = Frontend(FrontendConfig(port=0, log_level="error"), inference=False)
+    service = frontend.service
+    for number in range(4):
+        assert service.upsert_worker(Worker(number, f"w{number}", "demo")).ok
+        service.apply(LoadReported(number, 0, 1, 1, 1))
+    rows = service.rows()
+    service.remove_worker(0)
+    assert service.upsert_worker(Worker(9, "w9", "demo")).ok
+    service.set_available(1, "gone")
+    found = {row.name: row for row in rows}
+    assert list(found) == ["w0", "w1", "w2", "w3"]
+    assert {row.status for row in found.values()} == {"ready"}
+    assert [rank.load_age_s for rank in found["w0"].ranks] == [None]
+    assert found["w2"].ranks[0].load_age_s is not None
+    await frontend.close()
 
 
 async def test_readers_of_a_large_fleet_share_an_evaluation():
