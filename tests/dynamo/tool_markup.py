@@ -51,13 +51,63 @@ def _deepseek(source: random.Random, *, fenced: bool) -> str:
     return _BEGIN * opened + blank + blank.join(calls) + blank + _END * closed
 
 
+_VALUES = (
+    "1",
+    "\n12\n",
+    " Pa ris\n",
+    "1.50",
+    "{'a': True}",
+    '{"y": [1, null]}',
+    "a &lt;b&gt; &amp; c",
+    "null",
+    "日本\nx",
+    "",
+    "1e22",
+)
+_PARAMETERS = ("x", "city", "any", "list", "flag", "number", "unknown")
+_BROKEN_NAMES = ("", " f ", '"f"', "f\n", "f<g", "'g\"")
+
+
+def _tag(source: random.Random, name: str, value: str, whole: str, broken: str) -> str:
+    opened = source.choice(("<{}={}>",) * 30 + ("{}={}>", "<{}={}", "<{}>{}")).format(whole, name)
+    return opened + value + source.choice((f"</{whole}>",) * 20 + ("", broken))
+
+
+def _qwen_function(source: random.Random) -> str:
+    parts = []
+    for _ in range(source.choice((0, 1, 1, 2, 2, 3))):
+        name = _choose(source, _PARAMETERS, _BROKEN_NAMES)
+        parts.append(_tag(source, name, source.choice(_VALUES), "parameter", "</param"))
+    blank = source.choice(("", "\n", "\n", " junk "))
+    body = blank + blank.join(parts) + blank
+    return _tag(source, _choose(source, _NAMES, _BROKEN_NAMES), body, "function", "</")
+
+
+def _qwen(source: random.Random) -> str:
+    calls = []
+    for _ in range(source.choice((1, 1, 1, 2, 3))):
+        functions = [_qwen_function(source) for _ in range(source.choice((1, 1, 1, 1, 0, 2)))]
+        blank = source.choice(("", "\n", "\n", " so "))
+        body = blank + blank.join(functions) + blank
+        opened, closed = source.random() < 0.85, source.random() < 0.85
+        calls.append("<tool_call>" * opened + body + "</tool_call>" * closed)
+    text = source.choice(("", "\n", " q ")).join(calls)
+    return text[: source.randint(0, len(text))] if source.random() < 0.15 else text
+
+
 CALLS: Final[dict[str, Callable[[random.Random], str]]] = {
     "deepseek_v3": lambda source: _deepseek(source, fenced=True),
     "deepseek_v3_1": lambda source: _deepseek(source, fenced=False),
+    "nemotron_nano": _qwen,
+    "qwen3_coder": _qwen,
 }
 """Parsers, and what makes calls in their format."""
 
 MARKS: Final = {
     "deepseek_v3": (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR, "```json\n"),
     "deepseek_v3_1": (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR),
+    **dict.fromkeys(
+        ("nemotron_nano", "qwen3_coder"),
+        ("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>"),
+    ),
 }

@@ -14,7 +14,14 @@ TOOLS = [
             "name": name,
             "parameters": {
                 "type": "object",
-                "properties": {"x": {"type": "integer"}, "city": {"type": "string"}},
+                "properties": {
+                    "x": {"type": "integer"},
+                    "city": {"type": "string"},
+                    "any": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                    "list": {"type": "array"},
+                    "flag": {"type": "boolean"},
+                    "number": {"type": "number"},
+                },
             },
         },
     }

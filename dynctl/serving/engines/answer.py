@@ -27,6 +27,7 @@ from dynctl.tokenization.tool_calls import (
     Part,
     ToolCallError,
     ToolCallSplitter,
+    call_format,
 )
 from dynctl.wire.dynamo.engine_output import EngineOutput, EngineUsage, TopLogprob
 from dynctl.wire.dynamo.engine_request import EngineRequest
@@ -208,10 +209,11 @@ class EngineAnswer:
             self._splitters = [
                 ReasoningSplitter(inside=inside, prompted=prompted) for _ in range(options.choices)
             ]
+        self._parsers = parsers
         self._new_call_id = new_call_id
         self._calling: list[_Calling] = []
         if parsers.tool_calls is not None:
-            form = TOOL_CALL_PARSERS[parsers.tool_calls]
+            form = call_format(parsers.tool_calls, options.tools)
             self._calling = [_Calling(ToolCallSplitter(form)) for _ in range(options.choices)]
         self._reasoning_tokens = 0
         # Choices that have had reasoning since their last text: pieces without text count too.
@@ -454,7 +456,9 @@ class EngineAnswer:
             if choice is None or choice.calls:
                 continue
             try:
-                parsed = state.splitter.form.parse("".join(choice.text), final=True)
+                # Dynamo does not know the types of arguments here.
+                form = call_format(self._parsers.tool_calls or "", ())
+                parsed = form.parse("".join(choice.text), final=True)
             except ToolCallError as error:
                 raise AnswerError(str(error)) from error
             if parsed.calls:

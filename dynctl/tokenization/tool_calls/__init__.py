@@ -1,14 +1,25 @@
 """Calls of tools in generated text, in the formats that models write."""
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from dynctl.tokenization.tool_calls.calls import SPACE, CallFormat, ToolCall, ToolCallError
 from dynctl.tokenization.tool_calls.deepseek_calls import DeepseekFormat
 from dynctl.tokenization.tool_calls.json_calls import JsonFormat
 from dynctl.tokenization.tool_calls.pythonic_calls import PythonicFormat
 from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter
+from dynctl.tokenization.tool_calls.xml_calls import XmlFormat, schemas_of
 
-__all__ = ["SPACE", "TOOL_CALL_PARSERS", "Part", "ToolCall", "ToolCallError", "ToolCallSplitter"]
+__all__ = [
+    "SPACE",
+    "TOOL_CALL_PARSERS",
+    "Part",
+    "ToolCall",
+    "ToolCallError",
+    "ToolCallSplitter",
+    "call_format",
+]
 
 _HERMES: Final = JsonFormat(
     start="<tool_call>",
@@ -34,6 +45,7 @@ TOOL_CALL_PARSERS: Final[dict[str, CallFormat]] = {
     "nemotron_deci": JsonFormat(
         start="<TOOLCALL>", closes=("</TOOLCALL>",), drops=True, ends_at="mark"
     ),
+    "nemotron_nano": XmlFormat(),
     "phi4": JsonFormat(start="functools", closes=("",), ends_at="bracket"),
     "pythonic": PythonicFormat(),
     "qwen25": JsonFormat(
@@ -44,5 +56,12 @@ TOOL_CALL_PARSERS: Final[dict[str, CallFormat]] = {
         repairs=False,
         ends_at="mark",
     ),
+    "qwen3_coder": XmlFormat(),
 }
 """Names of the supported parsers, as cards have them."""
+
+
+def call_format(parser: str, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
+    """The format of a parser; ``tools`` of the request, as in its body."""
+    form = TOOL_CALL_PARSERS[parser]
+    return replace(form, schemas=schemas_of(tools)) if isinstance(form, XmlFormat) else form

@@ -4,6 +4,7 @@ A model writes a call of a tool into its text, between marks of its own. Dynamo 
 each such format, which a model's card selects by name.
 """
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 MAX_HELD: Final = 262_144
@@ -78,10 +79,47 @@ class CallFormat(Protocol):
         """
         ...
 
-    def end(self, text: str) -> int | None:
-        """The length of the calls at the beginning of a text; None if more may belong to them."""
+    def end(self, text: str, *, seen: int = 0) -> int | None:
+        """The length of the calls at the beginning of a text; None if more may belong to them.
+
+        ``seen``: the length of the text for which the answer was None the last time.
+        """
         ...
 
 
 def stripped(text: str) -> str:
     return text.strip(SPACE)
+
+
+def between(text: str, start: str, end: str) -> Iterator[str]:
+    """The texts between marks, each from a start mark to the next end mark."""
+    at = 0
+    while (at := text.find(start, at)) >= 0:
+        at += len(start)
+        close = text.find(end, at)
+        if close < 0:
+            return
+        yield text[at:close]
+        at = close + len(end)
+
+
+def after_blank(text: str, at: int, mark: str) -> int | None:
+    """The place after a mark that follows directly, but for white space."""
+    rest = stripped(text[at:])
+    if not rest.startswith(mark):
+        return None
+    return text.find(mark, at) + len(mark)
+
+
+def end_of_marked(text: str, start: str, end: str) -> int:
+    """The end of the first call and of those that follow it directly."""
+    at = text.find(end)
+    if at < 0:
+        return len(text)
+    at += len(end)
+    while (following := after_blank(text, at, start)) is not None:
+        closed = text.find(end, following)
+        if closed < 0:
+            break
+        at = closed + len(end)
+    return at

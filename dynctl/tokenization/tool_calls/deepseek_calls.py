@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, stripped
+from dynctl.tokenization.tool_calls.calls import SPACE, Parsed, ToolCall, between, stripped
 from dynctl.tokenization.tool_calls.json_values import read_value, write_value
 
 _BEGIN: Final = "<｜tool▁calls▁begin｜>"
@@ -15,7 +15,6 @@ _END: Final = "<｜tool▁calls▁end｜>"
 _CALL_BEGIN: Final = "<｜tool▁call▁begin｜>"
 _CALL_END: Final = "<｜tool▁call▁end｜>"
 _SEPARATOR: Final = "<｜tool▁sep｜>"
-_BLOCK: Final = re.compile(f"{_CALL_BEGIN}(.*?){_CALL_END}", re.DOTALL)
 _FENCE: Final = "```"
 _FENCE_BEGIN: Final = re.compile(r"```json(?:\r?\n)?")
 _NOT_IN_NAMES: Final = frozenset("{}[]")
@@ -49,11 +48,11 @@ class DeepseekFormat:
             return Parsed((), text)
         calls: tuple[ToolCall, ...] = ()
         if final or outer < 0 or _END in text:
-            read = (self._call(found[1]) for found in _BLOCK.finditer(text))
+            read = map(self._call, between(text, _CALL_BEGIN, _CALL_END))
             calls = tuple(each for each in read if each is not None)
         return Parsed(calls, text[:begin] if calls or outer >= 0 else "")
 
-    def end(self, text: str) -> int:
+    def end(self, text: str, *, seen: int = 0) -> int:
         mark = _END if _BEGIN in text else _CALL_END
         at = text.find(mark) if _BEGIN in text else text.rfind(mark)
         return len(text) if at < 0 else at + len(mark)

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
-from dynctl.tokenization.tool_calls.calls import MAX_NESTING, Parsed, ToolCall, stripped
+from dynctl.tokenization.tool_calls.calls import (
+    MAX_NESTING,
+    Parsed,
+    ToolCall,
+    after_blank,
+    between,
+    end_of_marked,
+    stripped,
+)
 
 _SYNTAX: Final = re.compile(r'["\\{}\[\]]')
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
@@ -76,33 +84,20 @@ class JsonFormat:
             return Parsed((), before)
         return Parsed((), text)
 
-    def end(self, text: str) -> int | None:
+    def end(self, text: str, *, seen: int = 0) -> int | None:
         if self.ends_at == "piece":
             return len(text)
         if self.ends_at == "mark":
-            return self._end_of_marked(text, self.ends[0])
+            return end_of_marked(text, self.start, self.ends[0])
         if self.ends and self.start in text:
             return self._end_of_optional(text, self.ends[0])
         return text.rfind("]") + 1 or len(text)
-
-    def _end_of_marked(self, text: str, mark: str) -> int:
-        """The end of the first call and of those that follow it directly."""
-        at = text.find(mark)
-        if at < 0:
-            return len(text)
-        at += len(mark)
-        while (following := _after_blank(text, at, self.start)) is not None:
-            end = text.find(mark, following)
-            if end < 0:
-                break
-            at = end + len(mark)
-        return at
 
     def _end_of_optional(self, text: str, mark: str) -> int | None:
         at = text.find(mark)
         if at >= 0:
             at += len(mark)
-            while (following := _after_blank(text, at, mark)) is not None:
+            while (following := after_blank(text, at, mark)) is not None:
                 at = following
             return at
         at = text.rfind("]") + 1 or len(text)
@@ -118,7 +113,7 @@ class JsonFormat:
         for close in self.closes:
             if not close:
                 return _joined(_after_marks(text, self.start), ""), before
-            bodies = list(_between(text, self.start, close))
+            bodies = list(map(stripped, between(text, self.start, close)))
             if bodies:
                 return _joined(bodies, bodies[0]) if len(bodies) > 1 else bodies[0], before
             rest = stripped(text[first + len(self.start) :])
@@ -183,17 +178,6 @@ class JsonEnds:
             self._depth -= 1
             if self._depth == 0:
                 self._end = at + 1
-
-
-def _between(text: str, start: str, end: str) -> Iterator[str]:
-    at = 0
-    while (at := text.find(start, at)) >= 0:
-        at += len(start)
-        close = text.find(end, at)
-        if close < 0:
-            return
-        yield stripped(text[at:close])
-        at = close + len(end)
 
 
 def _after_marks(text: str, start: str) -> Iterator[str]:
@@ -322,14 +306,6 @@ def _blank(text: str, at: int) -> int:
     found = _BLANK.match(text, at)
     assert found is not None
     return found.end()
-
-
-def _after_blank(text: str, at: int, mark: str) -> int | None:
-    """The place after a mark that follows directly, but for white space."""
-    rest = stripped(text[at:])
-    if not rest.startswith(mark):
-        return None
-    return text.find(mark, at) + len(mark)
 
 
 @dataclass(slots=True)

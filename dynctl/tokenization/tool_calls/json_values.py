@@ -21,7 +21,7 @@ _MAX_POWER: Final = 308
 _NUMBER: Final = re.compile(r"-?([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
 
 
-class _Written(str):
+class Written(str):
     """A number as it is written."""
 
     __slots__ = ()
@@ -47,7 +47,7 @@ def write_value(value: Any) -> str:
         return "{" + ",".join(members) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(write_value, value)) + "]"
-    if isinstance(value, _Written):
+    if isinstance(value, Written):
         return str(value)
     if isinstance(value, str):
         return write_text(value)
@@ -69,15 +69,15 @@ def write_float(value: float) -> str:
     return f"{digits}e{int(exponent):+d}"
 
 
-def _integer(text: str) -> _Written:
+def _integer(text: str) -> Written:
     if len(text) < 21:
         value = int(text)
         if _SMALLEST <= value <= LARGEST and text != "-0":
-            return _Written(text)
+            return Written(text)
     return _float(text)
 
 
-def _float(text: str) -> _Written:
+def _float(text: str) -> Written:
     """A number that Dynamo reads as a float: the digits that fit into 64 bits, times a power."""
     found = _NUMBER.fullmatch(text)
     assert found is not None
@@ -91,7 +91,7 @@ def _float(text: str) -> _Written:
     value = _scaled(float(significand), exponent)
     if math.isinf(value):
         raise ValueError("a number is out of range")
-    return _Written(write_float(-value if text.startswith("-") else value))
+    return Written(write_float(-value if text.startswith("-") else value))
 
 
 def _significand(value: int, digits: str) -> tuple[int, int]:

@@ -54,7 +54,7 @@ class PythonicFormat:
         calls = _calls(text[found[0] : found[1]], final=final)
         return Parsed((), "") if calls is None else Parsed(calls, stripped(text[: found[0]]))
 
-    def end(self, text: str) -> int:
+    def end(self, text: str, *, seen: int = 0) -> int:
         return len(text)
 
 

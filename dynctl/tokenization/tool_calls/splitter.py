@@ -40,7 +40,7 @@ class ToolCallSplitter:
 
     def _reset(self) -> None:
         self._ends = JsonEnds(self.form.starts)
-        self._searched = self._tried = 0
+        self._searched = self._tried = self._seen = 0
         self._marked: int | None = None
         # Calls that were whole, while more may belong to them.
         self._waiting: Parsed | None = None
@@ -147,9 +147,9 @@ class ToolCallSplitter:
         return bool(tried) and self._held.find(tried, before) >= 0
 
     def _until_end(self, parsed: Parsed) -> tuple[int, Parsed] | None:
-        end = self.form.end(self._held)
+        end = self.form.end(self._held, seen=self._seen)
         if end is None:
-            self._waiting = parsed
+            self._waiting, self._seen = parsed, len(self._held)
             self._marked, self._searched = None, len(self._held)
             return None
         if end < len(self._held):

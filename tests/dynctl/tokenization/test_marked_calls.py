@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from dynctl.tokenization.tool_calls import (
     Part,
     ToolCall,
     ToolCallSplitter,
+    call_format,
 )
 from dynctl.tokenization.tool_calls.calls import MAX_HELD, MAX_PARSED, Parsed
 from dynctl.tokenization.tool_calls.deepseek_calls import DeepseekFormat
@@ -31,11 +33,38 @@ def deepseek_v3_1(name: str, arguments: str) -> str:
     return f"{BEGIN}{CALL_BEGIN}{name}{SEPARATOR}{arguments}{CALL_END}{END}"
 
 
+def qwen3_coder(name: str, arguments: str) -> str:
+    parameters = "".join(
+        f"<parameter={key}>\n{each if isinstance(each, str) else json.dumps(each)}\n</parameter>\n"
+        for key, each in json.loads(arguments).items()
+    )
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
 WRITERS: dict[str, Callable[[str, str], str]] = {
     "deepseek_v3": deepseek_v3,
     "deepseek_v3_1": deepseek_v3_1,
+    "qwen3_coder": qwen3_coder,
 }
-FRAGMENTS = [BEGIN, END, CALL_BEGIN, CALL_END, SEPARATOR, "```json\n", "```", "f", "{}", "\n", " "]
+TAGS = ["<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"]
+FRAGMENTS = [
+    *TAGS,
+    ">",
+    "'",
+    BEGIN,
+    END,
+    CALL_BEGIN,
+    CALL_END,
+    SEPARATOR,
+    "```json\n",
+    "```",
+    "f",
+    "{}",
+    "\n",
+    " ",
+]
+
+TYPES = {bool: {"type": "boolean"}, int: {"anyOf": [{"type": "integer"}]}}
 
 names = st.text(min_size=1, max_size=6, alphabet="abc_日")
 arguments = st.dictionaries(
@@ -53,8 +82,9 @@ def pieces(text: str, sizes: list[int]) -> list[str]:
     return [*found, text]
 
 
-def split(parser: str, *given: str) -> list[Part]:
-    splitter = ToolCallSplitter(TOOL_CALL_PARSERS[parser])
+def split(parser: str, *given: str, **properties: Any) -> list[Part]:
+    tool = {"function": {"name": "f", "parameters": {"properties": properties}}}
+    splitter = ToolCallSplitter(call_format(parser, [tool]))
     parts = [part for piece in given for part in splitter.feed(piece)]
     last = splitter.end()
     assert not splitter.holding
@@ -62,11 +92,14 @@ def split(parser: str, *given: str) -> list[Part]:
 
 
 @pytest.mark.parametrize("parser", sorted(WRITERS))
-@given(before=plain, name=names, given=arguments, sizes=cuts)
-def test_a_call_is_found_wherever_the_text_is_cut(parser, before, name, given, sizes):
+@given(before=plain, given=arguments, sizes=cuts)
+def test_a_call_is_found_wherever_the_text_is_cut(parser, before, given, sizes):
+    if parser == "qwen3_coder":  # texts there are without white space around them
+        given = {key: f"a{each}b" if isinstance(each, str) else each for key, each in given.items()}
+    name, types = "f", {key: TYPES.get(type(each), {}) for key, each in given.items()}
     text = before + WRITERS[parser](name, json.dumps(given, ensure_ascii=False))
     for cut in (pieces(text, sizes), [text]):
-        parts = split(parser, *cut)
+        parts = split(parser, *cut, **types)
         found = [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]
         assert found == [(name, given)]
         assert "".join(part.text for part in parts) == before
@@ -86,6 +119,8 @@ def test_any_text_is_read_without_an_error(parser, given, sizes):
 
 CALL = f"{CALL_BEGIN}f{SEPARATOR}{{}}{CALL_END}"
 F = ToolCall("f", "{}")
+X = "<function=f></function>"
+B = Part("b")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +144,26 @@ F = ToolCall("f", "{}")
         ("deepseek_v3", [deepseek_v3("f", "{}").replace("\n```<", "<")], [Part("", (F,))]),
         ("deepseek_v3", [deepseek_v3("f", '"```"')], [Part("")]),
         ("deepseek_v3", [deepseek_v3("a[", "{}")], [Part("")]),
+        # Functions without the outer tags are calls at the end of the answer, or before an end tag.
+        ("qwen3_coder", [f"a {X} b"], [Part("a "), Part("", (F,))]),
+        ("qwen3_coder", [X, "</tool_call>", " b"], [Part("", (F,)), Part(" b")]),
+        (
+            "qwen3_coder",
+            [f"{X} so </tool_call> b", "<tool_call>", "c"],
+            [Part("", (F,)), Part(" b"), Part("<tool_call>c")],
+        ),
+        ("qwen3_coder", ["<function=f></tool_call>", "b"], [Part("<function=f></tool_call>"), B]),
+        # What the end of the answer cut off is lost with its function, or is text without any.
+        ("qwen3_coder", [f"<tool_call>{X}<function=f><parameter=x>1"], [Part("", (F,))]),
+        ("qwen3_coder", ["<tool_call><function=f><parameter=x>1"], [Part("")]),
+        ("qwen3_coder", ["<tool_call><parameter=x"], [Part("")]),
+        ("qwen3_coder", ["<function=f><parameter=x>1"], [Part("<function=f><parameter=x>1")]),
+        ("qwen3_coder", ["<tool_call> hi"], [Part("<tool_call> hi")]),
+        ("qwen3_coder", ["<tool_call>hi</tool_call> b"], [Part(""), Part(" b")]),
+        # Names may be in quotes; one quote alone, which ends Dynamo's answer, is a name.
+        ("qwen3_coder", ["<function= 'f' >"], [Part("", (F,))]),
+        ("qwen3_coder", ['<function=">'], [Part("", (ToolCall('"', "{}"),))]),
+        ("qwen3_coder", ["<function=>"], [Part("<function=>")]),
     ],
 )
 def test_unusual_texts_are_read_as_in_dynamo(parser, given, expected):
@@ -162,6 +217,53 @@ def test_values_are_written_as_dynamo_writes_them(text, written):
 def test_values_that_dynamo_does_not_read_are_errors(text):
     with pytest.raises(ValueError):
         read_value(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "expected"),
+    [
+        ({"type": "string"}, [" a b\n", "NULL", "&lt;&amp;gt;", "1"], ["a b", None, "<&gt;", "1"]),
+        ({"type": "integer"}, ["12", "+4", "007", "1.0", "x", "9" * 19], [12, 4, 7, "1.0", "x"]),
+        ({"type": "number"}, ["1.50", "2.0", ".5", "5.", "x", "inf"], [1.5, 2, 0.5, 5, "x", "inf"]),
+        ({"type": "number"}, ["1e5", "1e22", "+1e22", "-0.0"], [100000, 1e22, "+1e22", 0]),
+        ({"type": "BOOL"}, ["True", "false", "yes", "null"], [True, False, False, None]),
+        ({"type": "array"}, ["[1]", "['a']", "(1)", "1"], [[1], ["a"], "(1)", 1]),
+        ({"anyOf": []}, ["{'a': None}", "True", "it's"], [{"a": None}, True, "it's"]),
+        ({"type": ["integer", "null"]}, ["1"], ["1"]),
+        ({"type": "special"}, ["1", "a"], [1, "a"]),
+        (None, ["1"], ["1"]),
+    ],
+)
+def test_arguments_have_the_types_of_their_schemas(schema, given, expected):
+    arguments = "".join(f"<parameter=p{n}>{each}</parameter>" for n, each in enumerate(given))
+    schemas = {} if schema is None else dict.fromkeys(map("p{}".format, range(len(given))), schema)
+    (part,) = split("qwen3_coder", f"<function=f>{arguments}</function>", **schemas)
+    found = list(json.loads(part.calls[0].arguments).values())
+    assert found[: len(expected)] == expected
+    assert [type(each) for each in found[: len(expected)]] == [type(each) for each in expected]
+    assert found[len(expected) :] == given[len(expected) :]
+
+
+def test_large_numbers_stay_as_they_were_written():
+    text = "<function=f><parameter=x>1.50e22</parameter></function>"
+    (part,) = split("qwen3_coder", text, x={"type": "number"})
+    assert part.calls[0].arguments == '{"x":1.50e22}'
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("qwen3_coder", "<function=" * 26_000),
+        ("qwen3_coder", "<tool_call>" * 23_000),
+        ("qwen3_coder", "<function=f><parameter=" * 11_000),
+        ("qwen3_coder", "<function=f></function>a" + "</tool_call>b" * 20_000),
+        ("deepseek_v3_1", BEGIN + CALL_BEGIN * 13_000),
+    ],
+)
+def test_long_broken_texts_take_time_as_they_grow(parser, text):
+    """Each of these would take minutes if every mark were looked at up to the end of the text."""
+    found = split(parser, *pieces(text, [50_000] * 5))
+    assert sum(len(part.calls) for part in found) == text.count("</function>")
 
 
 def test_text_is_not_read_again_with_each_mark(monkeypatch: pytest.MonkeyPatch) -> None:
