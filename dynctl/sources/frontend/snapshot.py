@@ -176,6 +176,8 @@ KEPT: Final = 500
 AT_ONCE: Final = 50
 #: Settings are read again after this many seconds.
 SETTINGS_S: Final = 10.0
+#: Decisions are kept in about the order of their times; a larger step is one of the wall clock.
+CLOCK_STEP_S: Final = 60.0
 
 
 class FrontendReader(Protocol):
@@ -264,10 +266,25 @@ def newest_first(frontends: Iterable[FrontendReadings], most: int = KEPT) -> lis
 def newest(*sources: Iterable[DecisionLine]) -> Iterator[DecisionLine]:
     """The decisions of several sources together, newest first, as each of them is.
 
-    Those of one source keep their order: where its wall clock was set back, later decisions have
-    earlier times.
+    By their times; but where the wall clock of a source was set back, its later decisions have
+    earlier times and stay first.
     """
-    return merge(*sources, key=lambda line: line.at, reverse=True)
+    return merge(*map(_newest_of_one, sources), key=_time, reverse=True)
+
+
+def _newest_of_one(lines: Iterable[DecisionLine]) -> Iterator[DecisionLine]:
+    runs: list[list[DecisionLine]] = []
+    for line in lines:
+        if runs and line.at <= runs[-1][-1].at + CLOCK_STEP_S:
+            runs[-1].append(line)
+        else:
+            runs.append([line])
+    for run in runs:
+        yield from sorted(run, key=_time, reverse=True)
+
+
+def _time(line: DecisionLine) -> float:
+    return line.at
 
 
 def decision_line(row: DecisionRow, source: str) -> DecisionLine:
