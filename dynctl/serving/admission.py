@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from dynctl.planning.prefill_load import AGAIN_S
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import (
     Applied,
@@ -29,8 +30,6 @@ from router_core import (
 
 #: Turns in one step of the event loop.
 TURNS: Final = 32
-#: Seconds after which turns are tried again without a change: some loads fall with time.
-AGAIN_S: Final = 0.5
 
 _log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.workers import CORDONED, WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.evaluation import FleetHealth
+from dynctl.planning.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.admission import Admission
 from dynctl.serving.config import SMALL_FLEET
-from dynctl.serving.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.prompts import (
     NOT_MODELLED,
     Prompt,

@@ -80,7 +80,7 @@ def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
     resolved = resolve(flags, os.environ, preset_name=preset)
     model = None
     if resolved.config.router_prefill_load_model != "none":
-        from dynctl.serving.prefill_load import prefill_model
+        from dynctl.planning.prefill_load import prefill_model
 
         model = prefill_model(resolved.config)
     if resolved.config.router_kv_transfer_qos is not None:

@@ -554,12 +554,20 @@ def _repeats(options: GlobalOptions, trace: Path | None) -> bool:
 
 
 def _live_policy(seen: Any) -> Policy:
+    from dynctl.planning.prefill_load import prefill_model
+    from dynctl.screens.render import talk
     from dynctl.simulation.replay.fleet import Policy
     from router_core import SETTINGS, RouterConfig
 
     values = {row.name: row.value for row in seen.config().settings if row.known}
     known = {name: value for name, value in values.items() if name in SETTINGS}
-    return Policy("live", RouterConfig().with_values(known))
+    config = RouterConfig().with_values(known)
+    try:
+        prefill_model(config)
+    except UsageProblem as error:
+        talk(f"warning: policy live: {error.message}; the load of its prefills does not fall here")
+        config = config.with_values({"router_prefill_load_model": "none"})
+    return Policy("live", config)
 
 
 def _report(

@@ -27,6 +27,7 @@ from dynctl.adapters.ports import ReplicaPlane
 from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem, file_problem, network_reason
 from dynctl.health import conditions as codes
+from dynctl.planning.prefill_load import prefill_model
 from dynctl.serving.config import (
     INDEX_BYTES_PER_BLOCK,
     DynamoConfig,
@@ -74,7 +75,6 @@ from dynctl.serving.http.start import (
 )
 from dynctl.serving.http.start_log import Started, log_start
 from dynctl.serving.mirrored_fleet import MirroredFleet
-from dynctl.serving.prefill_load import prefill_model
 from dynctl.serving.prompts import PromptTokenizers
 from dynctl.serving.remote import RemoteRouting, RouterLink
 from dynctl.serving.replicas import ALIVE_S, TOPICS, ReplicaSync

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem, open_regular
 from dynctl.base.yaml_reader import YamlError, read_yaml
+from dynctl.planning.prefill_load import prefill_model
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import resolve
 from dynctl.simulation.replay.fleet import Policy
@@ -99,6 +100,10 @@ def _policy(text: str) -> tuple[Policy, Sequence[str]]:
         flags |= _flag(typed, name.strip(), raw.strip())
     try:
         resolved = resolve(flags, {}, preset_name=preset)
+    except UsageProblem as error:
+        raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
+    try:
+        prefill_model(resolved.config)
     except UsageProblem as error:
         raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
     return Policy(label, resolved.config), resolved.warnings

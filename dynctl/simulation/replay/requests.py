@@ -155,7 +155,7 @@ class Requests:
         first = plan.first
         if not booked:
             self._routers.book(live, first)
-        live.expected_tokens = first.cached_tokens
+        live.expected_tokens, live.sent = first.cached_tokens, self._agenda.seconds
         if plan.prefill is None:
             self._journal.decided(live, plan)
             self._submit(live, self._winner(first), live.trace.output_tokens)
@@ -226,7 +226,7 @@ class Requests:
         """Send a request elsewhere that an engine did not take, or lost."""
         if live.companion is not None:
             if live.first >= 0 and rank is live.prefiller:
-                self.pulled(live)  # the decode worker computed the prompt itself
+                self._freed_prefill(live)  # the decode worker computed the prompt itself
                 self._let_go(live)
                 return
             self._part(live)
@@ -283,6 +283,8 @@ class Requests:
                 self._prefill_ended(live)
             if live.prefiller is None:
                 self._computed(live, rank, generation)
+                if lean is None:
+                    self._routers.prefill_ended(live)
         if generation.ended:
             rank.output_tokens += generation.produced
             if lean is None:
@@ -319,6 +321,7 @@ class Requests:
     def _hand_over(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
         """A prefill ended: choose the decode worker, which pulls the blocks."""
         self._computed(live, rank, generation)
+        self._routers.prefill_ended(live)
         plan = live.plan
         if plan is None or plan.prefill is None:
             raise AssertionError(f"request {live.request.id}: a prefill without a plan")
@@ -338,6 +341,10 @@ class Requests:
 
     def pulled(self, live: LiveRequest) -> None:
         """The prefill worker of a pair is done with a request."""
+        self._routers.prefill_ended(live)
+        self._freed_prefill(live)
+
+    def _freed_prefill(self, live: LiveRequest) -> None:
         live.companion = None
         self._routers.apply(live.frontend, Freed(live.request.id, "prefill"))
 

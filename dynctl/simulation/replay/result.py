@@ -126,8 +126,6 @@ class Measures:
                 f"{self.requests - self.hashed:,} of {self.requests:,} requests have no hash ids: "
                 "their reuse is unknown and counts as none"
             )
-        if policy.config.router_prefill_load_model != "none":
-            notes.append("router_prefill_load_model has no effect in a replay")
         if self.pairs:
             notes.append(_PAIRS)
         if self.cut_off:

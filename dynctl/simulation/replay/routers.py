@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from dynctl.planning.prefill_load import AGAIN_S, predicted_plan, prefill_model
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay.agenda import LATER, Agenda
 from dynctl.simulation.replay.fleet import Policy, ReplicaSync, SimulatedFleet, SimulatedWorker
@@ -78,6 +79,7 @@ class Routers:
                     policy.config, exact_reuse=True, learns=True, policy_classes=policy.classes
                 ),
                 number,
+                model=prefill_model(policy.config),
             )
             for number in range(count)
         ]  # fmt: skip
@@ -105,12 +107,27 @@ class Routers:
         if live.failed:
             everyone = {worker.worker_id for worker in live.frontend.router.registry}
             request = replace(request, allowed_worker_ids=frozenset(everyone - live.failed))
-        return live.frontend.router.plan(request, samples=(draw(), draw()))
+        frontend = live.frontend
+        if frontend.router.load.decaying:
+            frontend.router.advance(self._agenda.seconds)
+        plan = frontend.router.plan(request, samples=(draw(), draw()))
+        return plan if frontend.model is None else predicted_plan(frontend.model, plan)
 
     def plan_decode(self, live: LiveRequest, prefill: Decision) -> RoutingPlan:
         """Decide the second hop after a prefill."""
         router = live.frontend.router
+        if router.load.decaying:
+            router.advance(self._agenda.seconds)
         return router.continue_plan(live.request, prefill, sample=self._draw())
+
+    def prefill_ended(self, live: LiveRequest) -> None:
+        """The first worker of a request has computed its prompt: what a measured model learns."""
+        frontend, plan = live.frontend, live.plan
+        if frontend.model is not None and plan is not None:
+            decision = plan.first
+            if decision.parameters.track_prefill_tokens:
+                now = self._agenda.seconds
+                frontend.times.ended(frontend.model, decision, live.sent, now)
 
     # -- what they know ----------------------------------------------------------------------
 
@@ -214,6 +231,7 @@ class Routers:
 
             turn = router.next_turn(self._fleet.model, admissible)
             if turn is None:
+                self._try_again(frontend)
                 return
             name = turn.entry.request_id
             self.apply(frontend, Dequeued(name, turn.credits, turn.cursor))
@@ -231,6 +249,18 @@ class Routers:
             else:
                 self._journal.decided(live, plan)
                 self.users.refuse(live, plan.final.outcome)
+
+    def _try_again(self, frontend: Frontend) -> None:
+        """Give turns again after a while: loads fall with time, without a change."""
+        if frontend.router.load.decaying and not frontend.again:
+            frontend.again = True
+            when = self._agenda.now + round(AGAIN_S * NS)
+            self._agenda.at(when, self._again, frontend, LATER)
+
+    def _again(self, frontend: Frontend) -> None:
+        frontend.again = False
+        if frontend.waiting:
+            self._admit(frontend)
 
     # -- parts -------------------------------------------------------------------------------
 

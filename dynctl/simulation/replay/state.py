@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dynctl.planning.prefill_load import PrefillModel, PrefillTimes
 from dynctl.simulation.engine.prefix_cache import (
     BlockTable,
 )
@@ -19,12 +20,17 @@ from router_core import LeanBooking, LeanRouter, Router, RoutingPlan, RoutingReq
 class Frontend:
     """One router, and the requests that wait in its queue.
 
-    ``lean`` decides in place of ``router`` where both decide the same.
+    ``lean`` decides in place of ``router`` where both decide the same. ``model`` predicts how long
+    prefills take, from ``times`` where it measures them; None: their load does not fall.
+    ``again``: those that wait are tried again soon, because loads fall.
     """
 
     router: Router
     number: int
     lean: LeanRouter | None = None
+    model: PrefillModel | None = None
+    times: PrefillTimes = field(default_factory=PrefillTimes)
+    again: bool = False
     waiting: OrderedDict[str, LiveRequest] = field(default_factory=OrderedDict)
 
 
@@ -59,7 +65,7 @@ class Pull:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request under way. Times are in ns; -1: not yet.
+    """A request under way. Times are in ns; -1: not yet. ``sent``: when its first worker got it, s.
 
     ``rank`` runs ``generation``. ``prefiller``: where its prefill ran, or runs. ``companion``: of a
     pair of workers that got it at once, what the prefill worker computes, until its blocks were
@@ -81,6 +87,7 @@ class LiveRequest:
     waits: RoutingPlan | None = None
     enqueued: int = -1
     queued_s: float | None = None
+    sent: float = 0.0
     plan: RoutingPlan | None = None
     generation: VirtualRequest | None = None
     rank: ReplayRank | None = None

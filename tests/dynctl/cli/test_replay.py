@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from dynctl.cli.commands import replay
 from dynctl.documents.recording import Arrived, Changed, Record, Start, State
 from dynctl.documents.recording_file import encode_records
 from router_core import (
@@ -52,6 +54,21 @@ def test_policies_side_by_side_in_every_format(dynctl: Run, monkeypatch) -> None
     rows = list(csv.DictReader(io.StringIO(dynctl(*SMALL, "-o", "csv").out)))
     assert [float(one["hit_rate"]) for one in rows] == rates
     assert dynctl(*SMALL, "-o", "name").out.split() == ["round-robin", "kv"]
+
+
+@pytest.mark.parametrize(("path", "model"), [("/nowhere", "none"), (None, "measured")])
+def test_a_live_policy_whose_model_is_not_here_is_simulated_without_its_prefill_load_model(
+    capsys: pytest.CaptureFixture[str], path: str | None, model: str
+) -> None:
+    values = {"router_prefill_load_model": "measured", "prefill_load_scale": 2.0}
+    if path is not None:
+        values |= {"ais_system": "h200_sxm", "ais_model_path": path}
+    settings = [SimpleNamespace(name=n, value=value, known=True) for n, value in values.items()]
+    seen = SimpleNamespace(config=lambda: SimpleNamespace(settings=settings))
+    config = replay._live_policy(seen).config
+    assert (config.router_prefill_load_model, config.prefill_load_scale) == (model, 2.0)
+    warning = " ".join(capsys.readouterr().err.split())
+    assert ("policy live: --ais-model-path /nowhere" in warning) == (path is not None)
 
 
 def test_several_routers_show_what_they_know_of_each_other(dynctl: Run) -> None:

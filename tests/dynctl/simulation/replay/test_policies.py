@@ -9,6 +9,16 @@ from dynctl.simulation.replay.policies import BUILT_IN, policies
 from router_core import RouterConfig
 
 
+def test_a_policy_with_a_prefill_load_model_that_cannot_be_made_is_refused_before_the_replay():
+    given = "kv,router_prefill_load_model=ais,ais_backend=vllm,ais_model_path=/nowhere"
+    with pytest.raises(UsageProblem, match="--ais-system x: unknown accelerator"):
+        policies([f"{given},ais_system=x"])
+    with pytest.raises(UsageProblem, match="--ais-model-path /nowhere"):
+        policies([f"{given},ais_system=h200_sxm"])
+    found, _ = policies(["kv,router_prefill_load_model=measured"])
+    assert found[0].config.router_prefill_load_model == "measured"
+
+
 def test_every_built_in_policy_is_valid_and_has_no_warning() -> None:
     found, warnings = policies(list(BUILT_IN))
     assert [one.name for one in found] == list(BUILT_IN)

@@ -24,7 +24,7 @@ from dynctl.simulation.replay.fleet import (
 from dynctl.simulation.replay.routers import Routers
 from dynctl.simulation.replay.simulation import ReplayError, simulate
 from dynctl.wire.traces import TraceRequest
-from router_core import Role, Router, RouterConfig
+from router_core import Booked, Role, Router, RouterConfig
 
 ENGINE = EngineConfig(
     block_size=4,
@@ -190,6 +190,7 @@ def replays(draw):
                 {"router_mode": "kv", "active_prefill_tokens_threshold": 20},
                 {"router_mode": "kv", "router_track_output_blocks": True},
                 {"router_mode": "kv", "router_temperature": 0.5},
+                {"router_mode": "kv", "router_prefill_load_model": "measured"},
             ]
         )
     )
@@ -579,7 +580,7 @@ def test_what_routers_do_not_count_is_what_the_load_of_each_lacks(replay, mode, 
         peers = routers.peers
         assert peers is not None
         for one in routers.frontends:
-            counted = sum(one.router.load.prefill_tokens)
+            counted = sum(booked(one.router.load))
             assert counted == peers._booked - sum(peers._unseen[one.number].values())
         return peers
 
@@ -601,7 +602,12 @@ def test_what_routers_do_not_count_is_what_the_load_of_each_lacks(replay, mode, 
 
 def loads(router):
     load = router.load
-    return tuple(load.requests), tuple(load.prefill_tokens), tuple(load.decode_blocks)
+    return tuple(load.requests), booked(load), tuple(load.decode_blocks)
+
+
+def booked(load):
+    """The prefill tokens of each rank, without those that a prefill load model took off."""
+    return tuple(map(load.booked_prefill, range(len(load.prefill_tokens))))
 
 
 @pytest.mark.parametrize(
@@ -639,6 +645,80 @@ def test_requests_wait_in_the_router_queue_and_a_full_one_refuses():
     assert result.counts.refused > 0
     assert result.counts.queued == result.queued_s.count > 0
     assert result.refused_share == result.counts.refused / 12
+
+
+def learnt(apart):
+    """30 prompts of 8 to 60 tokens, by which a model measures the engines: one each ``apart`` s."""
+    return [
+        asked(n * apart, n, 8 + 4 * (n % 14), 1, *range(n * 100, n * 100 + 15)) for n in range(30)
+    ]
+
+
+@pytest.mark.parametrize("model", ["none", "measured"])
+@pytest.mark.seed("dynamo-1.6: operation: replay")
+def test_the_load_of_a_prefill_falls_while_it_runs_with_a_prefill_load_model(model):
+    """A token takes 1 ms. At 40.000 s worker A gets 40 tokens, at 40.029 s worker B gets 20, and a
+    third prompt of 20 comes at 40.030 s. Counted in full, B has less: 20 of 40. With the model A
+    has 10 left and B 19. KV blocks do not count."""
+    values = {"router_prefill_load_model": model, "router_track_active_blocks": False}
+    sent = {}
+
+    def note(record):
+        if isinstance(record, Decided):
+            sent[record.id] = record.decode
+
+    trace = [
+        *learnt(1.0),
+        asked(40.0, "A", 40, 1, *range(9000, 9010)),
+        asked(40.029, "B", 20, 1, *range(9100, 9105)),
+        asked(40.030, "C", 20, 1, *range(9200, 9205)),
+    ]
+    engine = replace(ENGINE, total_blocks=4000)
+    simulate(trace, fleet(2, engine), Policy("p", RouterConfig().with_values(values)), records=note)
+    assert sent["rA"] != sent["rB"]
+    assert sent["rC"] == sent["rA" if model == "measured" else "rB"]
+
+
+@pytest.mark.parametrize(("model", "waited"), [("none", 5.9), ("measured", 3.0)])
+def test_a_request_waits_in_the_queue_until_the_load_has_fallen(model, waited):
+    """A token takes 100 ms, and 32 of them may wait. A prompt of 60 tokens comes at 300 s, another
+    0.1 s later. It is tried again every 0.5 s: 34 tokens are left after 2.6 s, and 29 after 3.1 s.
+    Without a model it waits until the first token, at 6 s."""
+    engine = replace(ENGINE, total_blocks=4000, prefill_tokens_per_s=10.0)
+    trace = learnt(7.0)
+    trace += [asked(300.0, 50, 60, 1, *range(9000, 9015)), asked(300.1, 51, 8, 1, 9100, 9101)]
+    values = {"router_prefill_load_model": model, "router_queue_threshold": 0.5}
+    found = {}
+
+    def note(record):
+        if isinstance(record, Finished):
+            found[record.id] = record.queued_s
+
+    policy = Policy("p", RouterConfig().with_values(values))
+    result = simulate(trace, fleet(1, engine), policy, records=note)
+    assert {name: one for name, one in found.items() if one} == {"r51": pytest.approx(waited)}
+    assert result.counts.queued == 1
+    assert not result.notes
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_prefill_workers_are_measured_until_their_blocks_can_be_used(bootstrap):
+    """Only the prefill hop has a prediction. 40 tokens take 40 ms on the prefill worker; a pair is
+    done there when its 10 blocks were pulled too, after 60 ms."""
+    predicted = []
+
+    def note(record):
+        if isinstance(record, Changed) and isinstance(record.change, Booked):
+            predicted.append((record.change.stage, record.change.predicted_s))
+
+    policy = Policy("p", RouterConfig().with_values({"router_prefill_load_model": "measured"}))
+    engine = replace(ENGINE, total_blocks=4000)
+    trace = [asked(float(n), n, 40, 2, *range(n * 100, n * 100 + 10)) for n in range(30)]
+    where = prefill_and_decode([1], [2], engine, bootstrap)
+    simulate(trace, where, policy, records=note)
+    assert {took for stage, took in predicted if stage == "decode"} == {None}
+    took = [took for stage, took in predicted if stage == "prefill"][-1]
+    assert took == pytest.approx(0.06 if bootstrap else 0.04)
 
 
 def test_lost_events_lower_what_the_router_expects():

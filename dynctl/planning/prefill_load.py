@@ -43,6 +43,8 @@ from router_core import (
 COMPUTE_EFFICIENCY: Final = 0.5
 MEMORY_EFFICIENCY: Final = 0.8
 
+#: Seconds after which a request that waits for a load to fall is tried again.
+AGAIN_S: Final = 0.5
 #: Groups of workers that are measured; the one unused for longest goes.
 _MOST_GROUPS: Final = 256
 #: Prefills before the line is used, and the weight of the past with each new one: the last 200.

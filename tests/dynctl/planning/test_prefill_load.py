@@ -18,12 +18,7 @@ from hypothesis import strategies as st
 from dynctl.base.errors import UsageProblem
 from dynctl.cli.commands.config import remote_report
 from dynctl.documents.config import ConfigDocument
-from dynctl.screens.canvas import Canvas
-from dynctl.screens.config import config_report
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import RouterProcess
-from dynctl.serving.http.server import Frontend
-from dynctl.serving.prefill_load import (
+from dynctl.planning.prefill_load import (
     ACCELERATORS,
     Estimate,
     Measured,
@@ -31,6 +26,11 @@ from dynctl.serving.prefill_load import (
     PrefillTimes,
     prefill_model,
 )
+from dynctl.screens.canvas import Canvas
+from dynctl.screens.config import config_report
+from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.server import Frontend
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.wire.model_config import ModelShape
