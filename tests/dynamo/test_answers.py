@@ -66,7 +66,7 @@ def live():
     plans = [
         WorkerPlan("scripted", kind="scripted"),
         scripted("think", json.dumps(CARDS["think"])),
-        scripted("tools", '{"tool_call_parser": "kimi_k2"}'),
+        scripted("tools", '{"tool_call_parser": "glm47"}'),
         scripted("harmony", '{"reasoning_parser": "gpt_oss"}'),
     ]
     with DynamoFleet(plans) as fleet:
@@ -191,7 +191,7 @@ def test_tool_calls_are_found_equally(live, served):
 def test_what_cards_and_bodies_ask_for_and_we_do_not_support_is_named(served):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     asked = {
-        "tool_call_parser kimi_k2": Case("a", True, {"tools": tools}, model="tools"),
+        "tool_call_parser glm47": Case("a", True, {"tools": tools}, model="tools"),
         "a forced tool_choice": Case("b", True, {"tools": tools, "tool_choice": "required"}),
         "logprobs with tool_call_parser": Case(
             "f", True, {"tools": tools, "logprobs": True}, model="think"

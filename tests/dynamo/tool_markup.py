@@ -95,9 +95,39 @@ def _qwen(source: random.Random) -> str:
     return text[: source.randint(0, len(text))] if source.random() < 0.15 else text
 
 
+_KIMI_MARKS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_section_begin|>",
+    "<|tool_call_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>",
+)
+_KIMI_IDS = ("functions.f:0", "functions.g:1", " get_weather:2 ", "functions.a.b-c:12")
+_BROKEN_KIMI_IDS = ("f", "functions.:0", ":0", "f :0", "a b:0", "f:x", "functions.日本:0", "a:0:1")
+
+
+def _kimi(source: random.Random) -> str:
+    begin, end, other, other_end, call_begin, call_end, argument = _KIMI_MARKS
+    calls = []
+    for _ in range(source.choice((0, 1, 1, 1, 2, 3))):
+        identity = _choose(source, _KIMI_IDS, _BROKEN_KIMI_IDS)
+        arguments = _choose(source, _ARGUMENTS, (*_BROKEN, "[1] x", "5 x", f"{{}}{argument}{{}}"))
+        call = _choose(source, (call_begin,), ("", call_begin + "x")) + identity
+        call += _choose(source, (argument,), ("", " ")) + arguments
+        calls.append(call + _choose(source, (call_end,), ("", " ")))
+    blank = source.choice(("", "", "\n", " so "))
+    if source.random() < 0.1:
+        begin, end = other, other_end
+    opened, closed = source.random() < 0.85, source.random() < 0.85
+    return begin * opened + blank + blank.join(calls) + blank + end * closed
+
+
 CALLS: Final[dict[str, Callable[[random.Random], str]]] = {
     "deepseek_v3": lambda source: _deepseek(source, fenced=True),
     "deepseek_v3_1": lambda source: _deepseek(source, fenced=False),
+    "kimi_k2": _kimi,
     "nemotron_nano": _qwen,
     "qwen3_coder": _qwen,
 }
@@ -106,6 +136,7 @@ CALLS: Final[dict[str, Callable[[random.Random], str]]] = {
 MARKS: Final = {
     "deepseek_v3": (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR, "```json\n"),
     "deepseek_v3_1": (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR),
+    "kimi_k2": _KIMI_MARKS,
     **dict.fromkeys(
         ("nemotron_nano", "qwen3_coder"),
         ("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>"),

@@ -29,6 +29,7 @@ from dynctl.tokenization.tool_calls import (
     ToolCallSplitter,
     call_format,
 )
+from dynctl.tokenization.tool_calls.json_values import read_value
 from dynctl.wire.dynamo.engine_output import EngineOutput, EngineUsage, TopLogprob
 from dynctl.wire.dynamo.engine_request import EngineRequest
 from dynctl.wire.dynamo.openai_options import EngineOptions
@@ -453,7 +454,11 @@ class EngineAnswer:
         """Calls that only the whole of an answer shows."""
         for index, state in enumerate(self._calling):
             choice = self._whole.get(index)
-            if choice is None or choice.calls:
+            if choice is None:
+                continue
+            if choice.calls:
+                if choice.finish == "length" and not _has_json(choice.calls[-1]):
+                    choice.calls.pop()
                 continue
             try:
                 # Dynamo does not know the types of arguments here.
@@ -782,6 +787,15 @@ def _without_blanks(deltas: Iterable[_Delta], *, called: bool) -> list[_Delta]:
             kept.append(delta)
         called = called or bool(delta.calls)
     return kept
+
+
+def _has_json(call: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a call are JSON, which some formats do not require."""
+    try:
+        read_value(call["function"]["arguments"])
+    except ValueError:
+        return False
+    return True
 
 
 def _join_nvext(before: dict[str, Any], more: Mapping[str, Any] | None) -> None:

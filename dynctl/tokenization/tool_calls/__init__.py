@@ -7,6 +7,7 @@ from typing import Any, Final
 from dynctl.tokenization.tool_calls.calls import SPACE, CallFormat, ToolCall, ToolCallError
 from dynctl.tokenization.tool_calls.deepseek_calls import DeepseekFormat
 from dynctl.tokenization.tool_calls.json_calls import JsonFormat
+from dynctl.tokenization.tool_calls.kimi_calls import KimiFormat
 from dynctl.tokenization.tool_calls.pythonic_calls import PythonicFormat
 from dynctl.tokenization.tool_calls.splitter import Part, ToolCallSplitter
 from dynctl.tokenization.tool_calls.xml_calls import XmlFormat, schemas_of
@@ -34,6 +35,7 @@ TOOL_CALL_PARSERS: Final[dict[str, CallFormat]] = {
     "deepseek_v3_1": DeepseekFormat(fenced=False),
     "hermes": _HERMES,
     "jamba": JsonFormat(start="<tool_calls>", closes=("</tool_calls>",), hides=True, drops=True),
+    "kimi_k2": KimiFormat(),
     "llama3_json": JsonFormat(start="<|python_tag|>", closes=("",)),
     "mistral": JsonFormat(
         start="[TOOL_CALLS]",

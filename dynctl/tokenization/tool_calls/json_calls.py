@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal
 
 from dynctl.tokenization.tool_calls.calls import (
     MAX_NESTING,
@@ -18,6 +18,7 @@ from dynctl.tokenization.tool_calls.calls import (
     end_of_marked,
     stripped,
 )
+from dynctl.tokenization.tool_calls.json_values import value_end
 
 _SYNTAX: Final = re.compile(r'["\\{}\[\]]')
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
@@ -185,7 +186,7 @@ def _after_marks(text: str, start: str) -> Iterator[str]:
     one array."""
     for part in map(stripped, text.split(start)):
         if part.startswith("{"):
-            while (end := _value_end(part)) is not None:
+            while (end := value_end(part)) is not None:
                 yield part[:end]
                 part = stripped(part[end:])
                 if not part.startswith(";"):
@@ -203,7 +204,7 @@ def _joined(values: Any, empty: str) -> str:
 def _leading(text: str) -> Iterator[str]:
     """The whole objects at the beginning of an array."""
     text = stripped(stripped(text).removeprefix("["))
-    while text.startswith("{") and (end := _value_end(text)) is not None:
+    while text.startswith("{") and (end := value_end(text)) is not None:
         yield text[:end]
         text = stripped(text[end:])
         if not text.startswith(","):
@@ -240,22 +241,6 @@ def _call(text: str, keys: Sequence[str], names_only: bool) -> ToolCall | None:
 # -- JSON whose values stay as they were written ---------------------------------------------------
 
 
-def _constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_constant)
-
-
-def _value_end(text: str, at: int = 0) -> int | None:
-    """The end of the JSON value that begins at a place, None if none is there."""
-    try:
-        end: int = _DECODER.raw_decode(text, at)[1]
-    except (ValueError, RecursionError):
-        return None
-    return end
-
-
 def _elements(text: str) -> list[str] | None:
     """The elements of a JSON array, None if the text is not one."""
     found = _values(text, "[")
@@ -281,7 +266,7 @@ def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
     while True:
         key = ""
         if opening == "{":
-            end = _value_end(text, at)
+            end = value_end(text, at)
             if text[at] != '"' or end is None:
                 return None
             key = json.loads(text[at:end])
@@ -289,7 +274,7 @@ def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
             if text[at : at + 1] != ":":
                 return None
             at = _blank(text, at + 1)
-        end = _value_end(text, at)
+        end = value_end(text, at)
         if end is None:
             return None
         found.append((key, text[at:end]))

@@ -40,6 +40,15 @@ def read_value(text: str) -> Any:
     return value
 
 
+def value_end(text: str, at: int = 0) -> int | None:
+    """The end of the JSON value that begins at a place, None if none is there."""
+    try:
+        end: int = _SYNTAX.raw_decode(text, at)[1]
+    except (ValueError, RecursionError):
+        return None
+    return end
+
+
 def write_value(value: Any) -> str:
     """A value as JSON without white space. Floats are finite."""
     if isinstance(value, dict):
@@ -128,6 +137,7 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_SYNTAX: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_constant)
 _DECODER: Final = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant)
 
 

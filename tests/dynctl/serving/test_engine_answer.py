@@ -138,6 +138,16 @@ def test_calls_get_ids_of_their_own() -> None:
     assert all(each.startswith("call-") for each in ids)
 
 
+def test_a_last_call_that_the_length_of_the_answer_cut_off_does_not_count() -> None:
+    call = "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    for arguments, finish, count in (("{", "length", 1), ("{", "stop", 2), ("{}", "length", 2)):
+        made = answer(card={"tool_call_parser": "kimi_k2"}, tools=TOOLS)
+        text = call + call.replace("{}", arguments)
+        fed(made, output(5, text=text, finish_reason=finish))
+        (choice,) = json.loads(made.body())["choices"]
+        assert len(choice["message"]["tool_calls"]) == count
+
+
 def test_calls_beyond_the_bounds_end_the_answer() -> None:
     card = {"tool_call_parser": "hermes"}
     held = answer(tools=TOOLS, card=card, stream=True)
@@ -244,8 +254,8 @@ def test_errors_name_what_the_worker_did() -> None:
     [
         (
             {"tools": TOOLS},
-            {"tool_call_parser": "kimi_k2"},
-            "tool_call_parser kimi_k2 of the model is not supported; supported: .*hermes",
+            {"tool_call_parser": "glm47"},
+            "tool_call_parser glm47 of the model is not supported; supported: .*hermes",
         ),
         (
             {"tools": TOOLS, "logprobs": True},

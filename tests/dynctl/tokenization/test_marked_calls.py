@@ -1,6 +1,7 @@
 """Calls of tools in formats with marks of their own are found, whole, in pieces and broken."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -41,11 +42,18 @@ def qwen3_coder(name: str, arguments: str) -> str:
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
 
+def kimi_k2(name: str, arguments: str) -> str:
+    call = f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
+    return f"<|tool_calls_section_begin|>{call}<|tool_call_end|><|tool_calls_section_end|>"
+
+
 WRITERS: dict[str, Callable[[str, str], str]] = {
     "deepseek_v3": deepseek_v3,
     "deepseek_v3_1": deepseek_v3_1,
+    "kimi_k2": kimi_k2,
     "qwen3_coder": qwen3_coder,
 }
+KIMI = re.findall(r"<\|.*?\|>", kimi_k2("f", "{}"))
 TAGS = ["<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"]
 FRAGMENTS = [
     *TAGS,
@@ -121,6 +129,8 @@ CALL = f"{CALL_BEGIN}f{SEPARATOR}{{}}{CALL_END}"
 F = ToolCall("f", "{}")
 X = "<function=f></function>"
 B = Part("b")
+K = ToolCall("f", "{}", "functions.f:0")
+KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
 
 
 @pytest.mark.parametrize(
@@ -160,6 +170,20 @@ B = Part("b")
         ("qwen3_coder", ["<function=f><parameter=x>1"], [Part("<function=f><parameter=x>1")]),
         ("qwen3_coder", ["<tool_call> hi"], [Part("<tool_call> hi")]),
         ("qwen3_coder", ["<tool_call>hi</tool_call> b"], [Part(""), Part(" b")]),
+        # Kimi's calls begin with the section, or with the first of them; the text has the id.
+        ("kimi_k2", [f"a {KIMI_CALL} b"], [Part("a "), Part("", (K,))]),
+        ("kimi_k2", [KIMI_CALL, KIMI[4], " b"], [Part("", (K,)), Part(" b")]),
+        ("kimi_k2", [f"{KIMI[0]} b"], [Part("")]),
+        ("kimi_k2", [f"{KIMI[0]} b{KIMI[4]}", "c"], [Part(""), Part("c")]),
+        ("kimi_k2", [f"{KIMI[0]}{KIMI_CALL}{KIMI_CALL[:-1]}"], [Part("", (K,))]),
+        ("kimi_k2", [KIMI_CALL.replace(":0", "")], [Part("")]),
+        ("kimi_k2", [KIMI_CALL.replace("{}", "{x}")], [Part("", (K._replace(arguments="{x}"),))]),
+        ("kimi_k2", [KIMI_CALL.replace("{}", "{} [1]")], [Part("", (K,))]),
+        (
+            "kimi_k2",
+            [KIMI_CALL.replace("{}", "[1e400] x")],
+            [Part("", (K._replace(arguments="[1e400]"),))],
+        ),
         # Names may be in quotes; one quote alone, which ends Dynamo's answer, is a name.
         ("qwen3_coder", ["<function= 'f' >"], [Part("", (F,))]),
         ("qwen3_coder", ['<function=">'], [Part("", (ToolCall('"', "{}"),))]),
@@ -258,6 +282,9 @@ def test_large_numbers_stay_as_they_were_written():
         ("qwen3_coder", "<function=f><parameter=" * 11_000),
         ("qwen3_coder", "<function=f></function>a" + "</tool_call>b" * 20_000),
         ("deepseek_v3_1", BEGIN + CALL_BEGIN * 13_000),
+        ("kimi_k2", KIMI[1] * 13_000),
+        ("kimi_k2", "".join([KIMI[1], "f:0", KIMI[2]]) * 4_500),
+        ("kimi_k2", "".join([KIMI[1], "f" * 200_000])),
     ],
 )
 def test_long_broken_texts_take_time_as_they_grow(parser, text):
