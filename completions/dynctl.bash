@@ -99,7 +99,7 @@ __dynctl_command() {
             flags+=' --path --domain --timeout --output -o --token-file --wait'
             ;;
         'replay')
-            flags+=' --generate --workload --trace-block-size --speed --spread --limit --model --skip-bad --policy --routers --sync --no-sync --sync-delay-ms --seed --seeds --workers --zones --capacity --file -f --domain --data-parallel-size --bootstrap --no-bootstrap --enforcement --preferred-weight --block-bytes --events-delay-ms --events-loss --lose --ttft-limit --itl-limit-ms --plot --loads --max-regress --fail-on --search --block-size --total-blocks --host-blocks --disk-blocks --max-num-seqs --max-waiting --max-num-batched-tokens --prefill-tokens-per-s --decode-itl-ms --kv-transfer-ms-per-block --kv-transfer-cross-domain-factor --host-gb-per-s --disk-gb-per-s --kv-bytes-per-token --output -o --timeout --token-file --wait'
+            flags+=' --generate --workload --trace-block-size --speed --spread --limit --model --skip-bad --policy --routers --sync --no-sync --sync-delay-ms --seed --seeds --workers --zones --capacity --file -f --domain --data-parallel-size --bootstrap --no-bootstrap --enforcement --preferred-weight --block-bytes --events-delay-ms --events-loss --lose --migration-limit --migration-max-seq-len --ttft-limit --itl-limit-ms --plot --loads --max-regress --fail-on --search --block-size --total-blocks --host-blocks --disk-blocks --max-num-seqs --max-waiting --max-num-batched-tokens --prefill-tokens-per-s --decode-itl-ms --kv-transfer-ms-per-block --kv-transfer-cross-domain-factor --host-gb-per-s --disk-gb-per-s --kv-bytes-per-token --output -o --timeout --token-file --wait'
             arguments=('file')
             ;;
         'top')

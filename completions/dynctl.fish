@@ -1064,6 +1064,8 @@ function __dynctl_flags
                 '--events-delay-ms'\t'Time from a cache event to the router, ms' \
                 '--events-loss'\t'Share of KV event batches that are lost' \
                 '--lose'\t'Lose a zone or a worker, until a time: zone-a@60s, 3@10s..40s ..' \
+                '--migration-limit'\t'How often a request with output goes on with another worker after its ..' \
+                '--migration-max-seq-len'\t'Prompts with more tokens do not go on elsewhere' \
                 '--ttft-limit'\t'Goodput: longest TTFT' \
                 '--itl-limit-ms'\t'Goodput: longest inter-token latency, ms' \
                 '--plot'\t'Write a plot of TTFT and goodput against load' \

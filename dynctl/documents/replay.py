@@ -25,7 +25,8 @@ class ReplayCounts(msgspec.Struct, frozen=True):
     """Requests: of the trace, finished, refused, failed (their worker was lost).
 
     ``queued``: those that waited in the router's queue. ``retried``: attempts that were repeated.
-    ``refusals``: refused requests by reason.
+    ``refusals``: refused requests by reason. ``moves``: how often a request that had output went on
+    with another worker, after its own was lost.
     """
 
     requests: int
@@ -35,6 +36,7 @@ class ReplayCounts(msgspec.Struct, frozen=True):
     queued: int
     retried: int
     refusals: dict[str, int]
+    moves: int = 0
 
 
 class ReplayCache(msgspec.Struct, frozen=True):
@@ -82,6 +84,7 @@ class ReplayGoodput(msgspec.Struct, frozen=True):
 
 class ReplayWorker(msgspec.Struct, frozen=True):
     """The work of one rank. ``busy_s``: time in steps. ``lost_requests``: running when it failed.
+    ``prompt_tokens`` of a request that moved have the output of the worker before.
 
     ``peak_kv``: largest share of its KV blocks in use. ``host_tokens`` and ``disk_tokens``: of
     ``cached_tokens``, those that were loaded from these tiers.

@@ -180,6 +180,8 @@ def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
             found.insert(2, column(metric, heading, _percent, rank=2))
     if _any(report, "failed_share"):
         found.append(column("failed_share", "FAILED", _percent, rank=2))
+    if _any(report, "moves"):
+        found.append(column("moves", "MOVED", _count, rank=3))
     if _any(report, "queued_share"):
         found.append(column("queued_share", "QUEUED", _percent, rank=5))
         found.append(column("queued_p90_s", "QUEUE P90", _time, rank=6))

@@ -211,6 +211,22 @@ Lose = Annotated[
         rich_help_panel=_FLEET,
     ),
 ]
+MigrationLimit = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=0, max=1000,
+        help="How often a request with output goes on with another worker after its own is lost.",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
+MigrationTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--migration-max-seq-len", metavar="TOKENS", min=1, max=1 << 31,
+        help="Prompts with more tokens do not go on elsewhere. [default: no limit]",
+        rich_help_panel=_FLEET,
+    ),
+]  # fmt: skip
 Routers = Annotated[
     int,
     typer.Option(metavar="N", min=1, max=64, help="Routers.", rich_help_panel=_ROUTERS),
@@ -340,6 +356,8 @@ def replay(
     events_delay_ms: EventsDelay = 0.0,
     events_loss: EventsLoss = 0.0,
     lose: Lose = None,
+    migration_limit: MigrationLimit = 0,
+    migration_max_seq_len: MigrationTokens = None,
     ttft_limit: TtftLimit = None,
     itl_limit_ms: ItlLimit = None,
     plot: Plot = None,
@@ -426,6 +444,8 @@ def replay(
         weight=preferred_weight,
         lose=lose or (),
         bootstrap=bootstrap,
+        migration_limit=migration_limit,
+        migration_max_tokens=migration_max_seq_len,
         events_delay_s=events_delay_ms / 1000,
         events_loss=events_loss,
         block_bytes=block_bytes,

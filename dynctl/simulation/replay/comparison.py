@@ -92,6 +92,7 @@ METRICS: Final = (
         "failed_share", "share failed", lambda r: r.counts.failed / max(1, r.counts.requests),
         absolute=True,
     ),
+    Metric("moves", "moves to another worker", lambda r: float(r.counts.moves), guarded=False),
     Metric("imbalance", "imbalance", lambda r: r.imbalance.busy_max, guarded=False),
     Metric("queued_share", "share queued", lambda r: r.counts.queued / max(1, r.counts.requests),
            absolute=True, guarded=False),

@@ -70,7 +70,9 @@ class SimulatedFleet:
     ``engine.max_model_len`` the KV blocks bound a request.
     ``events_delay_s``: time from a cache event to the router; ``events_loss``: share of event
     batches that no router receives (0 to 1). ``block_bytes``: bytes of a KV block, 0: unknown.
-    ``losses``: workers that fail. ``changes``: of the workers, in order of time; one that joins
+    ``losses``: workers that fail. ``migration_limit``: how often a request that has output goes on
+    with another worker after its worker was lost; not one whose prompt has more than
+    ``migration_max_tokens``. ``changes``: of the workers, in order of time; one that joins
     before it leaves is not there at first.
     """
 
@@ -83,6 +85,13 @@ class SimulatedFleet:
     block_bytes: int = 0
     losses: tuple[Loss, ...] = ()
     changes: tuple[FleetChange, ...] = ()
+    migration_limit: int = 0
+    migration_max_tokens: int | None = None
+
+    def moves(self, prompt_tokens: int) -> int:
+        """How often a request with such a prompt may go on with another worker."""
+        most = self.migration_max_tokens
+        return 0 if most is not None and prompt_tokens > most else self.migration_limit
 
     def faster(self, speed: float) -> SimulatedFleet:
         """The fleet of a trace at ``speed`` times its rate: its changes come sooner too."""

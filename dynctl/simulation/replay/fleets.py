@@ -219,6 +219,8 @@ def simulated_fleet(
     weight: float | None = None,
     lose: Sequence[str] = (),
     bootstrap: bool | None = None,
+    migration_limit: int = 0,
+    migration_max_tokens: int | None = None,
     events_delay_s: float = 0.0,
     events_loss: float = 0.0,
     block_bytes: int = 0,
@@ -278,6 +280,8 @@ def simulated_fleet(
         block_bytes=block_bytes,
         losses=losses,
         changes=source.changes,
+        migration_limit=migration_limit,
+        migration_max_tokens=migration_max_tokens,
         link_domain=source.domain if source.places else "",
     )
 

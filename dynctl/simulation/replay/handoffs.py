@@ -66,6 +66,12 @@ class Handoffs:
         if pull is not None and live.generation is pull.generation:
             self.pull(pull.rank, pull.generation, pull.missing)
 
+    def give_up(self, live: LiveRequest) -> None:
+        """The prefill of a pair has failed: its decode worker does not wait for the blocks."""
+        pull, live.pull = live.pull, None
+        if pull is not None:
+            self._loaded((pull.rank, pull.engine, pull.generation, None))
+
     def pull(self, rank: ReplayRank, generation: VirtualRequest, missing: int) -> None:
         """Load the ``missing`` blocks of a request into a decode worker."""
         live: LiveRequest = generation.owner
@@ -88,8 +94,7 @@ class Handoffs:
     def _waited_too_long(self, pull: Pull) -> None:
         live: LiveRequest = pull.generation.owner
         if live.pull is pull:
-            live.pull = None
-            self._loaded((pull.rank, pull.engine, pull.generation, None))
+            self.give_up(live)
 
     def _loaded(self, what: tuple[ReplayRank, VirtualRank, VirtualRequest, Handoff | None]) -> None:
         rank, engine, generation, held = what

@@ -26,6 +26,11 @@ NS = 1_000_000_000
 _GENERATED = 1 << 63
 
 
+def generated_block(number: int, index: int) -> int:
+    """The name of block ``index`` of a request, where its last token is one of its output."""
+    return _GENERATED | ((number << 20) + index & _GENERATED - 1)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class VirtualRequest(Generation):
     """One generation of a replay.
@@ -44,7 +49,7 @@ class VirtualRequest(Generation):
     def extend_hashes(self, block_size: int) -> None:
         full = (self.prompt_tokens + self.produced) // block_size
         for index in range(len(self.hashes), full):
-            name = _GENERATED | (self.number << 20) + index & _GENERATED - 1
+            name = generated_block(self.number, index)
             self.hashes.append(name)
             self.local.append(name)
 
@@ -146,6 +151,9 @@ class VirtualRank(RankModel[VirtualRequest]):
             passed = min(self._count, (now - self._began) // self._duration)
             self.busy_ns += passed * self._duration
             self.steps += passed
+            for request in self._decoding:
+                if not request.ended:
+                    request.produced += passed
         self._batch, self.due = _NOTHING, -1
 
     def _decode_only(self) -> list[VirtualRequest]:

@@ -11,10 +11,10 @@ from dynctl.simulation.engine.prefix_cache import (
 )
 from dynctl.simulation.replay.agenda import Agenda
 from dynctl.simulation.replay.engines import Engines
-from dynctl.simulation.replay.fleet import ReplayError
+from dynctl.simulation.replay.fleet import ReplayError, SimulatedFleet
 from dynctl.simulation.replay.handoffs import Handoffs
 from dynctl.simulation.replay.journal import Journal
-from dynctl.simulation.replay.rank import NS, VirtualRequest
+from dynctl.simulation.replay.rank import NS, VirtualRequest, generated_block
 from dynctl.simulation.replay.result import Measures
 from dynctl.simulation.replay.routers import Routers
 from dynctl.simulation.replay.state import LiveRequest, NotedRequest, ReplayRank
@@ -43,7 +43,7 @@ class Requests:
 
     def __init__(
         self,
-        model: str,
+        fleet: SimulatedFleet,
         *,
         routers: Routers,
         engines: Engines,
@@ -53,7 +53,8 @@ class Requests:
         measures: Measures,
         draw: Callable[[], float],
     ) -> None:
-        self._model = model
+        self._fleet = fleet
+        self._model = fleet.model
         self._routers = routers
         self._peers = routers.peers
         self._engines = engines
@@ -90,6 +91,7 @@ class Requests:
         self._measures.arrived(trace, hashes, size)
         self.under_way += 1
         live = LiveRequest(trace, frontend, number, self._agenda.now, hashes)
+        live.moves = self._fleet.moves(tokens)
         fits = tokens + trace.output_tokens <= self._context_length
         if fits and lean is not None:
             self._place_lean(live, lean)
@@ -155,10 +157,12 @@ class Requests:
         first = plan.first
         if not booked:
             self._routers.book(live, first)
-        live.expected_tokens, live.sent = first.cached_tokens, self._agenda.seconds
+        live.sent = self._agenda.seconds
+        if not live.output:
+            live.expected_tokens = first.cached_tokens
         if plan.prefill is None:
             self._journal.decided(live, plan)
-            self._submit(live, self._winner(first), live.trace.output_tokens)
+            self._submit(live, self._winner(first), live.left)
             return
         live.prefiller = self._winner(first)
         decode = plan.decode
@@ -170,7 +174,7 @@ class Requests:
         self._measures.pairs += 1
         if self._submit(live, live.prefiller, 1, keep_kv=True):
             live.companion = live.generation
-            self._submit(live, self._winner(decode), live.trace.output_tokens, pulls=True)
+            self._submit(live, self._winner(decode), live.left, pulls=True)
 
     def _winner(self, decision: Decision) -> ReplayRank:
         ref = decision.require()
@@ -190,7 +194,7 @@ class Requests:
         """Send a request to a rank; False if that one is full, and the request goes elsewhere."""
         generation = NotedRequest(
             max_tokens=max_tokens,
-            prompt_tokens=live.trace.input_tokens,
+            prompt_tokens=live.trace.input_tokens + live.output,
             keep_kv=keep_kv,
             pulls=pulls,
             hashes=list(live.hashes),
@@ -208,6 +212,9 @@ class Requests:
         except RankBusy:
             self.failed_hop(live, rank, "engine_queue_full")
             return False
+        if live.moving and not keep_kv:
+            live.moving = False
+            self._measures.moves += 1
         return True
 
     def lost(self, rank: ReplayRank, generation: VirtualRequest) -> None:
@@ -226,11 +233,13 @@ class Requests:
         """Send a request elsewhere that an engine did not take, or lost."""
         if live.companion is not None:
             if live.first >= 0 and rank is live.prefiller:
-                self._freed_prefill(live)  # the decode worker computed the prompt itself
+                # The decode worker computes, or has computed, the prompt itself.
+                self._freed_prefill(live)
                 self._let_go(live)
+                self._handoffs.give_up(live)
                 return
             self._part(live)
-        live.generation = None
+        generation, live.generation = live.generation, None
         lean = live.frontend.lean
         if lean is None:
             self._routers.apply(live.frontend, Freed(live.trace.id, None, False))
@@ -239,23 +248,49 @@ class Requests:
             live.booking = None
             self._prefill_ended(live)
         self._let_go(live)
-        if live.first >= 0:
-            self._measures.cut_off += 1
-            self._finish(live, "failed")
-            return
-        live.failures += 1
-        if live.failures >= ATTEMPTS:
-            if reason == "lost":
-                self._finish(live, "failed")
-            else:
-                self.refuse(live, reason)
-            return
-        self._measures.retried += 1
-        live.failed |= {rank.worker.worker_id}
+        if live.first >= 0 and not live.moving:
+            if generation is None or reason != "lost" or not live.moves:
+                self._cut_off(live)
+                return
+            self._move(live, rank, generation)
+        else:
+            live.failures += 1
+            if live.failures >= ATTEMPTS:
+                if reason == "lost" and live.first < 0:
+                    self._finish(live, "failed")
+                else:
+                    self.refuse(live, reason)
+                return
+            self._measures.retried += 1
+            live.failed |= {rank.worker.worker_id}
         if lean is None:
             self._place(live)
         else:
             self._place_lean(live, lean)
+
+    def _move(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
+        """Go on elsewhere: the output so far is a part of the prompt now."""
+        rank.output_tokens += generation.produced
+        live.output += generation.produced
+        live.moves -= 1
+        live.moving, live.failures = True, 0
+        live.failed = live.lost = live.lost | {rank.worker.worker_id}
+        tokens = live.trace.input_tokens + live.output
+        if live.local:
+            full = range(len(live.local), tokens // self._block_size)
+            live.local = [*live.local, *(generated_block(live.number * 2, n) for n in full)]
+            live.hashes = sequence_hashes(live.local)
+        live.routed = replace(
+            live.request,
+            isl_tokens=tokens,
+            sequence_hashes=live.hashes,
+            local_hashes=live.local if self._lower_tiers else (),
+        )
+
+    def _cut_off(self, live: LiveRequest) -> None:
+        """A request that had output ends without the rest."""
+        self._measures.cut_off += 1
+        self._finish(live, "failed")
 
     def pulls(self, rank: ReplayRank, generation: VirtualRequest, missing: int) -> None:
         self._handoffs.pull(rank, generation, missing)
@@ -275,7 +310,8 @@ class Requests:
             return
         lean, booking = live.frontend.lean, live.booking
         if generation.produced == 1:
-            live.first = self._agenda.now
+            if live.first < 0:
+                live.first = self._agenda.now
             if lean is None:
                 self._routers.apply(live.frontend, PrefillDone(live.trace.id))
             elif booking is not None:
@@ -307,12 +343,14 @@ class Requests:
 
     def _computed(self, live: LiveRequest, rank: ReplayRank, generation: VirtualRequest) -> None:
         """The prompt was computed on a rank."""
-        cached = live.cached_tokens = generation.cached_tokens or 0
+        cached = generation.cached_tokens or 0
         rank.requests += 1
         rank.prompt_tokens += generation.prompt_tokens
         rank.cached_tokens += cached
-        if generation.host_tokens or generation.disk_tokens:
+        if not live.output:
+            live.cached_tokens = cached
             live.host_tokens, live.disk_tokens = generation.host_tokens, generation.disk_tokens
+        if generation.host_tokens or generation.disk_tokens:
             rank.host_tokens += generation.host_tokens
             rank.disk_tokens += generation.disk_tokens
         wait = generation.admitted_ns - generation.submitted_ns
@@ -337,7 +375,7 @@ class Requests:
             self.refuse(live, plan.final.outcome)
             return
         self._routers.book(live, decode)
-        self._submit(live, self._winner(decode), live.trace.output_tokens, pulls=True)
+        self._submit(live, self._winner(decode), live.left, pulls=True)
 
     def pulled(self, live: LiveRequest) -> None:
         """The prefill worker of a pair is done with a request."""
@@ -367,6 +405,9 @@ class Requests:
 
     def refuse(self, live: LiveRequest, reason: str) -> None:
         """End a request that no worker takes."""
+        if live.first >= 0:
+            self._cut_off(live)
+            return
         self._measures.refusals[reason] += 1
         self._ended(live, "refused")
 

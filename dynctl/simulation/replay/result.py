@@ -39,8 +39,8 @@ class Measures:
         self.objective = objective
         self.ceiling = ceiling
         self.requests = self.finished = self.failed = self.queued = self.retried = 0
-        #: Of the failed requests, those that had output.
-        self.cut_off = 0
+        #: Of the failed requests, those that had output; how often others went on elsewhere.
+        self.cut_off = self.moves = 0
         self.refusals: Counter[str] = Counter()
         self.prompt_tokens = self.cached_tokens = self.expected_tokens = 0
         self.host_tokens = self.disk_tokens = 0
@@ -129,10 +129,10 @@ class Measures:
         if self.pairs:
             notes.append(_PAIRS)
         if self.cut_off:
-            notes.append(
-                "requests that had output when their worker was lost failed; a router with a "
-                "migration limit continues them on another worker: not simulated"
-            )
+            why = "they moved as often as the migration limit allows, or no worker took them"
+            if not fleet.migration_limit:
+                why = "a frontend with a migration limit moves them (--migration-limit)"
+            notes.append(f"requests that had output when their worker was lost failed: {why}")
         refused = self.refusals.total()
         size = fleet.block_bytes
         return ReplayResult(
@@ -152,6 +152,7 @@ class Measures:
                 self.queued,
                 self.retried,
                 dict(sorted(self.refusals.items())),
+                self.moves,
             ),
             cache=ReplayCache(
                 self.prompt_tokens,
@@ -254,6 +255,8 @@ def _fleet_parameters(fleet: SimulatedFleet) -> dict[str, Any]:
         "link_domain": fleet.link_domain,
         "block_bytes": fleet.block_bytes,
         "losses": [asdict(loss) for loss in fleet.losses],
+        "migration_limit": fleet.migration_limit,
+        "migration_max_tokens": fleet.migration_max_tokens,
         "changes": dict(sorted(Counter(one.what for one in fleet.changes).items())),
     }
 

@@ -125,7 +125,7 @@ class _Replay:
             routers.decide_lean(ranks, index)
         engines.publish = EventReports(fleet, seed, agenda, routers, index).publish
         self._requests = Requests(
-            fleet.model,
+            fleet,
             routers=routers,
             engines=engines,
             handoffs=Handoffs(fleet, engines, agenda, measures),

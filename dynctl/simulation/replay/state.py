@@ -69,7 +69,9 @@ class LiveRequest:
 
     ``rank`` runs ``generation``. ``prefiller``: where its prefill ran, or runs. ``companion``: of a
     pair of workers that got it at once, what the prefill worker computes, until its blocks were
-    pulled. ``pull``: the decode worker of a pair waits for the blocks.
+    pulled. ``pull``: the decode worker of a pair waits for the blocks. ``output``: tokens from
+    ``lost``, the workers that lost it, which are a part of its prompt now; ``moves``: how often it
+    may still go on elsewhere; ``moving``: no worker has its next part yet.
     """
 
     trace: TraceRequest
@@ -82,6 +84,10 @@ class LiveRequest:
     booking: LeanBooking | None = None
     attempts: int = 0
     failures: int = 0
+    output: int = 0
+    moves: int = 0
+    moving: bool = False
+    lost: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
     admitted: bool = False
     waits: RoutingPlan | None = None
@@ -100,6 +106,11 @@ class LiveRequest:
     host_tokens: int = 0
     disk_tokens: int = 0
     expected_tokens: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens of output that are not produced yet."""
+        return self.trace.output_tokens - self.output
 
     @property
     def request(self) -> RoutingRequest:

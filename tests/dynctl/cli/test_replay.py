@@ -71,6 +71,21 @@ def test_a_live_policy_whose_model_is_not_here_is_simulated_without_its_prefill_
     assert ("policy live: --ais-model-path /nowhere" in warning) == (path is not None)
 
 
+def test_a_migration_limit_moves_requests_of_a_lost_zone_and_shows_how_many(dynctl: Run) -> None:
+    lossy = (*SMALL, "--workers", "4", "--zones", "a,b", "--lose", "a@5s", "--policy", "kv")
+    failed = dynctl(*lossy, "-o", "json").json
+    counts = failed["results"][0]["counts"]
+    assert counts["failed"] > counts["moves"] == 0
+    assert any("--migration-limit" in note for note in failed["notes"])
+    shown = dynctl(*lossy, "--migration-limit", "2").out
+    assert "MOVED" in shown
+    assert "FAILED" not in shown
+    moved = dynctl(*lossy, "--migration-limit", "2", "-o", "json").json["results"][0]["counts"]
+    assert (moved["moves"], moved["failed"]) == (counts["failed"], 0)
+    short = dynctl(*lossy, "--migration-limit", "2", "--migration-max-seq-len", "1", "-o", "json")
+    assert short.json["results"][0]["counts"] == counts
+
+
 def test_several_routers_show_what_they_know_of_each_other(dynctl: Run) -> None:
     burst = (*SMALL, "--workload", "together=12", "--routers", "3", "--policy", "kv")
     shown = " ".join(dynctl(*burst, "--sync-delay-ms", "2.5").out.split())

@@ -173,6 +173,7 @@ def fleets(draw, engine):
         events_loss=draw(st.sampled_from([0.0, 0.3])),
         link_domain="zone",
         losses=losses,
+        migration_limit=draw(st.sampled_from([0, 0, 1, 3])),
     )
 
 
@@ -294,7 +295,7 @@ def test_a_recording_of_one_router_replays_to_the_same_bookings(replay):
     """The changes of a recording make the router that chose: each booking fits its decision."""
     trace, where, policy, _ = replay
     records: list[Record] = []
-    simulate(trace, where, policy, 3, records=records.append)
+    moves = simulate(trace, where, policy, 3, records=records.append).counts.moves
     start = records[0]
     assert isinstance(start, Start)
     router = Router(
@@ -310,7 +311,8 @@ def test_a_recording_of_one_router_replays_to_the_same_bookings(replay):
         if isinstance(record, Decided) and record.cached_blocks is not None:
             assert record.best_cached_blocks is not None
             assert 0 <= record.cached_blocks <= record.best_cached_blocks
-            assert record.cached_blocks <= len(arrived[record.id].hashes)
+            longest = len(arrived[record.id].hashes) + (8 if moves else 0)  # 30 tokens of output
+            assert record.cached_blocks <= longest
 
 
 # -- what a fleet does -----------------------------------------------------------------------
@@ -519,6 +521,86 @@ def test_a_request_that_loses_its_worker_after_its_first_token_is_noted(lost_at,
     found = simulate(trace, where, ROUND_ROBIN)
     assert found.counts.failed == int(noted)
     assert any("migration limit" in note for note in found.notes) == noted
+
+
+@pytest.mark.parametrize(
+    ("limit", "longest", "ended", "moves"),
+    [(0, None, None, 0), (1, None, None, 1), (2, None, 46.0, 2), (2, 7, None, 0), (2, 8, 46.0, 2)],
+)
+@pytest.mark.seed("dynamo-1.6: operation: replay")
+def test_a_request_whose_worker_is_lost_goes_on_elsewhere_up_to_the_limit(
+    limit, longest, ended, moves
+):
+    """A prompt of 8 tokens has its 4 tokens of output at 8, 18, 28 and 38 ms. Its worker is lost at
+    20 ms, after 2 of them: the next worker computes 10 tokens until 30 ms, when the third is there.
+    That worker is lost at 35 ms: the next one computes 11 tokens until 46 ms, when the last is.
+    """
+    workers = tuple(SimulatedWorker(n) for n in (1, 2, 3))
+    changes = (
+        FleetChange(0.019, 2, "joins"),
+        FleetChange(0.020, 1, "leaves"),
+        FleetChange(0.034, 3, "joins"),
+        FleetChange(0.035, 2, "leaves"),
+    )
+    where = SimulatedFleet(
+        workers, ENGINE, changes=changes, migration_limit=limit, migration_max_tokens=longest
+    )
+    prompts = []
+
+    def note(record):
+        if isinstance(record, Changed) and isinstance(record.change, Booked):
+            prompts.append(record.change.prefill_tokens)
+
+    result = simulate([asked(0.0, 0, 8, 4, 1, 2)], where, KV, records=note)
+    assert result.counts.moves == moves
+    assert prompts == [8, 10, 11][: moves + 1]
+    assert result.counts.refused == result.counts.retried == 0
+    assert any("migration limit" in text for text in result.notes) == (ended is None)
+    if ended is None:
+        assert result.counts.failed == 1
+        return
+    assert (result.seconds, result.ttft_s.max) == (ended / 1e3, 0.008)
+    assert result.itl_s.max == pytest.approx((ended - 8) / 1e3 / 3)
+    assert [row.output_tokens for row in result.workers] == [2, 1, 1]
+    assert result.cache.prompt_tokens == 8
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_a_request_that_loses_its_decode_worker_is_prefilled_again(bootstrap):
+    """9 tokens: prefill until 9 ms, transfer of 3 blocks until 15 ms, first token at 16 ms. The
+    decode worker is lost at 20 ms. The prompt has 10 tokens now, of which the prefill worker has 8:
+    2 ms of prefill, 6 ms of transfer and 1 ms give the second token at 29 ms, the third at 39."""
+    changes = (FleetChange(0.019, 3, "joins"), FleetChange(0.020, 2, "leaves"))
+    where = prefill_and_decode([1], [2, 3], bootstrap=bootstrap, changes=changes, migration_limit=1)
+    result = simulate([asked(0.0, 0, 9, 3, 1, 2, 3)], where, KV)
+    assert (result.counts.moves, result.counts.finished) == (1, 1)
+    assert (result.ttft_s.max, result.seconds) == (0.016, 0.039)
+    assert [row.cached_tokens for row in result.workers] == [8, 0, 0]
+    assert result.cache.cached_tokens == 0
+
+
+def test_a_request_that_cannot_move_because_no_worker_is_left_has_failed():
+    where = fleet(1, losses=(Loss(0.02, worker_id=1),), migration_limit=3)
+    result = simulate([asked(0.0, 0, 8, 4, 1, 2)], where, KV)
+    assert (result.counts.failed, result.counts.refused, result.counts.moves) == (1, 0, 0)
+    assert any("no worker took them" in note for note in result.notes)
+
+
+def test_what_a_moved_request_computed_is_cached_for_its_next_move():
+    """A prompt of 8 tokens has 9 tokens of output when its decode worker is lost, and 11 when the
+    next one is. The prefill worker finds 2 blocks of 17 tokens, and then, with the 4 of these that
+    it has computed, 4 blocks of 19."""
+    changes = (
+        FleetChange(0.1, 3, "joins"),
+        FleetChange(0.1001, 2, "leaves"),
+        FleetChange(0.13, 4, "joins"),
+        FleetChange(0.1302, 3, "leaves"),
+    )
+    where = prefill_and_decode([1], [2, 3, 4], changes=changes, migration_limit=2)
+    result = simulate([asked(0.0, 0, 8, 30, 1, 2)], where, KV)
+    assert (result.counts.moves, result.counts.finished) == (2, 1)
+    assert [row.prompt_tokens for row in result.workers] == [8 + 17 + 19, 0, 0, 0]
+    assert [row.cached_tokens for row in result.workers] == [8 + 16, 0, 0, 0]
 
 
 def test_routers_that_do_not_share_their_bookings_balance_worse():
