@@ -78,7 +78,7 @@ def _bytes(file: str) -> bytes:
             return stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageProblem(
-            f"{file}: {file_problem(error)}; expected a file of Kubernetes manifests"
+            f"{file}: {file_problem(error)}", "expected files of Kubernetes manifests: -f FILE"
         ) from None
     except ValueError:
         raise UsageProblem(f"{file!r}: expected the name of a file") from None

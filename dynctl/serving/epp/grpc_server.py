@@ -35,6 +35,7 @@ from hyperframe.frame import GoAwayFrame
 
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.connections import Certificate, network_of
+from dynctl.serving.http.start import accept
 
 _log = logging.getLogger(__name__)
 
@@ -231,9 +232,9 @@ class GrpcServer:
         self._shared_at = 0.0
 
     def start(self, listener: socket.socket) -> None:
-        """Accept connections of a bound socket."""
+        """Accept connections of a bound socket. Raises StartError."""
         listener.setblocking(False)
-        listener.listen(_BACKLOG)
+        accept(listener, _BACKLOG)
         self._listener = listener
         self._spawn(self._accept(listener), "gRPC connections")
         self._spawn(self._sweep(), "idle gRPC connections")

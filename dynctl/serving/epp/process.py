@@ -102,7 +102,12 @@ class EndpointPicker(Frontend):
             listener.close()
             await self.probes.close()
             raise
-        self.gateways.start(listener)
+        try:
+            self.gateways.start(listener)
+        except BaseException:
+            listener.close()
+            await self.close()
+            raise
         tasks = self.service.tasks
         tasks.start("silent gateways", self.picker.sweep)
         tasks.start("gRPC health", self.health.follow)

@@ -28,6 +28,7 @@ from aiohttp.streams import StreamReader
 from dynctl.base.errors import file_problem
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.json_responses import error_response
+from dynctl.serving.http.start import accept
 from dynctl.serving.refusal import HttpError
 
 _log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Connections:
         self._sweeper = loop.create_task(self._sweep(), name="connections without a request")
         if certificate is not None:
             listener.setblocking(False)
-            listener.listen(_BACKLOG)
+            accept(listener, _BACKLOG)
             self._listener = listener
             accepting = self._accept_tls(listener, certificate, connection)
             self._accepting = loop.create_task(accepting, name="connections with TLS")
@@ -128,6 +129,7 @@ class Connections:
                 connection, sock=listener, backlog=_BACKLOG
             )
         else:
+            accept(listener, _BACKLOG)
             self._server = await loop.create_server(connection, sock=listener, backlog=_BACKLOG)
 
     async def close(self) -> None:

@@ -39,6 +39,22 @@ def listen(
     return listener
 
 
+def accept(listener: socket.socket, backlog: int) -> None:
+    """Begin to accept connections on a bound socket. Raises StartError.
+
+    Two sockets of this system can be bound to one address as long as neither accepts; uvloop does
+    not report the failure of the second, which would then serve nothing.
+    """
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise StartError(
+            f"cannot listen on {host}:{port}: {network_reason(error)}; each listener of this host "
+            "needs a port of its own"
+        ) from None
+
+
 def announce(record: Mapping[str, Any]) -> None:
     """Write the record of ``--announce``: one JSON line on stdout."""
     sys.stdout.write(msgspec.json.encode(record).decode() + "\n")

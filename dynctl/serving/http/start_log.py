@@ -62,8 +62,9 @@ def log_start(started: Started) -> None:
     services = (config.select_service_port, config.slot_tracker_port)
     if not any(given) and services == (None, None):
         _log.warning(
-            "no workers are configured: every request is refused; set --worker URL or "
-            "--workers-file FILE, or use Dynamo's discovery"
+            "no workers are configured: every request is refused; set --worker URL%s or "
+            "--workers-file FILE, or use Dynamo's discovery",
+            "" if config.picker is None else ", --pool NAME",
         )
     model = started.service.prefill_model
     for text in () if model is None else model.describe():

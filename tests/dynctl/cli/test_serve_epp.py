@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dynctl.serving.config import PickerConfig
+from tests.ports import free_port
 from tests.waiting import patience
 
 
@@ -136,3 +137,17 @@ def test_the_process_tells_its_ports_and_ends_with_0() -> None:
     assert "TLS with a certificate made at this start" in said
     assert "no workers are configured" in said
     assert "Traceback" not in said
+
+
+def test_one_port_for_two_listeners_is_named() -> None:
+    port = str(free_port())
+    command = [sys.executable, "-m", "dynctl", "serve", "epp", "--no-tls"]
+    done = subprocess.run(
+        [*command, "--http-port", "0", "--port", port, "--health-port", port],
+        capture_output=True,
+        text=True,
+        timeout=patience(30),
+    )
+    assert done.returncode == 2
+    assert f"error: cannot listen on 127.0.0.1:{port}: the address is in use" in done.stderr
+    assert "Unclosed" not in done.stderr

@@ -25,6 +25,7 @@ from tests.dynctl.serving.fleets import (
     until,
     zone,
 )
+from tests.ports import free_port
 from tests.waiting import patience
 
 IDS = {"extra_fields": ["worker_id"]}
@@ -158,6 +159,25 @@ async def test_a_port_in_use_is_named():
         again = Frontend(FrontendConfig(port=fleet.frontend.port))
         with pytest.raises(StartError, match=f":{fleet.frontend.port}: the address is in use"):
             await again.start()
+
+
+@pytest.mark.parametrize("listeners", ["health", "two processes"])
+async def test_an_address_that_is_taken_between_binding_and_listening_is_named(listeners: str):
+    """Both sockets are bound before either accepts: the second one would serve nothing."""
+    port = free_port()
+    if listeners == "health":
+        config = FrontendConfig(port=port, system_port=port)
+        with pytest.raises(StartError, match=f":{port}: the address is in use"):
+            await Frontend(config).start()
+        return
+    made = [Frontend(FrontendConfig(port=port)) for _ in range(2)]
+    ends = await asyncio.gather(*(one.start() for one in made), return_exceptions=True)
+    for one, end in zip(made, ends, strict=True):
+        if end is None:
+            await one.close()
+    (problem,) = [one for one in ends if one is not None]
+    assert isinstance(problem, StartError)
+    assert f":{port}: the address is in use" in problem.message
 
 
 async def test_without_a_tokenizer_the_engines_own_is_asked():
