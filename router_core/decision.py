@@ -488,6 +488,12 @@ class Decision:
             budget=budget,
         )
 
+    @property
+    def costs_follow(self) -> bool:
+        """Whether terms and costs are those that :meth:`replay` computes of the inputs, to the last
+        bit: where they were not computed for all candidates."""
+        return isinstance(self.costs, LazyColumn)
+
     def settled(self) -> Decision:
         """The decision with the columns of its winner alone, where there are many: all that a
         running request needs of it. In a fleet of 1,000 ranks the columns take 50 kB."""

@@ -8,7 +8,7 @@ are kept: a few hundred bytes per hop. The oldest plans are removed first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ MAX_WAITING = 64
 # large side. A test compares them with tracemalloc.
 _PLAN = 500
 _CARD = 1_600
+_CANDIDATE = 16  # in the columns of workers and ranks
 _BYPASS = 600
 _CHOICE = 700
 
@@ -73,15 +74,20 @@ class Remembered(NamedTuple):
             self.bypass,
         )
 
+    def columns(self) -> Iterator[Sequence[Worker]]:
+        """The columns of candidates of the hops that are kept whole; plans share them."""
+        for hop in (self.prefill, self.decode):
+            if isinstance(hop, PackedHop):
+                yield hop.workers
+
     def cards(self) -> Iterator[Worker]:
-        """All workers that the plan refers to, with repetitions."""
+        """All other workers that the plan refers to, with repetitions."""
         for hop in (self.prefill, self.decode):
             if isinstance(hop, BriefHop):
                 yield hop.first[0]
                 if hop.second is not None:
                     yield hop.second[0]
             elif hop is not None:
-                yield from hop.workers
                 for step in hop.funnel:
                     for rejection in step.rejected:
                         yield rejection.worker
@@ -169,6 +175,8 @@ class DecisionMemory(ServiceObserver):
         self._waiting: list[asyncio.Future[None]] = []
         #: id() of a card -> plans that hold it (and so keep the id from being reused).
         self._cards: dict[int, int] = {}
+        #: id() of a column of candidates -> plans that hold it; its cards are held once for all.
+        self._columns: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -189,13 +197,13 @@ class DecisionMemory(ServiceObserver):
         self._plans[turn] = kept
         self._by_id[kept.id] = (*self._by_id.get(kept.id, ()), turn)
         self.size += kept.size
-        cards = self._cards
-        for worker in kept.cards():
-            key = id(worker)
-            holders = cards.get(key, 0)
-            if not holders:
-                self.size += _CARD
-            cards[key] = holders + 1
+        for column in kept.columns():
+            plans = self._columns.get(id(column), 0)
+            if not plans:
+                self.size += _CANDIDATE * len(column)
+                self._hold(column)
+            self._columns[id(column)] = plans + 1
+        self._hold(kept.cards())
         while self.size > self.max_bytes and self._plans:
             self._forget_oldest()
         if self._waiting:
@@ -275,17 +283,34 @@ class DecisionMemory(ServiceObserver):
         kept = self._plans.pop(turn)
         self.size -= kept.size
         self.evicted += 1
-        for worker in kept.cards():
-            key = id(worker)
-            self._cards[key] -= 1
-            if not self._cards[key]:
-                del self._cards[key]
-                self.size -= _CARD
+        for column in kept.columns():
+            self._columns[id(column)] -= 1
+            if not self._columns[id(column)]:
+                del self._columns[id(column)]
+                self.size -= _CANDIDATE * len(column)
+                self._release(column)
+        self._release(kept.cards())
         left = self._by_id[kept.id][1:]
         if left:
             self._by_id[kept.id] = left
         else:
             del self._by_id[kept.id]
+
+    def _hold(self, workers: Iterable[Worker]) -> None:
+        cards = self._cards
+        for key in map(id, workers):
+            holders = cards.get(key, 0)
+            if not holders:
+                self.size += _CARD
+            cards[key] = holders + 1
+
+    def _release(self, workers: Iterable[Worker]) -> None:
+        cards = self._cards
+        for key in map(id, workers):
+            cards[key] -= 1
+            if not cards[key]:
+                del cards[key]
+                self.size -= _CARD
 
 
 def _ranks(plan: RoutingPlan) -> int:

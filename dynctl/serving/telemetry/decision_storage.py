@@ -48,7 +48,8 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=list)
 
 
 class PackedHop(NamedTuple):
-    """One hop with every candidate: its columns are one MessagePack value, without loss.
+    """One hop with every candidate: its columns are one MessagePack value, without loss. Terms and
+    costs that follow from the inputs are left out.
 
     ``plain`` holds the other fields of the Decision, in their order; four of them are repeated
     because the memory reads them without unpacking.
@@ -68,12 +69,13 @@ class PackedHop(NamedTuple):
     def expand(self) -> Decision:
         """The original decision."""
         inputs, terms, costs = msgspec.msgpack.decode(self.columns)
-        return Decision(
+        found = Decision(
             **dict(zip(_PLAIN, self.plain, strict=True)),
             inputs=None if inputs is None else CostInputs(*inputs),
             terms=tuple(TermColumn(*term) for term in terms),
-            costs=costs,
+            costs=[0.0] * len(self.workers) if costs is None else costs,
         )
+        return found.replay() if costs is None else found
 
 
 class BriefHop(NamedTuple):
@@ -184,6 +186,7 @@ class BriefHop(NamedTuple):
 def pack(decision: Decision) -> PackedHop:
     """The whole decision with its columns in bytes: less memory than lists, and no objects."""
     inputs = decision.inputs
+    follow = decision.costs_follow
     return PackedHop(
         _plain_of(decision),
         decision.workers,
@@ -193,8 +196,8 @@ def pack(decision: Decision) -> PackedHop:
         _encoder.encode(
             (
                 None if inputs is None else _inputs_of(inputs),
-                [_term_of(term) for term in decision.terms],
-                decision.costs,
+                [] if follow else [_term_of(term) for term in decision.terms],
+                None if follow else decision.costs,
             )
         ),
     )
@@ -271,10 +274,8 @@ def _row(decision: Decision, i: int) -> tuple[Any, ...]:
 
 
 def packed_size(decision: Decision, packed: PackedHop) -> int:
-    """Bytes of a hop kept whole, without the cards of its workers."""
-    # Two pointers a candidate stand for the worker and rank columns, shared as long as the fleet
-    # does not change, then owned by the remaining decisions.
-    size = _WHOLE_HOP + len(packed.columns) + 2 * _NUMBER * len(decision.costs)
+    """Bytes of a hop kept whole, without its workers: cards and the columns of candidates."""
+    size = _WHOLE_HOP + len(packed.columns)
     size += CONSTRAINT_BYTES * len(decision.constraints.items)
     for step in decision.funnel:
         size += _STEP + _REJECTION * len(step.rejected)

@@ -85,6 +85,27 @@ def test_every_mode_can_be_kept_either_way(mode):
     assert flip(packed) == flip(decision)
 
 
+def test_costs_that_were_not_computed_for_all_follow_from_what_is_kept():
+    made = router(*(worker(i) for i in range(1, 101)))
+    for number, length in ((3, 32), (4, 16), (70, 32)):
+        store(made, number, range(length))
+    for number in range(1, 90):
+        made.apply(Booked(f"b{number}", "aggregated", number, 0, 7 * number, (), number % 5), 0.0)
+    made.plan(request())  # the order of load is made when it is wanted a second time
+    followed = 0
+    for sample in (0.0, 0.4, 0.999):
+        plan = made.plan(request(request_id=f"r{sample}"), samples=(sample, sample))
+        decision = plan.final
+        followed += decision.costs_follow
+        kept = pack(decision)
+        after = kept.expand()
+        assert not after.costs_follow
+        assert after == decision
+        assert (after.winner, after.runner_up) == (decision.winner, decision.runner_up)
+        assert decision_result(after) == decision_result(decision)
+    assert followed == 3
+
+
 def test_predicted_blocks_survive_in_both_forms():
     made = router(worker(1), worker(2), router_predicted_ttl_secs=5.0)
     made.apply(made.booking(made.plan(request()).final, request()), 0.0)
@@ -245,8 +266,12 @@ def test_the_oldest_leave_and_their_ids_with_them():
     assert memory.get("p0") is None
     assert memory.get("p99") is not None
     kept = memory.recent(1000)
+    columns = {id(column): column for one in kept for column in one.columns()}
     cards = {id(worker) for one in kept for worker in one.cards()}
-    assert memory.size == sum(one.size for one in kept) + 1_600 * len(cards)
+    cards |= {id(worker) for column in columns.values() for worker in column}
+    candidates = sum(map(len, columns.values()))
+    assert candidates
+    assert memory.size == sum(one.size for one in kept) + 1_600 * len(cards) + 16 * candidates
     assert [one.id for one in kept] == [f"p{99 - i}" for i in range(len(kept))]
 
 
