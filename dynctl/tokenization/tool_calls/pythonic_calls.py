@@ -24,6 +24,9 @@ _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 _UNSURE: Final = re.compile(r"""\b(?:r?[ft]|[ft]r)["']|[0-9_]{4000}|\0""", re.IGNORECASE)
 """Strings of newer Pythons, numbers of more digits than Python reads, and NUL."""
 
+_PRIVATE: Final = "".join(map(chr, range(0xE000, 0xE040)))
+"""Characters that nothing uses."""
+
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MARKS: Final = ("<|python_start|>", "<|python_end|>")
 
@@ -70,19 +73,25 @@ def _calls(source: str, *, final: bool) -> tuple[ToolCall, ...] | None:
     """
     if len(source) > MAX_TOKENS and sum(1 for _ in _TOKEN.finditer(source)) > MAX_TOKENS:
         raise ToolCallError(f"wrote more than {MAX_TOKENS} words and marks in one tool call")
+    # Dynamo reads NUL in texts, which Python does not. An escape may make any character.
+    stand_in = ""
+    if "\0" in source and "\\" not in source:
+        stand_in = next((each for each in _PRIVATE if each not in source), "")
+        source = source.replace("\0", stand_in or "\0")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # for escapes that Python does not know
             tree = ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        unsure = isinstance(error, MemoryError | RecursionError) or _UNSURE.search(source)
+        deep = isinstance(error, MemoryError | RecursionError) or "too many nested" in str(error)
+        unsure = deep or _UNSURE.search(source)
         if final and unsure:
             raise ToolCallError("wrote a tool call in Python that dynctl cannot read") from None
         return None
     if any(isinstance(each, ast.Call) and _has_twins(each) for each in ast.walk(tree)):
         return None
     elements = tree.body.elts if isinstance(tree.body, ast.List) else []
-    values = _Values(source)
+    values = _Values(source, stand_in)
     return tuple(
         ToolCall(each.func.id, values.arguments(each), f"call-{number}")
         for number, each in enumerate(elements, 1)
@@ -98,8 +107,9 @@ def _has_twins(call: ast.Call) -> bool:
 class _Values:
     """Writes constants of a Python text as JSON."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, nul: str) -> None:
         self._source = source
+        self._nul = nul
         self._lines: list[bytes] | None = None
 
     def arguments(self, call: ast.Call) -> str:
@@ -111,7 +121,7 @@ class _Values:
                     found[keyword.arg] = self._json(keyword.value)
             except _NotConstantError:
                 continue
-        return _object(found)
+        return _object(found).replace(self._nul, "\\u0000") if self._nul else _object(found)
 
     def _json(self, node: ast.expr | None) -> str:
         if isinstance(node, ast.List):

@@ -107,6 +107,12 @@ def called(*given: tuple[str, str]) -> list[Part]:
             called(("f", '{"a":{"1":null,"true":2.0,"x":[],"1.5":{}}}')),
         ),
         (r"[f(a='\ud83d\ude00', b='\d' r'\n')]", called(("f", '{"a":"��","b":"\\\\d\\\\n"}'))),
+        # NUL and characters that nothing uses are as any other.
+        (
+            "[f(x='a\0\ue000', y='\0\ue001')]",
+            called(("f", '{"x":"a\\u0000\ue000","y":"\\u0000\ue001"}')),
+        ),
+        ("[f(x='a\0'\0)]", [Part("")]),
         # Broken lists are lost; what does not look like a list is text.
         ("[f(x=1, x=2)]", [Part("")]),
         ("[f(x=1) g(y=2)]", [Part("")]),
@@ -137,7 +143,13 @@ def test_a_piece_that_ends_like_the_mark_is_held_back() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[f(x='\0')]", "[f(x=" + "-" * 50_000 + "1)]", "[f(x=t'a' $)]", f"[f(x={'1' * 5000})]"],
+    [
+        "[f(x='\0\\n')]",
+        "[f(x=" + "[" * 250 + "]" * 250 + ")]",
+        "[f(x=" + "-" * 50_000 + "1)]",
+        "[f(x=t'a' $)]",
+        f"[f(x={'1' * 5000})]",
+    ],
 )
 def test_what_another_python_may_read_is_an_error(text: str) -> None:
     with pytest.raises(ToolCallError, match="Python that dynctl cannot read"):
