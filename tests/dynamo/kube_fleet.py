@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 from dynctl.wire.kubernetes import names
 from tests.dynamo.client import FrontendClient
-from tests.dynamo.fleet import DYNAMO_PYTHON, LOOPBACK, READY_SECONDS, hands_over
+from tests.dynamo.fleet import LOOPBACK, READY_SECONDS, hands_over
 from tests.dynamo.kube_pods import (
     MODEL,
     ZONES,
@@ -155,7 +155,7 @@ class KubeFleet:
         self.server.exec_files[(*key, "main")] = partial(self._execute, root)
         if not worker:
             self.server.forwards[(*key, port)] = (_ADDRESS, port)
-        command = [DYNAMO_PYTHON, *command_of(body)]
+        command = command_of(body)
         process = self._group.start("-".join(key), command, self._environment(body, root))
         self.pods[key[1]] = KubePod(body, port, process, volume)
 
@@ -261,7 +261,12 @@ class KubeFleet:
 
     def wait_ready(self) -> None:
         """Until the pods of the first graph are ready, and its frontend counts all workers."""
-        mine = [pod for pod in self.pods.values() if pod.namespace == NAMESPACE]
+        self.wait_probed(NAMESPACE)
+        self.wait_counted(Counter(pod.role for pod in self.workers.values()))
+
+    def wait_probed(self, namespace: str) -> None:
+        """Until the pods of a namespace are ready, as a kubelet finds it."""
+        mine = [pod for pod in self.pods.values() if pod.namespace == namespace]
 
         def probed() -> bool:
             for pod in mine:
@@ -272,7 +277,6 @@ class KubeFleet:
             return all(pod.ready for pod in mine)
 
         self.wait_until(probed, "all pods to be ready", seconds=READY_SECONDS)
-        self.wait_counted(Counter(pod.role for pod in self.workers.values()))
 
     def wait_counted(self, counts: Mapping[str, int]) -> None:
         """Until the frontend counts just these, role -> workers, and accepts requests."""

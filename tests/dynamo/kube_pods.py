@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from dynctl.wire.kubernetes import names
 from dynctl.wire.kubernetes.worker_metadata import instance_id
 from tests.dynamo.client import FrontendClient
-from tests.dynamo.fleet import TINY_MODEL
+from tests.dynamo.fleet import DYNAMO_PYTHON, TINY_MODEL
 from tests.dynamo.processes import Process
 from tests.dynctl.manifests.kubelet import DownwardApiVolume
 from tests.kube import deployment, objects
@@ -94,8 +95,11 @@ def mockers(name: str, role: str, zone: str, replicas: int = 1) -> Component:
 
 
 def command_of(body: Mapping[str, Any]) -> list[str]:
-    """What its main container runs, without the interpreter."""
-    return list(body["spec"]["containers"][0]["args"][1:])
+    """What its main container runs, with the interpreters of this machine."""
+    program, *words = body["spec"]["containers"][0]["args"]
+    if program == "dynctl":
+        return [sys.executable, "-m", program, *words]
+    return [DYNAMO_PYTHON, *words]
 
 
 def take_ports(body: Json) -> int:

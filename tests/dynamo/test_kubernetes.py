@@ -7,6 +7,9 @@ metrics and choices. They share one fleet, and leave it as they found it.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +24,18 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.health.deployment import Deployment, Registrations
 from dynctl.sources.kubernetes import OUT_OF_REACH
 from dynctl.wire.kubernetes.worker_metadata import instance_id, worker_metadata
+from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynamo.kube_fleet import GRAPH, NAMESPACE, VIEWER, KubeFleet
-from tests.dynamo.kube_pods import MODEL, ZONES, mockers
+from tests.dynamo.kube_pods import MODEL, ZONES, components, mockers
 from tests.dynamo.observed import possible
 from tests.dynamo.ours import OurFrontend, frontend_of, wait
+from tests.dynamo.processes import ProcessGroup
 from tests.kube import objects
 from tests.kube.client import Api
+from tests.kube.objects import Component
 from tests.kube.objects.accounts import VIEWER_RULES
+from tests.ports import free_port
 
 FROM_THERE = ("--discovery", "kubernetes")
 ALL = ("--exec", "all", "--logs", "all", "--reach", "port-forward")
@@ -472,3 +479,68 @@ def test_thresholds_are_set_in_the_frontends_pod(fleet: KubeFleet) -> None:
     read = fleet.dynctl("thresholds", "get", "-o", "json", *FROM_THERE, "--reach", "direct")
     assert read.code == 0, read.err
     assert "0.97" in read.out
+
+
+# -- serve attach ----------------------------------------------------------------------------------
+
+
+def test_the_real_frontend_serves_an_engine_whose_sidecar_registered_its_pod(
+    fleet: KubeFleet,
+) -> None:
+    """`serve attach` in a pod, as the workers' service account, and Dynamo's frontend beside it."""
+    namespace, port, events = "attached", free_port(), free_port()
+    group = ProcessGroup(fleet.directory)
+    engine = ["serve", "engine", "--name", "e", "--model", MODEL, "--model-path", str(TINY_MODEL)]
+    engine += ["--port", str(port), "--kv-events", f"tcp://127.0.0.1:{events}"]
+    sidecar = ("dynctl", "serve", "attach", "--engine", f"http://127.0.0.1:{port}")
+    sidecar += ("--model-path", str(TINY_MODEL))
+    try:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DYN")}
+        group.start("engine", [sys.executable, "-m", "dynctl", *engine], environment)
+        parts = [components(f"{namespace}-one")[0], Component("engine", "worker", args=sidecar)]
+        fleet.deploy(namespace, "one", parts)
+        fleet.wait_probed(namespace)
+        pod = fleet.pods["one-engine-0"]
+        frontend = FrontendClient(fleet.pods["one-frontend-0"].port, MODEL)
+        fleet.wait_until(
+            lambda: frontend.worker_counts().get("aggregated") == 1 and frontend.accepts(),
+            "the frontend to count the engine",
+        )
+        fleet.wait_until(lambda: frontend.complete("first", max_tokens=1).ok, "an answer")
+        text = "water and light and stones " * 12
+        for _ in range(2):
+            answer = frontend.complete(text, max_tokens=6)
+            assert answer.ok, answer.body
+            assert answer.placement.decode == pod.worker_id
+        assert answer.body["usage"]["completion_tokens"] == 6
+        # The events of the engine's cache reach the frontend.
+        fleet.wait_until(
+            lambda: float(frontend.complete(text, max_tokens=1).timing["kv_hit_rate"]) > 0.5,
+            "the frontend to find the prompt in the engine's cache",
+        )
+        [(name, body)] = fleet.metadata(namespace).items()
+        assert name == pod.name
+        read = worker_metadata(body)
+        assert (read.owner, read.owner_uid) == (name, pod.body["metadata"]["uid"])
+
+        # A pod that is not ready gets no requests, and its entries stay.
+        fleet.set_ready(pod.name, False)
+        fleet.wait_until(
+            lambda: not sum(frontend.worker_counts().values()), "the frontend to leave the pod"
+        )
+        assert fleet.metadata(namespace)
+        fleet.set_ready(pod.name, True)
+        fleet.wait_until(lambda: frontend.complete(text, max_tokens=1).ok, "the pod to come back")
+
+        # With SIGTERM the sidecar takes its entries away before the pod is gone.
+        pod.process.kill(signal.SIGTERM)
+        assert not fleet.metadata(namespace)
+        fleet.wait_until(
+            lambda: not sum(frontend.worker_counts().values()), "the frontend to forget the pod"
+        )
+    finally:
+        group.close()
+        for one in [one for one in fleet.pods.values() if one.namespace == namespace]:
+            if one.process.alive:
+                one.process.kill()
+            del fleet.pods[one.name]
