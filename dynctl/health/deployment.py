@@ -206,9 +206,13 @@ def join(
                 sources[entry.worker_id].append(entry)
             case EventChannel():
                 channels[entry.topic].append(entry)
-    for where, cards_of in adapters.items():
-        # An adapter whose base model is not registered is a model by itself.
-        cards.setdefault(where, cards_of[0])
+    # Dynamo 1.6.1 serves an adapter only beside the card of its base model.
+    baseless = {where: found for where, found in adapters.items() if where not in cards}
+    for (endpoint, instance_id), found in baseless.items():
+        which = " and ".join(sorted(card.name for card in found))
+        message = f"adapter {which}: the card of its base model is not registered: not routed to"
+        subject = f"{endpoint.component}/{instance_id:x}"
+        problems.append(Problem(ProblemCode.CARD_REJECTED, subject, message))
     names = {**worker_names(cards), **_unique(owned)}
     shared: dict[tuple[str, str], list[EventChannel]] = defaultdict(list)
     for channel in channels[KV_EVENTS]:
@@ -239,7 +243,8 @@ def join(
                 observed = replace(observed, worker=worker, durable_events=stream)
             workers.append(_with_adapters(observed, extra))
     for where, served in instances.items():
-        if served.endpoint.name == SERVED and where not in cards and not _is_router(served):
+        carded = where in cards or where in baseless
+        if served.endpoint.name == SERVED and not carded and not _is_router(served):
             problems.append(
                 Problem(
                     ProblemCode.INSTANCE_WITHOUT_CARD,
@@ -248,7 +253,6 @@ def join(
                     "starting, or failed to register its model",
                 )
             )
-    workers.sort(key=lambda item: item.worker.worker_id)
     sets = _worker_sets(workers)
     workers = _in_sets(workers, sets)
     problems += _contradictions(workers)
@@ -261,6 +265,38 @@ def join(
         tuple(problems),
         tuple(sorted(namespaces)),
         tuple(sets),
+    )
+
+
+def one_endpoint_each(deployment: Deployment) -> Deployment:
+    """The deployment with one worker of each instance id: of an instance with models at several
+    endpoints, that of the first endpoint. The others are problems.
+
+    A Dynamo frontend has a router for each endpoint and serves all of them; here one router has all
+    workers, by their ids.
+    """
+    kept: dict[int, RegisteredWorker] = {}
+    problems = []
+    for item in sorted(
+        deployment.workers, key=lambda one: (one.worker.worker_id, one.card.endpoint)
+    ):
+        first = kept.setdefault(item.worker.worker_id, item)
+        if first is not item:
+            served = f"{first.card.name} at {first.card.endpoint}"
+            message = (
+                f"instance {item.card.instance_id:x} serves {item.card.name} at "
+                f"{item.card.endpoint} and {served}: only {served} is routed to; start a process "
+                "for each endpoint"
+            )
+            problems.append(Problem(ProblemCode.CARD_REJECTED, item.worker.name, message))
+    if not problems:
+        return deployment
+    sets = _worker_sets([*kept.values()])
+    return replace(
+        deployment,
+        workers=tuple(_in_sets(kept.values(), sets)),
+        worker_sets=tuple(sets),
+        problems=(*deployment.problems, *problems),
     )
 
 

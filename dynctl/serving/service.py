@@ -241,10 +241,11 @@ class RoutingService:
         alias = self.aliases.get(name)
         if alias is not None:
             return alias
-        if self.router.registry.model(name):
-            return name
+        # Before the registry, where workers of a deployment have the names of their adapters too.
         adapter = self.adapters.get(name)
-        return None if adapter is None else adapter[0]
+        if adapter is not None:
+            return adapter[0]
+        return name if self.router.registry.model(name) else None
 
     def block_size(self, model: str, worker_set: str | None = None) -> int:
         """Tokens per block of the model's workers, or of those of a worker set."""
@@ -794,7 +795,11 @@ class RoutingService:
             for alias in worker.aliases
             if alias not in models
         }
-        self.adapters = {name: (base, frozenset(ids)) for name, (base, ids) in first.items()}
+        self.adapters = {
+            name: (base, frozenset(ids))
+            for name, (base, ids) in first.items()
+            if name not in models
+        }
 
 
 def excluding(

@@ -67,6 +67,8 @@ def main():
     parser.add_argument(
         "--model", action="append", required=True, help="NAME=JSON of fields of the card"
     )
+    parser.add_argument("--lora", action="append", default=[], help="an adapter of the first model")
+    parser.add_argument("--no-base", action="store_true", help="register adapters only")
     arguments = parser.parse_args()
     with open(arguments.record, "a") as record:
         asyncio.run(serve(arguments, record))
@@ -94,16 +96,23 @@ async def serve(arguments, record):
         component = f"{arguments.component}{number or ''}"
         endpoint = runtime.endpoint(f"{arguments.namespace}.{component}.generate")
         tasks.append(asyncio.ensure_future(endpoint.serve_endpoint(worker.generate)))
-        await register_model(
-            ModelInput.Tokens,
-            ModelType.Chat | ModelType.Completions,
-            endpoint,
-            arguments.model_path,
-            name,
-            worker_type=WorkerType.Aggregated,
-            kv_cache_block_size=16,
-            runtime_config=config,
-        )
+        adapters = [] if number else arguments.lora
+        path = arguments.model_path
+        cards = [(each, {"lora_name": each, "base_model_path": path}) for each in adapters]
+        if not arguments.no_base:
+            cards.insert(0, (name, {}))
+        for each, lora in cards:
+            await register_model(
+                ModelInput.Tokens,
+                ModelType.Chat | ModelType.Completions,
+                endpoint,
+                path,
+                each,
+                worker_type=WorkerType.Aggregated,
+                kv_cache_block_size=16,
+                runtime_config=config,
+                **lora,
+            )
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     runtime.shutdown()
     for task in tasks:

@@ -283,6 +283,70 @@ def test_a_worker_that_leaves_is_gone_at_once_and_a_new_one_is_served() -> None:
         assert {ours.complete([n, *PROMPT]).status for n in range(3, 23)} == {200}
 
 
+# -- several models of one instance ----------------------------------------------------------------
+
+
+def served(frontend: Frontend) -> set[str]:
+    return {one["id"] for one in json.loads(frontend.get("/v1/models")[1])["data"]}
+
+
+def test_adapters_of_an_instance_are_served_as_by_dynamo_and_one_of_its_endpoints_is() -> None:
+    """Dynamo has a router for each endpoint of the instance; ours serves one, and names the
+    other."""
+    args = ("--model", "tiny=", "--model", "second=", "--lora", "law", "--lora", "code")
+    script = {"key": 1, "chunks": [{"token_ids": [5, 6], "finish_reason": "stop"}]}
+    prompt = f"@@{json.dumps(script)}@@"
+    plans = [WorkerPlan("one", kind="scripted", args=args)]
+    with DynamoFleet(plans) as fleet, our_frontend(fleet) as ours:
+        fleet.wait_until(
+            lambda: served(fleet.frontend) == {"tiny", "second", "law", "code"}, "all cards"
+        )
+        assert served(ours) == {"tiny", "law", "code"}
+        record = fleet.directory / "one.jsonl"
+        for name in ("tiny", "law", "code"):
+            made = []
+            for frontend in (fleet.frontend, ours):
+                frontend.model = name
+                answer = frontend.complete(prompt, max_tokens=3)
+                assert answer.ok, (name, answer.body)
+                assert answer.body["model"] == name
+                body = json.loads(record.read_text().splitlines()[-1])["body"]
+                made.append((body["model"], body["routing"].get("lora_name"), body["token_ids"]))
+            assert made[0] == made[1]
+            assert made[0][1] == (None if name == "tiny" else name)
+        ours.model = "second"
+        assert ours.complete(prompt).status == 404
+        [why] = [it for (code, _), it in ours.conditions().items() if code == "WORKER_REJECTED"]
+        assert (
+            "serves second at dynamo.backend1.generate and tiny at dynamo.backend.generate" in why
+        )
+
+
+def test_an_adapter_without_its_base_model_is_not_served() -> None:
+    args = ("--lora", "law")
+    with DynamoFleet([], serves=False) as fleet, our_frontend(fleet) as ours:
+        alone = WorkerPlan("alone", kind="scripted", args=(*args, "--no-base"))
+        fleet.start_worker(alone, wait=False)
+
+        def rejected() -> bool:
+            return any(
+                "adapter law: the card of its base" in it for it in ours.conditions().values()
+            )
+
+        wait(ours, rejected, "a condition")
+        ours.model = "law"
+        assert ours.complete("x").status == 404
+        assert served(ours) == served(fleet.frontend) == set()
+        # Beside it an instance with both.
+        fleet.start_worker(WorkerPlan("both", kind="scripted", args=args), wait=False)
+        fleet.wait_until(
+            lambda: served(fleet.frontend) == {"tiny", "law"}, "both cards", seconds=30
+        )
+        wait(ours, lambda: served(ours) == {"tiny", "law"}, "both cards")
+        assert rejected()
+        assert len(ours.workers()) == 1
+
+
 # -- prefill and decode ----------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from dynctl.health.deployment import (
     ProblemCode,
     RegisteredWorker,
     Registrations,
+    one_endpoint_each,
 )
 from dynctl.serving.dynamo.durable import DurableEvents
 from dynctl.serving.dynamo.load_mirror import LoadMirror
@@ -376,6 +377,7 @@ class Observer:
         self.deployment = self._registrations.deployment(self._namespace)
         if self._only is not None:
             self.deployment = _pool(self.deployment, self._only)
+        self.deployment = one_endpoint_each(self.deployment)
         if self.deployment != before or isinstance(change, Listed):
             self._follow_deployment(before)
 

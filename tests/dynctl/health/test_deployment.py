@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Interrupted, Listed, Put
-from dynctl.health.deployment import ProblemCode, Registrations
+from dynctl.health.deployment import ProblemCode, Registrations, one_endpoint_each
 from dynctl.wire.dynamo.discovery import JetStreamTransport
 from router_core import Role
 
@@ -293,7 +293,21 @@ def test_aliases_and_adapters_are_names_of_the_same_worker(captured):
     assert (worker.model, worker.aliases, worker.adapters) == ("tiny", ("other",), ("law",))
     del captured[key]
     alone = joined(captured | {f"{key}/law": adapter})
-    assert alone.models == ("law", "tiny"), "without the base model the adapter is a model"
+    assert alone.served_names == ("tiny",), "as in Dynamo, without the base model it is not served"
+    [problem] = [one for one in alone.problems if "adapter law" in one.message]
+    assert problem.code is ProblemCode.CARD_REJECTED
+
+
+def test_one_endpoint_of_an_instance_is_routed_to(captured):
+    whole = joined(captured | renamed(captured, "dynamo", "second"))
+    found = one_endpoint_each(whole)
+    assert (len(whole.workers), len(found.workers)) == (8, 4)
+    assert {item.card.endpoint.namespace for item in found.workers} == {"dynamo"}
+    assert {one.namespace for one in found.worker_sets} == {"dynamo"}
+    messages = [one.message for one in found.problems if "is routed to" in one.message]
+    assert len(messages) == 4
+    assert all("second." in one and "tiny at dynamo." in one for one in messages)
+    assert one_endpoint_each(found) is found
 
 
 def test_prefill_workers_belong_to_the_sets_that_decode(captured):

@@ -238,6 +238,29 @@ async def test_what_cannot_be_served_is_a_condition(store: Path) -> None:
         assert (await made.ask())[0] == 200
 
 
+async def test_an_adapter_is_routed_by_its_base_model_and_goes_when_its_card_goes(
+    store: Path,
+) -> None:
+    async with site(store, Fault.NONE, Fault.NONE) as made:
+        key = "dynamo/backend/generate/a0"
+        body = json.loads((store / "v1" / "mdc" / key.replace("/", "%2F")).read_text())
+        body["card_json"] |= {"display_name": "law", "lora": {"name": "law"}}
+        card = made.put("mdc", f"{key}/law", body | {"model_suffix": "law"})
+        service = made.frontend.service
+        await until(lambda: "law" in service.adapters)
+        assert service.base_model("law") == "demo"
+        for _ in range(4):  # the other worker does not have it
+            status, answer = await made.ask(model="law", nvext={"extra_fields": ["worker_id"]})
+            assert status == 200, answer
+            found = json.loads(answer)
+            assert found["model"] == "law"
+            assert found["nvext"]["worker_id"]["decode_worker_id"] == 0xA0
+        card.unlink()
+        await until(lambda: service.base_model("law") is None)
+        assert (await made.ask(model="law"))[0] == 404
+        assert (await made.ask())[0] == 200
+
+
 async def test_a_model_whose_files_are_not_those_of_its_card_gets_no_requests(
     store: Path,
 ) -> None:
