@@ -118,7 +118,10 @@ def _decisions(
     for meter in snapshot.meters:
         yield from canvas.paragraph(meter_line(meter, ASCII, snapshot.at), first="", rest="  ")
     if not shown:
-        yield "no decisions yet"
+        part = snapshot.parts.get("decisions")
+        named = part is not None and not snapshot.decisions and part.source != snapshot.source
+        origin = f" ({part.source})" if part is not None and named else ""
+        yield from canvas.paragraph(f"no decisions yet{origin}", first="", rest="  ")
         return
     columns = decision_table(domain, shown)
     fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), shown, canvas.width)

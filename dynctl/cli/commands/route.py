@@ -174,10 +174,27 @@ def _prompt(
         if raw:
             raise UsageProblem("--raw is for PROMPT, not for --messages")
         return _body(_read(messages, "--messages"), messages)
-    text = _read("-", "PROMPT") if prompt == "-" else prompt
+    text = _read("-", "PROMPT") if prompt == "-" else _typed(prompt or "")
     if raw:
         return {"prompt": text}
     return {"messages": [{"role": "user", "content": text}]}
+
+
+def _typed(prompt: str) -> str:
+    """A prompt of the command line. Where the locale is not that of the terminal, Python keeps the
+    bytes that it cannot read as half characters."""
+    import os
+
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(prompt).decode()
+        except UnicodeDecodeError:
+            raise UsageProblem(
+                "PROMPT: not UTF-8 text", "read it from a file: dynctl route - < FILE"
+            ) from None
+    return prompt
 
 
 def _read(name: str, option: str) -> str:

@@ -370,3 +370,15 @@ def test_messages_takes_a_whole_body(dynctl, tmp_path):
     file.write_text(json.dumps({"messages": chat, "nvext": {"unknown": 1}}))
     ran = dynctl("route", "--demo", "--messages", file)
     assert (ran.code, "nvext.unknown: unknown field" in ran.err) == (2, True)
+
+
+def test_a_prompt_in_another_locale_is_read_as_utf_8(dynctl):
+    """Python gives the bytes of a line that its locale cannot read as half characters."""
+    typed = "caf\u00e9 \u2013 \u2713"
+    halves = typed.encode().decode("ascii", "surrogateescape")
+    answers = [dynctl("route", "--demo", one, "-o", "json").json for one in (typed, halves)]
+    assert answers[0]["tokens"] == answers[1]["tokens"]
+    ran = dynctl("route", "--demo", "\udcff")
+    assert (ran.code, ran.out) == (2, "")
+    assert "PROMPT: not UTF-8 text" in ran.err
+    assert "dynctl route - < FILE" in ran.err

@@ -15,6 +15,7 @@ from dynctl.screens.canvas import Canvas
 from dynctl.sources.demo.fleet import DemoSource
 from dynctl.sources.domains import DomainBoard
 from dynctl.top.once import frame_of, top_frame
+from tests.dynctl.cli.test_check import CAPTURE, written
 from tests.dynctl.top.fleet import meter, snapshot
 from tests.golden.fleets import stranded_zones
 from tests.waiting import patience
@@ -138,3 +139,17 @@ def test_a_frame_shows_the_same_numbers_as_the_lists():
         row = next(line.split() for line in topology.splitlines() if line.startswith(value))
         mine = next(line.split() for line in text.splitlines() if line.startswith(value))
         assert set(row) <= set(mine)
+
+
+def test_a_log_without_decisions_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """The log of a worker, or one without the level info, is not a frontend without requests."""
+    entries = json.loads(CAPTURE.read_text())
+    kv = written(tmp_path / "kv", {key: row["value"] for key, row in entries.items()})
+    log = tmp_path / "worker.log"
+    log.write_text("starting\n")
+    source = ("--file-kv", kv, "--frontend-log", log)
+    for command in (("top", "--once"), ("decisions",)):
+        code, out, _ = dynctl(capsys, *command, *source)
+        assert code == 0
+        assert "no decisions yet" in out
+        assert "(no `Selected worker` line yet: DYN_LOG=info)" in " ".join(out.split())
