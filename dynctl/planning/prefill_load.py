@@ -26,8 +26,6 @@ from typing import Final, Protocol
 from dynctl.base.errors import UsageProblem
 from dynctl.base.quantities import percent
 from dynctl.settings.router_options import ROUTER_OPTIONS
-from dynctl.tokenization import TokenizerError, read_model_config
-from dynctl.tokenization.model_directory import read_json_object
 from dynctl.wire.model_config import WEIGHT_BYTES, ModelShape, UnknownSize, model_shape
 from router_core import (
     Decision,
@@ -350,6 +348,10 @@ def _estimate(config: RouterConfig) -> Estimate | None:
     system, path = config.ais_system, config.ais_model_path
     if system is None or path is None:
         return None
+    # Only here: these load the libraries of tokenizers, which take memory and time.
+    from dynctl.tokenization import TokenizerError, read_model_config
+    from dynctl.tokenization.model_directory import read_json_object
+
     if system not in ACCELERATORS:
         near = get_close_matches(system, ACCELERATORS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

@@ -1,5 +1,7 @@
 """Policies are built-in names, files, and single settings; what is wrong is named."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,13 @@ def test_two_policies_with_one_name_and_too_many_are_refused() -> None:
         policies(["kv", "kv"])
     with pytest.raises(UsageProblem, match="expected at most 20"):
         policies([f"p{number}:kv" for number in range(21)])
+
+
+def test_a_replay_loads_no_libraries_of_tokenizers():
+    """They take more memory than a short replay itself."""
+    code = (
+        "import sys, dynctl.simulation.replay.simulation, dynctl.simulation.replay.policies\n"
+        "print([name for name in ('tokenizers', 'jinja2') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
