@@ -52,6 +52,7 @@ class ProblemCode(StrEnum):
     INSTANCE_WITHOUT_CARD = "INSTANCE_WITHOUT_CARD"
     CARD_WITHOUT_INSTANCE = "CARD_WITHOUT_INSTANCE"
     CARD_REJECTED = "CARD_REJECTED"
+    ENDPOINT_NOT_ROUTED = "ENDPOINT_NOT_ROUTED"
     UNKNOWN_ROLE = "UNKNOWN_ROLE"
     BLOCK_SIZES_DIFFER = "BLOCK_SIZES_DIFFER"
     ROUTER_CONFIGS_DIFFER = "ROUTER_CONFIGS_DIFFER"
@@ -285,10 +286,10 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
             served = f"{first.card.name} at {first.card.endpoint}"
             message = (
                 f"instance {item.card.instance_id:x} serves {item.card.name} at "
-                f"{item.card.endpoint} and {served}: only {served} is routed to; start a process "
-                "for each endpoint"
+                f"{item.card.endpoint} and {served}: dynctl routes to {served} only (Dynamo to all "
+                "of them); start a process for each endpoint"
             )
-            problems.append(Problem(ProblemCode.CARD_REJECTED, item.worker.name, message))
+            problems.append(Problem(ProblemCode.ENDPOINT_NOT_ROUTED, item.worker.name, message))
     if not problems:
         return deployment
     sets = _worker_sets([*kept.values()])

@@ -48,7 +48,12 @@ _PROBE_S: Final = 2.0
 _START_S: Final = 15.0
 #: Problems of registered entries that keep a worker from being served as it is meant.
 _REPORTED: Final = frozenset(
-    {ProblemCode.MALFORMED_ENTRY, ProblemCode.CARD_REJECTED, ProblemCode.UNKNOWN_ROLE}
+    {
+        ProblemCode.MALFORMED_ENTRY,
+        ProblemCode.CARD_REJECTED,
+        ProblemCode.ENDPOINT_NOT_ROUTED,
+        ProblemCode.UNKNOWN_ROLE,
+    }
 )
 _LOAD_S: Final = 3600.0
 _MOST_PORT: Final = 65535

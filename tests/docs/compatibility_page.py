@@ -55,7 +55,8 @@ _NOTES: Final = (
         (1, 0),
         (1, 0),
         "Workers need a NATS server, and events come over NATS. A worker's local indexer does not "
-        "report the number of its last event (DYR0306 is skipped).",
+        "report the number of its last event (DYR0306 is skipped). The frontend does not fetch the "
+        "files that a card of `serve attach` names, and serves no engine that it registered.",
     ),
     (
         (1, 0),

@@ -304,7 +304,8 @@ def test_one_endpoint_of_an_instance_is_routed_to(captured):
     assert (len(whole.workers), len(found.workers)) == (8, 4)
     assert {item.card.endpoint.namespace for item in found.workers} == {"dynamo"}
     assert {one.namespace for one in found.worker_sets} == {"dynamo"}
-    messages = [one.message for one in found.problems if "is routed to" in one.message]
+    code = ProblemCode.ENDPOINT_NOT_ROUTED
+    messages = [one.message for one in found.problems if one.code is code]
     assert len(messages) == 4
     assert all("second." in one and "tiny at dynamo." in one for one in messages)
     assert one_endpoint_each(found) is found
