@@ -124,10 +124,26 @@ def _kimi(source: random.Random) -> str:
     return begin * opened + blank + blank.join(calls) + blank + end * closed
 
 
+_MINIMAX = (
+    ("tool_call>", "minimax:tool_call>"),
+    ("<function=", "<invoke name="),
+    ("</function>", "</invoke>"),
+    ("<parameter=", "<parameter name="),
+)
+
+
+def _minimax(source: random.Random) -> str:
+    text = _qwen(source)
+    for other, tag in _MINIMAX:
+        text = text.replace(other, tag)
+    return text
+
+
 CALLS: Final[dict[str, Callable[[random.Random], str]]] = {
     "deepseek_v3": lambda source: _deepseek(source, fenced=True),
     "deepseek_v3_1": lambda source: _deepseek(source, fenced=False),
     "kimi_k2": _kimi,
+    "minimax_m2": _minimax,
     "nemotron_nano": _qwen,
     "qwen3_coder": _qwen,
 }
@@ -137,6 +153,13 @@ MARKS: Final = {
     "deepseek_v3": (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR, "```json\n"),
     "deepseek_v3_1": (_BEGIN, _END, _CALL_BEGIN, _CALL_END, _SEPARATOR),
     "kimi_k2": _KIMI_MARKS,
+    "minimax_m2": (
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<invoke name=f>",
+        "</invoke>",
+        "<parameter name=x>",
+    ),
     **dict.fromkeys(
         ("nemotron_nano", "qwen3_coder"),
         ("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>"),

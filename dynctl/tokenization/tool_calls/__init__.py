@@ -37,6 +37,12 @@ TOOL_CALL_PARSERS: Final[dict[str, CallFormat]] = {
     "jamba": JsonFormat(start="<tool_calls>", closes=("</tool_calls>",), hides=True, drops=True),
     "kimi_k2": KimiFormat(),
     "llama3_json": JsonFormat(start="<|python_tag|>", closes=("",)),
+    "minimax_m2": XmlFormat(
+        outer=("<minimax:tool_call>", "</minimax:tool_call>"),
+        function=("<invoke name=", "</invoke>"),
+        parameter=("<parameter name=", "</parameter>"),
+        strict=True,
+    ),
     "mistral": JsonFormat(
         start="[TOOL_CALLS]",
         closes=("[/TOOL_CALLS]", ""),

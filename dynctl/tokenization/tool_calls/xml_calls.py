@@ -5,7 +5,7 @@ The rules for broken text are those of Dynamo 1.6.1, as observed.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from dynctl.tokenization.tool_calls.calls import (
     Parsed,
@@ -20,12 +20,8 @@ from dynctl.tokenization.tool_calls.typed_values import typed_value
 Schemas = Mapping[str, Mapping[str, Any]]
 """Name of a function -> name of a parameter -> its JSON schema."""
 
-_START: Final = "<tool_call>"
-_END: Final = "</tool_call>"
-_FUNCTION_START: Final = "<function="
-_FUNCTION_END: Final = "</function>"
-_PARAMETER_START: Final = "<parameter="
-_PARAMETER_END: Final = "</parameter>"
+Tags = tuple[str, str]
+"""A start tag and an end tag."""
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
@@ -47,16 +43,30 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
 class XmlFormat:
     """``<tool_call><function=f><parameter=x>1</parameter></function></tool_call>``.
 
+    ``outer``, ``function``, ``parameter``: a start tag, up to the name where it has one, and the
+    end tag. ``strict``: functions and parameters need their end tags, and what has a start tag and
+    no call is lost.
+
     A function without the outer tags is a call when the answer ends. The types of arguments are
     those of ``schemas``.
     """
 
+    outer: Tags = ("<tool_call>", "</tool_call>")
+    function: Tags = ("<function=", "</function>")
+    parameter: Tags = ("<parameter=", "</parameter>")
+    strict: bool = False
     schemas: Schemas = field(default_factory=dict)
-    starts: tuple[str, ...] = (_START, _FUNCTION_START)
-    ends: tuple[str, ...] = (_END,)
     cuts: bool = True
     hides: bool = False
     tried: str = ""
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        return (self.outer[0], self.function[0])
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return self.outer[1:]
 
     def may_begin(self, text: str) -> bool:
         return False
@@ -65,50 +75,63 @@ class XmlFormat:
         calls: list[ToolCall] = []
         outside, rest = "", text
         while rest:
-            before, mark, rest = rest.partition(_START)
+            before, mark, rest = rest.partition(self.outer[0])
             found = self._bare_calls(before, final=final)
             if not calls:
-                outside += before[: before.find(_FUNCTION_START)] if found else before
+                outside += before[: before.find(self.function[0])] if found else before
             calls += found
-            block, closed, rest = rest.partition(_END)
-            if closed or (final and (_FUNCTION_START in block or _PARAMETER_START in block)):
+            block, closed, rest = rest.partition(self.outer[1])
+            begun = self.function[0] in block or self.parameter[0] in block
+            if closed or (final and (begun or self.strict)):
                 calls += self._calls(block + closed)
             elif not calls:
                 outside += mark + block
-        return Parsed(tuple(calls), outside)
+        lost = not calls and self.strict and self._is_lost(text, outside, final=final)
+        return Parsed(tuple(calls), "" if lost else outside)
+
+    def _is_lost(self, text: str, outside: str, *, final: bool) -> bool:
+        """Whether a text without calls, of which some is ``outside`` of the outer tags, is lost."""
+        bare, marked = self.function[0] in outside, self.outer[0] in text
+        return (bare or marked) if final else bare and not marked
 
     def _bare_calls(self, text: str, *, final: bool) -> list[ToolCall]:
         """The calls in text outside of the outer tags: end tags make them, or the end."""
-        begin = text.find(_FUNCTION_START)
-        ended = text.find(_END, max(begin, 0)) >= 0 and _FUNCTION_END in text
+        begin = text.find(self.function[0])
+        ended = text.find(self.outer[1], max(begin, 0)) >= 0 and self.function[1] in text
         return self._calls(text[begin:]) if begin >= 0 and (final or ended) else []
 
     def end(self, text: str, *, seen: int = 0) -> int | None:
-        if text.find(_START, max(0, seen - len(_START))) >= 0:
-            return end_of_marked(text, _START, _END)
+        start, mark = self.outer
+        if text.find(start, max(0, seen - len(start))) >= 0:
+            return end_of_marked(text, start, mark)
         if seen:
             return None
-        at: int | None = text.find(_FUNCTION_START)
-        while at is not None and (closed := text.find(_FUNCTION_END, at)) >= 0:
-            closed += len(_FUNCTION_END)
-            end = after_blank(text, closed, _END)
+        at: int | None = text.find(self.function[0])
+        while at is not None and (closed := text.find(self.function[1], at)) >= 0:
+            closed += len(self.function[1])
+            end = after_blank(text, closed, mark)
             if end is not None:
                 return end
-            at = after_blank(text, closed, _FUNCTION_START)
+            at = after_blank(text, closed, self.function[0])
         return None
 
     def _calls(self, text: str) -> list[ToolCall]:
         """The calls in a text; not one whose last parameter the end of the answer cut off."""
         found = []
-        for name, body, ended in _tags(text, _FUNCTION_START, _FUNCTION_END):
-            cut = not ended and _END not in body
-            if not name or (cut and _PARAMETER_START in body.rpartition(_PARAMETER_END)[2]):
+        begin, end = self.parameter
+        for name, body, ended in _tags(text, *self.function):
+            cut = not ended and self.outer[1] not in body
+            if (
+                not name
+                or (self.strict and not ended)
+                or (cut and begin in body.rpartition(end)[2])
+            ):
                 continue
             schemas = self.schemas.get(name, {})
             arguments = {
                 parameter: typed_value(value, schemas.get(parameter))
-                for parameter, value, _ in _tags(body, _PARAMETER_START, _PARAMETER_END)
-                if parameter
+                for parameter, value, whole in _tags(body, begin, end)
+                if parameter and (whole or not self.strict)
             }
             found.append(ToolCall(name, write_value(arguments)))
         return found

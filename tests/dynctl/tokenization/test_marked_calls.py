@@ -47,10 +47,17 @@ def kimi_k2(name: str, arguments: str) -> str:
     return f"<|tool_calls_section_begin|>{call}<|tool_call_end|><|tool_calls_section_end|>"
 
 
+def minimax_m2(name: str, arguments: str) -> str:
+    text = qwen3_coder(name, arguments).replace("tool_call>", "minimax:tool_call>")
+    text = text.replace("<function=", "<invoke name=").replace("</function>", "</invoke>")
+    return text.replace("<parameter=", "<parameter name=")
+
+
 WRITERS: dict[str, Callable[[str, str], str]] = {
     "deepseek_v3": deepseek_v3,
     "deepseek_v3_1": deepseek_v3_1,
     "kimi_k2": kimi_k2,
+    "minimax_m2": minimax_m2,
     "qwen3_coder": qwen3_coder,
 }
 KIMI = re.findall(r"<\|.*?\|>", kimi_k2("f", "{}"))
@@ -102,7 +109,7 @@ def split(parser: str, *given: str, **properties: Any) -> list[Part]:
 @pytest.mark.parametrize("parser", sorted(WRITERS))
 @given(before=plain, given=arguments, sizes=cuts)
 def test_a_call_is_found_wherever_the_text_is_cut(parser, before, given, sizes):
-    if parser == "qwen3_coder":  # texts there are without white space around them
+    if parser in ("minimax_m2", "qwen3_coder"):  # texts there are without white space around them
         given = {key: f"a{each}b" if isinstance(each, str) else each for key, each in given.items()}
     name, types = "f", {key: TYPES.get(type(each), {}) for key, each in given.items()}
     text = before + WRITERS[parser](name, json.dumps(given, ensure_ascii=False))
@@ -128,6 +135,7 @@ def test_any_text_is_read_without_an_error(parser, given, sizes):
 CALL = f"{CALL_BEGIN}f{SEPARATOR}{{}}{CALL_END}"
 F = ToolCall("f", "{}")
 X = "<function=f></function>"
+INVOKE = "<invoke name=f></invoke>"
 B = Part("b")
 K = ToolCall("f", "{}", "functions.f:0")
 KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
@@ -184,6 +192,13 @@ KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
             [KIMI_CALL.replace("{}", "[1e400] x")],
             [Part("", (K._replace(arguments="[1e400]"),))],
         ),
+        # MiniMax's functions and parameters need their end tags; what is broken is lost.
+        ("minimax_m2", [f"a {INVOKE} b"], [Part("a "), Part("", (F,))]),
+        ("minimax_m2", ["<minimax:tool_call> b"], [Part("")]),
+        ("minimax_m2", ["<invoke name=f> b"], [Part("")]),
+        ("minimax_m2", [f"{INVOKE}<invoke name=g>"], [Part("", (F,))]),
+        ("minimax_m2", [f"<invoke name=f><parameter name=x>1{INVOKE[-9:]}"], [Part("", (F,))]),
+        ("minimax_m2", ["<minimax:tool_call>b</minimax:tool_call>", "b"], [Part(""), B]),
         # Names may be in quotes; one quote alone, which ends Dynamo's answer, is a name.
         ("qwen3_coder", ["<function= 'f' >"], [Part("", (F,))]),
         ("qwen3_coder", ['<function=">'], [Part("", (ToolCall('"', "{}"),))]),
