@@ -57,12 +57,16 @@ def demo(
 
     if load and not keep:
         raise UsageProblem("--load: the fleet ends at once", "keep it: dynctl demo --keep --load")
+    if port is None:
+        port = _port(keep)
+    elif problem := _port_problem(port):
+        raise UsageProblem(f"--port {port}: {problem}", "use another one, or 0 for any free one")
     started = time.monotonic()
     steps = 0
     try:
         talk("starting six engines in two zones and a frontend ...")
         with DemoFleet(
-            port=_port(keep) if port is None else port,
+            port=port,
             engine_args=ENGINE_ARGS if load else (),
             frontend_args=FRONTEND_ARGS if load else (),
         ) as fleet:
@@ -87,22 +91,29 @@ def demo(
 
 def _port(keep: bool) -> int:
     """The port of the default source for a fleet that stays, if it is free; 0: any free one."""
-    import socket
     from urllib.parse import urlsplit
 
     from dynctl.sources import DEFAULT_FRONTEND
 
     if not keep:
         return 0
-    address = urlsplit(DEFAULT_FRONTEND)
-    port = address.port or 0
+    port = urlsplit(DEFAULT_FRONTEND).port or 0
+    return 0 if _port_problem(port) else port
+
+
+def _port_problem(port: int) -> str:
+    """Why a frontend cannot listen on a port of this host; empty if it can now."""
+    import socket
+
+    from dynctl.base.errors import network_reason
+
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((address.hostname, port))
-        except OSError:
-            return 0
-    return port
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return network_reason(error)
+    return ""
 
 
 def _is_default_source(url: str, options: GlobalOptions) -> bool:

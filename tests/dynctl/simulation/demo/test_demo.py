@@ -150,6 +150,15 @@ def test_a_kept_fleet_takes_the_default_port_if_it_is_free(monkeypatch) -> None:
     assert demo._port(keep=False) == 0
 
 
+def test_a_port_in_use_is_named_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = run("--port", str(port))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"error: --port {port}: the address is in use" in done.stderr
+    assert "starting" not in done.stderr
+
+
 def test_an_engine_that_cannot_start_is_named_with_its_log() -> None:
     with pytest.raises(DemoError, match="broken ended with exit code 2"):
         DemoFleet(
