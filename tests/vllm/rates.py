@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from tests.vllm.stack import BLOCK, Engine, Frontend
+from tests.vllm.traffic import mixed
 from tests.waiting import patience, until_now
 
 _EVENT_LAG_S = 0.3  # from the end of a request to its blocks in the index, on an idle machine
@@ -183,6 +184,43 @@ def ask_all(
         return [ask(frontend, body) for body in bodies]
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(lambda body: ask(frontend, body, settle=False), bodies))
+
+
+def asked_as(frontend: Frontend, path: str, body: dict[str, Any]) -> Outcome:
+    """The outcome of a request of any API."""
+    stored = frontend.index_events("stored")
+    answer = frontend.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text[:500]
+    usage = answer.json()["usage"]
+    read = usage.get("cache_read_input_tokens") or 0
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    reported = details.get("cached_tokens") or read
+    tokens = usage.get("prompt_tokens") or usage["input_tokens"] + read
+    made = decided(frontend, answer)
+    if tokens // BLOCK * BLOCK > reported:
+        with contextlib.suppress(TimeoutError):
+            until_now(lambda: frontend.index_events("stored") > stored, 3)
+    return Outcome(
+        body=body,
+        worker=made.worker,
+        rank=made.rank,
+        predicted=made.predicted,
+        reported=reported,
+        tokens=made.tokens,
+        prompt_tokens=tokens,
+        began=0.0,
+        ended=0.0,
+    )
+
+
+def on(outcomes: list[Outcome], worker: str) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.worker == worker]
+
+
+def pinned(frontend: Frontend, worker: str, count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Bodies that only ``worker`` may serve."""
+    pin = {"nvext": {"backend_instance_id": frontend.worker_id(worker)}}
+    return [{**body, **pin} for body in mixed(count, seed)]
 
 
 def computed_meanwhile(

@@ -32,7 +32,7 @@ BLOCK = 32
 """Tokens of a block: the smallest that vLLM's attention on CPUs accepts."""
 
 START_SECONDS = 180.0
-_FOREIGN = ("DYN_", "DYNCTL_", "VLLM_", "HF_", "PYTHON", "OMP_", "TORCH")
+_FOREIGN = ("DYN_", "DYNCTL_", "VLLM_", "SGLANG_", "HF_", "PYTHON", "OMP_", "TORCH")
 
 
 class Engine:
@@ -144,8 +144,6 @@ class Stack:
     """Engines and frontends in one directory; every process is gone after the ``with`` block."""
 
     def __init__(self) -> None:
-        if not VLLM_PYTHON:
-            raise RuntimeError("DYNCTL_VLLM_PYTHON is not set; run `make test-vllm`")
         self.directory = Path()
         self._group: ProcessGroup | None = None
         self._frontends = 0
@@ -186,7 +184,7 @@ class Stack:
         dialled = events, replay
         if ranks > 1:
             # Rank N uses the port of rank 0 plus N.
-            base = _consecutive_ports(2 * ranks)
+            base = consecutive_ports(2 * ranks)
             events, replay = f"tcp://*:{base}", f"tcp://*:{base + ranks}"
             dialled = f"tcp://127.0.0.1:{base}", f"tcp://127.0.0.1:{base + ranks}"
         port = port or free_port()
@@ -263,7 +261,7 @@ class Stack:
 _ports = threading.Lock()
 
 
-def _consecutive_ports(count: int) -> int:
+def consecutive_ports(count: int) -> int:
     """The first of ``count`` free ports in a row."""
     with _ports:
         while True:

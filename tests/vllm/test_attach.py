@@ -1,80 +1,21 @@
 """A real vLLM behind a real Dynamo frontend, through `dynctl serve attach`."""
 
-import os
 import random
 import signal
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.dynamo.client import Answer
-from tests.dynamo.fleet import DYNAMO_PYTHON, DynamoFleet
-from tests.dynamo.processes import Process, ProcessGroup
-from tests.vllm.stack import BLOCK, Engine, Stack
+from tests.vllm.joined import Joined, joined_engine
+from tests.vllm.stack import BLOCK, Stack
 from tests.vllm.traffic import words
 from tests.waiting import patience, until_now
-
-START_S = 60.0
-
-
-class Joined:
-    """The engine, its sidecar and the frontend."""
-
-    def __init__(self, group: ProcessGroup, fleet: DynamoFleet, engine: Engine, model: str) -> None:
-        self.fleet, self.engine = fleet, engine
-        self._group, self._model = group, model
-        self.sidecar = self.attach()
-
-    def attach(self) -> Process:
-        keys = f"{self.engine.url},kv-events={self.engine.events},replay={self.engine.replay}"
-        command = [sys.executable, "-m", "dynctl", "serve", "attach", "--engine", keys]
-        command += ["--model-path", self._model, "--max-num-seqs", "8"]
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
-        self.sidecar = self._group.start("sidecar", command, clean | self.fleet.reached_by)
-        return self.sidecar
-
-    def workers(self, count: int) -> None:
-        """Wait until the frontend counts these, and accepts requests if there are any."""
-        frontend = self.fleet.frontend
-
-        def counted() -> bool:
-            found = sum(frontend.worker_counts().values())
-            return found == count and (frontend.accepts() or not count)
-
-        until_now(counted, START_S)
-
-    def ask(self, prompt: Any, tokens: int = 8, **fields: Any) -> Answer:
-        nvext = {"extra_fields": ["worker_id", "timing"]}
-        answer = self.fleet.frontend.complete(
-            prompt, max_tokens=tokens, temperature=0, nvext=nvext, timeout=120, **fields
-        )
-        assert answer.ok, (answer.status, answer.body, self.sidecar.tail(), self.fleet.logs())
-        return answer
-
-    def hit_rate(self, prompt: str) -> float:
-        """The part of a prompt that the frontend's index expects to be cached."""
-        return float(self.ask(prompt, 1).timing["kv_hit_rate"])
 
 
 @pytest.fixture(scope="module")
 def joined() -> Iterator[Joined]:
-    if not DYNAMO_PYTHON:
-        pytest.exit("DYNCTL_DYNAMO_PYTHON is not set; run `make test-vllm`", returncode=2)
-    with Stack() as stack:
-        engine = stack.engine("a")
-        model = stack.directory / "models" / "llama"
-        fleet = DynamoFleet([], model_dir=model, block_size=BLOCK)
-        with fleet:
-            stack.wait(engine)
-            group = ProcessGroup(fleet.directory)
-            try:
-                made = Joined(group, fleet, engine, str(model))
-                made.workers(1)
-                yield made
-            finally:
-                group.close()
+    with Stack() as stack, joined_engine(stack) as made:
+        yield made
 
 
 def test_a_dynamo_frontend_serves_the_tokens_of_vllm(joined: Joined) -> None:

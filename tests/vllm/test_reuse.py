@@ -3,7 +3,6 @@
 The scenarios share the engines, in this order; each uses prompts of its own.
 """
 
-import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.vllm.conftest import Judge
-from tests.vllm.rates import Outcome, ask, ask_all, computed_meanwhile, decided
-from tests.vllm.stack import BLOCK, Engine, Frontend, Stack
-from tests.vllm.traffic import mixed, tool_conversation, words
+from tests.vllm.rates import Outcome, ask, ask_all, asked_as, computed_meanwhile, on, pinned
+from tests.vllm.stack import Engine, Frontend, Stack
+from tests.vllm.traffic import mixed, other_forms, tool_conversation, words
 from tests.waiting import until_now
 
 ADAPTER = "adapter"
@@ -44,10 +43,6 @@ def engines(stack: Stack) -> dict[str, Engine]:
 def frontend(stack: Stack, engines: dict[str, Engine]) -> Frontend:
     """Nothing is typed but addresses: block size, blocks and adapters are the engines' own."""
     return stack.frontend(*(engine.spec() for engine in engines.values()))
-
-
-def on(outcomes: list[Outcome], worker: str) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.worker == worker]
 
 
 def test_sequential_requests(frontend: Frontend, judged: Judge) -> None:
@@ -200,12 +195,6 @@ def test_evictions(frontend: Frontend, judged: Judge) -> None:
     judged("an engine that evicts", outcomes)
 
 
-def pinned(frontend: Frontend, worker: str, count: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Bodies that only ``worker`` may serve."""
-    pin = {"nvext": {"backend_instance_id": frontend.worker_id(worker)}}
-    return [{**body, **pin} for body in mixed(count, seed)]
-
-
 def test_other_apis_render_the_same_prompts(frontend: Frontend, judged: Judge) -> None:
     """A conversation with tools as a chat, as messages and as responses: the frontend finds the
     blocks of each in the others'."""
@@ -216,94 +205,3 @@ def test_other_apis_render_the_same_prompts(frontend: Frontend, judged: Judge) -
     judged("36 requests of /v1/chat/completions, /v1/messages and /v1/responses", outcomes)
     tokens = [one.prompt_tokens for one in outcomes]
     assert tokens[0::3] == tokens[1::3] == tokens[2::3]
-
-
-def other_forms(number: int) -> list[tuple[str, dict[str, Any]]]:
-    """One conversation in three forms. Its turns grow with ``number``."""
-    chance = random.Random(4711 + number // 4)
-    system, city, first = words(chance, 30), words(chance, 1), words(chance, 20)
-    more = [words(random.Random(f"{number} {turn}"), 12) for turn in range(number % 4)]
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
-    named = {"name": "weather", "description": "the weather"}
-    call = {"name": "weather", "arguments": f'{{"city": "{city}"}}'}
-    function = {**named, "parameters": schema}
-    later = [{"role": "user", "content": one} for one in more]
-    chat = {
-        "messages": [
-            {"role": "system", "content": system},
-            {"role": "user", "content": first},
-            {
-                "role": "assistant",
-                "content": "let me see",
-                "tool_calls": [{"id": "c1", "type": "function", "function": call}],
-            },
-            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
-            *later,
-        ],
-        "tools": [{"type": "function", "function": function}],
-        "max_tokens": 1,
-    }
-    messages = {
-        "system": [{"type": "text", "text": system}],
-        "messages": [
-            {"role": "user", "content": first},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": "let me see"},
-                    {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": city}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "rain"}],
-            },
-            *later,
-        ],
-        "tools": [{**named, "input_schema": schema}],
-        "max_tokens": 1,
-    }
-    responses = {
-        "instructions": system,
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": first}]},
-            {"role": "assistant", "content": "let me see"},
-            {"type": "function_call", "call_id": "c1", **call},
-            {"type": "function_call_output", "call_id": "c1", "output": "rain"},
-            *later,
-        ],
-        "tools": [{"type": "function", **function}],
-        "max_output_tokens": 1,
-    }
-    return [
-        ("/v1/chat/completions", {"model": "tiny", **chat}),
-        ("/v1/messages", {"model": "tiny", **messages}),
-        ("/v1/responses", {"model": "tiny", **responses}),
-    ]
-
-
-def asked_as(frontend: Frontend, path: str, body: dict[str, Any]) -> Outcome:
-    """The outcome of a request of any API."""
-    stored = frontend.index_events("stored")
-    answer = frontend.http.post(path, json=body)
-    assert answer.status_code == 200, answer.text[:500]
-    usage = answer.json()["usage"]
-    read = usage.get("cache_read_input_tokens") or 0
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    reported = details.get("cached_tokens") or read
-    tokens = usage.get("prompt_tokens") or usage["input_tokens"] + read
-    made = decided(frontend, answer)
-    if tokens // BLOCK * BLOCK > reported:
-        with contextlib.suppress(TimeoutError):
-            until_now(lambda: frontend.index_events("stored") > stored, 3)
-    return Outcome(
-        body=body,
-        worker=made.worker,
-        rank=made.rank,
-        predicted=made.predicted,
-        reported=reported,
-        tokens=made.tokens,
-        prompt_tokens=tokens,
-        began=0.0,
-        ended=0.0,
-    )

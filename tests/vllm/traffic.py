@@ -85,3 +85,67 @@ def tool_conversation(seed: int, model: str = "tiny") -> Iterator[dict[str, Any]
             {"role": "tool", "tool_call_id": call["id"], "content": words(chance, 6)},
         ]
     yield {"model": model, "messages": list(messages), "tools": _TOOLS}
+
+
+def other_forms(number: int) -> list[tuple[str, dict[str, Any]]]:
+    """One conversation in three forms. Its turns grow with ``number``."""
+    chance = random.Random(4711 + number // 4)
+    system, city, first = words(chance, 30), words(chance, 1), words(chance, 20)
+    more = [words(random.Random(f"{number} {turn}"), 12) for turn in range(number % 4)]
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    named = {"name": "weather", "description": "the weather"}
+    call = {"name": "weather", "arguments": f'{{"city": "{city}"}}'}
+    function = {**named, "parameters": schema}
+    later = [{"role": "user", "content": one} for one in more]
+    chat = {
+        "messages": [
+            {"role": "system", "content": system},
+            {"role": "user", "content": first},
+            {
+                "role": "assistant",
+                "content": "let me see",
+                "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+            *later,
+        ],
+        "tools": [{"type": "function", "function": function}],
+        "max_tokens": 1,
+    }
+    messages = {
+        "system": [{"type": "text", "text": system}],
+        "messages": [
+            {"role": "user", "content": first},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "let me see"},
+                    {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": city}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "rain"}],
+            },
+            *later,
+        ],
+        "tools": [{**named, "input_schema": schema}],
+        "max_tokens": 1,
+    }
+    responses = {
+        "instructions": system,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": first}]},
+            {"role": "assistant", "content": "let me see"},
+            {"type": "function_call", "call_id": "c1", **call},
+            {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+            *later,
+        ],
+        "tools": [{"type": "function", **function}],
+        "max_output_tokens": 1,
+    }
+    return [
+        ("/v1/chat/completions", {"model": "tiny", **chat}),
+        ("/v1/messages", {"model": "tiny", **messages}),
+        ("/v1/responses", {"model": "tiny", **responses}),
+    ]
