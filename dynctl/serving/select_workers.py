@@ -254,6 +254,7 @@ class SelectWorkers:
                 rank,
                 replay,
                 is_eagle=worker.runtime_config.enable_eagle,
+                salt_each_block=True,
             )
             try:
                 self._runtime.follow(source, f"worker {worker.worker_id}")

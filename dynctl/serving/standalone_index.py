@@ -244,7 +244,14 @@ class StandaloneIndex:
             raise RegistrationRefused(f"{MOST_RANKS:,} ranks are registered, the maximum")
         if partition is None and len(self.partitions) >= MOST_PARTITIONS:
             raise RegistrationRefused(f"{MOST_PARTITIONS:,} models are registered, the maximum")
-        source = KvEventSource(instance_id, listener.endpoint, block_size, dp_rank, listener.replay)
+        source = KvEventSource(
+            instance_id,
+            listener.endpoint,
+            block_size,
+            dp_rank,
+            listener.replay,
+            salt_each_block=True,
+        )
         if block_size:  # without blocks there is nothing to index; Dynamo takes such an engine too
             try:
                 self.runtime.follow(source, f"instance {instance_id}")

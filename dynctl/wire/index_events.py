@@ -5,7 +5,7 @@ code, and the stream continues. Dynamo only logs the drop, so that a different b
 missing overlap; here every drop is a value with both numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -61,6 +61,9 @@ class DropCode(StrEnum):
     EXTRA_KEYS_NOT_MODELLED = "EXTRA_KEYS_NOT_MODELLED"
     TIER_NOT_DESCRIBED = "TIER_NOT_DESCRIBED"
 
+
+#: Blocks of salted prompts that are remembered: as many as the largest engine holds.
+_MAX_SALTED: Final = 4_000_000
 
 _MESSAGES: Final = {
     DropCode.BLOCK_SIZE_MISMATCH: (
@@ -119,12 +122,15 @@ def to_index_events(
     adapter_names: Mapping[int, str] = NO_ADAPTERS,
     cache_namespace: str | None = None,
     is_eagle: bool = False,
+    salted: dict[int, str] | None = None,
 ) -> Converted:
     """Convert a batch to events of the prefix index.
 
     ``block_size`` is the router's, in tokens. ``adapter_names`` names LoRA ids for engines that
     publish only the number. ``cache_namespace`` and ``is_eagle`` are those of the worker; see
-    `router_core.hashing.local_block_hashes`.
+    `router_core.hashing.local_block_hashes`. ``salted``: for an index that mixes a salt into every
+    block, as Dynamo's; the salts of the engine's blocks by their hashes, empty at first, which this
+    function keeps up to date, since only the event of a prompt's first block has the salt.
     """
     events: list[CacheEvent] = []
     drops: list[Drop] = []
@@ -132,6 +138,8 @@ def to_index_events(
     for event in batch.events:
         if isinstance(event, AllBlocksCleared):
             events.append(Cleared())
+            if salted:
+                salted.clear()
             continue
         refused = _refusal(event)
         if refused is not None:
@@ -139,13 +147,19 @@ def to_index_events(
         elif isinstance(event, BlockRemoved):
             if event.block_hashes:
                 group = event.group_idx or 0
-                events.append(BlocksRemoved(event.block_hashes, _tier(event), group))
+                tier = _tier(event)
+                events.append(BlocksRemoved(event.block_hashes, tier, group))
+                if salted and tier == DEVICE:
+                    for name in event.block_hashes:
+                        salted.pop(name, None)
         elif event.kv_cache_spec_kind in _WINDOWS and event.group_idx != alone:
             window = _window(event, block_size, drops)
             if window is not None:
                 events.append(window)
         else:
-            stored = _stored(event, block_size, adapter_names, cache_namespace, is_eagle, drops)
+            stored = _stored(
+                event, block_size, adapter_names, cache_namespace, is_eagle, salted, drops
+            )
             if stored is not None:
                 events.append(stored)
     return Converted(tuple(events), tuple(drops))
@@ -180,6 +194,7 @@ def _stored(
     adapter_names: Mapping[int, str],
     cache_namespace: str | None,
     is_eagle: bool,
+    salted: dict[int, str] | None,
     drops: list[Drop],
 ) -> BlocksStored | None:
     """The usable start of a run of blocks; the rest is added to ``drops``."""
@@ -211,6 +226,11 @@ def _stored(
         usable = complete
     if usable == 0:
         return None
+    if salted is not None:
+        if event.parent_block_hash is not None:
+            salt = salted.get(event.parent_block_hash)
+        _remember(salted, event.block_hashes, salt)
+        cache_namespace, salt = salt or cache_namespace, None
     local = local_block_hashes(
         tokens if complete == usable else tokens[: usable * block_size + is_eagle],
         block_size,
@@ -223,6 +243,16 @@ def _stored(
     group = event.group_idx or 0
     tier = _tier(event)
     return BlocksStored(event.parent_block_hash, hashes, local, tier, group, tier == DEVICE)
+
+
+def _remember(salted: dict[int, str], names: Sequence[int], salt: str | None) -> None:
+    if salt is not None:
+        if len(salted) > _MAX_SALTED:
+            salted.clear()  # blocks that follow are not found under their salt until stored again
+        salted.update(dict.fromkeys(names, salt))
+    elif salted:
+        for name in names:
+            salted.pop(name, None)
 
 
 def _window(event: BlockStored, block_size: int, drops: list[Drop]) -> WindowStored | None:

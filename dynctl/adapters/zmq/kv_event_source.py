@@ -38,7 +38,8 @@ class KvEventSource:
     """The stream to follow and how to read it.
 
     ``endpoint`` and ``replay`` may have a wildcard host, which means ``host``. ``dp_rank`` is
-    for batches without a rank. ``block_size`` is the router's, in tokens.
+    for batches without a rank. ``block_size`` is the router's, in tokens. ``salt_each_block``: the
+    index mixes the salt of a prompt into each of its blocks, as Dynamo's.
     """
 
     worker_id: int
@@ -51,6 +52,7 @@ class KvEventSource:
     adapter_names: Mapping[int, str] = field(default_factory=lambda: NO_ADAPTERS)
     cache_namespace: str | None = None
     is_eagle: bool = False
+    salt_each_block: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class ZmqKvEvents:
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._dropped: dict[str, int] = {}
         self._reported: set[str] = set()
+        self._salted: dict[int, str] | None = {} if source.salt_each_block else None
         self._missing: dict[int, int] = {source.dp_rank: 0}  # missing batches of each rank's index
         self._reconnected = False
         self._unread = True  # what the engine cached before the connection may be missing
@@ -349,6 +350,7 @@ class ZmqKvEvents:
             adapter_names=self.source.adapter_names,
             cache_namespace=self.source.cache_namespace,
             is_eagle=self.source.is_eagle,
+            salted=self._salted,
         )
         self._count_unknown(batch)
         for drop in converted.drops:

@@ -203,6 +203,33 @@ def test_a_salt_and_an_adapter_are_part_of_the_identity():
     assert convert(image).drops == (Drop(DropCode.EXTRA_KEYS_NOT_MODELLED, 2, 0, "none"),)
 
 
+def test_an_index_as_dynamos_has_the_salt_in_every_block():
+    salted: dict[int, str] = {}
+
+    def read(*events):
+        batch = EventBatch(0.0, tuple(events))
+        return to_index_events(batch, 4, salted=salted).events
+
+    first = stored(parent_block_hash=None, extra_keys=[["a"], None])
+    more = stored(block_hashes=(13, 14), parent_block_hash=12)
+    plain = stored(block_hashes=(21, 22), parent_block_hash=None)
+    under_a, unsalted = (
+        local_block_hashes(TOKENS, 4, cache_namespace=salt) for salt in ("a", None)
+    )
+    assert [event.local_hashes for event in read(first, more, plain)] == [
+        under_a,
+        under_a,
+        unsalted,
+    ]
+    assert salted == dict.fromkeys((11, 12, 13, 14), "a")
+    # The host keeps a copy of 13; a name that is stored again without a salt has none.
+    read(BlockRemoved((13,), "CPU"), BlockRemoved((14,)), stored(parent_block_hash=None))
+    assert salted == {13: "a"}
+    assert [event.local_hashes for event in read(stored(parent_block_hash=14))] == [unsalted]
+    read(AllBlocksCleared())
+    assert salted == {}
+
+
 def test_blocks_with_other_extra_keys_end_the_run():
     converted = convert(stored(extra_keys=[None, ["salt"]]))
     assert converted.events == (device(10, (11,), local_block_hashes(TOKENS[:4], 4)),)
