@@ -46,6 +46,7 @@ from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.index_runtime import IndexRuntime
+from dynctl.serving.prompts import ChatReader
 from dynctl.serving.service import RoutingService
 from dynctl.wire.index_events import DropCode
 from router_core import Cleared, IndexConnected, IndexMarked, KvEvent, Worker
@@ -187,6 +188,8 @@ class Fleet:
             service.tasks,
         )
         service.tokenizers.engine = self.tokenize
+        service.tokenizers.readers = self.readers
+        self._any_sglang = False
         service.rows = self._all_rows
         service.unregistered = self.unregistered
         service.probe_s = lambda: self.load_interval
@@ -618,6 +621,7 @@ class Fleet:
         if restarted or member.gone:
             member.tokenize = None
         member.facts, member.worker, member.problem = facts, worker, None
+        self._any_sglang = self._any_sglang or bool(facts.sglang)
         member.load_at = 0.0
         member.facts_at = self._service.clock() + max(_FACTS_S, len(self) / _METRICS_A_SECOND)
         member.bootstrap = bootstrap_address(spec, facts)
@@ -731,6 +735,17 @@ class Fleet:
                 self._service.clear_condition(code, name)
 
     # -- tokenizing ------------------------------------------------------------------------
+
+    def readers(self, model: str) -> set[ChatReader]:
+        """How the engines of a model read a chat, all others as vLLM; empty in a fleet without
+        SGLang."""
+        if not self._any_sglang:  # asked for each request, and most fleets have one kind
+            return set()
+        return {
+            "sglang" if member.facts.sglang else "vllm"
+            for member in self
+            if member.worker is not None and member.worker.model == model
+        }
 
     async def tokenize(self, model: str, prompt: Any) -> list[int] | None:
         """Tokenize a prompt at an engine of the model; None if none has the endpoint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 CHARS_PER_TOKEN = 4
 
 NOT_MODELLED = "cache overlap not modelled: no tokenizer"
+_READ_DIFFERENTLY = (
+    "cache overlap not modelled: tools, calls of tools and parts of messages are read in another "
+    "way by each kind of engine"
+)
+_PLAIN_FIELDS = frozenset({"role", "content", "name"})
 #: Prompts of a batch that engines are asked to tokenize, one round trip each.
 _MOST_REMOTE_PROMPTS = 64
 
@@ -27,13 +32,15 @@ class Prompt:
 
     ``add_special_tokens`` None: as engines do, for a text and not for a chat. ``keep``: tokens that
     are left of a longer prompt; ``cut`` is the side that loses the others, None: the left one, and
-    special tokens that the tokenizer adds there stay.
+    special tokens that the tokenizer adds there stay. ``given_tools``: ``tools`` as the client
+    wrote them, for engines that read them in their own way.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
     text: str | None = None
     token_ids: Sequence[int] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
+    given_tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] | None = None
@@ -56,6 +63,21 @@ class Prompt:
             return "cache overlap not modelled: special tokens are added to the chat"
         return None
 
+    def is_plain(self, tokenizer: ModelTokenizer) -> bool:
+        """Whether every engine makes the same tokens of it: no chat, or a chat of texts alone.
+
+        vLLM and SGLang differ in the fields of tools and of their calls, in how they join parts,
+        and in what they do with texts where a template knows parts only.
+        """
+        if self.messages is None:
+            return True
+        if self.tools or self.documents or tokenizer.template_for(with_tools=False).wraps_strings:
+            return False
+        return all(
+            one.keys() <= _PLAIN_FIELDS and isinstance(one.get("content"), str)
+            for one in self.messages
+        )
+
     def to_tokenize_body(self, model: str) -> dict[str, Any]:
         """The body of an engine's ``POST /tokenize`` (vLLM's format)."""
         body: dict[str, Any] = {"model": model}
@@ -70,7 +92,7 @@ class Prompt:
         if self.chat_template is not None:
             body["chat_template"] = self.chat_template
         if self.tools:
-            body["tools"] = self.tools
+            body["tools"] = self.given_tools or self.tools
         arguments = dict(self.template_kwargs or {})
         if self.documents:
             arguments["documents"] = self.documents
@@ -147,6 +169,7 @@ def prompts_of(
     prompt = Prompt(
         messages=parsed.messages,
         tools=parsed.tools,
+        given_tools=_given_tools(parsed),
         documents=parsed.documents,
         add_generation_prompt=parsed.add_generation_prompt,
         template_kwargs=parsed.template_args or None,
@@ -155,6 +178,16 @@ def prompts_of(
         **common,
     )
     return [prompt], reason
+
+
+def _given_tools(parsed: ChatRequest) -> list[Mapping[str, Any]] | None:
+    """The tools of a chat as they came; those of other APIs have another form."""
+    tools = parsed.body.get("tools")
+    if not isinstance(tools, list) or not all(
+        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
+    ):
+        return None
+    return tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +201,16 @@ class PromptTokens:
 
 
 EngineTokenize = Callable[[str, Prompt], Awaitable[Sequence[int] | None]]
+ChatReader = Literal["vllm", "sglang"]
 
 
 class PromptTokenizers:
     """Tokenizers by model, with an engine's ``/tokenize`` as fallback.
 
     ``default`` is for models without one of their own. ``engine`` returns None if no engine
-    of the model has the endpoint.
+    of the model has the endpoint. ``readers``: the engines of a model by how they read a chat.
+    Tokenizers here read as vLLM does, so SGLang's engines are asked about chats that they read in
+    another way; where a model has both, such a chat is not modelled.
     """
 
     def __init__(
@@ -186,6 +222,7 @@ class PromptTokenizers:
         self._by_model = dict(by_model or {})
         self._by_set: dict[tuple[str, str], ModelTokenizer] = {}
         self.engine: EngineTokenize | None = None
+        self.readers: Callable[[str], Set[ChatReader]] = lambda _: frozenset()
 
     def set(self, model: str, tokenizer: ModelTokenizer) -> None:
         """Use another tokenizer for a model from now on."""
@@ -210,11 +247,16 @@ class PromptTokenizers:
         if prompt.token_ids is not None:
             return _tokens(prompt.shortened(prompt.token_ids), "client")
         tokenizer = self.of(model, worker_set)
+        ask = self.engine is not None
         if tokenizer is not None:
-            note = prompt.engine_only or note
-            if prompt.engine_only is None:
+            why = prompt.engine_only
+            readers = self.readers(model) if why is None else frozenset()
+            if "sglang" in readers and not prompt.is_plain(tokenizer):
+                why, ask = _READ_DIFFERENTLY, ask and len(readers) == 1
+            if why is None:
                 return _tokens(await _encoded(tokenizer, prompt), "model")
-        if self.engine is not None:
+            note = why
+        if ask and self.engine is not None:
             from_engine = await self.engine(model, prompt)
             if from_engine is not None:
                 specials = 0 if prompt.add_special_tokens is False else None

@@ -1,7 +1,7 @@
 """Queue length, KV cache usage and cache configuration of an engine, from its Prometheus metrics.
 
 The names are those of vLLM 0.6 to 0.32 (``vllm:cache_config_info`` as observed with 0.32) and of
-SGLang 0.4 and 0.5 (modelled from their documentation).
+SGLang 0.4 and 0.5 (0.5.23 as observed, older ones from their documentation).
 """
 
 from __future__ import annotations

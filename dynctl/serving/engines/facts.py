@@ -2,7 +2,7 @@
 
 Simulated engines report both in JSON of their own. For vLLM and SGLang model, length and adapters
 come from the OpenAI API; the load, and vLLM's block size, blocks and ranks, from the metrics;
-SGLang's from its ``/server_info`` (modelled from its documentation).
+SGLang's from its ``/server_info`` (as 0.5.23 answers).
 
 What an engine reports about itself is right: it replaces a typed value that differs, and
 :func:`contradictions` names the difference.
@@ -38,7 +38,7 @@ class EngineFacts:
     ``models`` are all names of its model, the first is ``model``. ``dp`` counts data-parallel
     ranks, from ``start_rank`` on. ``total_blocks`` are those of each rank. ``engine_id`` changes
     with every restart of the process, where the engine has one. ``adapters`` are the names of LoRA
-    adapters that it serves.
+    adapters that it serves. ``sglang``: it is SGLang, by its description of itself.
     """
 
     model: str | None = None
@@ -58,6 +58,7 @@ class EngineFacts:
     engine_id: str | None = None
     context_length: int | None = None
     adapters: tuple[str, ...] = ()
+    sglang: bool | None = None
 
     def or_else(self, other: EngineFacts) -> EngineFacts:
         """These facts, with those of ``other`` where nothing is reported."""
@@ -148,6 +149,8 @@ def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
     bootstrap = f"*:{port}" if port and port <= _MOST_PORT and role == "prefill" else None
     return EngineFacts(
         role=role,
+        # Its decode engines refuse a request that has no prefill engine.
+        can_prefill=False if role == "decode" else None,
         block_size=page,
         dp=_count(info.get("dp_size")),
         total_blocks=tokens // page or None if page and tokens else None,
@@ -156,6 +159,7 @@ def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
         replay=_own(events.get("replay_endpoint"), host),
         topic=_text(events.get("topic")) or "",
         bootstrap=bootstrap,
+        sglang=True if page else None,
     )
 
 

@@ -244,6 +244,11 @@ def test_the_facts_of_an_sglang_prefill_engine():
     )
 
 
+def test_decode_engines_of_sglang_cannot_prefill():
+    facts = facts_from_server_info({"disaggregation_mode": "decode"}, "10.0.0.1")
+    assert (facts.role, facts.can_prefill) == ("decode", False)
+
+
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -242,3 +242,47 @@ def test_tools_are_written_as_vllm_writes_them():
         [("name", "f"), ("description", None), ("parameters", {})],
         [("name", "g"), ("description", "d"), ("parameters", None), ("strict", True)],
     ]
+
+
+TOOL = {"type": "function", "function": {"parameters": {}, "name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TEXTS: dict[str, Any] = {"role": "user", "content": "x"}
+CHATS: dict[str, tuple[dict[str, Any], bool]] = {
+    "texts": ({"messages": [TEXTS]}, True),
+    "tools": ({"messages": [TEXTS], "tools": [TOOL]}, False),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, False),
+    "a call": (
+        {"messages": [TEXTS, {"role": "assistant", "content": "y", "tool_calls": [CALL]}]},
+        False,
+    ),
+    "nothing": ({"messages": [TEXTS, {"role": "assistant", "content": None}]}, False),
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+async def test_sglang_is_asked_about_chats_that_it_reads_in_its_own_way(name: str):
+    body, plain = CHATS[name]
+    asked: list[dict[str, Any]] = []
+
+    async def engine(model: str, prompt: Prompt) -> list[int]:
+        asked.append(prompt.to_tokenize_body(model))
+        return [1, 2, 3]
+
+    tokenizers = PromptTokenizers(TOKENIZER)
+    tokenizers.engine = engine
+    prompts, _ = prompts_of(parse_chat_request({"model": "m", **body}))
+    own = await tokenizers.tokenize("m", prompts[0])
+    assert (own.source, asked) == ("model", [])
+
+    tokenizers.readers = lambda _: {"sglang"}
+    found = await tokenizers.tokenize("m", prompts[0])
+    if plain:
+        assert (found, asked) == (own, [])
+        return
+    assert (found.ids, found.source) == ([1, 2, 3], "engine")
+    assert asked[0].get("tools") == body.get("tools"), "as the client wrote them"
+
+    tokenizers.readers = lambda _: {"sglang", "vllm"}
+    both = await tokenizers.tokenize("m", prompts[0])
+    assert (both.ids, both.source, len(asked)) == (None, "estimate", 1)
+    assert "each kind of engine" in (both.note or "")
