@@ -71,13 +71,15 @@ def read_model_files(directory: Path) -> ModelFiles:
 @dataclass(frozen=True, slots=True)
 class CardOptions:
     """What only users know about a worker. ``served_at``: the URL of the worker's system server,
-    empty: the card has the paths of the files."""
+    empty: the card has the paths of the files. ``bootstrap``: host and port where decode engines
+    meet a prefill engine of SGLang."""
 
     served_at: str = ""
     max_num_seqs: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     taints: tuple[str, ...] = ()
+    bootstrap: tuple[str, int] | None = None
 
 
 def build_card(
@@ -107,6 +109,9 @@ def build_card(
     taints = sorted({*plain.get("taints", ()), *options.taints})
     if taints:
         runtime["taints"] = taints
+    if options.bootstrap is not None:
+        host, port = options.bootstrap
+        runtime["disaggregated_endpoint"] = {"bootstrap_host": host, "bootstrap_port": port}
     for name in (
         "topology_domains",
         "kv_transfer_domain",

@@ -24,7 +24,12 @@ from dynctl.wire.dynamo.engine_output import (
     EngineUsage,
     TopLogprob,
 )
-from dynctl.wire.dynamo.engine_request import OutputOptions, ReceivedRequest, SamplingOptions
+from dynctl.wire.dynamo.engine_request import (
+    BootstrapInfo,
+    OutputOptions,
+    ReceivedRequest,
+    SamplingOptions,
+)
 from router_core import Role
 
 EngineKind = Literal["vllm", "sglang"]
@@ -105,7 +110,9 @@ class Generation:
         if target.ranks > 1 and rank is not None:
             headers[_RANK_HEADER] = str(rank)
         reader: _VllmReader | _SglangReader
-        reader = _VllmReader(target.role) if target.kind == "vllm" else _SglangReader(body)
+        reader = (
+            _VllmReader(target.role) if target.kind == "vllm" else _SglangReader(body, target.role)
+        )
         stopped = _Stopped()
         try:
             stream = await self._upstream.open(url, msgspec.json.encode(fields), headers)
@@ -211,12 +218,16 @@ def _sglang_body(request: ReceivedRequest, target: EngineTarget) -> dict[str, An
         request.output_options,
     )
     _refuse(sampling, output)
-    if request.bootstrap_info is not None or request.prefill_result is not None:
-        raise NotSupported("SGLang engines of a disaggregated fleet")
+    meeting = request.bootstrap_info
+    if target.role is Role.AGGREGATED and (meeting or request.prefill_result) is not None:
+        raise NotSupported("the hand-off of a disaggregated fleet to an engine that does both")
+    if target.role is not Role.AGGREGATED and meeting is None:
+        raise NotSupported(
+            f"a request without a bootstrap room; SGLang's {target.role.value} engines expect one, "
+            "which frontends name for prefill workers with a bootstrap address"
+        )
     if sampling.n not in (None, 1):
         raise NotSupported(f"n is {sampling.n}; expected 1 for SGLang")
-    if target.role is not Role.AGGREGATED:
-        raise NotSupported("SGLang engines of a disaggregated fleet")
     if stops.max_thinking_tokens is not None:
         raise NotSupported("max_thinking_tokens with SGLang")
     constraint = _constraint(sampling.guided_decoding) if sampling.guided_decoding else {}
@@ -245,16 +256,28 @@ def _sglang_body(request: ReceivedRequest, target: EngineTarget) -> dict[str, An
         "stream": True,
         "sampling_params": {name: value for name, value in params.items() if value is not None},
     }
+    if meeting is not None:
+        fields |= _room(meeting)
     model = _served(request, target)
     if model != target.model:
         fields["lora_path"] = model
     if (salt := _salt(request)) is not None:
-        fields["extra_key"] = salt
+        # Older releases keep prompts apart by extra_key alone; 0.5.23 publishes cache_salt alone,
+        # without which the blocks would be taken for those of unsalted prompts.
+        fields |= {"extra_key": salt, "cache_salt": salt}
     if request.require_reasoning and constraint:
         fields["require_reasoning"] = True
     if output.logprobs is not None:
         fields |= {"return_logprob": True, "top_logprobs_num": output.logprobs}
     return fields
+
+
+def _room(meeting: BootstrapInfo) -> dict[str, Any]:
+    return {
+        "bootstrap_host": meeting.bootstrap_host,
+        "bootstrap_port": meeting.bootstrap_port,
+        "bootstrap_room": meeting.bootstrap_room,
+    }
 
 
 def _refuse_other_input(request: ReceivedRequest) -> None:
@@ -447,12 +470,16 @@ _pieces: Final = msgspec.json.Decoder(_Piece)
 
 
 class _SglangReader:
-    """Chunks of ``/generate``: modelled from SGLang's documentation, not run against a real one.
+    """Chunks of ``/generate``, as SGLang 0.5.23 sends them.
 
     ``output_ids`` are all ids so far, or the new ones where SGLang streams them incrementally.
     """
 
-    def __init__(self, request: ReceivedRequest) -> None:
+    def __init__(self, request: ReceivedRequest, role: Role = Role.AGGREGATED) -> None:
+        # A Dynamo frontend expects them of a prefill worker, though it made the room itself.
+        self._handoff = None
+        if role is Role.PREFILL and (meeting := request.bootstrap_info) is not None:
+            self._handoff = _room(meeting)
         self._seen = 0
         self._finish: str | None = None
         self._usage: EngineUsage | None = None
@@ -495,7 +522,11 @@ class _SglangReader:
         if self._finish is None:
             raise UpstreamFailure("reset", "the engine ended its response without a finish")
         yield EngineOutput(
-            token_ids=[], index=0, finish_reason=self._finish, completion_usage=self._usage
+            token_ids=[],
+            index=0,
+            finish_reason=self._finish,
+            completion_usage=self._usage,
+            disaggregated_params=self._handoff,
         )
 
     def _log_probs(self, meta: _Meta, new: int) -> list[float] | None:

@@ -45,6 +45,7 @@ from dynctl.serving.config import Limits
 from dynctl.serving.engines.facts import (
     EngineFacts,
     EngineReader,
+    bootstrap_address,
     build_worker,
     contradictions,
     event_sources,
@@ -70,7 +71,7 @@ from dynctl.wire.dynamo.discovery import (
 from dynctl.wire.dynamo.engine_request import ReceivedRequest
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from dynctl.wire.dynamo.recovery import RecoveryQuery
-from router_core import LoadReported, Worker
+from router_core import LoadReported, Role, Worker
 
 RequestPlaneName = Literal["tcp", "nats"]
 
@@ -281,9 +282,19 @@ class Sidecar:
                 build_worker(spec, facts, model=None, block_size=config.block_size),
                 config.topology,
             )
-            sources = event_sources(spec, facts, worker)
+            sources = [
+                replace(source, salt_each_block=True)
+                for source in event_sources(spec, facts, worker)
+            ]
         except (WorkerSpecError, ValueError) as error:
             self._hold(codes.ENGINE_NOT_READY, str(error))
+            return False
+        if worker.role is Role.PREFILL and spec.role is None:
+            # The endpoint was chosen by the role of --engine, before the engine answered.
+            self._hold(
+                codes.ENGINE_NOT_READY,
+                f"{spec.url} is a prefill engine; add role=prefill to --engine",
+            )
             return False
         if (differs := contradictions(spec, facts)) is not None:
             self._hold(codes.SPEC_DIFFERS_FROM_ENGINE, differs)
@@ -509,9 +520,24 @@ class Sidecar:
         yield encode_entry(self.server.instance(endpoint, instance_id))
 
     def _card(self, worker: Worker, instance_id: int) -> ModelCard:
-        options = replace(self.config.options, taints=self._taints, served_at=self._served_at)
         config = self.config
+        attached = self._attached
+        options = replace(
+            config.options,
+            taints=self._taints,
+            served_at=self._served_at,
+            bootstrap=None if attached is None else self._bootstrap(attached.facts),
+        )
         return build_card(worker, config.endpoint, instance_id, config.files, options)
+
+    def _bootstrap(self, facts: EngineFacts) -> tuple[str, int] | None:
+        """Where decode engines meet a prefill engine: at the address that is registered, if the
+        engine is named by an address of this host alone."""
+        spec = self.config.engine
+        found = bootstrap_address(spec, facts)
+        if found is None or spec.bootstrap or found[0] not in ("127.0.0.1", "localhost", "::1"):
+            return found
+        return self.config.host, found[1]
 
     def _registration_problem(self, problem: str | None) -> None:
         name = self.config.engine.name

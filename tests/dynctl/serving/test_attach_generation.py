@@ -1,5 +1,6 @@
 """What `serve attach` requests of engines, and what it makes of their answers."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -143,6 +144,12 @@ def test_sglang_gets_its_own_request():
         ({"bootstrap_info": BOOTSTRAP}, VLLM, "bootstrap_info with vLLM"),
         ({"bootstrap_info": BOOTSTRAP}, SGLANG, "disaggregated"),
         ({"prefill_result": {"disaggregated_params": {}}}, SGLANG, "disaggregated"),
+        ({}, replace(SGLANG, role=Role.PREFILL), "prefill engines expect one"),
+        (
+            {"prefill_result": {"disaggregated_params": {}}},
+            replace(SGLANG, role=Role.DECODE),
+            "decode engines expect one",
+        ),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_by_name(
@@ -183,7 +190,14 @@ def test_sglang_keeps_caches_of_salts_apart_and_waits_for_the_end_of_reasoning()
     guided = {"guided_decoding": {"regex": "a"}}
     salted = request(routing={"cache_salt": "s"}, require_reasoning=True, sampling_options=guided)
     _, body = engine_body(salted, SGLANG)
-    assert (body["extra_key"], body["require_reasoning"]) == ("s", True)
+    assert (body["extra_key"], body["cache_salt"]) == ("s", "s")
+    assert body["require_reasoning"]
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_engines_of_sglang_meet_in_the_room_of_the_frontend(role: Role):
+    _, body = engine_body(request(bootstrap_info=BOOTSTRAP), replace(SGLANG, role=role))
+    assert {name: body[name] for name in BOOTSTRAP} == BOOTSTRAP
 
 
 def test_alternatives_of_sglang_arrive():
