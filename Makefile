@@ -25,7 +25,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
+.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -198,6 +198,23 @@ $(VLLM_STAMP): | $(BIN)/python
 	@$(BIN)/python -m venv --clear $(VLLM_VENV)
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
 	@$(VLLM_VENV)/bin/python tests/vllm/name_vllm.py
+	@touch $@
+
+# As above, with DYNCTL_SGLANG_PYTHON. stand_ins takes the place of kernels that have no build for CPUs.
+# Its hand-offs need libraries of Debian: Mooncake, over TCP here, loads those of RDMA too.
+SGLANG_VENV          := .venv-sglang
+SGLANG_STAMP         := $(SGLANG_VENV)/.stamp-$(shell cat tests/sglang/requirements.txt tests/sglang/stand_ins.py | cksum | cut -d' ' -f1)
+DYNCTL_SGLANG_PYTHON ?= $(SGLANG_VENV)/bin/python
+
+test-sglang: $(VENV)/.dev-stamp $(if $(filter $(SGLANG_VENV)/%,$(DYNCTL_SGLANG_PYTHON)),$(SGLANG_STAMP)) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real SGLang 0.5.23 on CPUs (2.9 GB to install)
+	@/sbin/ldconfig -p | grep -q libibverbs.so.1 || $(MAKE) --no-print-directory debian-package PACKAGE="libibverbs1 libnuma1 libcurl4"
+	DYNCTL_SGLANG_PYTHON="$(abspath $(DYNCTL_SGLANG_PYTHON))" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(AGAIN) tests/sglang $(ARGS)
+
+$(SGLANG_STAMP): | $(BIN)/python
+	@echo "installing SGLang into $(SGLANG_VENV)"
+	@$(BIN)/python -m venv --clear $(SGLANG_VENV)
+	@$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sglang/requirements.txt
+	@$(SGLANG_VENV)/bin/python tests/sglang/stand_ins.py
 	@touch $@
 
 # A real Envoy and its stubs; DYNCTL_ENVOY=/path/to/envoy takes another one.

@@ -759,7 +759,8 @@ class Fleet:
                 continue
             if member.tokenize is False:
                 continue
-            tokens = await self.tokenize_at(member, prompt.to_tokenize_body(model))
+            reader: ChatReader = "sglang" if member.facts.sglang else "vllm"
+            tokens = await self.tokenize_at(member, prompt.to_tokenize_body(model, reader))
             if tokens is not None:
                 return tokens
         return None

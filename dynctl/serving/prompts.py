@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.openai import ChatRequest, CompletionRequest
+from dynctl.wire.responses import ResponsesRequest
 
 if TYPE_CHECKING:
     from dynctl.tokenization import ModelTokenizer
@@ -24,6 +26,7 @@ _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 _MOST_REMOTE_PROMPTS = 64
 
 Source = Literal["client", "model", "engine", "estimate"]
+ChatReader = Literal["vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Prompt:
     ``add_special_tokens`` None: as engines do, for a text and not for a chat. ``keep``: tokens that
     are left of a longer prompt; ``cut`` is the side that loses the others, None: the left one, and
     special tokens that the tokenizer adds there stay. ``given_tools``: ``tools`` as the client
-    wrote them, for engines that read them in their own way.
+    wrote them, for engines that read them in their own way; ``sglang_tools``: as SGLang makes them
+    of another API's request.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -41,6 +45,7 @@ class Prompt:
     token_ids: Sequence[int] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     given_tools: Sequence[Mapping[str, Any]] | None = None
+    sglang_tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] | None = None
@@ -78,8 +83,8 @@ class Prompt:
             for one in self.messages
         )
 
-    def to_tokenize_body(self, model: str) -> dict[str, Any]:
-        """The body of an engine's ``POST /tokenize`` (vLLM's format)."""
+    def to_tokenize_body(self, model: str, reader: ChatReader = "vllm") -> dict[str, Any]:
+        """The body of an engine's ``POST /tokenize`` (vLLM's format, which SGLang takes too)."""
         body: dict[str, Any] = {"model": model}
         if self.add_special_tokens is not None:
             body["add_special_tokens"] = self.add_special_tokens
@@ -92,7 +97,8 @@ class Prompt:
         if self.chat_template is not None:
             body["chat_template"] = self.chat_template
         if self.tools:
-            body["tools"] = self.given_tools or self.tools
+            own = self.sglang_tools if reader == "sglang" else None
+            body["tools"] = own or self.given_tools or self.tools
         arguments = dict(self.template_kwargs or {})
         if self.documents:
             arguments["documents"] = self.documents
@@ -170,6 +176,7 @@ def prompts_of(
         messages=parsed.messages,
         tools=parsed.tools,
         given_tools=_given_tools(parsed),
+        sglang_tools=_sglang_tools(parsed),
         documents=parsed.documents,
         add_generation_prompt=parsed.add_generation_prompt,
         template_kwargs=parsed.template_args or None,
@@ -190,6 +197,31 @@ def _given_tools(parsed: ChatRequest) -> list[Mapping[str, Any]] | None:
     return tools
 
 
+def _sglang_tools(parsed: ChatRequest) -> list[Mapping[str, Any]] | None:
+    """The tools of the Messages and Responses APIs as SGLang 0.5.23 gives them to the template: it
+    fills in ``strict``, which it leaves out of a chat where the client did."""
+    if not parsed.tools or not isinstance(parsed, MessagesRequest | ResponsesRequest):
+        return None
+    missing: dict[str, Any] = {"strict": False}
+    if isinstance(parsed, MessagesRequest):
+        missing["description"] = ""
+    filled: list[Mapping[str, Any]] = []
+    for tool in parsed.tools:
+        known = tool.get("function")
+        more = {"function": _filled(known, missing)} if isinstance(known, Mapping) else {}
+        filled.append({**tool, **more})
+    return filled
+
+
+def _filled(function: Mapping[str, Any], missing: Mapping[str, Any]) -> dict[str, Any]:
+    """The function with the missing fields, in SGLang's order."""
+    names = ("name", "description", "parameters", "strict", *function)
+    return {
+        name: missing.get(name) if function.get(name) is None else function[name]
+        for name in dict.fromkeys(names)
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
     """``ids`` None: not tokenized; ``count`` is then an estimate, and ``note`` the reason."""
@@ -201,7 +233,6 @@ class PromptTokens:
 
 
 EngineTokenize = Callable[[str, Prompt], Awaitable[Sequence[int] | None]]
-ChatReader = Literal["vllm", "sglang"]
 
 
 class PromptTokenizers:

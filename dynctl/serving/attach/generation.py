@@ -110,9 +110,7 @@ class Generation:
         if target.ranks > 1 and rank is not None:
             headers[_RANK_HEADER] = str(rank)
         reader: _VllmReader | _SglangReader
-        reader = (
-            _VllmReader(target.role) if target.kind == "vllm" else _SglangReader(body, target.role)
-        )
+        reader = _VllmReader(target.role) if target.kind == "vllm" else _SglangReader(body)
         stopped = _Stopped()
         try:
             stream = await self._upstream.open(url, msgspec.json.encode(fields), headers)
@@ -120,6 +118,10 @@ class Generation:
             raise self._refusal(failure) from failure
         request.on_stop(lambda: stream.abandon(stopped.failure))
         try:
+            if target.role is Role.PREFILL and body.bootstrap_info is not None:
+                # A Dynamo frontend expects them first, though it made the room itself.
+                room = _room(body.bootstrap_info)
+                yield EngineItem(data=EngineOutput(token_ids=[], disaggregated_params=room))
             async for line in _events(stream):
                 for output in reader.read(line):
                     yield EngineItem(data=output)
@@ -475,11 +477,7 @@ class _SglangReader:
     ``output_ids`` are all ids so far, or the new ones where SGLang streams them incrementally.
     """
 
-    def __init__(self, request: ReceivedRequest, role: Role = Role.AGGREGATED) -> None:
-        # A Dynamo frontend expects them of a prefill worker, though it made the room itself.
-        self._handoff = None
-        if role is Role.PREFILL and (meeting := request.bootstrap_info) is not None:
-            self._handoff = _room(meeting)
+    def __init__(self, request: ReceivedRequest) -> None:
         self._seen = 0
         self._finish: str | None = None
         self._usage: EngineUsage | None = None
@@ -522,11 +520,7 @@ class _SglangReader:
         if self._finish is None:
             raise UpstreamFailure("reset", "the engine ended its response without a finish")
         yield EngineOutput(
-            token_ids=[],
-            index=0,
-            finish_reason=self._finish,
-            completion_usage=self._usage,
-            disaggregated_params=self._handoff,
+            token_ids=[], index=0, finish_reason=self._finish, completion_usage=self._usage
         )
 
     def _log_probs(self, meta: _Meta, new: int) -> list[float] | None:

@@ -200,6 +200,29 @@ def test_engines_of_sglang_meet_in_the_room_of_the_frontend(role: Role):
     assert {name: body[name] for name in BOOTSTRAP} == BOOTSTRAP
 
 
+async def test_a_prefill_engine_of_sglang_returns_its_room_first():
+    """Dynamo's frontend reads it from the first item, and the rest is for the count of tokens."""
+    meta = {"prompt_tokens": 3, "completion_tokens": 1, "cached_tokens": 1}
+    chunk = {"output_ids": [5], "meta_info": {**meta, "finish_reason": {"type": "length"}}}
+    whole = msgspec.json.encode(chunk)
+
+    async def read_whole(_limit: int) -> bytes:
+        return whole
+
+    async def opened(*_: Any) -> Any:
+        return SimpleNamespace(headers={}, read=read_whole, close=lambda: None)
+
+    upstream = cast(Upstream, SimpleNamespace(open=opened))
+    generation = Generation(upstream, lambda: replace(SGLANG, role=Role.PREFILL))
+    asked = SimpleNamespace(
+        body=request(bootstrap_info=BOOTSTRAP), request_id="r", on_stop=lambda stop: None
+    )
+    items = [one async for one in generation.handle(cast(PlaneRequest, asked))]
+    first, tokens, end = [one.data for one in items if one.data is not None]
+    assert (first.token_ids, first.disaggregated_params) == ([], BOOTSTRAP)
+    assert (tokens.token_ids, end.finish_reason) == ([5], "length")
+
+
 def test_alternatives_of_sglang_arrive():
     meta = {
         "completion_tokens": 1,

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from dynctl.serving.prompts import Prompt, PromptTokenizers, prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR
+from dynctl.wire.anthropic import parse_messages_request
 from dynctl.wire.openai import parse_chat_request, parse_completion_request
+from dynctl.wire.responses import parse_responses_request
 from tests.dynctl.serving.fleets import TOKENIZER, WORDS, chat_body, site, until, zone
 
 IDS = {"extra_fields": ["worker_id"]}
@@ -286,3 +288,29 @@ async def test_sglang_is_asked_about_chats_that_it_reads_in_its_own_way(name: st
     both = await tokenizers.tokenize("m", prompts[0])
     assert (both.ids, both.source, len(asked)) == (None, "estimate", 1)
     assert "each kind of engine" in (both.note or "")
+
+
+@pytest.mark.parametrize("given", [{}, {"description": "d", "strict": True}])
+def test_sglang_fills_in_the_tools_of_other_apis(given: dict[str, Any]):
+    schema = {"type": "object"}
+    message = parse_messages_request(
+        {
+            "model": "m",
+            "messages": [TEXTS],
+            "tools": [{"name": "f", "input_schema": schema, **given}],
+        }
+    )
+    flat = {"type": "function", "name": "f", "parameters": schema, **given}
+    response = parse_responses_request({"model": "m", "input": "x", "tools": [flat]})
+    for parsed, description in ((message, ""), (response, None)):
+        prompt = prompts_of(parsed)[0][0]
+        asked = prompt.to_tokenize_body("m", "sglang")["tools"]
+        assert [list(tool["function"].items()) for tool in asked] == [
+            [
+                ("name", "f"),
+                ("description", given.get("description", description)),
+                ("parameters", schema),
+                ("strict", given.get("strict", False)),
+            ]
+        ]
+        assert prompt.to_tokenize_body("m")["tools"] == parsed.tools

@@ -1,0 +1,143 @@
+"""Engines of SGLang with one model: what the frontend predicts is what the engines reuse.
+
+The scenarios share the engines, in this order; each uses prompts of its own. Engine ``a`` has two
+data-parallel ranks, each with a cache of its own, so that the frontend chooses among three.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.sglang.stack import SglangStack
+from tests.vllm.conftest import Judge
+from tests.vllm.rates import Outcome, ask_all, asked_as, computed_meanwhile, on, pinned
+from tests.vllm.stack import Engine, Frontend
+from tests.vllm.traffic import mixed, other_forms, tool_conversation
+from tests.waiting import until_now
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[SglangStack]:
+    with SglangStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def engines(stack: SglangStack) -> dict[str, Engine]:
+    made = {"a": stack.engine("a", ranks=2), "b": stack.engine("b")}
+    stack.wait(*made.values())
+    return made
+
+
+@pytest.fixture(scope="module")
+def frontend(stack: SglangStack, engines: dict[str, Engine]) -> Frontend:
+    """Nothing is typed but addresses: block size, blocks and ranks are the engines' own."""
+    return stack.frontend(*(engine.spec() for engine in engines.values()))
+
+
+def test_sequential_requests(frontend: Frontend, judged: Judge) -> None:
+    outcomes = ask_all(frontend, mixed(150))
+    judged("150 chats and completions, one after another", outcomes)
+    judged("  of them on the engine with two ranks", on(outcomes, "a"))
+    judged("  of them on the engine with one", on(outcomes, "b"))
+
+
+def test_concurrent_requests(frontend: Frontend, engines: dict[str, Engine], judged: Judge) -> None:
+    outcomes = ask_all(frontend, mixed(150, seed=2), at_once=8)
+    judged(
+        "150 chats and completions, 8 at once",
+        outcomes,
+        computed_meanwhile(outcomes, engines["b"]),
+        least=0.5,
+    )
+    assert {outcome.rank for outcome in on(outcomes, "a")} == {0, 1}
+
+
+def test_cache_salts(frontend: Frontend, judged: Judge) -> None:
+    """Equal prompts with different salts share nothing; ``nvext.cache_salt`` means the same."""
+    chance = random.Random(4)
+    bodies = []
+    for body in mixed(40, seed=4):
+        for salt in chance.sample([None, "tenant-1", "tenant-2"], 2):
+            given: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
+            if salt is not None and chance.random() < 0.3:
+                given = {"nvext": given}
+            bodies.append({**body, **given})
+    judged("cache salts, in the body and in nvext", ask_all(frontend, bodies))
+
+
+def test_tool_calls_without_content(frontend: Frontend, judged: Judge) -> None:
+    bodies = [body for seed in range(8) for body in tool_conversation(seed)]
+    judged("tools and content: null", ask_all(frontend, bodies))
+
+
+def test_engines_tokenize_without_a_model_path(
+    stack: SglangStack, engines: dict[str, Engine], judged: Judge
+) -> None:
+    frontend = stack.frontend(*(engine.spec() for engine in engines.values()), model_path=False)
+    bodies = [*mixed(30, seed=5), *tool_conversation(5), *mixed(20, seed=5)]
+    judged("no --model-path: POST /tokenize", ask_all(frontend, bodies))
+    stack.stop(frontend)
+
+
+def test_a_body_without_a_model(frontend: Frontend, judged: Judge) -> None:
+    bodies = [{**body} for body in mixed(20, seed=6)]
+    for body in bodies:
+        del body["model"]
+    judged("bodies without a model", ask_all(frontend, bodies))
+
+
+def test_other_apis_render_the_same_prompts(frontend: Frontend, judged: Judge) -> None:
+    outcomes = [
+        asked_as(frontend, path, body) for number in range(8) for path, body in other_forms(number)
+    ]
+    judged("24 requests of /v1/chat/completions, /v1/messages and /v1/responses", outcomes)
+
+
+def test_a_frontend_that_joins_late(
+    stack: SglangStack, frontend: Frontend, engines: dict[str, Engine], judged: Judge
+) -> None:
+    """The engines have cached for minutes: their replay sockets have the events."""
+    late = stack.frontend(*(engine.spec() for engine in engines.values()))
+    until_now(lambda: late.cached_blocks() == frontend.cached_blocks(), 30)
+    judged("late join through replay", ask_all(late, mixed(20)))
+    stack.stop(late)
+
+
+def test_reset_of_the_prefix_cache(
+    frontend: Frontend, engines: dict[str, Engine], judged: Judge
+) -> None:
+    for engine in engines.values():
+        assert engine.http.post("/flush_cache").status_code == 200
+    outcomes = ask_all(frontend, mixed(40))
+    first = {(one.worker, one.rank): one for one in reversed(outcomes)}.values()
+
+    def explain(outcome: Outcome) -> str | None:
+        if outcome in first and outcome.reported == 0:
+            return "first request after the reset"
+        return None
+
+    judged("after flush_cache", outcomes, explain, least=0.9)
+
+
+def test_an_engine_is_killed_and_restarted(
+    stack: SglangStack, frontend: Frontend, engines: dict[str, Engine], judged: Judge
+) -> None:
+    """The new process has the old one's addresses, an empty cache and few blocks, so it evicts."""
+    old = engines["b"]
+    old.process.kill()
+    until_now(lambda: not frontend.ready(), 30)
+    judged("one of two engines is dead", ask_all(frontend, mixed(20)))
+    new = stack.engine("b", port=old.port, blocks=96, again=old)
+    stack.wait(new)
+    until_now(frontend.ready, 60)
+    until_now(lambda: frontend.cached_blocks()[("b", 0)] == 0, 30)
+    judged("after kill -9 and restart", ask_all(frontend, pinned(frontend, "b", 40)))
+
+
+def test_evictions(frontend: Frontend, judged: Judge) -> None:
+    outcomes = ask_all(frontend, pinned(frontend, "b", 100, seed=8))
+    assert frontend.index_events("removed") > 0
+    judged("an engine that evicts", outcomes)
