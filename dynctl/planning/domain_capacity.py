@@ -166,7 +166,9 @@ class _Fleet:
             if problem is not None:
                 lacking[problem].append(row)
         return [
-            Stranded([row.name for row in members], taint, reason, self._outcome(members[0].model))
+            Stranded(
+                sorted(row.name for row in members), taint, reason, self._outcome(members[0].model)
+            )
             for (taint, reason), members in lacking.items()
         ]
 
