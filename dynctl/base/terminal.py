@@ -6,8 +6,10 @@ writer of its stream: ``screens/render.py`` for stdout, :func:`say` for stderr.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from textwrap import wrap
 from typing import Final, TypeVar
 
 Value = TypeVar("Value")
@@ -52,3 +54,48 @@ def status_line(text: str) -> None:
 def say(message: str) -> None:
     """Write a line for the user to stderr."""
     sys.stderr.write(printable(message) + "\n")
+
+
+#: Narrower terminals get lines of this length and wrap them.
+_LEAST_WIDTH: Final = 64
+#: How a message begins whose further lines are indented as far.
+_LABEL: Final = re.compile(r"(?:note|warning|error): ")
+
+
+def message_width() -> int | None:
+    """Columns of messages on stderr: COLUMNS, else its terminal's; None in a pipe without it."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return max(_LEAST_WIDTH, int(columns))
+    try:
+        return max(_LEAST_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns or 80)
+    except (OSError, ValueError):
+        return None
+
+
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """The lines of ``text``; longer ones are wrapped at words, and go on after ``indent``."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if len(line) <= width:
+            lines.append(line)
+        else:
+            lines += wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return lines
+
+
+def advise(message: str) -> None:
+    """Write a note, a warning or another sentence for the user to stderr, wrapped at words. In a
+    pipe it stays one line, for programs that read lines."""
+    width = message_width()
+    if width is not None:
+        label = _LABEL.match(message)
+        indent = " " * (label.end() if label else 2)
+        message = "\n".join(wrapped(printable(message), width, indent))
+    say(message)

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from textwrap import wrap
 from typing import Any
 
 import typer
@@ -285,41 +284,15 @@ def _report(error: BaseException) -> int:
 
 def _say(message: str, hint: str = "", file: Any = None) -> None:
     """Write a message and its hint to stderr, wrapped at words; `file`: a page, as it is."""
-    from dynctl.base.terminal import printable
+    from dynctl.base.terminal import message_width, printable, wrapped
 
     message = printable(message)
     if file is not None:
         file.write(message + "\n")
         return
     # COLUMNS, else the terminal of stderr; 80 in a pipe.
-    width = max(64, _terminal_width())
-    lines = [*_wrapped(message, width, " " * 7)]
+    width = message_width() or 80
+    lines = wrapped(message, width, " " * 7)
     for line in printable(hint).splitlines():
-        lines += _wrapped("  " + line, width, " " * 6)
+        lines += wrapped("  " + line, width, " " * 6)
     sys.stderr.write("\n".join(lines) + "\n")
-
-
-def _terminal_width() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) > 0:
-        return int(columns)
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
-
-
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    lines: list[str] = []
-    for line in text.splitlines():
-        if len(line) <= width:
-            lines.append(line)
-        else:
-            lines += wrap(
-                line,
-                width,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-    return lines

@@ -16,7 +16,7 @@ import msgspec
 
 from dynctl.base.errors import DynctlError, ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
-from dynctl.base.terminal import printable, printable_json, printable_value, say
+from dynctl.base.terminal import advise, printable, printable_json, printable_value
 from dynctl.documents.audit import AuditReport
 from dynctl.documents.bundle import BundleReport
 from dynctl.documents.client import Versions
@@ -199,8 +199,8 @@ def _csv(result: Any) -> str:
 
 
 def talk(message: str) -> None:
-    """Write a line for the user to stderr."""
-    say(message)
+    """Write a sentence for the user to stderr; the terminal's width wraps it."""
+    advise(message)
 
 
 def doubted(doubts: Iterable[str]) -> None:
@@ -316,7 +316,7 @@ def names(result: Any) -> list[str]:
         return [row.name for row in result.contexts]
     if isinstance(result, ContextDetail | ContextChange):
         return [] if result.name is None else [result.name]
-    if isinstance(result, BundleReport):
+    if isinstance(result, BundleReport | RecordingReport):
         return [result.path]
     if isinstance(result, Report):
         return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
