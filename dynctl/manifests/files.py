@@ -5,6 +5,7 @@ The meaning of a document is in :mod:`dynctl.manifests.graphs`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,8 +52,18 @@ class Manifest:
 def read_manifests(files: Iterable[str]) -> list[Manifest]:
     """Read all objects of the files, in order; ``-`` is stdin, a List is read as its items.
 
-    Raises UsageProblem with the file, and with the line of a YAML error.
+    Raises UsageProblem with the file, and with the line of a YAML error; also for a file that is
+    specified twice, whose objects would count twice.
     """
+    files = list(files)
+    read: dict[str, str] = {}
+    for file in files:
+        # A NUL is not in any path; reading the file refuses it by name.
+        path = file if file == "-" or "\0" in file else os.path.realpath(file)
+        if path in read:
+            also = "" if read[path] == file else f" (also as {_shown(read[path])})"
+            raise UsageProblem(f"{_shown(file)}: specified twice{also}; expected each file once")
+        read[path] = file
     return [manifest for file in files for manifest in parse_manifests(_bytes(file), _shown(file))]
 
 

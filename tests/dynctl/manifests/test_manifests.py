@@ -198,3 +198,17 @@ def test_merge_keys_do_not_double_without_end() -> None:
     lines += [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 60)]
     with pytest.raises(UsageProblem, match="merged keys"):
         parse_manifests("\n".join(lines).encode(), "bomb.yaml")
+
+
+def test_a_file_that_is_specified_twice_is_refused_by_both_its_names(tmp_path: Path) -> None:
+    file, other = tmp_path / "graph.yaml", tmp_path / "." / "same.yaml"
+    file.write_bytes(BETA)
+    other.symlink_to(file)
+    with pytest.raises(UsageProblem) as found:
+        read_manifests([str(file), str(file)])
+    assert found.value.message == f"{file}: specified twice; expected each file once"
+    with pytest.raises(UsageProblem) as found:
+        read_manifests([str(file), str(other)])
+    assert f"{other}: specified twice (also as {file})" in found.value.message
+    with pytest.raises(UsageProblem, match="stdin: specified twice"):
+        read_manifests(["-", "-"])
