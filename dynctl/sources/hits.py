@@ -15,6 +15,7 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
+from dynctl.base.signals import sigterm_like_ctrl_c
 from dynctl.documents.hits import HitsReport
 from dynctl.documents.recording import NO_PROMPT_HASHES, Record
 from dynctl.documents.recording_file import RecordingFile
@@ -118,7 +119,7 @@ def of_live(
         if origin == "--frontend" and len(urls) != 1:
             raise UsageProblem(f"--record {keep}: {len(urls)} frontends; a recording is of one")
     say(f"recording for {seconds:,} s; Ctrl-C ends it, and judges what came until then")
-    with tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
+    with sigterm_like_ctrl_c(), tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
         if origin == "--frontend":
             paths = [Path(folder) / f"frontend-{number}" for number in range(len(urls))]
             paths = paths if keep is None else [keep]
@@ -127,7 +128,8 @@ def of_live(
         else:
             paths = [keep or Path(folder) / "live"]
             title = _observed(options, urls, seconds, paths[0])
-        report = _of_recordings([RecordingFile(path) for path in paths], query)
+        with sigterm_like_ctrl_c():  # the loop of an observer leaves SIGTERM without a handler
+            report = _of_recordings([RecordingFile(path) for path in paths], query)
     if keep is not None:
         return msgspec.structs.replace(report, source=f"{title}, kept in {keep}")
     # What was recorded is gone when the command ends, so nothing can be replayed.

@@ -100,15 +100,17 @@ def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) ->
         raise already_there(path)
     talk(f"recording to {path}{'' if lasts is None else f' for {lasts:,} s'}; Ctrl-C ends it")
     if origin == "--frontend":
+        from dynctl.base.signals import sigterm_like_ctrl_c
         from dynctl.sources.frontend.recording import stream_recording
 
         if len(urls) != 1:
             raise UsageProblem(
                 f"{len(urls)} frontends: a recording is of one", "start one command for each"
             )
-        return stream_recording(
-            urls[0], token, path, timeout=options.timeout, seconds=lasts, max_bytes=most
-        )
+        with sigterm_like_ctrl_c():
+            return stream_recording(
+                urls[0], token, path, timeout=options.timeout, seconds=lasts, max_bytes=most
+            )
     from dynctl.adapters.dynamo.planes import namespace, open_planes
     from dynctl.serving.config import FrontendConfig, Limits
     from dynctl.serving.http.observe_server import record_deployment

@@ -471,7 +471,10 @@ async def test_a_live_frontend_is_judged_while_it_works(dynctl, tmp_path: Path):
     assert "spread" not in [one["cause"] for one in kv["largest"]]
 
 
-async def test_ctrl_c_ends_the_recordings_of_live_frontends_and_judges_them(tmp_path: Path):
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+async def test_ctrl_c_and_sigterm_end_the_recordings_of_live_frontends_and_judge_them(
+    tmp_path: Path, end: signal.Signals
+):
     """A user who has seen enough does not wait for the rest of --for."""
     async with (
         aiohttp.ClientSession() as client,
@@ -495,7 +498,7 @@ async def test_ctrl_c_ends_the_recordings_of_live_frontends_and_judges_them(tmp_
             # What is recorded is written in chunks: wait for the next of both.
             before = _sizes(tmp_path)
             await until(lambda: all(map(int.__gt__, _sizes(tmp_path), before)))
-            judge.send_signal(signal.SIGINT)
+            judge.send_signal(end)
             async with asyncio.timeout(patience(20)):
                 out, err = await judge.communicate()
         finally:
@@ -505,7 +508,7 @@ async def test_ctrl_c_ends_the_recordings_of_live_frontends_and_judges_them(tmp_
     assert b"recording for 600 s; Ctrl-C ends it" in err
     # Chunks can have begun before the requests: then there is none to judge.
     assert judge.returncode == (0 if json.loads(out)["requests"] else 1), err.decode()
-    assert _sizes(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def _sizes(folder: Path) -> list[int]:
