@@ -225,6 +225,8 @@ __dynctl_meaning() {
             meaning='words:none preferred required fallback' ;;
         'events tail:--kind')
             meaning='words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed' ;;
+        'demo:--output' | 'top:--output' | 'completion:--output' | 'demo:-o' | 'top:-o' | 'completion:-o')
+            meaning='words:table wide json jsonl yaml' ;;
         'topology verify:--output' | 'topology lint:--output' | 'check:--output' | 'topology verify:-o' | 'topology lint:-o' | 'check:-o')
             meaning='words:table wide json jsonl yaml name junit' ;;
         'topology render:--output' | 'topology render:-o')

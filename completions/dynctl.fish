@@ -1541,6 +1541,8 @@ function __dynctl_meaning
             echo 'words:none preferred required fallback'
         case 'events tail:--kind'
             echo 'words:stored removed cleared unknown gap restart malformed foreign disconnect reconnect joined left skipped load booked prefilled freed'
+        case 'demo:--output' 'top:--output' 'completion:--output' 'demo:-o' 'top:-o' 'completion:-o'
+            echo 'words:table wide json jsonl yaml'
         case 'topology verify:--output' 'topology lint:--output' 'check:--output' 'topology verify:-o' 'topology lint:-o' 'check:-o'
             echo 'words:table wide json jsonl yaml name junit'
         case 'topology render:--output' 'topology render:-o'

@@ -29,7 +29,10 @@ _COMMON: Final = (
 )
 #: Formats of what `topology render` writes.
 MANIFEST_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.YAML, OutputFormat.JSON)
+#: Commands whose answer has no names.
+NAMELESS: Final = frozenset({"completion", "demo", "top"})
 _OWN_FORMATS: Final[Mapping[str, tuple[OutputFormat, ...]]] = {
+    **dict.fromkeys(NAMELESS, tuple(one for one in _COMMON if one is not OutputFormat.NAME)),
     "check": (*_COMMON, OutputFormat.JUNIT),
     "topology lint": (*_COMMON, OutputFormat.JUNIT),
     "topology verify": (*_COMMON, OutputFormat.JUNIT),

@@ -17,12 +17,14 @@ import typer
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import (
     CLUSTER,
+    NAMELESS,
     OUTPUT,
     PLANE_VARIABLES,
     READ_BY,
     SOURCES,
     GlobalOptions,
     OutputFormat,
+    formats_of,
 )
 from dynctl.cli.shared_options import seconds
 
@@ -337,6 +339,11 @@ def with_globals(
             if arguments[name] is None:
                 arguments[name] = values.get(name)
         options = GlobalOptions(**values, given=frozenset(values))
+        if options.output is OutputFormat.NAME and path in NAMELESS:
+            raise UsageProblem(
+                f"-o name: the answer of {path} has no names; expected one of "
+                f"{', '.join(formats_of(path))}"
+            )
         alone = local and not _serves_dynamo(options, path, arguments)
         for warning in _without_effect(options, path, alone, frozenset(redeclared)):
             from dynctl.screens.render import talk
@@ -389,6 +396,9 @@ def _without_effect(
             )
         place = f"on {path}"
     else:
+        from dynctl.sources import expect_recording
+
+        expect_recording(options)
         server = path in _SERVED_NOT_READ
         source = _served_backend(options) if server else _source(options)
         if source is None:

@@ -196,15 +196,20 @@ def token(options: GlobalOptions) -> str | None:
     return bearer_token(options)
 
 
-def _origin(options: GlobalOptions) -> str:
-    """``--demo``, ``--view``, ``--recording``, ``--discovery`` or ``--frontend``; raises
-    UsageProblem for two."""
-    named = _named(options)
+def expect_recording(options: GlobalOptions) -> None:
+    """Raise UsageProblem for a time of no recording."""
     if options.at is not None and options.recording is None:
         raise UsageProblem(
             f"--at {options.at}: a moment of which recording?",
             "add --recording FILE; make one: dynctl record FILE --frontend URL",
         )
+
+
+def _origin(options: GlobalOptions) -> str:
+    """``--demo``, ``--view``, ``--recording``, ``--discovery`` or ``--frontend``; raises
+    UsageProblem for two."""
+    named = _named(options)
+    expect_recording(options)
     if len(named) > 1:
         raise UsageProblem(f"{' and '.join(named)}: two sources are set, expected one", WAYS)
     if options.offline:

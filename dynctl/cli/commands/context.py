@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dynctl.base.options import GlobalOptions
+from dynctl.base.options import GlobalOptions, OutputFormat
 
 #: Global options about the output; allowed beside the options that a context keeps.
 _HOW = frozenset({"output", "no_color", "debug"})
@@ -137,7 +137,7 @@ def show_context(
     from dataclasses import replace
 
     from dynctl.documents.contexts import ContextDetail, ContextValue
-    from dynctl.screens.render import emit
+    from dynctl.screens.render import emit, talk
     from dynctl.settings.contexts.file import config_path, read_contexts
     from dynctl.settings.contexts.keys import KEYS
     from dynctl.settings.contexts.precedence import apply_context, effective_value
@@ -159,6 +159,8 @@ def show_context(
     ]
     chosen_by = found.chosen_by if name is None else "argument"
     emit(ContextDetail(found.context, chosen_by, str(config_path()), rows), options)
+    if options.output is OutputFormat.NAME and found.context is None:
+        talk("note: no context is current")
     return 0
 
 

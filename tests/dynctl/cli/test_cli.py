@@ -226,6 +226,17 @@ def test_a_command_has_no_other_formats_than_those_that_it_lists(dynctl):
             assert (ran.code, ran.out) == (2, ""), (line, output)
 
 
+@pytest.mark.parametrize("line", ["completion bash", "top --once --demo", "demo"])
+def test_a_command_whose_answer_has_no_names_refuses_to_print_them(dynctl, line):
+    ran = dynctl(*line.split(), "-o", "name")
+    assert (ran.code, ran.out) == (2, "")
+    command = line.split()[0]
+    assert ran.err == (
+        f"error: -o name: the answer of {command} has no names; "
+        "expected one of table, wide, json, jsonl, yaml\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "error", "hint"),
     [

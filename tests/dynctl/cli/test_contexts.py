@@ -164,6 +164,8 @@ def test_show_without_any_context(dynctl):
     assert ran.code == 0
     assert ran.out.startswith("no context ")
     assert dynctl("context", "show", "-o", "name").out == ""
+    named = dynctl("context", "show", "-o", "name")
+    assert (named.code, named.out, named.err) == (0, "", "note: no context is current\n")
 
 
 def test_remove_and_unknown_names(dynctl):

@@ -364,6 +364,10 @@ def test_commands_name_what_is_wrong_with_the_time(dynctl: Any, tmp_path: Path) 
     path, _ = made(tmp_path)
     ran = dynctl("workers", "list", "--at", "+6s", "--demo")
     assert (ran.code, "--at +6s: a moment of which recording?" in ran.err) == (2, True)
+    for command in ("workers list", "check", "hits", "events tail", "top --once"):
+        ran = dynctl(*command.split(), "--at", "+6s")
+        assert ran.code == 2
+        assert ran.err.startswith("error: --at +6s: a moment of which recording?\n"), command
     ran = dynctl("workers", "list", "--recording", str(path), "--at", "+600s")
     assert ran.code == 2
     assert f"outside the recording, which is from {time_text(BEGAN)} to" in ran.err
