@@ -316,8 +316,10 @@ def names(result: Any) -> list[str]:
         return [row.name for row in result.contexts]
     if isinstance(result, ContextDetail | ContextChange):
         return [] if result.name is None else [result.name]
-    if isinstance(result, BundleReport | RecordingReport):
+    if isinstance(result, BundleReport):
         return [result.path]
+    if isinstance(result, RecordingReport):
+        return [result.file]
     if isinstance(result, Report):
         return [check.code for check in result.checks if check.state in (State.FAIL, State.WARN)]
     if isinstance(result, AuditReport):
