@@ -66,6 +66,7 @@ class FleetCard(msgspec.Struct, frozen=True):
     ``given``: the worker comes from the command line or the workers file of the router, so the
     frontend's own engine key may be sent there. ``key_env``: the variable with the engine's own
     key, where router and frontend were started by one command, with the same environment.
+    ``sglang``: the worker is an engine of SGLang.
     """
 
     worker: dict[str, Any]
@@ -75,6 +76,7 @@ class FleetCard(msgspec.Struct, frozen=True):
     forward_authorization: bool = False
     given: bool = False
     key_env: str | None = None
+    sglang: bool = False
 
 
 class FleetCards(msgspec.Struct, frozen=True):

@@ -747,6 +747,11 @@ class Fleet:
             if member.worker is not None and member.worker.model == model
         }
 
+    def is_sglang(self, worker_id: int) -> bool:
+        """Whether a worker is an engine of SGLang, by its description of itself."""
+        member = self.by_id(worker_id)
+        return member is not None and bool(member.facts.sglang)
+
     async def tokenize(self, model: str, prompt: Any) -> list[int] | None:
         """Tokenize a prompt at an engine of the model; None if none has the endpoint."""
         # A different engine each time, to spread the load.

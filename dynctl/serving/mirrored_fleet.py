@@ -84,6 +84,8 @@ class MirroredFleet(Fleet):
         self._upstream.authorize(endpoint, self._key(card))
         self._service.set_adapters(worker.worker_id, card.adapters)
         member.bootstrap = card.bootstrap
+        member.facts = replace(member.facts, sglang=card.sglang)
+        self._any_sglang = self._any_sglang or card.sglang
         if joined:
             member.ejection = Ejection(self._config.health.ejection)
             self._service.conditions.forget(worker.name)

@@ -21,6 +21,8 @@ _READ_DIFFERENTLY = (
     "cache overlap not modelled: tools, calls of tools and parts of messages are read in another "
     "way by each kind of engine"
 )
+#: Fields with which a client of SGLang chooses an adapter, or keeps caches apart, by itself.
+_SGLANG_KEYS = ("lora_path", "extra_key")
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 #: Prompts of a batch that engines are asked to tokenize, one round trip each.
 _MOST_REMOTE_PROMPTS = 64
@@ -185,6 +187,14 @@ def prompts_of(
         **common,
     )
     return [prompt], reason
+
+
+def sglang_key(parsed: ChatRequest | CompletionRequest) -> str | None:
+    """Why SGLang's reuse of a request is not known: a field that is part of its cache keys."""
+    for name in _SGLANG_KEYS:
+        if parsed.body.get(name) is not None:
+            return f"cache overlap not modelled: {name} is part of SGLang's cache keys"
+    return None
 
 
 def _given_tools(parsed: ChatRequest) -> list[Mapping[str, Any]] | None:

@@ -40,7 +40,9 @@ class SglangStack(Stack):
         }
         command = [SGLANG_PYTHON, "-m", "sglang.launch_server"]
         command += ["--model-path", str(self.directory / "models" / model)]
-        command += ["--served-model-name", "tiny", "--load-format", "dummy", "--device", "cpu"]
+        command += ["--served-model-name", "tiny", "--device", "cpu"]
+        if not (self.directory / "models" / model / "model.safetensors").exists():
+            command += ["--load-format", "dummy"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--context-length", "2048"]
         command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
         command += ["--page-size", str(BLOCK), "--max-total-tokens", str(blocks * BLOCK)]

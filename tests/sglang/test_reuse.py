@@ -12,10 +12,13 @@ import pytest
 
 from tests.sglang.stack import SglangStack
 from tests.vllm.conftest import Judge
+from tests.vllm.models import write_weights
 from tests.vllm.rates import Outcome, ask_all, asked_as, computed_meanwhile, on, pinned
 from tests.vllm.stack import Engine, Frontend
-from tests.vllm.traffic import mixed, other_forms, tool_conversation
+from tests.vllm.traffic import mixed, other_forms, tool_conversation, words
 from tests.waiting import until_now
+
+ADAPTER = "adapter"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,11 @@ def stack() -> Iterator[SglangStack]:
 
 @pytest.fixture(scope="module")
 def engines(stack: SglangStack) -> dict[str, Engine]:
-    made = {"a": stack.engine("a", ranks=2), "b": stack.engine("b")}
+    models = stack.directory / "models"
+    write_weights(models / "llama")  # weights that SGLang makes up have no adapters
+    lora = "--enable-lora", "--lora-backend", "torch_native", "--max-loras-per-batch", "2"
+    b = stack.engine("b", *lora, "--lora-paths", f"{ADAPTER}={models}/adapter")
+    made = {"a": stack.engine("a", ranks=2), "b": b}
     stack.wait(*made.values())
     return made
 
@@ -66,6 +73,25 @@ def test_cache_salts(frontend: Frontend, judged: Judge) -> None:
                 given = {"nvext": given}
             bodies.append({**body, **given})
     judged("cache salts, in the body and in nvext", ask_all(frontend, bodies))
+
+
+def test_adapters(frontend: Frontend, engines: dict[str, Engine], judged: Judge) -> None:
+    """Prompts of base model and adapter share nothing, and the adapter answers."""
+    bodies = [{**body, "model": name} for body in mixed(40, seed=3) for name in ("tiny", ADAPTER)]
+    judged("a LoRA adapter and its base model, the same prompts", ask_all(frontend, bodies))
+    prompt = words(random.Random(5), 60)
+    body = {"model": ADAPTER, "prompt": prompt, "max_tokens": 16, "temperature": 0}
+    own = engines["b"].http.post("/v1/completions", json={**body, "lora_path": ADAPTER}).json()
+    base = engines["b"].http.post("/v1/completions", json={**body, "model": "tiny"}).json()
+    answer = frontend.send(body).json()
+    assert answer["model"] == ADAPTER
+    assert answer["choices"][0]["text"] == own["choices"][0]["text"]
+    assert answer["choices"][0]["text"] != base["choices"][0]["text"]
+    message = {"model": ADAPTER, "max_tokens": 8, "messages": [{"role": "user", "content": prompt}]}
+    twice = [asked_as(frontend, "/v1/messages", message) for _ in range(2)]
+    judged("an adapter in /v1/messages", twice)
+    refused = frontend.http.post("/v1/responses", json={"model": ADAPTER, "input": prompt})
+    assert refused.status_code == 501, refused.text
 
 
 def test_tool_calls_without_content(frontend: Frontend, judged: Judge) -> None:

@@ -6,9 +6,11 @@ vLLM's attention on CPUs ends the engine at the first request.
 """
 
 import json
+import math
 import random
 import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ _TOKENIZER = Path(__file__).resolve().parent.parent / "dynamo" / "tiny-model"
 _LAYERS = 2
 _HIDDEN = 128
 _HEAD = 64
+_INNER = 256
+_VOCABULARY = 317
 _RANK = 8
 WINDOW = 64
 """Tokens of the hybrid model's sliding window: two blocks of 32."""
@@ -76,11 +80,11 @@ def _write_model(folder: Path, **config: Any) -> None:
     _write_json(folder / "tokenizer_config.json", {**tokenizer, "chat_template": _TEMPLATE})
     common = {
         "hidden_size": _HIDDEN,
-        "intermediate_size": 256,
+        "intermediate_size": _INNER,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": _HEAD,
-        "vocab_size": 317,
+        "vocab_size": _VOCABULARY,
         "max_position_embeddings": 8192,
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -109,19 +113,39 @@ def _write_adapter(folder: Path) -> None:
             name = f"base_model.model.model.layers.{layer}.self_attn.{projection}"
             shapes[f"{name}.lora_A.weight"] = (_RANK, _HIDDEN)
             shapes[f"{name}.lora_B.weight"] = (width, _RANK)
+    _write_tensors(folder / "adapter_model.safetensors", shapes)
+
+
+def write_weights(folder: Path) -> None:
+    """Random weights of ``llama`` as a file, for engines that do not make them where adapters are
+    loaded too."""
+    vocabulary = (_VOCABULARY, _HIDDEN)
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": vocabulary,
+        "lm_head.weight": vocabulary,
+        "model.norm.weight": (_HIDDEN,),
+    }
+    for layer in range(_LAYERS):
+        name = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{name}.{norm}.weight"] = (_HIDDEN,)
+        for projection, width in (("q", 2 * _HEAD), ("k", _HEAD), ("v", _HEAD)):
+            shapes[f"{name}.self_attn.{projection}_proj.weight"] = (width, _HIDDEN)
+        shapes[f"{name}.self_attn.o_proj.weight"] = (_HIDDEN, 2 * _HEAD)
+        for projection in ("gate", "up"):
+            shapes[f"{name}.mlp.{projection}_proj.weight"] = (_INNER, _HIDDEN)
+        shapes[f"{name}.mlp.down_proj.weight"] = (_HIDDEN, _INNER)
+    _write_tensors(folder / "model.safetensors", shapes)
+
+
+def _write_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     header, data, chance = {}, bytearray(), random.Random(0)
-    for name, (rows, columns) in shapes.items():
-        start = len(data)
-        values = (chance.gauss(0, 0.1) for _ in range(rows * columns))
-        data += struct.pack(f"<{rows * columns}f", *values)
-        header[name] = {
-            "dtype": "F32",
-            "shape": [rows, columns],
-            "data_offsets": [start, len(data)],
-        }
+    for name, shape in shapes.items():
+        start, count = len(data), math.prod(shape)
+        data += struct.pack(f"<{count}f", *(chance.gauss(0, 0.1) for _ in range(count)))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, len(data)]}
     text = json.dumps(header).encode()
-    file = struct.pack("<Q", len(text)) + text + data
-    (folder / "adapter_model.safetensors").write_bytes(file)
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,11 +1,13 @@
 """How requests reach workers: what is sent on each hop, and what one hop hands to the next."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from dynctl.base.decode_errors import RequestError
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.handoff import (
+    adapter_body,
     bootstrap_body,
     decode_body,
     kv_transfer_params,
@@ -113,17 +115,39 @@ class Dispatch(Protocol):
         ...
 
 
+class EngineKinds(Protocol):
+    """What is known of the engines of a fleet."""
+
+    def is_sglang(self, worker_id: int) -> bool:
+        """Whether the worker is an engine of SGLang, by its description of itself."""
+        ...
+
+    def readers(self, model: str) -> Set[str]:
+        """The kinds of the model's engines; empty in a fleet without SGLang."""
+        ...
+
+
 class HttpDispatch:
     """Engines with an OpenAI API: each gets the client's body over HTTP."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, kinds: EngineKinds) -> None:
         self._upstream = upstream
+        self._kinds = kinds
 
     def read(self, parsed: ChatRequest | CompletionRequest) -> None:
         """Engines check the body."""
 
     def prepare(self, call: Call) -> None:
-        """Engines get the body as it is."""
+        """Engines get the body as it is, except for adapters of SGLang."""
+        request = call.request
+        if request.lora_name is None or call.path != "/v1/responses":
+            return
+        if "sglang" in self._kinds.readers(request.model):
+            problem = (
+                "/v1/responses of SGLang has no LoRA adapters: it would answer with "
+                f"{request.model}; send the request to /v1/chat/completions"
+            )
+            raise RequestError(501, "unsupported", "model", problem)
 
     def whole(self, call: Call) -> bytes:
         return call.raw
@@ -161,6 +185,9 @@ class HttpDispatch:
         if config.data_parallel_size > 1:
             rank = ref.dp_rank - config.data_parallel_start_rank
             headers = {**headers, RANK_HEADER: str(rank)}
+        adapter = call.request.lora_name
+        if adapter is not None and self._kinds.is_sglang(worker.worker_id):
+            message = adapter_body(message, call.path, worker.model, adapter)
         return await self._upstream.open(
             f"{worker.endpoint}{call.path}",
             message,

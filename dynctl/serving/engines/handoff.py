@@ -1,4 +1,5 @@
-"""The messages of a hand-off from prefill to decode, in the formats of vLLM and SGLang."""
+"""The bodies that engines get where they are not the client's own: of a hand-off from prefill to
+decode, and of adapters, in the formats of vLLM and SGLang."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -69,3 +70,17 @@ def bootstrap_body(body: Mapping[str, Any], address: tuple[str, int], room: int)
     return msgspec.json.encode(
         {**body, "bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": room}
     )
+
+
+def adapter_body(body: bytes, path: str, model: str, adapter: str) -> bytes:
+    """SGLang's request for a LoRA adapter of ``model``, the engine's own name of it.
+
+    SGLang 0.5.23 lists an adapter as a model, and answers a request for that name with the base
+    model. ``lora_path`` is a field of all endpoints but ``/v1/messages``, which reads the adapter
+    from ``model``.
+    """
+    if path == "/v1/messages":
+        more = {"model": f"{model}:{adapter}"}
+    else:
+        more = {"lora_path": adapter}
+    return msgspec.json.encode({**msgspec.json.decode(body), **more})

@@ -492,6 +492,7 @@ class FrontendsApi:
                     spec.forward_authorization,
                     member.source != "api" and spec.api_key_env is None,
                     spec.api_key_env if self._one_environment else None,
+                    bool(member.facts.sglang),
                 )
             )
         settings = {name: getattr(router.config, name) for name in router.config.__slots__}

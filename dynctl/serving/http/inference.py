@@ -32,7 +32,7 @@ from dynctl.serving.http.inference_responses import (
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKeys
-from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of
+from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of, sglang_key
 from dynctl.serving.refusal import (
     HttpError,
     internal_error,
@@ -377,6 +377,8 @@ class Inference:
         )
         length = self._service.context_length(base, worker_set)
         prompts, not_modelled = prompts_of(parsed, length)
+        if not_modelled is None and "sglang" in self._service.tokenizers.readers(base):
+            not_modelled = sglang_key(parsed)
         try:
             if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
                 prompts = await self._as_dynamo(base, worker_set, parsed, prompts)

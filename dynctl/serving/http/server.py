@@ -249,8 +249,9 @@ class Frontend:
                 requests, fleet, config.limits, config.dynamo, traced=traced
             )
         if isinstance(service, RemoteRouting):
-            return MirroredFleet(service, self.upstream, config), HttpDispatch(self.upstream)
-        return kind(service, self.upstream, config), HttpDispatch(self.upstream)
+            kind = MirroredFleet
+        engines = kind(service, self.upstream, config)
+        return engines, HttpDispatch(self.upstream, engines)
 
     def _consumer(self) -> RouterConsumer:
         """The durable consumers of this router; it has its name when it is registered."""
