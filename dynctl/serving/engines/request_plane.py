@@ -173,6 +173,15 @@ class _Message:
     request_id: str | None = None
 
 
+_CHATS: Final = "; use /v1/chat/completions"
+#: Requests of APIs that Dynamo's request plane does not have, their path, and what to use.
+_NOT_FOR_PLANES: Final = (
+    (EmbeddingRequest, "/v1/embeddings", ""),
+    (MessagesRequest, "/v1/messages", _CHATS),
+    (ResponsesRequest, "/v1/responses", _CHATS),
+)
+
+
 class PlaneDispatch:
     """Sends requests to workers over the request plane. ``traced``: with the contexts of their
     traces."""
@@ -194,11 +203,10 @@ class PlaneDispatch:
         self._dynamo = dynamo
 
     def read(self, parsed: ChatRequest | CompletionRequest) -> EngineOptions:
-        if isinstance(parsed, EmbeddingRequest):
-            raise _unsupported("is not supported for the workers of a Dynamo deployment", "input")
-        if isinstance(parsed, MessagesRequest | ResponsesRequest):
-            problem = "is not supported for the workers of a Dynamo deployment; use "
-            raise _unsupported(problem + "/v1/chat/completions", parsed.prompt_field)
+        for kind, path, instead in _NOT_FOR_PLANES:
+            if isinstance(parsed, kind):
+                problem = f"{path} is not supported for the workers of a Dynamo deployment{instead}"
+                raise RequestError(501, "unsupported", None, problem)
         return read_engine_options(parsed.body)
 
     def prepare(self, call: Call) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from dynctl.base.decode_errors import RequestError
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.request_plane import PlaneDispatch
 from dynctl.tokenization import DEMO_MODEL_DIR
+from dynctl.wire.openai import parse_embedding_request
 from router_core import Booked, RouterConfig
 from tests.dynctl.serving.fleets import SLOW_HEALTH, WORDS, site
 from tests.dynctl.serving.hostile import HostileEngine, answers, hostile, specs
@@ -169,3 +172,13 @@ async def test_a_dry_run_of_the_route_endpoint_takes_embeddings() -> None:
         status, found, _ = await fleet.post("/v1/route", embeddings_body(["a text", "another"]))
         assert (status, found["kind"]) == (200, "RouteResult")
         assert found["winner"]["decode"]["worker"] in ("cpu", "gpu")
+
+
+def test_a_frontend_on_dynamos_planes_names_the_endpoint_that_it_refuses() -> None:
+    dispatch = object.__new__(PlaneDispatch)  # what it reads depends on the request alone
+    with pytest.raises(RequestError) as refused:
+        dispatch.read(parse_embedding_request({"model": "demo", "input": "x"}))
+    assert refused.value.status == 501
+    assert str(refused.value) == (
+        "/v1/embeddings is not supported for the workers of a Dynamo deployment"
+    )
