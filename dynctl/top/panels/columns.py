@@ -84,6 +84,8 @@ def domain_table(
             mine = _with_stale(mine)
         if column.key == "prefill_tokens":
             mine = replace(mine, heading="PREFILL TOK")
+        if column.key == "kv_used":
+            mine = replace(mine, heading=mine.heading.replace("USED", "BLOCKS"))
         if column.key in _LOADS and snapshot.unknown("load") is not None:
             mine = _unknown(mine)
         if column.key == before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +154,11 @@ def test_a_log_without_decisions_is_named(capsys: pytest.CaptureFixture[str], tm
         assert code == 0
         assert "no decisions yet" in out
         assert "(no `Selected worker` line yet: DYN_LOG=info)" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_two_columns_of_a_table_have_one_heading(width: int):
+    text = top_frame(frame_of(snapshot(stranded_zones())), Canvas(width))
+    for heading in (line for line in text.splitlines() if line[:5] in ("ZONE ", "NAME ")):
+        names = [one for one in re.split(r"  +", heading) if one]
+        assert len(names) == len(set(names)), heading
