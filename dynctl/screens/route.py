@@ -106,11 +106,16 @@ def _doubts(
     for one in result.doubts:
         if one.matters or show_all:
             lines += canvas.paragraph(
-                f"{one.what}: {one.effect}. {one.resolve}",
+                f"{one.what}: {one.effect}. {_sentence(one.resolve)}",
                 first=f"  {one.code}  ",
                 rest=" " * 11,
             )
     return lines
+
+
+def _sentence(text: str) -> str:
+    """``text`` with a capital letter; commands and options stay as users type them."""
+    return text if text.startswith("dynctl ") else text[:1].upper() + text[1:]
 
 
 def _observed(choice: ObservedChoice, canvas: Canvas) -> list[str]:

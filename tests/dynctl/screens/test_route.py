@@ -12,7 +12,7 @@ from dynctl.documents.route_of_plan import route_result
 from dynctl.documents.route_result import BypassRow, PrefillPrediction, RouteResult
 from dynctl.documents.view import SavedView, decode_view, encode_view
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.route import ExplainScreen, route_short
+from dynctl.screens.route import ExplainScreen, _sentence, route_short
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import (
@@ -236,3 +236,9 @@ def test_a_request_that_was_turned_away_names_the_limit() -> None:
     text = explained(made, asked, refused)
     assert "answer none: 1 request waits in the router queue, the limit is 1" in text
     assert "stopped by the router queue: its limit of total_requests is 1" in text
+
+
+def test_what_resolves_a_doubt_is_a_sentence_but_commands_stay_as_they_are_typed() -> None:
+    assert _sentence("set it: --set NAME=VALUE") == "Set it: --set NAME=VALUE"
+    for command in ("dynctl check shows the cause", "--explain shows the chance"):
+        assert _sentence(command) == command
