@@ -9,13 +9,14 @@ not count there. What is cached and asked: `scale_workload.py`.
 2,000 prompts a second arrive at random times, as token ids. Each is hashed, routed and booked; its
 first output comes 0.2 s later, its end after 2 s. Meanwhile each worker reports its load once a
 second, and a thousand times a second a worker stores 32 blocks or drops 32 old ones (vLLM's bytes
-over ZMQ, a socket a worker). Every 10 s 1,000 such events come at once. Every 6 s a worker is lost;
-2 s later it is back under another id, and 1 s after that the events of all its blocks arrive.
-Every 5 s `/metrics` is read.
+over ZMQ, a socket a worker). Every 10 s 1,000 such events come as fast as they can be sent, without
+delaying a prompt. Every 6 s a worker is lost; 2 s later it is back under another id, and 1 s after
+that the events of all its blocks arrive, also as fast as they can be sent. Every 5 s `/metrics` is
+read.
 
 *Latency* is from the sending of a prompt until its worker is booked. A *stall* is how late the
-event loop comes back to a timer of 1 ms; *of our own making* is the CPU time within it: on a busy
-machine the rest is other processes.
+event loop comes back to a timer of 1 ms. *Of our own making* is at most the CPU time within either:
+on a busy machine the rest is other processes.
 """
 
 from __future__ import annotations
@@ -113,15 +114,18 @@ class Workers:
     def lose(self, worker: int) -> None:
         self._lost.add(worker)
 
-    def announce(self, worker: int) -> int:
-        """Send the whole cache of a worker that is back; returns the number of events."""
-        count = 0
+    def announce(self, worker: int) -> Iterator[int]:
+        """Send the whole cache of a worker that is back; yields 1 after each event."""
         for chain in self._fleet.cached(worker, self.first[worker]):
             for piece in chain.pieces():
                 self._publish(worker, self._stored(piece))
-                count += 1
+                yield 1
         self._lost.discard(worker)
-        return count
+
+    def burst(self, count: int) -> Iterator[int]:
+        """Send ``count`` events; yields how many were sent after each."""
+        for _ in range(count):
+            yield self.send(1)
 
     def _publish(self, worker: int, batch: bytes) -> None:
         sequence = self._sequence[worker].to_bytes(8, "big")
@@ -153,6 +157,8 @@ class Generator:
         start = time.monotonic()
         at = {"prompt": 0.0, "event": 0.0, "load": 0.0, "burst": _BURST_S / 2, "loss": 3.0}
         back: list[tuple[float, str, int]] = []
+        #: Bursts and caches that are being sent; a prompt that is due goes first.
+        sending: deque[Iterator[int]] = deque()
         prompts: deque[bytes] = deque()
         reported, last = 0, start
         while (now := time.monotonic() - start) < seconds:
@@ -167,7 +173,7 @@ class Generator:
                 self.events += self._workers.send(1)
                 at["event"] += 1 / events
             if at["burst"] <= now:
-                self.events += self._workers.send(_BURST)
+                sending.append(self._workers.burst(_BURST))
                 at["burst"] += _BURST_S
             while at["load"] <= now:
                 self._report(reported % self._fleet.workers)
@@ -186,11 +192,17 @@ class Generator:
                     self._send(JOIN, worker)
                     back.append((due + _CACHE_S, "cache", worker))
                 else:
-                    self.events += self._workers.announce(worker)
+                    sending.append(self._workers.announce(worker))
             # Until something is due, make what comes next.
             ahead = time.monotonic() + _STEP_S
             while time.monotonic() < ahead:
-                if len(prompts) < 200:
+                if sending:
+                    sent = next(sending[0], None)
+                    if sent is None:
+                        sending.popleft()
+                    else:
+                        self.events += sent
+                elif len(prompts) < 200:
                     prompts.append(self._prompt())
                 else:
                     self._workers.make()
@@ -300,6 +312,7 @@ def rows(
     """The table. The first second, in which everything is new, is not counted."""
     counted = samples[1:] or samples
     late = sorted(one for second in counted for one in second["latencies"])
+    own = sorted(one for second in counted for one in second["own_latencies"])
     applied = sum(count for kind, count in done["events"].items() if kind.endswith(" ok"))
     cpu = [second["cpu"] for second in counted]
     decided = len(late)
@@ -313,6 +326,8 @@ def rows(
         row("decision: p50", "ms", _share(late, 0.5)),
         row("decision: p99", "ms", _share(late, 0.99), aim="< 2 ms"),
         row("decision: longest", "ms", late[-1] if late else 0.0),
+        row("decision: p99 of our own making", "ms", _share(own, 0.99)),
+        row("decision: longest of our own making", "ms", own[-1] if own else 0.0),
         row("longest stall", "ms", max(second["stall"] for second in counted)),
         row(
             "longest stall of our own making",

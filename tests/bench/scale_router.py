@@ -53,6 +53,7 @@ class Second:
     """What one second was like; times in milliseconds."""
 
     latencies: list[float] = field(default_factory=list)
+    own_latencies: list[float] = field(default_factory=list)
     stall: float = 0.0
     own: float = 0.0
     collection: float = 0.0
@@ -116,6 +117,9 @@ class ScaleRouter:
         self._hasher = PromptHasher(BLOCK)
         self._prefills: deque[tuple[float, str]] = deque()
         self._responses: deque[tuple[float, RequestRecord]] = deque()
+        #: Times of ticks with the CPU time until then (ns); prompts that were sent before the
+        #: first are done.
+        self._ticks: deque[tuple[int, int]] = deque(maxlen=100_000)
         self.second = Second()
         self.refused = 0
 
@@ -192,7 +196,13 @@ class ScaleRouter:
         service.decided(plan, request, record)
         self._prefills.append((now + _PREFILL_S, request.id))
         self._responses.append((now + _RESPONSE_S, record))
-        self.second.latencies.append((time.monotonic_ns() - sent) / 1e6)
+        late = time.monotonic_ns() - sent
+        self.second.latencies.append(late / 1e6)
+        # CPU time since the last tick before it was sent: a little more than is due to it.
+        while len(self._ticks) > 1 and self._ticks[1][0] <= sent:
+            self._ticks.popleft()
+        own = time.thread_time_ns() - self._ticks[0][1] if self._ticks else late
+        self.second.own_latencies.append(min(late, own) / 1e6)
 
     def _end_responses(self, now: float) -> None:
         service = self._service
@@ -211,6 +221,7 @@ class ScaleRouter:
         """How late the loop comes back, and how much of that is CPU time of this thread."""
         while True:
             due, used = time.monotonic() + _TICK_S, time.thread_time()
+            self._ticks.append((time.monotonic_ns(), time.thread_time_ns()))
             await asyncio.sleep(_TICK_S)
             late = time.monotonic() - due
             own = min(late, time.thread_time() - used)
