@@ -1,7 +1,7 @@
 """The tasks that update the index: follow KV-event streams, apply changes, sweep lost workers.
 
-Index work shares the event loop with streams of tokens, so it is done in slices of about two
-milliseconds at most, with a turn of the loop between them.
+Index work shares the event loop with streams of tokens and decisions. So in each turn of the loop
+the streams of events take about a millisecond together, and the changes of the index another one.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from dynctl.base.tasks import LoopShare, Supervisor, end_tasks
 from dynctl.documents.workers import StreamState
 from router_core import Applied, BlocksStored, CacheEvent, Change, Cleared, KvEvent
 
-SLICE_S: Final = 0.002
+SLICE_S: Final = 0.001
 #: Blocks of one event that are applied before the clock is read again.
 PIECE_BLOCKS: Final = 256
 #: Values waiting to be applied; beyond this the stream that adds one waits for the oldest.

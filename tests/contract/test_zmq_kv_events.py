@@ -1,8 +1,11 @@
 """What a follower of KV events must do, whatever the engine and the network do."""
 
 import asyncio
+import contextlib
 import json
 import random
+import select
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from dynctl.adapters.zmq.kv_event_source import (
     dialable_endpoint,
 )
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
+from dynctl.base.tasks import LoopShare
 from dynctl.serving.config import Limits as FrontendLimits
 from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
 from router_core import (
@@ -35,7 +39,7 @@ from tests.contract.zmq_publisher import (
     running,
     stored,
 )
-from tests.waiting import until
+from tests.waiting import patience, until
 
 CAPTURE = Path(__file__).parents[1] / "captures" / "vllm-zmq-kv-events.jsonl"
 # Waits that must run out in a test are short, those that must not are long.
@@ -490,6 +494,49 @@ async def test_more_bytes_than_may_wait_close_the_connection_and_it_is_opened_ag
         await bench.recorder.until_code("EVENTS_KEPT_UP")
     assert bench.recorder.seqs == [0, 1, 2, 3]
     assert "20,000 bytes" in bench.recorder.condition("EVENTS_OVERFLOW").message
+
+
+async def test_streams_that_are_ready_at_once_are_read_in_several_turns(bench, monkeypatch):
+    """Reading a socket takes its part of a turn, and each stream keeps its order."""
+    turn, reads = 0, Counter[int]()
+
+    class Counted(Backlog):
+        def read(self) -> None:
+            reads[turn] += 1
+            super().read()
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    monkeypatch.setattr("dynctl.adapters.zmq.kv_events.Backlog", Counted)
+    share, recorders, followers = LoopShare(0.0), [Recorder() for _ in range(40)], []
+    for recorder in recorders:
+        source = KvEventSource(7, bench.publisher().endpoint, 2)
+        one = ZmqKvEvents(source, recorder, lambda: 1.0, bounds=PATIENT, share=share)
+        followers.append(one)
+    async with contextlib.AsyncExitStack() as stack:
+        for one in followers:
+            await stack.enter_async_context(running(one.run()))
+        for publisher in bench.publishers:
+            await publisher.subscribed()
+        reads.clear()
+        await stack.enter_async_context(running(count()))
+        # No turn of the loop until every socket has a message. The descriptors show it once, and
+        # a look at the socket would take that away from its follower.
+        for publisher in bench.publishers:
+            sender: zmq.Socket[bytes] = zmq.Socket.shadow(publisher.pub.underlying)
+            for seq in range(3):
+                sender.send_multipart([b"", encode_seq(seq), encode_batch(batch(seq))])
+        for one in followers:
+            assert one._backlog is not None
+            assert select.select([one._backlog._socket.FD], [], [], patience(10))[0]
+        for recorder in recorders:
+            await recorder.until_seq(2)
+    assert all(recorder.seqs == [0, 1, 2] for recorder in recorders)
+    assert max(reads.values()) <= 8
 
 
 async def test_what_waits_while_the_reader_waits_has_the_same_bound(bench):

@@ -199,6 +199,9 @@ class ZmqKvEvents:
         while not backlog.overflowed:
             at_once = self._lost or bool(backlog)
             ready = at_once or await watch.wait(self._bounds.idle_check)
+            if self._share is not None:
+                # Before the socket is read, which takes as long as to decode a short message.
+                await self._share.turn()
             backlog.read()
             received = backlog.take()
             # Read after the messages: a disconnect is always reported before the first message of
@@ -208,8 +211,8 @@ class ZmqKvEvents:
                 self._check_due = False
                 await self._check_identity(context)
                 self._tried.set()
-            for frames in received:
-                if self._share is not None:
+            for number, frames in enumerate(received):
+                if number and self._share is not None:
                     await self._share.turn()
                 await self._wait_for_room(backlog)
                 await self._take_message(context, frames)

@@ -114,7 +114,7 @@ async def test_the_blocks_of_a_worker_that_wait_have_a_bound(monkeypatch):
 
 async def test_other_tasks_get_turns_while_a_backlog_is_worked_off():
     router = router_of("a")
-    work = runtime(router, step=0.0005)  # about four looks at the clock a slice
+    work = runtime(router, step=0.00025)  # about four looks at the clock a slice
     for i in range(200):
         work.take(stored(1, 10, first=1 + 10 * i))
     turns = 0
@@ -204,7 +204,7 @@ async def test_a_change_that_raises_does_not_stop_the_rest():
 
 async def test_nothing_that_was_queued_before_unfollow_is_applied_after_it():
     router = router_of("a", "b")
-    work = runtime(router, step=0.0005)  # the first batch is applied in several slices
+    work = runtime(router, step=0.00025)  # the first batch is applied in several slices
     work.start()
     work.take(stored(1, 4 * PIECE_BLOCKS))
     work.take(stored(1, 7, first=100_000))
