@@ -111,7 +111,7 @@ def _plain(body: Any) -> Any:
             body[name] = "..."
     for choice in body.get("choices", ()):
         for call in (choice.get("message") or choice.get("delta") or {}).get("tool_calls", ()):
-            if _OWN_ID.fullmatch(call["id"]) is None:
+            if "id" in call and _OWN_ID.fullmatch(call["id"]) is None:
                 assert _CALL_ID.fullmatch(call["id"]), call
                 call["id"] = "..."
     return body

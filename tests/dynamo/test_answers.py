@@ -17,7 +17,7 @@ import pytest
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
-from tests.dynamo import tool_texts
+from tests.dynamo import forced_texts, tool_texts
 from tests.dynamo.answers import ALLOWED, Case, Seen, cases, ours, parsed, tokenizer
 from tests.dynamo.fleet import DynamoFleet, WorkerPlan
 from tests.dynamo.tool_texts import CARDS
@@ -68,9 +68,10 @@ def live():
         scripted("think", json.dumps(CARDS["think"])),
         scripted("tools", '{"tool_call_parser": "glm47"}'),
         scripted("harmony", '{"reasoning_parser": "gpt_oss"}'),
+        scripted("kimi", '{"tool_call_parser": "kimi_k2"}'),
     ]
     with DynamoFleet(plans) as fleet:
-        models = ("think", "tools", "harmony")
+        models = ("think", "tools", "harmony", "kimi")
         for model in models:
             fleet.start_worker(model, wait=False)
         for model in models:
@@ -98,7 +99,7 @@ def served(live):
         line = process.stdout.readline()
         assert line, process.wait(5)
         url = json.loads(line)["url"]
-        for model in ("tiny", "think", "tools", "harmony"):
+        for model in ("tiny", "think", "tools", "harmony", "kimi"):
             until_now(partial(listed, url, model), 60.0)
         yield url
         process.terminate()
@@ -181,7 +182,8 @@ def test_reasoning_is_separated_equally(live, served, number):
 
 
 def test_tool_calls_are_found_equally(live, served):
-    for case in tool_texts.cases("think", 20):
+    made = tool_texts.cases("think", 20) + forced_texts.cases("think", 20)
+    for case in made:
         body = case.body()
         reply = send(served, case.path, body)
         found = parsed(reply.status_code, body.get("stream") is True, reply.text)
@@ -192,7 +194,9 @@ def test_what_cards_and_bodies_ask_for_and_we_do_not_support_is_named(served):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     asked = {
         "tool_call_parser glm47": Case("a", True, {"tools": tools}, model="tools"),
-        "a forced tool_choice": Case("b", True, {"tools": tools, "tool_choice": "required"}),
+        "a forced tool_choice with tool_call_parser kimi_k2": Case(
+            "b", True, {"tools": tools, "tool_choice": "required"}, model="kimi"
+        ),
         "logprobs with tool_call_parser": Case(
             "f", True, {"tools": tools, "logprobs": True}, model="think"
         ),

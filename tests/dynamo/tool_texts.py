@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from tests.dynamo import tool_markup
@@ -138,7 +139,7 @@ def _python_calls(source: random.Random) -> str:
     return begin + "[" * opened + body + "]" * closed + end
 
 
-def _text(source: random.Random, model: str) -> str:
+def text(source: random.Random, model: str) -> str:
     parser = CARDS[model]["tool_call_parser"]
     parts = []
     for _ in range(source.choice((1, 1, 2, 2, 3, 4))):
@@ -160,7 +161,7 @@ def _text(source: random.Random, model: str) -> str:
     return "".join(parts)
 
 
-def _chunks(source: random.Random, text: str) -> list[dict[str, Any]]:
+def chunks_of(source: random.Random, text: str) -> list[dict[str, Any]]:
     ids = tokenizer().encode(text, add_special_tokens=False).ids
     style, at = source.choice((1, 3, 8, 1000, 0)), 0
     chunks: list[dict[str, Any]] = []
@@ -176,7 +177,7 @@ def _chunks(source: random.Random, text: str) -> list[dict[str, Any]]:
     return chunks
 
 
-def _fields(source: random.Random) -> dict[str, Any]:
+def fields_of(source: random.Random) -> dict[str, Any]:
     fields: dict[str, Any] = {"tools": TOOLS}
     if source.random() < 0.7:
         fields["stream"] = True
@@ -200,7 +201,7 @@ def cases(model: str, count: int, seed: str = "") -> list[Case]:
     source = random.Random(model + seed)
     made = []
     for number in range(count):
-        fields, chunks = _fields(source), _chunks(source, _text(source, model))
+        fields, chunks = fields_of(source), chunks_of(source, text(source, model))
         if "nvext" not in fields and source.random() < 0.1:
             fields["n"] = 2
             chunks = [{**each, "index": source.randint(0, 1)} for each in chunks]
@@ -208,8 +209,8 @@ def cases(model: str, count: int, seed: str = "") -> list[Case]:
     return made
 
 
-def card_args() -> list[str]:
+def card_args(cards: Mapping[str, Mapping[str, str]] = CARDS) -> list[str]:
     """The arguments of a scripted worker that serves every model."""
     return [
-        part for name, card in CARDS.items() for part in ("--model", f"{name}={json.dumps(card)}")
+        part for name, card in cards.items() for part in ("--model", f"{name}={json.dumps(card)}")
     ]

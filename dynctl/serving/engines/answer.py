@@ -24,6 +24,8 @@ from dynctl.tokenization.reasoning import CAN_BE_OFF, REASONING_PARSERS, Reasoni
 from dynctl.tokenization.tool_calls import (
     SPACE,
     TOOL_CALL_PARSERS,
+    CallPiece,
+    GuidedSplitter,
     Part,
     ToolCallError,
     ToolCallSplitter,
@@ -33,6 +35,7 @@ from dynctl.tokenization.tool_calls.json_values import read_value
 from dynctl.wire.dynamo.engine_output import EngineOutput, EngineUsage, TopLogprob
 from dynctl.wire.dynamo.engine_request import EngineRequest
 from dynctl.wire.dynamo.openai_options import EngineOptions
+from dynctl.wire.dynamo.tool_choice import forced_function, is_forced
 
 DONE: Final = b"data: [DONE]\n\n"
 ERROR_STATUS: Final = 500
@@ -69,6 +72,8 @@ _FINISH: Final = {
 }
 #: Tokens of a prompt's end in which the beginning of reasoning is looked for.
 _PROMPT_END: Final = 16
+#: Parsers whose engines have to write calls in the model's own format, where a call is forced.
+_OWN_CONSTRAINT: Final = ("kimi_k2",)
 _CANCELLED: Final = ("cancelled", "abort")
 _DETAILS: Final = {
     "prompt_tokens_details": ("audio_tokens", "cached_tokens"),
@@ -139,10 +144,14 @@ class _Calling:
 
 
 class Parsers(NamedTuple):
-    """Names of the parsers that an answer needs, None for none."""
+    """Names of the parsers that an answer needs, None for none.
+
+    ``forced``: the request forces a call, whose JSON the engine writes without marks.
+    """
 
     reasoning: str | None = None
     tool_calls: str | None = None
+    forced: bool = False
 
 
 @dataclass(slots=True)
@@ -213,9 +222,8 @@ class EngineAnswer:
         self._parsers = parsers
         self._new_call_id = new_call_id
         self._calling: list[_Calling] = []
-        if parsers.tool_calls is not None:
-            form = call_format(parsers.tool_calls, options.tools)
-            self._calling = [_Calling(ToolCallSplitter(form)) for _ in range(options.choices)]
+        if parsers.forced or parsers.tool_calls is not None:
+            self._calling = [_Calling(self._call_splitter()) for _ in range(options.choices)]
         self._reasoning_tokens = 0
         # Choices that have had reasoning since their last text: pieces without text count too.
         self._reasoned: dict[int, bool] = {}
@@ -384,6 +392,14 @@ class EngineAnswer:
 
     # -- calls of tools ----------------------------------------------------------------------------
 
+    def _call_splitter(self) -> ToolCallSplitter:
+        name, options = self._parsers.tool_calls, self._options
+        form = None if name is None else call_format(name, options.tools)
+        if self._parsers.forced:
+            return GuidedSplitter(form, forced_function(options.tool_choice))
+        assert form is not None
+        return ToolCallSplitter(form)
+
     def _separated(self, delta: _Delta) -> tuple[bytes, ...]:
         """The events of a piece in which calls are looked for."""
         state = self._calling[delta.index]
@@ -397,7 +413,7 @@ class EngineAnswer:
                 return ()
             shown = [_Delta(delta.index, None)]
         else:
-            called = state.calls > 0
+            called = state.splitter.calls > 0
             state.finish = delta.finish
             shown = [self._called(state, delta.index, each) for each in self._feed(state, delta)]
             if delta.finish is not None:
@@ -409,7 +425,7 @@ class EngineAnswer:
         state.bring(shown[0])
         for each in shown:
             each.usage = delta.usage
-        if delta.finish is not None and not state.splitter.holding:
+        if delta.finish is not None and (delta.text is None or not state.splitter.holding):
             shown[-1].finish = state.end_with(delta.finish)
         return tuple(event for each in shown for event in self._show(each))
 
@@ -429,8 +445,19 @@ class EngineAnswer:
             }
             for number, call in enumerate(part.calls, state.calls)
         ]
+        calls += [self._called_piece(piece) for piece in part.pieces]
         state.calls += len(calls)
         return _Delta(index, part.text, calls=calls)
+
+    def _called_piece(self, piece: CallPiece) -> dict[str, Any]:
+        if piece.name is None:
+            return {"index": piece.number, "function": {"arguments": piece.arguments}}
+        return {
+            "index": piece.number,
+            "id": piece.id or self._new_call_id(),
+            "type": "function",
+            "function": {"name": piece.name, "arguments": piece.arguments},
+        }
 
     def _last_calls(self) -> tuple[bytes, ...]:
         """What was held back for calls, in one event; and that calls end their choices."""
@@ -448,7 +475,17 @@ class EngineAnswer:
                 if state.finish is not None:
                     delta.finish = state.end_with(state.finish)
                 shown.append(delta)
-        return events + self._show(*shown) + self._ended_calls()
+        return events + self._show(*shown) + self._ended_calls() + self._last_nvext()
+
+    def _last_nvext(self) -> tuple[bytes, ...]:
+        """The rest of ``nvext`` where nothing is left that could bring it along."""
+        rest: dict[str, Any] = {}
+        for state in self._calling:
+            _join_nvext(rest, state.nvext)
+        if not rest or not self._options.stream:
+            _join_nvext(self._nvext, rest)
+            return ()
+        return (self._event(b"", None, rest),)
 
     def _calls_in_whole_text(self) -> None:
         """Calls that only the whole of an answer shows."""
@@ -460,18 +497,30 @@ class EngineAnswer:
                 if choice.finish == "length" and not _has_json(choice.calls[-1]):
                     choice.calls.pop()
                 continue
-            try:
-                # Dynamo does not know the types of arguments here.
-                form = call_format(self._parsers.tool_calls or "", ())
-                parsed = form.parse("".join(choice.text), final=True)
-            except ToolCallError as error:
-                raise AnswerError(str(error)) from error
-            if parsed.calls:
-                found = self._called(state, index, Part(parsed.text, parsed.calls))
-                choice.text, choice.calls = [parsed.text], found.calls
+            if self._parsers.tool_calls is None:
+                continue
+            text = "".join(choice.text)
+            found = self._called_in(text)
+            if found is not None:
+                shown = self._called(state, index, found)
+                choice.text, choice.calls = [shown.text or ""], shown.calls
                 choice.finish = state.end_with(choice.finish or "stop")
             elif choice.finish == "length":
-                choice.text = [state.splitter.cut("".join(choice.text))]
+                choice.text = [state.splitter.cut(text)]
+
+    def _called_in(self, text: str) -> Part | None:
+        """The calls in the whole of an answer, None without one."""
+        # Dynamo does not know the types of arguments here.
+        form = call_format(self._parsers.tool_calls or "", ())
+        if self._parsers.forced and not any(mark in text for mark in form.starts):
+            return None
+        try:
+            parsed = form.parse(text, final=True)
+        except ToolCallError as error:
+            raise AnswerError(str(error)) from error
+        function = forced_function(self._options.tool_choice)
+        calls = tuple(each for each in parsed.calls if function in (None, each.name))
+        return Part(parsed.text, calls) if calls else None
 
     def _ended_calls(self) -> tuple[bytes, ...]:
         """A finish reason for each choice that has calls and none."""
@@ -682,7 +731,8 @@ class EngineAnswer:
             choice.text.append(delta.text)
         if delta.reasoning:
             choice.reasoning.append(delta.reasoning)
-        choice.calls += delta.calls
+        for call in delta.calls:
+            _keep_call(choice.calls, call)
         choice.finish = delta.finish or choice.finish
         if delta.logprobs is not None:
             choice.logprobs = _joined(choice.logprobs, delta.logprobs)
@@ -699,20 +749,27 @@ def parsers_of(options: EngineOptions, runtime: Mapping[str, Any]) -> Parsers:
     tools = str(runtime.get("tool_call_parser") or "") or None
     if not options.tools or options.tool_choice == "none":
         tools = None
-    elif options.tool_choice not in (None, "auto"):
-        raise _unsupported("tools", "a forced tool_choice is not supported")
     elif tools is not None and tools not in TOOL_CALL_PARSERS:
         known = ", ".join(TOOL_CALL_PARSERS)
         problem = f"tool_call_parser {tools} of the model is not supported; supported: {known}"
         raise _unsupported("tools", problem)
     elif tools is not None and options.logprobs:
         raise _unsupported("logprobs", f"logprobs with tool_call_parser {tools} is not supported")
+    forced = bool(options.tools) and is_forced(options.tool_choice)
+    if forced and tools in _OWN_CONSTRAINT:
+        problem = f"a forced tool_choice with tool_call_parser {tools} is not supported"
+        raise _unsupported("tool_choice", problem)
+    if forced and runtime.get("structural_tag_mode") == "on":
+        problem = "a forced tool_choice with structural_tag_mode on is not supported"
+        raise _unsupported("tool_choice", problem)
+    if forced and options.logprobs:
+        raise _unsupported("logprobs", "logprobs with a forced tool_choice is not supported")
     reasoning = str(runtime.get("reasoning_parser") or "") or None
     if reasoning is not None and reasoning not in REASONING_PARSERS:
         known = ", ".join(REASONING_PARSERS)
         problem = f"reasoning_parser {reasoning} of the model is not supported; supported: {known}"
         raise _unsupported("messages", problem)
-    return Parsers(reasoning, tools)
+    return Parsers(reasoning, tools, forced)
 
 
 def _unsupported(field: str, problem: str) -> RequestError:
@@ -787,6 +844,17 @@ def _without_blanks(deltas: Iterable[_Delta], *, called: bool) -> list[_Delta]:
             kept.append(delta)
         called = called or bool(delta.calls)
     return kept
+
+
+def _keep_call(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    """Keep a call, or a piece of one that is kept already."""
+    if "id" in call:
+        calls.append(call)
+        calls.sort(key=lambda each: int(each["index"]))
+        return
+    for kept in calls:
+        if kept["index"] == call["index"]:
+            kept["function"]["arguments"] += call["function"]["arguments"]
 
 
 def _has_json(call: Mapping[str, Any]) -> bool:

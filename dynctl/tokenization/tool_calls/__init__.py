@@ -4,8 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from dynctl.tokenization.tool_calls.calls import SPACE, CallFormat, ToolCall, ToolCallError
+from dynctl.tokenization.tool_calls.calls import (
+    SPACE,
+    CallFormat,
+    CallPiece,
+    ToolCall,
+    ToolCallError,
+)
 from dynctl.tokenization.tool_calls.deepseek_calls import DeepseekFormat
+from dynctl.tokenization.tool_calls.guided import GuidedSplitter
 from dynctl.tokenization.tool_calls.json_calls import JsonFormat
 from dynctl.tokenization.tool_calls.kimi_calls import KimiFormat
 from dynctl.tokenization.tool_calls.pythonic_calls import PythonicFormat
@@ -15,6 +22,8 @@ from dynctl.tokenization.tool_calls.xml_calls import XmlFormat, schemas_of
 __all__ = [
     "SPACE",
     "TOOL_CALL_PARSERS",
+    "CallPiece",
+    "GuidedSplitter",
     "Part",
     "ToolCall",
     "ToolCallError",

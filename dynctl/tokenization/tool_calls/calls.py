@@ -36,6 +36,19 @@ class ToolCall(NamedTuple):
     id: str = ""
 
 
+class CallPiece(NamedTuple):
+    """A piece of a call that is passed on before the call is whole.
+
+    ``number``: which call of the answer, from 0. ``name``: in the first piece of a call, else None.
+    ``arguments``: text that follows that of the pieces before. ``id`` as of ToolCall.
+    """
+
+    number: int
+    name: str | None
+    arguments: str
+    id: str = ""
+
+
 class Parsed(NamedTuple):
     """What a whole text contains. ``text``: what users read beside the calls. Without calls, an
     empty one means that the text was a call that nothing can be read from."""

@@ -65,14 +65,14 @@ class JsonFormat:
         text = stripped(text)
         found = self._body(text, final=final)
         body, before = found if found is not None else (text, text)
-        calls = _calls(body, names_only=self.names_only)
+        calls = read_calls(body, names_only=self.names_only)
         if calls is not None:
             return Parsed(calls, before)
         if final and self.leading and self.start in text and self.ends[0] not in text:
-            whole = _calls("[" + ",".join(_leading(body)) + "]", names_only=self.names_only)
+            whole = read_calls("[" + ",".join(_leading(body)) + "]", names_only=self.names_only)
             return Parsed(whole or (), before)
         if final and self.repairs:
-            calls = _calls(_repaired(body), names_only=self.names_only)
+            calls = read_calls(_repaired(body), names_only=self.names_only)
             if calls:
                 return Parsed(calls, before)
         if not body:
@@ -80,7 +80,7 @@ class JsonFormat:
         closed = self.leading and any(mark in text for mark in self.ends)
         marked = any(mark in text for mark in (self.start, *self.ends))
         if self.drops and (final or closed) and marked:
-            return Parsed(_calls(self._unmarked(body), names_only=self.names_only) or (), "")
+            return Parsed(read_calls(self._unmarked(body), names_only=self.names_only) or (), "")
         if self.hides and self.start in text and any(mark in text for mark in self.ends):
             return Parsed((), before)
         return Parsed((), text)
@@ -135,14 +135,21 @@ class JsonEnds:
     """Finds the ends of JSON values in text that grows. After a start mark it begins again.
 
     Without a mark only the first value counts: a call is all of the text from its first bracket.
+    ``followed``: it counts also where another value has begun after it.
     """
 
-    def __init__(self, starts: Sequence[str]) -> None:
+    def __init__(self, starts: Sequence[str], *, followed: bool = False) -> None:
         self._starts = starts
+        self._followed = followed
         self._longest = max(map(len, starts), default=0)
         self._seen = self._at = 0
         self._started_at = -1
         self._restart(0)
+
+    @property
+    def end(self) -> int:
+        """The place after the last value that has ended, -1 without one."""
+        return self._end
 
     def _restart(self, at: int) -> None:
         self._at, self._depth, self._quoted, self._escaped = at, 0, False, -1
@@ -161,7 +168,7 @@ class JsonEnds:
             self._read(found[0], found.start())
         self._at = len(text)
         ended, self._seen_end = self._end != self._seen_end, self._end
-        return ended and not self._more
+        return ended and (self._followed or not self._more)
 
     def _read(self, mark: str, at: int) -> None:
         if self._depth == 0:
@@ -193,7 +200,7 @@ def _after_marks(text: str, start: str) -> Iterator[str]:
                     break
                 part = stripped(part[1:])
         elif part.startswith("["):
-            yield from _elements(part[: part.rfind("]") + 1]) or ()
+            yield from elements_of(part[: part.rfind("]") + 1]) or ()
 
 
 def _joined(values: Any, empty: str) -> str:
@@ -212,17 +219,17 @@ def _leading(text: str) -> Iterator[str]:
         text = stripped(text[1:])
 
 
-def _calls(text: str, *, names_only: bool) -> tuple[ToolCall, ...] | None:
+def read_calls(text: str, *, names_only: bool) -> tuple[ToolCall, ...] | None:
     """The calls in a JSON text; None if it is neither an array nor one call."""
-    elements = _elements(text)
+    elements = elements_of(text)
     if elements is not None:
-        read = (_call(each, ("arguments", "parameters"), names_only) for each in elements)
+        read = (read_call(each, ("arguments", "parameters"), names_only) for each in elements)
         return tuple(each for each in read if each is not None)
-    call = _call(text, ("parameters", "arguments"), names_only)
+    call = read_call(text, ("parameters", "arguments"), names_only)
     return None if call is None else (call,)
 
 
-def _call(text: str, keys: Sequence[str], names_only: bool) -> ToolCall | None:
+def read_call(text: str, keys: Sequence[str], names_only: bool) -> ToolCall | None:
     members = _members(text)
     if members is None:
         return None
@@ -241,7 +248,7 @@ def _call(text: str, keys: Sequence[str], names_only: bool) -> ToolCall | None:
 # -- JSON whose values stay as they were written ---------------------------------------------------
 
 
-def _elements(text: str) -> list[str] | None:
+def elements_of(text: str) -> list[str] | None:
     """The elements of a JSON array, None if the text is not one."""
     found = _values(text, "[")
     return None if found is None else [value for _, value in found]

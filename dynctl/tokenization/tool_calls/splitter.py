@@ -8,6 +8,7 @@ from dynctl.tokenization.tool_calls.calls import (
     MAX_PARSED,
     SPACE,
     CallFormat,
+    CallPiece,
     Parsed,
     ToolCall,
     ToolCallError,
@@ -17,10 +18,15 @@ from dynctl.tokenization.tool_calls.json_calls import JsonEnds
 
 
 class Part(NamedTuple):
-    """A part of an answer: text that users read, or calls, with the text that belongs to them."""
+    """A part of an answer: text that users read, or calls, with the text that belongs to them.
 
-    text: str
+    ``text`` None: no text, where an empty one stands for a part without a call. ``pieces``: of
+    calls that are passed on before they are whole, in place of ``calls``.
+    """
+
+    text: str | None
     calls: tuple[ToolCall, ...] = ()
+    pieces: tuple[CallPiece, ...] = ()
 
 
 class ToolCallSplitter:
@@ -61,14 +67,14 @@ class ToolCallSplitter:
         text, self._begun = self._begun + piece, ""
         parts = self._outside(text)
         # What only may be a call is looked at with the next piece, and so are calls after calls.
-        if _first(self._held, self.form.starts) == 0:
+        if first_mark(self._held, self.form.starts) == 0:
             parts += self._completed()
         return parts
 
     def _outside(self, text: str) -> list[Part]:
         """The parts of text while nothing is held."""
         parts = []
-        found = _first(text, self.form.starts)
+        found = first_mark(text, self.form.starts)
         if found is not None:
             if found:
                 parts.append(Part(text[:found]))
@@ -97,7 +103,7 @@ class ToolCallSplitter:
         """What users read of a whole text without a call, whose length ended it."""
         if not self.form.cuts:
             return text
-        return text[: _first(text, self.form.starts)]
+        return text[: first_mark(text, self.form.starts)]
 
     def _hold(self, text: str) -> None:
         self._held = text
@@ -175,7 +181,7 @@ class ToolCallSplitter:
             return Part(parsed.text, parsed.calls)
         if not parsed.text or not self.form.hides:
             return Part(parsed.text and held)
-        first = _first(held, self.form.starts)
+        first = first_mark(held, self.form.starts)
         if first is not None:
             return Part(held[:first].rstrip(SPACE))
         if not any(mark in held for mark in self.form.ends):
@@ -185,8 +191,8 @@ class ToolCallSplitter:
         return Part(stripped(held))
 
 
-def _first(text: str, marks: tuple[str, ...]) -> int | None:
-    """The place of the first mark."""
+def first_mark(text: str, marks: tuple[str, ...]) -> int | None:
+    """The place of the first mark, None without one."""
     found = [at for mark in marks if (at := text.find(mark)) >= 0]
     return min(found, default=None)
 

@@ -23,6 +23,7 @@ from dynctl.wire.dynamo.engine_request import (
     SamplingOptions,
     StopConditions,
 )
+from dynctl.wire.dynamo.tool_choice import calls_schema, is_forced
 from dynctl.wire.json_body import U32, TokenId, convert, given
 from dynctl.wire.nvext import NvExt, Taints, parse_nvext
 
@@ -347,6 +348,9 @@ def _check_tools(read: _Chat) -> None:
             field = f"tools[{number}].function.name"
             problem = "expected 1 to 96 letters, digits, underscores and dashes"
             raise RequestError(400, "out_of_range", field, problem)
+        if not isinstance(tool["function"].get("parameters"), dict | None):
+            field = f"tools[{number}].function.parameters"
+            raise RequestError(400, "wrong_type", field, "expected a JSON schema, as an object")
         names.append(name)
     choice = read.tool_choice
     if choice is None or choice in ("none", "auto"):
@@ -356,7 +360,8 @@ def _check_tools(read: _Chat) -> None:
             raise RequestError(400, "conflict", "tool_choice", "is required, and tools is empty")
         return
     named = choice.get("function") if isinstance(choice, dict) else None
-    if not isinstance(named, dict) or named.get("name") not in names:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind != "function" or not isinstance(named, dict) or named.get("name") not in names:
         problem = "expected none, auto, required, or a function of tools"
         raise RequestError(400, "out_of_range", "tool_choice", problem)
 
@@ -423,6 +428,13 @@ def _guided(read: _Chat | _Completion) -> dict[str, Any] | None:
         "whitespace_pattern": read.guided_whitespace_pattern,
     }
     found = {name: value for name, value in fields.items() if value is not None}
+    if isinstance(read, _Chat) and is_forced(read.tool_choice):
+        explicit = found.keys() & {"json", "regex", "choice", "grammar"}
+        for name in sorted(explicit):
+            problem = "expected none beside a forced tool_choice, whose calls are a constraint"
+            raise RequestError(400, "conflict", f"guided_{name}", problem)
+        parallel = read.parallel_tool_calls is not False
+        return {"json": calls_schema(read.tools or (), read.tool_choice, parallel=parallel)}
     form = read.response_format if isinstance(read, _Chat) else None
     if form is not None and "json" not in found:
         if form.type == "json_object":

@@ -262,7 +262,21 @@ def test_errors_name_what_the_worker_did() -> None:
             {"tool_call_parser": "hermes"},
             "logprobs with tool_call_parser hermes",
         ),
-        ({"tools": TOOLS, "tool_choice": "required"}, {}, "a forced tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": "required"},
+            {"tool_call_parser": "kimi_k2"},
+            "a forced tool_choice with tool_call_parser kimi_k2",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": "required"},
+            {"structural_tag_mode": "on"},
+            "a forced tool_choice with structural_tag_mode on",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "logprobs": True},
+            {},
+            "logprobs with a forced tool_choice",
+        ),
         ({}, {"reasoning_parser": "gpt_oss"}, "reasoning_parser gpt_oss"),
     ],
 )
@@ -284,6 +298,9 @@ def test_parsers_count_only_where_they_would_read_the_answer() -> None:
     assert parsers_of(options(), {"reasoning_parser": "qwen3"}) == Parsers("qwen3")
     both = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
     assert parsers_of(options(tools=TOOLS), both) == Parsers("qwen3", "hermes")
+    forced = options(tools=TOOLS, tool_choice="required")
+    assert parsers_of(forced, {}) == Parsers(forced=True)
+    assert parsers_of(forced, both) == Parsers("qwen3", "hermes", forced=True)
 
 
 def test_reasoning_and_its_tokens_are_apart_from_the_answer() -> None:

@@ -117,13 +117,13 @@ def test_a_call_is_found_wherever_the_text_is_cut(parser, before, given, sizes):
         parts = split(parser, *cut, **types)
         found = [(call.name, json.loads(call.arguments)) for part in parts for call in part.calls]
         assert found == [(name, given)]
-        assert "".join(part.text for part in parts) == before
+        assert "".join(part.text or "" for part in parts) == before
 
 
 @pytest.mark.parametrize("parser", sorted(WRITERS))
 @given(text=plain, sizes=cuts)
 def test_text_without_a_call_stays_as_it_is(parser, text, sizes):
-    assert "".join(part.text for part in split(parser, *pieces(text, sizes))) == text
+    assert "".join(part.text or "" for part in split(parser, *pieces(text, sizes))) == text
 
 
 @pytest.mark.parametrize("parser", sorted(WRITERS))
@@ -208,7 +208,7 @@ KIMI_CALL = "".join([KIMI[1], "functions.f:0", KIMI[2], "{}", KIMI[3]])
 def test_unusual_texts_are_read_as_in_dynamo(parser, given, expected):
     found = split(parser, *given)
     if expected is None:
-        assert "".join(part.text for part in found) == "".join(given)
+        assert "".join(part.text or "" for part in found) == "".join(given)
     else:
         assert found == expected
 

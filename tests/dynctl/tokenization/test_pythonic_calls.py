@@ -73,7 +73,9 @@ def test_calls_are_found_wherever_the_text_is_cut(before, made, sizes):
         parts = split(*pieces)
         found = [call for part in parts for call in part.calls]
         assert [(call.name, json.loads(call.arguments), call.id) for call in found] == expected
-        assert "".join("".join(part.text for part in parts).split()) == "".join(before.split())
+        assert "".join("".join(part.text or "" for part in parts).split()) == "".join(
+            before.split()
+        )
 
 
 @given(fragments, cuts)

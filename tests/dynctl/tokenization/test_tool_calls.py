@@ -69,7 +69,7 @@ def test_a_call_is_found_wherever_the_text_is_cut(parser, before, call, sizes):
     text = before + written(parser, call)
     parts = split(parser, pieces(text, sizes))
     assert all_calls(parts) == [call] == all_calls(split(parser, [text]))
-    assert "".join(part.text for part in parts) == before
+    assert "".join(part.text or "" for part in parts) == before
 
 
 @pytest.mark.parametrize("parser", ["hermes", "qwen25"])
@@ -78,13 +78,13 @@ def test_calls_in_a_row_keep_their_order(parser, made, sizes):
     text = "\n".join(written(parser, call) for call in made)
     parts = split(parser, pieces(text, sizes))
     assert all_calls(parts) == made == all_calls(split(parser, [text]))
-    assert "".join(part.text for part in parts).strip() == ""
+    assert "".join(part.text or "" for part in parts).strip() == ""
 
 
 @pytest.mark.parametrize("parser", sorted(MARKED))
 @given(text=plain, sizes=cuts)
 def test_text_without_a_call_stays_as_it_is(parser, text, sizes):
-    assert "".join(part.text for part in split(parser, pieces(text, sizes))) == text
+    assert "".join(part.text or "" for part in split(parser, pieces(text, sizes))) == text
 
 
 @pytest.mark.parametrize("parser", sorted(MARKED))

@@ -14,6 +14,17 @@ from dynctl.wire.dynamo.openai_options import engine_request, read_engine_option
 from dynctl.wire.dynamo.request_plane import encode_body
 
 
+def function(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+X = {"type": "object", "properties": {"x": {"type": "integer"}}}
+SHARED = {"type": "object", "$defs": {"A": {"type": "string"}}}
+OTHER = {"type": "object", "$defs": {"A": {"type": "number"}}}
+FORCED: dict[str, Any] = {"tools": [function("f", X)], "tool_choice": "required"}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "secret"}], **fields}
 
@@ -38,6 +49,20 @@ def request(**fields: Any) -> EngineRequest:
         ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name", 400),
         ({"tool_choice": "required"}, "tool_choice", 400),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", 400),
+        ({**FORCED, "tool_choice": {"function": {"name": "f"}}}, "tool_choice", 400),
+        ({**FORCED, "guided_regex": "a"}, "guided_regex", 400),
+        ({**FORCED, "guided_json": {}, "guided_choice": ["a"]}, "guided_choice", 400),
+        ({"tools": [function("f", True)]}, "tools[0].function.parameters", 400),
+        (
+            {**FORCED, "tools": [function("f", {"$defs": [1]})]},
+            "tools[0].function.parameters.$defs",
+            400,
+        ),
+        (
+            {**FORCED, "tools": [function("f", SHARED), function("g", OTHER)]},
+            "tools[1].function.parameters.$defs",
+            400,
+        ),
         ({"model": " "}, "model", 400),
         ({"add_generation_promptt": True}, "add_generation_promptt", 400),
     ],
@@ -114,6 +139,35 @@ def test_stop_may_be_token_ids() -> None:
 
 def test_numbers_have_the_precision_that_workers_receive() -> None:
     assert request(temperature=0.7).sampling_options.temperature == 0.699999988079071
+
+
+def test_a_forced_call_constrains_the_output() -> None:
+    def guided(**fields: Any) -> Any:
+        return request(**{**FORCED, **fields}).sampling_options.guided_decoding
+
+    def call(name: str, parameters: Any) -> dict[str, Any]:
+        properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
+        return {"properties": properties, "required": ["name", "parameters"]}
+
+    calls = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "object", "anyOf": [call("f", X)]},
+    }
+    assert guided() == {"json": calls}
+    assert guided(parallel_tool_calls=False) == {"json": {**calls, "maxItems": 1}}
+    assert guided(tool_choice=NAMED, parallel_tool_calls=False) == {"json": X}
+    assert guided(response_format={"type": "json_object"}) == {"json": calls}
+    assert guided(guided_choice=[], guided_decoding_backend="any") == {"json": calls}
+    assert guided(tool_choice="auto", guided_regex="a") == {"regex": "a"}
+    found = guided(tools=[function("f", SHARED), function("g", {**SHARED, "x": 1})])
+    assert found["json"]["$defs"] == SHARED["$defs"]
+    assert found["json"]["items"]["anyOf"] == [
+        call("f", {"type": "object"}),
+        call("g", {"type": "object", "x": 1}),
+    ]
+    bare = {"type": "function", "function": {"name": "f"}}
+    assert guided(tools=[bare], tool_choice=NAMED) == {"json": {"type": "object", "properties": {}}}
 
 
 def test_a_response_format_constrains_the_output() -> None:
