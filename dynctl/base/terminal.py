@@ -58,8 +58,8 @@ def say(message: str) -> None:
 
 #: Narrower terminals get lines of this length and wrap them.
 _LEAST_WIDTH: Final = 64
-#: How a message begins whose further lines are indented as far.
-_LABEL: Final = re.compile(r"(?:note|warning|error): ")
+#: How further lines of a message begin: below the text of a note.
+_GOES_ON: Final = " " * 6
 
 
 def message_width() -> int | None:
@@ -95,7 +95,5 @@ def advise(message: str) -> None:
     pipe it stays one line, for programs that read lines."""
     width = message_width()
     if width is not None:
-        label = _LABEL.match(message)
-        indent = " " * (label.end() if label else 2)
-        message = "\n".join(wrapped(printable(message), width, indent))
+        message = "\n".join(wrapped(printable(message), width, _GOES_ON))
     say(message)

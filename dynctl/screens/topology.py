@@ -249,7 +249,8 @@ def topology_sync(result: TopologySync, canvas: Canvas) -> str:
             text += f"{more} more: -o json\n"
     writable = [row for row in result.rows if row.state in ("missing", "repair")]
     if result.dry_run:
-        return text + f"\nnothing was written; {plural(len(writable), 'label')} would be\n"
+        many = plural(len(writable), "label")
+        return text + f"\ndry run: nothing was written; {many} would be written\n"
     return text + f"\n{plural(sum(row.written for row in writable), 'label')} written\n"
 
 

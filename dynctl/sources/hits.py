@@ -108,7 +108,7 @@ def of_live(
     """
     if query.windowed:
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
-    from dynctl.base.terminal import say
+    from dynctl.base.terminal import advise
     from dynctl.serving.telemetry.recorder import already_there
     from dynctl.sources import RUNNING_WAYS, recorded
 
@@ -118,7 +118,7 @@ def of_live(
             raise already_there(keep)
         if origin == "--frontend" and len(urls) != 1:
             raise UsageProblem(f"--record {keep}: {len(urls)} frontends; a recording is of one")
-    say(f"recording for {seconds:,} s; Ctrl-C ends it, and judges what came until then")
+    advise(f"recording for {seconds:,} s; Ctrl-C ends it, and judges what came until then")
     with sigterm_like_ctrl_c(), tempfile.TemporaryDirectory(prefix="dynctl-hits-") as folder:
         if origin == "--frontend":
             paths = [Path(folder) / f"frontend-{number}" for number in range(len(urls))]

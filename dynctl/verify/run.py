@@ -16,7 +16,7 @@ from dynctl.adapters.kubernetes.from_options import namespaces_of, open_cluster
 from dynctl.adapters.ports import Cluster
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.base.terminal import say
+from dynctl.base.terminal import advise
 from dynctl.base.worker_environment import names_a_file
 from dynctl.documents.verify import VerifyReport
 from dynctl.findings.catalogue import catalogue
@@ -83,7 +83,7 @@ def verify_report(options: GlobalOptions, wanted: VerifyOptions) -> VerifyReport
             if left <= 0 or report.passes(wanted.fail_on):
                 return report
             problem = _failing(report, wanted.fail_on)
-        say(f"{problem}; checking again, {left:,.0f} s left")
+        advise(f"{problem}; checking again, {left:,.0f} s left")
         time.sleep(min(AGAIN_S, left))
 
 
@@ -140,7 +140,11 @@ def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], Verif
     _check(options, wanted)
     options = in_context(options)
     routers = Routers(
-        frontends(options), reach_of(options.reach), min(options.timeout, 10.0), wanted.probe, say
+        frontends(options),
+        reach_of(options.reach),
+        min(options.timeout, 10.0),
+        wanted.probe,
+        advise,
     )
     named = backend(options)
     registry = named is not None and named[0] != "kubernetes"

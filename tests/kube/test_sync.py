@@ -124,7 +124,7 @@ def test_a_dry_run_writes_nothing(dynctl: Run, tmp_path: Path) -> None:
             *("--kubeconfig", kubeconfig(sim, tmp_path)),
         )
     assert ran.code == 0
-    assert "nothing was written; 4 labels would be" in ran.out
+    assert "dry run: nothing was written; 4 labels would be written" in ran.out
     assert f"prod/{POD}" in names.out.splitlines()
 
 

@@ -61,7 +61,7 @@ class Meanwhile:
             except BaseException as problem:
                 self.problem = problem
 
-        monkeypatch.setattr(verify_run, "say", talk)
+        monkeypatch.setattr(verify_run, "advise", talk)
         self._thread = threading.Thread(target=act)
 
     def __enter__(self) -> None:

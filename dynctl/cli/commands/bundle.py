@@ -104,7 +104,7 @@ def _gathered(
     wanted: "list[Section]", redactor: "Redactor", codes: list[int]
 ) -> "tuple[list[tuple[str, bytes]], list[BundleMember], list[LeftOut]]":
     """The files, their descriptions, and the missing ones; appends exit codes to ``codes``."""
-    from dynctl.base.terminal import say
+    from dynctl.base.terminal import advise
     from dynctl.cli.bundle.archive import MAX_MEMBER, MAX_TOTAL
     from dynctl.documents.bundle import BundleMember, LeftOut
 
@@ -114,7 +114,7 @@ def _gathered(
     left = MAX_TOTAL
     for section in wanted:
         if sys.stderr.isatty():
-            say(f"{section.file}: {section.what}")
+            advise(f"{section.file}: {section.what}")
         notes: list[str] = []
         data, why = _read(section, redactor, notes, codes)
         if len(data) > min(MAX_MEMBER, left):

@@ -8,20 +8,21 @@ import pytest
 
 from dynctl.base.terminal import advise, wrapped
 
-LONG = "note: " + " ".join(["caches of the workers are unknown"] * 5)
+LONG = "note: " + " ".join(["caches of the workers are unknown"] * 9)
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_long_note_is_wrapped_and_goes_on_below_its_text(
-    width: int, monkeypatch: Any, capsys: Any
+@pytest.mark.parametrize("text", [LONG, LONG.replace("note", "warning"), f"probe {LONG}"])
+def test_a_long_message_is_wrapped_and_goes_on_below_the_text_of_a_note(
+    text: str, width: int, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    advise(LONG)
+    advise(text)
     lines = capsys.readouterr().err.splitlines()
     assert all(len(line) <= width for line in lines)
-    assert len(lines) == -(-len(LONG) // (width - 10))
+    assert 1 < len(lines) <= -(-len(text) // (width - 20))
     assert all(line.startswith(" " * 6) and line[6] != " " for line in lines[1:])
-    assert " ".join(line.strip() for line in lines) == LONG
+    assert " ".join(line.strip() for line in lines) == text
 
 
 def test_a_note_in_a_pipe_stays_one_line(monkeypatch: Any, capsys: Any) -> None:
