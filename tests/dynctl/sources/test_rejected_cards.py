@@ -133,8 +133,11 @@ async def test_two_components_of_one_role_are_doubted() -> None:
     rig = Rig()
     for key, value in rig.values.items():
         if "/backend/" in key and key.startswith(("v1/mdc/", "v1/instances/")):
-            text = json.dumps(value).replace('"backend"', '"more"')
-            rig.discovery.put(key.replace("/backend/", "/more/"), text.encode())
+            # Workers of their own: two components of one instance are refused.
+            other = value["instance_id"] + 4096
+            text = json.dumps({**value, "instance_id": other}).replace('"backend"', '"more"')
+            place = key.replace("/backend/", "/more/").rpartition("/")[0]
+            rig.discovery.put(f"{place}/{other:x}", text.encode())
     async with asyncio.timeout(patience(30)):
         async with rig.observer as observer:
             found = registration_doubts(observer)
