@@ -122,12 +122,14 @@ test-busy: $(VENV)/.dev-stamp  ## all tests beside processes that use all CPU (B
 # VERSION=1.5.1 is installed beside it and gets the tests that every version has to pass.
 VERSION              ?=
 DYNAMO_VENV          := .venv-dynamo$(if $(VERSION),-$(VERSION))
+# A file shares the Dynamo that it starts. The tests mostly wait, so two files at a time fit two cores.
+DYNAMO_PARALLEL      := $(if $(VERSION),,--numprocesses 2 --dist loadfile)
 DYNAMO_TESTS         := tests/dynamo$(if $(VERSION),/test_versions.py)
 DYNAMO_STAMP         := $(DYNAMO_VENV)/.stamp-$(shell cksum < tests/dynamo/requirements.txt | cut -d' ' -f1)
 DYNCTL_DYNAMO_PYTHON ?= $(DYNAMO_VENV)/bin/python
 
 test-dynamo: $(VENV)/.dev-stamp $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real Dynamo 1.6.1 with mock workers (VERSION=1.5.1: another version)
-	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(AGAIN) $(DYNAMO_TESTS) $(ARGS)
+	DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(DYNAMO_PARALLEL) $(AGAIN) $(DYNAMO_TESTS) $(ARGS)
 
 $(DYNAMO_STAMP): | $(BIN)/python
 	@echo "installing Dynamo into $(DYNAMO_VENV)"

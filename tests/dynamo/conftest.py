@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what works with this version of Dynamo, for docs/compatibility.md",
     )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a process of several: its findings go to the one that prints."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["findings"] = session.config.stash.get(_FINDINGS, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """In the process that prints: one of the others has ended."""
+    found = getattr(node, "workeroutput", {}).get("findings", [])
+    node.config.stash.setdefault(_FINDINGS, []).extend(found)
 
 
 def pytest_terminal_summary(
