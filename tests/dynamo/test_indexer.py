@@ -28,9 +28,10 @@ from tests.waiting import until_now
 BLOCK, MODEL = 4, "tiny"
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    directory = tmp_path_factory.mktemp("indexers")
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Services]:
+    directory = tmp_path / "indexers"
+    directory.mkdir()
     with Services(["dynamo.indexer"], ["serve", "indexer", "--port", "{port}"], directory) as made:
         yield made
 
@@ -94,11 +95,16 @@ def test_what_is_refused_has_the_status_and_the_text_of_dynamo(pair: Services) -
 def test_engines_are_registered_and_unregistered_as_at_dynamo(pair: Services) -> None:
     one, two = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
 
+    def rows(path: str) -> list[list[Any]]:
+        replies = pair.both("GET", path)
+        return [sorted(reply.body, key=lambda row: row["instance_id"]) for reply in replies]
+
     def workers(path: str = "/workers") -> list[Any]:
-        theirs, ours = pair.both("GET", path)
-        rows = [sorted(reply.body, key=lambda row: row["instance_id"]) for reply in (theirs, ours)]
-        assert rows[0] == rows[1]
-        return rows[1]
+        # Dynamo's listener is pending until its task had a turn.
+        until_now(lambda: all(row["status"] != "pending" for row in rows(path)[0]))
+        theirs, ours = rows(path)
+        assert theirs == ours
+        return ours
 
     assert pair.same("POST", "/register", registered(30, one)).status == 201
     for body in (

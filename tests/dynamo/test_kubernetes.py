@@ -262,7 +262,10 @@ def test_verify_changes_nothing(fleet: KubeFleet) -> None:
     assert all(one in reads for one in executed), executed
     assert executed.count(reads[0]) == len(fleet.workers)
     assert {one.status for one in mine} <= {101, 200, 201}
-    assert _revision(fleet) == revision
+    # Workers of Dynamo may write their metadata meanwhile: each revision has a request of theirs.
+    others = [one for one in fleet.server.requests[since:] if one.user != VIEWER]
+    written = [one for one in others if one.method != "GET" and one.status < 300]
+    assert _revision(fleet) - revision <= len(written)
 
 
 def _revision(fleet: KubeFleet) -> int:
