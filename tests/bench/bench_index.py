@@ -36,7 +36,7 @@ INNER = 200
 CPU = time.process_time_ns
 LENGTHS = {64: "0.7x", 512: "2x", 4096: "7x"}
 LOCAL_AIM = "1x"
-WORST_AIM = "< 5 ms"
+WORST_AIM = "< 5"
 
 
 class Block(msgspec.Struct):

@@ -89,11 +89,11 @@ def completion_rows(turns: int) -> list[Row]:
         os.environ["DYNCTL_CONFIG"] = str(config)
         for kind, what in (("context", "a context"), ("worker", f"one of {WORKERS} workers")):
             (samples,) = in_turn((("-m", "dynctl", "__complete", kind, ""),), turns)
-            limit = f"< {LIMIT_S * 1e3:.0f} ms"
+            limit = f"< {LIMIT_S * 1e3:.0f}"
             answered = 100 * sum(one.spoke for one in samples) / len(samples)
             rows.append(row(f"TAB for {what}, wall", "ms", middle(samples).wall, aim=limit))
             rows.append(row(f"TAB for {what}, CPU", "ms", middle(samples).cpu))
-            rows.append(row(f"TAB for {what}, answered", "%", answered, aim="100 %"))
+            rows.append(row(f"TAB for {what}, answered", "%", answered, aim="100"))
     return rows
 
 

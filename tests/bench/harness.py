@@ -8,6 +8,7 @@ hits both.
 import argparse
 import gc
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +27,11 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured quantity. ``ratio`` says how many times better ours is than the peer's."""
+    """One measured quantity.
+
+    ``ratio``: how many times better ours is than the peer's. ``aim``: ``2x`` for a ratio of at
+    least 2, ``< 5`` for a value below 5, ``100`` for a value of at least 100, or nothing.
+    """
 
     name: str
     unit: str
@@ -34,6 +39,22 @@ class Row:
     peer: float | None = None
     ratio: float | None = None
     aim: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim is met; None without an aim, or where the aim needs a peer."""
+        found = _AIM.fullmatch(self.aim)
+        if found is None:
+            if self.aim:
+                raise ValueError(f"the aim {self.aim!r} of {self.name!r} is not 2x, < 5 or 100")
+            return None
+        limit = float(found["limit"].replace(",", ""))
+        if found["times"]:
+            return None if self.ratio is None else self.ratio >= limit
+        return self.ours < limit if found["below"] else self.ours >= limit
+
+
+_AIM: Final = re.compile(r"(?P<below>< )?(?P<limit>[0-9.,]+)(?P<times>x)?")
 
 
 def row(
@@ -188,8 +209,8 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
         table.add_row(
             item.name,
             item.unit,
-            _number(item.ours),
-            "-" if item.peer is None else _number(item.peer),
+            number(item.ours),
+            "-" if item.peer is None else number(item.peer),
             "-" if item.ratio is None else f"{item.ratio:.2f}x",
             item.aim,
         )
@@ -197,5 +218,8 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     print(json.dumps({"benchmark": title, "rows": [asdict(item) for item in rows]}))
 
 
-def _number(value: float) -> str:
+def number(value: float | None) -> str:
+    """Three digits, or all before the point."""
+    if value is None:
+        return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
