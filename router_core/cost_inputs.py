@@ -250,9 +250,8 @@ def decode_seconds(
     An alias or an adapter has the size of its workers' model.
     """
     size = table.size_of(request.model)
-    members = registry.model(request.model) if size is None and table.by_model else 0
-    if members:
-        size = table.size_of(registry.worker((members & -members).bit_length() - 1).model)
+    if size is None and table.by_model:
+        size = table.size_of(registry.model_of(request.model))
     return None if size is None else table.seconds(request.isl_tokens * size)
 
 

@@ -75,7 +75,7 @@ class _DecodeHop:
         parameters = view.parameters["decode"]
         inputs = cost_inputs(view, context, candidates, mask, parameters)
         inputs = with_session(view, context, candidates, mask, inputs)
-        turn = view.rotation.get((context.request.model, "decode"), 0)
+        turn = view.rotation.get((view.registry.model_of(context.request.model), "decode"), 0)
         terms = view.profile.scorer(inputs, parameters, candidates, turn)
         count = len(self.slots)
         table = view.transfer

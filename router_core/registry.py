@@ -122,6 +122,11 @@ class WorkerRegistry:
         """Slots whose worker serves ``name``: a model, an alias of one, or a LoRA adapter."""
         return self._models.get(name, 0)
 
+    def model_of(self, name: str) -> str:
+        """The model of the first rank that serves ``name``; ``name`` itself where none does."""
+        mask = self.model(name)
+        return self.worker((mask & -mask).bit_length() - 1).model if mask else name
+
     def models(self) -> tuple[str, ...]:
         """The models of the workers, without aliases and adapters, in order of registration."""
         return tuple(self._own_models)

@@ -121,7 +121,7 @@ def select(
     inputs = cost_inputs(view, context, candidates, mask, parameters)
     if bound is not None and bound.excluded is None and _soft(view):
         inputs = replace(inputs, session_blocks=_session_blocks(view, candidates, bound.ref))
-    turn = view.rotation.get((request.model, stage), 0)
+    turn = view.rotation.get((view.registry.model_of(request.model), stage), 0)
     found = None
     large = len(candidates.slots) >= _ORDERED_FROM
     if large and profile.mode == "kv" and not common["temperature"]:
@@ -368,7 +368,8 @@ def _bound_worker(
     session, sessions = context.request.session, view.sessions
     if session is None or sessions is None or context.pin is not None:
         return None
-    found = sessions.find(session, context.request.model, context.stage)
+    model = view.registry.model_of(context.request.model)
+    found = sessions.find(session, model, context.stage)
     if found is None:
         return None
     ref, left_s = found

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core import Router, RoutingRequest, Worker, WorkerLost, WorkerUpserted
+from router_core import Router, RoutingRequest, Session, Worker, WorkerLost, WorkerUpserted
 from tests.router_core.fleet import MODEL, prompt, request, router, worker
 
 
@@ -107,3 +107,32 @@ def test_masks_are_those_of_the_registered_workers(
         assert registry.worker_set(name) == registry.mask_of(members)
     assert set(registry.served_names()) == {name for w in present for name in w.served_names}
     assert set(registry.models()) == {w.model for w in present}
+
+
+def test_requests_for_an_alias_or_an_adapter_take_turns_as_those_for_the_model() -> None:
+    made = router(
+        *(named(number, aliases=("other",), adapters=("law",)) for number in (1, 2, 3)),
+        router_mode="round-robin",
+    )
+    names = []
+    for number, model in enumerate((MODEL, "other", "other", "law", MODEL, "law")):
+        asked = replace(request(40, f"r{number}"), model=model)
+        decision = made.plan(asked).final
+        assert decision.worker is not None
+        names.append(decision.worker.name)
+        assert made.apply(made.booking(decision, asked), 0.0).ok
+    assert names == ["w1", "w2", "w3", "w1", "w2", "w3"]
+
+
+def test_the_session_of_an_alias_is_that_of_its_model() -> None:
+    made = router(
+        *(named(number, aliases=("other",)) for number in (1, 2, 3)),
+        router_session_affinity_ttl_secs=60.0,
+    )
+    for number, model in enumerate(("other", MODEL, "other")):
+        asked = replace(request(40, f"r{number}"), model=model, session=Session("s", 0.0))
+        decision = made.plan(asked).final
+        assert (decision.session is not None) == (number > 0)
+        assert decision.worker is not None
+        assert decision.worker.name == "w1", "although it has the most load"
+        assert made.apply(made.booking(decision, asked), 0.0).ok
