@@ -103,14 +103,15 @@ def one_hop(
 ) -> RoutingPlan:
     """Decide the prefill or the decode hop alone, for a pool whose other hop is decided elsewhere.
 
-    ``prefill``: without the decode-capacity guard, because the decode workers are not known;
+    ``prefill``: without the decode-capacity guard and without the cost of the decode hop that
+    follows, because the decode workers are not known;
     ``implied`` are the constraints that the winner adds to the decode hop. ``decode``: as after
     prefill on the worker ``after``, whose transfer policy applies; None: no policy. Raises
     ValueError for another stage.
     """
     made = RoutingPlan(request.id, request.model, None, None)
     if stage == "prefill":
-        prefill = _select(view, request, stage, sample=sample, detail=detail)
+        prefill = _select(view, request, stage, sample=sample, detail=detail, pairs=False)
         if prefill.winner is None:
             return replace(made, prefill=_alone(view, prefill))
         try:
@@ -284,11 +285,12 @@ def _select(
     detail: bool,
     capacity_mask: int | None = None,
     source: Mapping[str, str] | None = None,
+    pairs: bool = True,
 ) -> Decision:
     context = _context(view, request, stage, constraints, capacity_mask)
     if source is not None:
         context = replace(context, source=source)
-    elif stage == "prefill" and chooses_pairs(view):
+    elif pairs and stage == "prefill" and chooses_pairs(view):
 
         def decode(under: RoutingConstraints) -> SelectionContext:
             return _context(view, request, "decode", under)

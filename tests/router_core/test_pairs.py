@@ -37,6 +37,7 @@ from router_core.counterfactual import with_weight
 from router_core.routing_view import Pin
 from router_core.selection import SIZE_UNKNOWN
 from router_core.sensitivity import Question
+from router_core.workers import ModelRuntimeConfig
 from tests.router_core.fleet import active, apply_all, request, router, stored, worker
 
 #: A rack is ten times as fast as its zone, and all else is far away. 1,024 bytes per token.
@@ -501,3 +502,25 @@ def test_the_class_of_a_pair_is_the_narrowest_level_on_which_both_agree(
             if here is not None and here == there:
                 expected = name
         assert level == expected
+
+
+def test_one_hop_alone_is_chosen_without_what_follows() -> None:
+    """In a pool of prefill workers no decode worker is known, so that pairs cannot be compared; a
+    worker whose policy cannot be applied is a refusal and no exception."""
+    broken = replace(
+        worker(2, role="prefill"),
+        runtime_config=ModelRuntimeConfig(kv_transfer_domain="zone", validate=False),
+    )
+    made = router(
+        worker(1, role="prefill", zone="a", policy="required"), broken, router_pair_selection="best"
+    )
+    apply_all(made, active(2, "x", stage="prefill", prefill_tokens=1_000))
+    plan = made.plan_hop(request(33), "prefill")
+    assert plan.prefill is not None
+    assert plan.prefill.worker is not None
+    assert plan.prefill.worker.name == "w1"
+    apply_all(made, active(1, "y", stage="prefill", prefill_tokens=9_000))
+    refused = made.plan_hop(request(33, "r2"), "prefill").prefill
+    assert refused is not None
+    assert refused.outcome == "policy_underivable"
+    assert "worker w2 configured kv_transfer_domain='zone'" in (refused.message or "")
