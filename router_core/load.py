@@ -211,7 +211,9 @@ class ActiveSequences:
             request_id, stage, slot, prefill_tokens, hashes, anonymous_blocks, now, now
         )
         booking.chains = chains
-        self._blocks[slot] += anonymous_blocks + self._hold(booking)
+        # Before the sum is read: it may count the blocks of all bookings again.
+        held = self._hold(booking)
+        self._blocks[slot] += anonymous_blocks + held
         self._bookings[key] = booking
         self._stages[request_id] = (*self._stages.get(request_id, ()), stage)
         self._of_slot[slot][key] = None

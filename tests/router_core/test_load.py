@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core.changes import Booked, Expired, Freed, OutputBlock, PrefillDone, Progressed
-from router_core.load import decay_fraction
+from router_core.load import ActiveSequences, decay_fraction
 from router_core.router import Router
 from tests.router_core.fleet import active, apply_all, request, router, worker
 
@@ -246,3 +246,24 @@ def test_blocks_are_counted_where_the_hashes_of_a_booking_are_no_chain(
         elif made.apply(Booked(name, "aggregated", slot + 1, 0, 0, hashes), 0.0).ok:
             naive.bookings[name] = (slot, hashes, 0)
         assert made.load.decode_blocks == [naive.blocks(s) for s in range(2)]
+
+
+def test_hashes_that_turn_out_not_to_be_chains_are_counted_once_from_then_on() -> None:
+    """One booking claims a chain with blocks of another one in its middle. The next one is counted
+    by hash, and with it all others: the sum of the slot follows."""
+    load = ActiveSequences()
+    load.grow(1)
+
+    def book(name: str, *hashes: int, chains: tuple[int, ...] = ()) -> None:
+        assert load.book(
+            name, "aggregated", 0, prefill_tokens=0, sequence_hashes=hashes, anonymous_blocks=1,
+            now=0.0, chains=chains,
+        )  # fmt: skip
+
+    book("a", 1, 2, 3, chains=(3,))
+    book("b", 9, 2, 3, chains=(3,))
+    book("c", 7)
+    assert load.decode_blocks == [8], "the blocks 1, 2, 3, 7 and 9, and three without a name"
+    for name in "abc":
+        load.free(name, None, 1.0)
+    assert load.decode_blocks == [0]
