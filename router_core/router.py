@@ -583,11 +583,15 @@ class Router:
         )
 
     def _busy_under(self, default: Thresholds, load: ActiveSequences) -> BusyTracker:
-        """The busy masks with other default thresholds, or another load."""
+        """The busy masks with other default thresholds, or another load. A threshold that differs
+        from the present default also replaces what was set for a model; the others stay."""
         tracker = BusyTracker(self.registry, load)
         tracker.default = default
         tracker.grow(self.registry.capacity)
-        tracker.load_dump({**self.busy.dump(), "thresholds": {}})
+        present, plain = self.busy.default.to_dict(), self.busy.dump()
+        other = {name: one for name, one in default.to_dict().items() if one != present[name]}
+        own = {model: {**values, **other} for model, values in plain["thresholds"].items()}
+        tracker.load_dump({**plain, "thresholds": own})
         return tracker
 
     def _upsert(self, worker: Worker) -> Applied:

@@ -283,3 +283,20 @@ def test_bad_thresholds_change_nothing(values: dict[str, Any]) -> None:
     before = made.snapshot()
     assert made.apply(ThresholdsSet(MODEL, values), 2.0).code == "invalid"
     assert made.snapshot() == before
+
+
+def test_a_dry_run_with_one_other_threshold_keeps_those_of_the_model() -> None:
+    """What an operator set for the model counts, unless the dry run sets that threshold itself."""
+    made = router(worker(1), worker(2))
+    assert made.apply(ThresholdsSet(MODEL, {"active_prefill_tokens_threshold": 10}), 0.0).ok
+    apply_all(made, active(1, "x", prefill_tokens=50), active(2, "y", prefill_tokens=50))
+
+    def outcome(**settings: Any) -> str:
+        view = made.view(made.config.with_values(settings))
+        return made.plan(request(32), view=view).final.outcome
+
+    assert made.plan(request(32)).final.outcome == "all_busy"
+    assert outcome(active_decode_blocks_threshold=0.9) == "all_busy"
+    assert outcome(active_prefill_tokens_threshold=100) == "selected"
+    assert outcome(active_prefill_tokens_threshold=49) == "all_busy"
+    assert made.plan(request(32)).final.outcome == "all_busy", "a dry run changes nothing"
