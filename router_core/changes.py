@@ -54,7 +54,8 @@ class IndexMarked:
     """How complete the index of one rank is.
 
     ``current``: every event was received; ``gapped``: ``missing`` batches were lost and not
-    recovered; ``over_limit``: it had more blocks than the rank can have and was dropped;
+    recovered; ``over_limit``: it had more blocks than the rank can have and was dropped, which
+    ``current`` does not end: the event ``Cleared`` does, once the dropped blocks are swept;
     ``absent``: the rank does not report what it caches.
     """
 

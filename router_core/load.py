@@ -308,14 +308,16 @@ class ActiveSequences:
             self.free(request_id, stage, now)
         return tuple(stale)
 
-    def drop_slot(self, slot: int) -> None:
-        """Free all bookings of a rank that is removed."""
+    def drop_slot(self, slot: int) -> tuple[tuple[str, Stage], ...]:
+        """Free all bookings of a rank that is removed; returns their keys."""
         prefills = self.decaying.pop(slot, None)
         if prefills is not None:
             self.prefill_tokens[slot] = prefills.tokens
             self.orders.changed(slot)
-        for request_id, stage in tuple(self._of_slot[slot]):
+        keys = tuple(self._of_slot[slot])
+        for request_id, stage in keys:
             self.free(request_id, stage, 0.0)
+        return keys
 
     # -- snapshot --------------------------------------------------------------------------
 

@@ -392,9 +392,9 @@ class Router:
             case c.LoadReported():
                 return self._load_reported(change, now)
             case c.WorkerUpserted():
-                return self._upsert(change.worker)
+                return self._upsert(change.worker, now)
             case c.WorkerLost():
-                return self._lose(change.worker_id)
+                return self._lose(change.worker_id, now)
             case c.WorkerAvailability():
                 if self.registry.get(change.worker_id) is None:
                     return _unknown_worker(change.worker_id)
@@ -594,35 +594,50 @@ class Router:
         tracker.load_dump({**plain, "thresholds": own})
         return tracker
 
-    def _upsert(self, worker: Worker) -> Applied:
+    def _upsert(self, worker: Worker, now: float) -> Applied:
+        old, slots = self.registry.get(worker.worker_id), self.registry.slots(worker.worker_id)
         try:
             dropped = self.registry.upsert(worker)
         except WorkerError as error:
             return Applied(False, "invalid", str(error))
         self.load.grow(self.registry.capacity)
         self.busy.grow(self.registry.capacity)
-        self._forget(dropped)
+        self._forget(dropped, now)
+        # Blocks of another size match no prompt, and those of another model the wrong ones.
+        renewed = old is not None and (old.model, old.block_size, old.kv_events) != (
+            worker.model,
+            worker.block_size,
+            worker.kv_events,
+        )
         silent = "estimated" if self.learns else "absent"
         for slot in self.registry.slots(worker.worker_id):
             row = self.freshness.setdefault(slot, Freshness("current"))
+            if renewed and slot in slots:
+                self._empty(slot)
+                row.index_state = "over_limit" if slot in self._emptied else "current"
             if not worker.kv_events:
                 row.index_state = silent
             self.freshness.note(slot)
         self.busy.update_all()
         return OK
 
-    def _lose(self, worker_id: int) -> Applied:
-        slots = self.registry.slots(worker_id)
+    def _empty(self, slot: int) -> None:
+        """Forget what a rank caches."""
+        self.index.clear(slot)
+        self.tiers.clear(slot)
+        self._clear_learned(slot)
+
+    def _lose(self, worker_id: int, now: float) -> Applied:
+        slots = self.registry.remove(worker_id)
         if not slots:
             return _unknown_worker(worker_id)
-        for slot in slots:
-            self.load.drop_slot(slot)
-        self._forget(self.registry.remove(worker_id))
+        self._forget(slots, now)
         return OK
 
-    def _forget(self, slots: tuple[int, ...]) -> None:
+    def _forget(self, slots: tuple[int, ...], now: float) -> None:
         for slot in slots:
-            self.load.drop_slot(slot)
+            for key in self.load.drop_slot(slot):
+                self.sessions.end(*key, now)
             self.busy.forget(slot)
             self.freshness.pop(slot, None)
             self.freshness.note(slot)
@@ -635,12 +650,13 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
-        self.freshness[slot].index_at = now
-        event = change.event
+        row, event = self.freshness[slot], change.event
+        row.index_at = now
         if isinstance(event, Cleared):
-            self.index.clear(slot)
-            self.tiers.clear(slot)
-            self._clear_learned(slot)
+            self._empty(slot)
+            if row.index_state == "over_limit" and slot not in self._emptied:
+                row.index_state = "current"
+                self.freshness.note(slot)
             return OK
         applied = self._blocks_changed(slot, event)
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
@@ -737,8 +753,10 @@ class Router:
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
         row = self.freshness[slot]
-        row.index_state = change.state
         row.index_at = now
+        if change.state == "current" and row.index_state == "over_limit":
+            return OK  # what was dropped is missing until the index is cleared and read again
+        row.index_state = change.state
         if change.state == "gapped":
             row.gaps += max(1, change.missing)
         self.freshness.note(slot)

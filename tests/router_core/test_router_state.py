@@ -474,3 +474,65 @@ def test_all_ranks_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     unbounded = router(worker(1))
     unbounded.bound = IndexBound()
     apply_all(unbounded, stored(1, 100))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"block_size": 32}, {"model": "other"}, {"kv_events": False}], ids=str
+)
+def test_the_index_of_a_worker_that_returns_as_another_starts_again(
+    changed: dict[str, Any],
+) -> None:
+    """Blocks of another size match nothing, and equal tokens of another model are not its blocks.
+    What runs there stays its load."""
+    made = router(worker(1), worker(2))
+    apply_all(made, stored(1, 4), stored(2, 4), active(1, "a", prefill_tokens=7, blocks=3))
+    lower = stored(1, 2, seed=1)
+    assert isinstance(lower.event, BlocksStored)
+    apply_all(made, replace(lower, event=replace(lower.event, tier="host_pinned")))
+    apply_all(made, c.WorkerUpserted(replace(worker(1), **changed)))
+    [slot] = made.registry.slots(1)
+    assert (made.index.block_count(slot), made.tiers.block_count(slot)) == (0, (0, 0))
+    assert (made.load.prefill_tokens[slot], made.load.requests[slot]) == (7, 1)
+    assert made.index.block_count(made.registry.slots(2)[0]) == 4
+    asked = replace(request(65), model=made.registry.worker(slot).model)
+    assert made.overlap_scores(asked)[made.registry.ref(slot)] == 0
+    apply_all(made, c.WorkerUpserted(worker(1)), stored(1, 3))
+    assert made.overlap_scores(request(65))[made.registry.ref(slot)] == 3
+    apply_all(made, c.WorkerUpserted(replace(worker(1), aliases=("same",))))
+    assert made.overlap_scores(request(65))[made.registry.ref(slot)] == 3, "another card alone"
+
+
+def test_a_worker_that_begins_to_report_its_cache_is_not_estimated_any_more() -> None:
+    """Its learned blocks and those of its events would be added up."""
+    made = Router(RouterConfig(), learns=True)
+    apply_all(made, c.WorkerUpserted(worker(1, kv_events=False)))
+    asked = replace(request(65), chained=True)
+    apply_all(made, made.booking(made.plan(asked).final, asked), c.Freed(asked.id))
+    assert (made.freshness[0].state, made.cached_blocks(0)) == ("estimated", 4)
+    apply_all(made, c.WorkerUpserted(worker(1)), stored(1, 4))
+    assert (made.freshness[0].state, made.cached_blocks(0)) == ("current", 4)
+    assert made.plan(request(65, "b")).final.overlap_blocks(0) == 4
+
+
+def test_a_dropped_index_is_not_current_before_it_is_read_again() -> None:
+    """The end of the reading in which a rank went over its bound shows that nothing was lost on the
+    way, not that the dropped blocks are there."""
+    made = router(worker(1, total_kv_blocks=8))
+    made.bound = IndexBound(slack=1.0, spare=0)
+    assert made.apply(stored(1, 9), 0.0).code == "over_limit"
+    states = []
+    for change in (
+        c.IndexMarked(1, 0, "current"),
+        c.KvEvent(1, 0, Cleared()),
+        c.IndexMarked(1, 0, "current"),
+    ):
+        assert made.apply(change, 0.0).ok
+        states.append(made.freshness[0].state)
+    assert states == ["over_limit"] * 3, "the blocks are still swept, and new ones refused"
+    swept(made)
+    apply_all(made, c.IndexMarked(1, 0, "current"))
+    assert made.freshness[0].state == "over_limit", "empty, and not read"
+    apply_all(made, c.KvEvent(1, 0, Cleared()))
+    assert (made.freshness[0].state, trusted(made)) == ("current", ["exact"])
+    apply_all(made, stored(1, 5))
+    assert made.overlap_scores(request(193))[made.registry.ref(0)] == 5

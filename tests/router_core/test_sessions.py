@@ -237,3 +237,44 @@ def test_the_table_is_bounded() -> None:
     assert table.find(Session("s999", 1.0), "another model", "decode") is None
     table.expire(100.0)
     assert len(table) == 0
+
+
+SESSION_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("book"), st.sampled_from("abcd"), st.sampled_from("xy")),
+        st.tuples(st.just("free"), st.sampled_from("abcd")),
+        st.tuples(st.just("lose"), st.integers(1, 3)),
+        st.tuples(st.just("back"), st.integers(1, 3)),
+        st.tuples(st.just("expire")),
+    ),
+    max_size=30,
+)
+
+
+@given(SESSION_STEPS)
+def test_the_requests_of_a_session_are_those_that_are_booked(steps: list[tuple[Any, ...]]) -> None:
+    """However requests end, also with their worker: none keeps a binding for ever."""
+    made = fleet()
+    for at, step in enumerate(steps):
+        match step:
+            case ("book", name, session):
+                asked = replace(request(33, name), session=Session(session, float(at)))
+                decision = made.plan(asked).final
+                if decision.winner is not None:
+                    made.apply(made.booking(decision, asked), float(at))
+            case ("free", name):
+                made.apply(c.Freed(name), float(at))
+            case ("lose", number):
+                made.apply(c.WorkerLost(number), float(at))
+            case ("back", number):
+                made.apply(c.WorkerUpserted(worker(number)), float(at))
+            case _:
+                made.apply(c.Expired(), float(at))
+        booked = {(one.request_id, one.stage) for one in made.load}
+        assert made.sessions._running.keys() == booked
+        bound = made.sessions._bound.values()
+        assert sum(one.running for one in bound) == len(booked)
+    for name in "abcd":
+        made.apply(c.Freed(name), 100.0)
+    made.sweep(now=1_000.0)
+    assert len(made.sessions) == 0
