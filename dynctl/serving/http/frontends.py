@@ -264,13 +264,20 @@ class FrontendsApi:
         return json_response(self._service.explain(request, preset=self._preset))
 
     async def resume(self, http: web.Request) -> web.StreamResponse:
-        """Book requests again that run since before the lease."""
+        """Book requests again that run since before the lease, as far as their workers are here.
+
+        One that cannot be booked is left out: a refusal would keep the frontend from joining for as
+        long as that request runs.
+        """
         message = await self._message(http, Resume)
         frontend = self._frontend(http, message)
         booked = 0
         for one in message.running[:MAX_REPORTS]:
             if len(self._selection) < MAX_BOOKINGS:
-                booked += self._resume(frontend, one)
+                try:
+                    booked += self._resume(frontend, one)
+                except HttpError as error:
+                    _log.info("frontend %s: a running request: %s", frontend.name, error.message)
         return json_response(Resumed(booked))
 
     async def reports(self, http: web.Request) -> web.StreamResponse:

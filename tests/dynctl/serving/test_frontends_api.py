@@ -364,6 +364,22 @@ async def test_running_requests_are_booked_under_a_new_lease():
         assert sum(router.running().values()) == 0
 
 
+async def test_a_running_request_of_a_model_that_left_keeps_no_other_from_its_booking():
+    async with rig() as router:
+        await router.join("f")
+        _, placed = await router.place("f")
+        hop = placed["decode"]
+        await router.join("f")
+        rest = {"attempt": 0, "hops": [hop], "first_output": False}
+        running = [
+            {"request": sent(request_id="r1", model="left"), **rest},
+            {"request": sent(request_id="r2"), **rest},
+        ]
+        assert await router.send("f", "resume", running=running) == (200, {"booked": 1})
+        assert not router.service.router.load.bookings("r1")
+        assert len(router.service.router.load.bookings("r2")) == 1
+
+
 async def test_a_frontend_touches_only_its_own_bookings():
     async with rig() as router:
         await router.join("f")
