@@ -257,10 +257,11 @@ class IndexRuntime:
         return queued.generation != self._generation[queued.worker_id]
 
     def _finish(self, queued: _Queued) -> None:
-        if not self._stale(queued):
-            for change in queued.changes:
+        try:
+            for change in () if self._stale(queued) else queued.changes:
                 self._apply(change)
-        self._left(queued)
+        finally:
+            self._left(queued)
 
     def _left(self, queued: _Queued) -> None:
         """A value waits no more."""

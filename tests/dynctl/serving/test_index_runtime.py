@@ -4,6 +4,8 @@ import asyncio
 import socket
 from dataclasses import replace
 
+import pytest
+
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.base.tasks import Supervisor
 from dynctl.serving import index_runtime
@@ -143,6 +145,21 @@ async def test_the_backlog_is_bounded_and_nothing_is_lost():
     work.start()
     await work.drained()
     assert router.index.block_count(0) == MAX_WAITING + 100
+    await work.close()
+
+
+async def test_a_value_that_fails_takes_no_room(monkeypatch):
+    """Else each failure would leave its worker less room, until its streams wait for ever."""
+    monkeypatch.setattr(index_runtime, "MAX_WAITING", 1)
+
+    def fail(change):
+        raise LookupError("broken")
+
+    work = IndexRuntime(fail, Router().sweep, [].append, Ticking(0.0), Supervisor())
+    work.take(stored(1, 60))
+    with pytest.raises(LookupError):
+        work.take(stored(1, 10))  # which applies the oldest at once
+    assert not work.blocks
     await work.close()
 
 
