@@ -538,11 +538,13 @@ class Fleet:
             status, _ = await self._upstream.get(member.spec.url + health.path, health.timeout_s)
         except UpstreamFailure as failure:
             gone = failure.kind == "refused"
-            if not gone and self._excused(member, began):
+            if self._left(member) or (not gone and self._excused(member, began)):
                 return
             member.failures += 1
             if gone or member.failures >= health.failures or not member.probed:
                 self._eject(member, str(failure), gone=gone, doubt=not gone)
+            return
+        if self._left(member):
             return
         member.excused = 0
         # An engine without a health endpoint returns 404: it is up.
@@ -557,6 +559,10 @@ class Fleet:
             await self._join(member)
         else:
             await self._read_load(member)
+
+    def _left(self, member: Member) -> bool:
+        """Whether the member was removed in the meantime: its first probe is not cancelled."""
+        return self._members.get(member.spec.name) is not member
 
     def _excused(self, member: Member, began: float) -> bool:
         """Whether a probe failed because our own event loop was late, not the engine."""
@@ -590,6 +596,8 @@ class Fleet:
         spec, first = member.spec, member.worker is None
         back = member.problem is not None
         facts = await self._engines.facts(spec)
+        if self._left(member):
+            return
         if not member.gone and facts.engine_id in (None, member.facts.engine_id):
             # The same process: a reading that failed is no reason to lose what is known.
             known = replace(member.facts, adapters=()) if facts.models else member.facts
@@ -605,8 +613,6 @@ class Fleet:
         except WorkerSpecError as error:
             self._reject(member, str(error))
             return
-        if self._members.get(spec.name) is not member:
-            return  # removed in the meantime
         # An id that was not read before, as at a late first contact, is no restart.
         restarted = facts.engine_id != member.facts.engine_id and member.facts.engine_id is not None
         old = member.worker

@@ -9,7 +9,7 @@ import pytest
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines import workers_file
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.worker_spec import WorkerSpecError
+from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.start import StartError
 from dynctl.simulation.engine.config import EngineConfig
@@ -82,6 +82,35 @@ async def test_an_engine_that_is_not_up_yet_joins_when_it_answers():
             assert (await fleet.chat())[0] == 200
         finally:
             await engine.close()
+
+
+@pytest.mark.parametrize("answer", ["none", "error", "other"])
+async def test_an_engine_that_is_removed_during_its_first_probe_leaves_nothing(monkeypatch, answer):
+    """The probe of an engine that is being added is not cancelled by its removal."""
+    async with site([{"name": "a0"}]) as fleet:
+        frontend = fleet.frontend
+        probed, answered = asyncio.Event(), asyncio.Event()
+        get = frontend.upstream.get
+
+        async def slow(url: str, timeout_s: float) -> tuple[int, bytes]:
+            if "late" not in url:
+                return await get(url, timeout_s)
+            probed.set()
+            await answered.wait()
+            if answer == "none":
+                raise UpstreamFailure("refused", "late refused the connection")
+            return (500, b"") if answer == "error" else (200, b"not the facts of an engine")
+
+        monkeypatch.setattr(frontend.upstream, "get", slow)
+        adding = asyncio.ensure_future(frontend.fleet.add(WorkerSpec("http://late", "late"), "api"))
+        async with asyncio.timeout(patience(5)):
+            await probed.wait()
+            assert await frontend.fleet.remove("late")
+            answered.set()
+            await adding
+        assert [one.subject for one in fleet.service.conditions if one.subject == "late"] == []
+        assert frontend.fleet.get("late") is None
+        assert fleet.service.router.registry.by_name("late") is None
 
 
 async def test_the_workers_file_is_read_again_and_a_bad_one_keeps_the_fleet(tmp_path):
