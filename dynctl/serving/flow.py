@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dynctl.base.tasks import end_tasks
 from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import BLANK_LINE, BY_PATH, Api, event_data, event_name
 from dynctl.serving.engines.dispatch import Call, Dispatch
@@ -46,16 +47,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Answer:
-    """An engine's response that began. ``head`` is the first piece of a stream, or the whole body.
-
-    ``companion`` is the prefill half of a bootstrap pair, which may still run.
-    """
+    """An engine's response that began. ``head`` is the first piece of a stream, or the whole body."""
 
     response: EngineStream
     head: bytes
     call: Call
     planned: RoutingPlan
-    companion: asyncio.Task[None] | None = None
 
     @property
     def plan(self) -> RoutingPlan:
@@ -65,8 +62,8 @@ class Answer:
     def close(self) -> None:
         """Close both connections, so that the engines stop the request."""
         self.response.close()
-        if self.companion is not None:
-            self.companion.cancel()
+        if self.call.companion is not None:
+            self.call.companion.cancel()
 
 
 class Refused(Exception):
@@ -319,7 +316,8 @@ class RequestFlow:
             if isinstance(done[1], tuple):
                 done[1][0].close()
             raise
-        return Answer(response, head, call, plan.settled(), companion)
+        call.companion = companion
+        return Answer(response, head, call, plan.settled())
 
     async def _bootstrap_prefill(self, call: Call, decision: Decision, message: Any) -> None:
         worker, began = _winner(decision), self._service.clock()
@@ -436,6 +434,10 @@ class RequestFlow:
         """
         service, plan = self._service, call.moved or call.record.plan
         lost = None if plan is None else plan.final.worker
+        if call.companion is not None:
+            # It frees a prefill hop at its end, which must not be that of the next worker.
+            await end_tasks([call.companion])
+            call.companion = None
         service.free(call.request.id)
         if lost is not None and plan is not None:
             stage = plan.final.stage
@@ -451,7 +453,7 @@ class RequestFlow:
             answer = await self.start(later)
         except (Refused, HandoffRefused, GaveUp) as error:
             raise failure from error
-        call.moved = answer.plan
+        call.moved, call.companion = answer.plan, later.companion
         service.moved += 1
 
     async def _first_output(self, response: EngineStream, timeout_s: float) -> bytes:

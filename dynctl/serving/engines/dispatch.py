@@ -1,5 +1,6 @@
 """How requests reach workers: what is sent on each hop, and what one hop hands to the next."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -30,7 +31,8 @@ class Call:
     ``path`` is that of the engine's endpoint. ``one_engine``: it cannot be handed off, as several
     prompts or embeddings. ``parsed``, ``token_ids`` and ``options`` are for workers that get
     tokens; ``message`` is the request that :meth:`Dispatch.prepare` made of them. ``resume``: the
-    response that this call continues on another worker.
+    response that this call continues on another worker. ``companion``: the prefill half of a
+    bootstrap pair, which may still run.
     """
 
     request: RoutingRequest
@@ -46,6 +48,7 @@ class Call:
     options: Any = field(default=None, repr=False)
     message: Any = field(default=None, repr=False)
     resume: EngineStream | None = None
+    companion: asyncio.Task[None] | None = field(default=None, repr=False)
     #: Continues the response on another worker, where workers support that.
     move: "Move | None" = field(default=None, repr=False)
     #: Called with the first output of the worker that continues a response.

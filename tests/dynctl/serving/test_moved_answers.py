@@ -1,0 +1,144 @@
+"""Responses that go on with another worker: what is booked, what ends, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dynctl.serving.config import Limits
+from dynctl.serving.engines.dispatch import Call
+from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.request_plane import PlaneStream
+from dynctl.serving.engines.response_stream import ClientBounds
+from dynctl.serving.flow import RequestFlow
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord
+from router_core import RouterConfig
+from tests.dynctl.serving.routed import request, worker
+from tests.waiting import patience
+
+LOST = UpstreamFailure("reset", "it closed the connection")
+
+
+class Half:
+    """One half of a bootstrap pair at an engine: prefill waits for ``end``, decode has output."""
+
+    def __init__(self, *, prefill: bool) -> None:
+        self.origin, self.headers = "engine", {"content-type": "text/event-stream"}
+        self.prefill, self.closed = prefill, False
+        self.began, self.end = asyncio.Event(), asyncio.Event()
+
+    async def read(self, _most: int) -> bytes:
+        self.began.set()
+        await self.end.wait()
+        return b"{}"
+
+    async def readany(self) -> bytes:
+        return b'data: {"choices": []}\n\n'
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Pairs:
+    """Sends each half to an engine, and keeps it."""
+
+    def __init__(self) -> None:
+        self.halves: list[Half] = []
+
+    def pair(self, *_: Any) -> tuple[str, str]:
+        return "prefill", "decode"
+
+    async def open(self, call: Call, _decision: Any, message: str, *_: Any, **__: Any) -> Any:
+        made = Half(prefill=message == "prefill")
+        self.halves.append(made)
+        return made
+
+    def continued(self, call: Call, stream: Any) -> Call:
+        return replace(call, resume=stream)
+
+
+class Members:
+    """A fleet in which each worker has a place to meet."""
+
+    bootstrap = ("127.0.0.1", 9)
+    spec = None
+
+    def __init__(self) -> None:
+        self.responses: set[Any] = set()
+
+    def by_id(self, _worker_id: int) -> Members:
+        return self
+
+    def dispatched(self, _member: Any) -> None: ...
+
+    def answered(self, _worker_id: int) -> None: ...
+
+    def report_failure(self, *_: Any) -> None: ...
+
+
+async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> None:
+    """Both halves have the request's id, and the prefill half frees its booking when it ends."""
+    service = RoutingService(RouterConfig(), sample=lambda: 0.0, id_prefix="d")
+    for number, role in enumerate(("prefill", "prefill", "decode", "decode"), 1):
+        assert service.upsert_worker(worker(number, role)).ok
+    sent: Any = Pairs()
+    fleet: Any = Members()
+    flow = RequestFlow(service, fleet, sent, Limits())
+    record = RequestRecord("r1", "r1", "chat_completions", 0.0, 0.0)
+    call = Call(request(), "/v1/chat/completions", {}, b"{}", True, {}, record, token_ids=range(34))
+
+    def booked() -> set[str]:
+        return {one.stage for one in service.router.load.bookings("r1")}
+
+    async with asyncio.timeout(patience(5)):
+        answer = await flow.start(call)
+        [first] = [one for one in sent.halves if one.prefill]
+        await first.began.wait()
+        assert booked() == {"prefill", "decode"}
+        assert call.move is not None
+        await call.move(answer.response, LOST)
+        second = [one for one in sent.halves if one.prefill][1]
+        await second.began.wait()
+        assert (first.closed, second.closed) == (True, False)
+        first.end.set()
+        await asyncio.sleep(0)
+        assert booked() == {"prefill", "decode"}, "the end of the old half is not that of the new"
+        companion = call.companion
+        assert companion is not None
+        answer.close()
+        await asyncio.wait([companion])
+        assert second.closed, "a client that leaves stops the half that runs now"
+        service.free("r1")
+        assert not booked()
+
+
+async def test_a_response_that_cannot_go_on_for_a_fault_of_ours_ends_with_the_workers_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Link:
+        keep = False
+
+        def __getattr__(self, _name: str) -> Any:
+            return lambda *_, **__: None
+
+    class Answer:
+        token_ids = (1, 2, 3)
+        stopped = False
+
+    async def broken(*_: Any) -> None:
+        raise LookupError("a fault")
+
+    link: Any = Link()
+    answer: Any = Answer()
+    stream = PlaneStream(link, "w1", ClientBounds(), answer, None, streams=True)
+    stream.move, stream.moves_left = broken, 1
+    stream.lost(link)
+    async with asyncio.timeout(patience(5)):
+        with pytest.raises(UpstreamFailure, match="w1 closed the connection during its response"):
+            await stream.readany()
+    assert "w1: the response cannot go on with another worker" in caplog.text
+    stream.close()
