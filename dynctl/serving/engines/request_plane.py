@@ -7,6 +7,7 @@ else of a request is one path: an :class:`EngineAnswer` makes the OpenAI events 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -85,6 +86,8 @@ _OVERRIDE: Final[Mapping[str, Any]] = {
     "shared_cache_multiplier": None,
 }
 """What Dynamo's frontend sets for the decode hop of a request; workers do not read it."""
+
+_log = logging.getLogger(__name__)
 
 
 class Sender(Protocol):
@@ -608,6 +611,9 @@ class PlaneStream(EngineStream):
             await self.move(self, failure)
         except UpstreamFailure as error:
             self._end_with(error)
+        except Exception:  # its client must not wait for an answer that never goes on
+            _log.exception("%s: the response cannot go on with another worker", self.origin)
+            self._end_with(failure)
         finally:
             self._moving = None
 
