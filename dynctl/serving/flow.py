@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Answer:
-    """An engine's response that began. ``head`` is the first piece of a stream, or the whole body."""
+    """A response that began. ``head``: the first piece of a stream, or the whole body."""
 
     response: EngineStream
     head: bytes

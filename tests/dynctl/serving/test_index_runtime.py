@@ -155,7 +155,7 @@ async def test_a_value_that_fails_takes_no_room(monkeypatch):
     def fail(change):
         raise LookupError("broken")
 
-    work = IndexRuntime(fail, Router().sweep, [].append, Ticking(0.0), Supervisor())
+    work = IndexRuntime(fail, Router().sweep, print, Ticking(0.0), Supervisor())
     work.take(stored(1, 60))
     with pytest.raises(LookupError):
         work.take(stored(1, 10))  # which applies the oldest at once
