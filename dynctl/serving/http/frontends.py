@@ -319,9 +319,14 @@ class FrontendsApi:
         )
         if plan.waits:
             return None
+        booking = self._selection.bookings.get(request.id)
+        if self._frontends.get(frontend.name) is not frontend or request.id in frontend.ended:
+            # While it waited in the router queue.
+            if booking is not None and booked:
+                self._selection.ended(booking, None, 0, "cancelled", computed=False)
+            raise HttpError(409, f"request {request.id} has ended", "conflict", "ended")
         self._dispatched(plan, booked)
         answer = msgspec.json.encode(placement(plan, booked))
-        booking = self._selection.bookings.get(request.id)
         if booking is None:
             frontend.bookings.discard(request.id)
         else:
@@ -340,16 +345,19 @@ class FrontendsApi:
                 if self._booking(frontend, id, attempt) is not None:
                     service.output_block(id, fraction)
             case Ended(id, attempt, stage, outcome, tokens, computed):
-                booking = self._booking(frontend, id, attempt)
-                if booking is None and stage is None:
-                    _remember(frontend.ended, id)
-                elif booking is not None:
-                    outcome = outcome if outcome in _OUTCOMES else "internal"
-                    self._selection.ended(
-                        booking, stage, max(0, tokens), outcome, computed=computed
-                    )
-                    if stage is None:
-                        frontend.bookings.discard(id)
+                outcome = outcome if outcome in _OUTCOMES else "internal"
+                booking = self._booking(frontend, id, None if stage is None else attempt)
+                if stage is not None:
+                    if booking is not None:
+                        self._selection.ended(
+                            booking, stage, max(0, tokens), outcome, computed=computed
+                        )
+                    return
+                if booking is None or booking.attempt < attempt:
+                    _remember(frontend.ended, id)  # the placement of this attempt may still arrive
+                if booking is not None and booking.attempt <= attempt:
+                    self._selection.ended(booking, None, max(0, tokens), outcome, computed=computed)
+                    frontend.bookings.discard(id)
             case Alive(ids):
                 now = service.clock()
                 for one in ids:

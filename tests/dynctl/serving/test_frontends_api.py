@@ -33,6 +33,7 @@ from router_core import (
     TaintConstraint,
 )
 from tests.dynctl.serving.routed import request, worker
+from tests.waiting import until
 
 
 class Clock:
@@ -141,6 +142,40 @@ async def test_a_later_attempt_replaces_the_booking():
         await router.report("f", 2, end(attempt=1))
         assert router.running() == {failed: 0, other: 0}
         assert len(router.selection) == 0
+
+
+async def test_the_end_of_a_request_ends_what_an_earlier_attempt_booked():
+    """Its client left before the placement of the later attempt was sent, or before it arrives."""
+    async with rig() as router:
+        await router.join("f")
+        await router.place("f")
+        await router.report("f", 1, end(attempt=1))
+        assert sum(router.running().values()) == len(router.selection) == 0
+        status, late = await router.place("f", attempt=1)
+        assert (status, late["error"]["code"]) == (409, "ended")
+        assert sum(router.running().values()) == 0
+
+
+@pytest.mark.parametrize("how", ["lease", "request"])
+async def test_a_request_that_ended_while_it_waited_is_not_booked_by_its_turn(how: str):
+    async with rig(worker(1)) as router:
+        router.service.configure({"router_queue_threshold": 0.0})
+        await router.join("f")
+        await router.join("g")
+        assert (await router.place("g", "load"))[0] == 200
+        waiting = asyncio.ensure_future(router.place("f"))
+        await until(lambda: "r1" in router.service.router.queue)
+        if how == "request":
+            await router.report("f", 1, end())
+        else:
+            router.clock.now += frontends_api.LEASE_S - 1
+            await router.report("g", 1)
+            router.clock.now += 2
+            assert router.api.sweep() == 1
+        await router.report("g", 2, end("load"))
+        status, answer = await waiting
+        assert (status, answer["error"]["code"]) == (409, "ended")
+        assert sum(router.running().values()) == len(router.selection) == 0
 
 
 async def test_repeated_reports_count_once():
