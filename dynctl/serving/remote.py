@@ -282,13 +282,14 @@ class RouterLink:
         except RouterRefused:
             # One of them; alone each gets its own answer.
             found = [Placed()] * len(batch)
-        for (_, answer), placed in zip_longest(batch, found[: len(batch)]):
-            if answer.done():
-                continue
-            if placed is not None:
-                answer.set_result(placed)
-            else:
-                answer.set_exception(RouterLost(lost or f"{self.url} left a request out"))
+        finally:  # whatever happens, no request waits for an answer that nothing brings
+            for (_, answer), placed in zip_longest(batch, found[: len(batch)]):
+                if answer.done():
+                    continue
+                if placed is not None:
+                    answer.set_result(placed)
+                else:
+                    answer.set_exception(RouterLost(lost or f"{self.url} left a request out"))
 
     def _send_now(self) -> None:
         self._gathering = None

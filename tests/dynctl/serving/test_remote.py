@@ -358,6 +358,23 @@ async def test_requests_that_arrive_meanwhile_share_a_message():
         assert not remote(site)._requests
 
 
+async def test_a_fault_while_requests_are_placed_leaves_none_of_them_waiting(monkeypatch):
+    async with several(frontends=1) as fleet:
+        link = remote(fleet.frontends[0]).link
+        ask, faults = link._ask, []
+
+        async def broken(action: str, *arguments: Any, **more: Any) -> Any:
+            if action == "places" and not faults:
+                faults.append(action)
+                raise LookupError("a fault")
+            return await ask(action, *arguments, **more)
+
+        monkeypatch.setattr(link, "_ask", broken)
+        async with asyncio.timeout(patience(20)):
+            assert (await fleet.frontends[0].chat(WORDS))[0] == 200
+        assert faults
+
+
 async def test_keys_of_engines_and_the_token_stay_apart():
     async with several(frontends=0, router={"api_token": "t0ken"}) as fleet:
         added = {"url": fleet.engines["b0"].url, "name": "added"}
