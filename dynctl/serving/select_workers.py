@@ -15,6 +15,8 @@ from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.standalone_index import Key, endpoint_problem, written
 from router_core import (
     TOPOLOGY_PREFIX,
+    Cleared,
+    KvEvent,
     ModelRuntimeConfig,
     Router,
     Worker,
@@ -247,6 +249,8 @@ class SelectWorkers:
             return
         self._runtime.unfollow(worker.worker_id)
         for rank in worker.ranks:
+            # What the rank caches is read again, from the address that it has now.
+            self._router.apply(KvEvent(worker.worker_id, rank, Cleared()), self._clock())
             source = KvEventSource(
                 worker.worker_id,
                 listeners[rank],

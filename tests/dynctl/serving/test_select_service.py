@@ -16,7 +16,8 @@ from dynctl.serving.select_service import PENDING_S, SelectService
 from dynctl.serving.select_workers import SelectionError
 from dynctl.serving.slot_tracker import SlotTracker, TrackerError
 from dynctl.wire.dynamo.service_bodies import Shape
-from router_core import RouterConfig
+from router_core import BlocksStored, KvEvent, RouterConfig, hash_prompt
+from tests.ports import free_port
 
 BLOCK = 4
 
@@ -87,6 +88,28 @@ def test_a_selection_can_be_reserved_once_and_for_a_while() -> None:
 def filled_reservation(selection_id: str) -> dict[str, Any]:
     place = {"model_name": "default", "routing_group": "default"}
     return {**place, "selection_id": selection_id, "worker_id": None}
+
+
+async def test_a_worker_with_another_address_of_its_events_is_read_from_the_start() -> None:
+    tasks = Supervisor()
+    made = SelectService(RouterConfig(), Clock(), tasks, sample=lambda: 0.0)
+    card = {"worker_id": 1, "endpoint": "http://w1", "block_size": BLOCK}
+    at = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    made.workers.upsert(filled(WORKER, **card, kv_events_endpoint=at[0]))
+    prompt = hash_prompt(range(10), BLOCK)
+    event = KvEvent(1, 0, BlocksStored(None, prompt.sequence, prompt.local))
+
+    def held() -> int:
+        (row,) = made.overlap_scores(asked())["workers"]
+        return row["device_blocks"]
+
+    assert made.router.apply(event, 0.0).ok
+    made.workers.upsert(filled(WORKER, **card, kv_events_endpoint=at[0], total_kv_blocks=9))
+    assert held() == 2, "another card alone"
+    made.workers.upsert(filled(WORKER, **card, kv_events_endpoint=at[1]))
+    assert held() == 0
+    await tasks.close()
+    await made.runtime.close()
 
 
 def test_a_worker_that_ends_takes_its_reservations() -> None:
