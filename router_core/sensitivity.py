@@ -311,7 +311,7 @@ def _busy(question: Question, plan: RoutingPlan, unknowns: Sequence[Unknown]) ->
         rejected = any(step.filter == "busy" and step.left < step.entered for step in hop.funnel)
         if kinds & {"fewer", "prefill"} and rejected:
             return Consequence(hop.stage, None)
-        thresholds = question.view.busy.thresholds(hop.model)
+        thresholds = question.view.busy.thresholds(question.view.registry.model_of(hop.model))
         if "more" in kinds and hop.winner is not None and thresholds.any:
             return Consequence(hop.stage, None)
     return None

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from router_core.changes import ThresholdsSet
 from router_core.decision import RoutingPlan
 from router_core.router import Router
 from router_core.sensitivity import Question, Unknown, certain, consequences, waits
@@ -287,3 +288,18 @@ def test_a_tie_does_not_hide_that_a_third_worker_can_win() -> None:
     assert not list(consequences(question, one_of_both))
     cached = Unknown(overlap=True, workers=frozenset({3}))
     assert [one.worker for one in consequences(question, cached)] == ["w3"]
+
+
+def test_the_thresholds_of_a_model_matter_for_its_aliases_too() -> None:
+    """More load than is counted may make the winner busy, under whichever name it is asked for."""
+    made = router(*(replace(worker(number), aliases=("other",)) for number in (1, 2)))
+    apply_all(
+        made,
+        ThresholdsSet(MODEL, {"active_prefill_tokens_threshold": 1_000_000}),
+        active(2, "x", prefill_tokens=1 << 41),
+    )
+    for model in (MODEL, "other"):
+        asked = replace(request(33), model=model)
+        question = Question(made, asked, made.plan(asked), made.view())
+        unknown = Unknown(load="more", workers=frozenset())
+        assert [one.worker for one in consequences(question, unknown)] == [None], model
