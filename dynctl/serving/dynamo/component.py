@@ -271,9 +271,10 @@ class RouterComponent:
             raise ErrorItem(f"invalid request: {error}", "InvalidArgument") from None
         pinned = hints.backend_instance_id
         allowed = hints.allowed_worker_ids
-        known = service.router.load.bookings(request_id) or request_id in self._bookings.bookings
+        router = service.router
+        known = router.load.bookings(request_id) or request_id in self._bookings.bookings
         return RoutingRequest(
-            str(uuid.uuid4()) if known else request_id,
+            str(uuid.uuid4()) if known or request_id in router.queue else request_id,
             model,
             len(prompt.token_ids),
             size,
