@@ -377,6 +377,7 @@ class DynamoFleet(Fleet):
 
     async def _probe(self, member: Member) -> None:
         """Workers live by their leases; only one that refused a connection is tried again."""
+        self._read_again(member)
         item = self._workers.get(member.spec.worker_id)
         if not member.gone or item is None:
             return
@@ -390,6 +391,9 @@ class DynamoFleet(Fleet):
             writer.close()
         member.gone = False
         self._judge_member(member)
+
+    def _reread(self, member: Member, worker: Worker) -> None:
+        self.observer.read_again(worker.worker_id)
 
     def report_failure(
         self, worker_id: int, failure: UpstreamFailure, sent_at: float | None = None

@@ -675,7 +675,7 @@ class Fleet:
             self.index.follow(source, member.spec.name)
 
     def _read_again(self, member: Member) -> None:
-        """Follow the events of an engine again whose index was over its bound and is dropped."""
+        """Read the caches of an engine again whose index was over its bound and is dropped."""
         worker, router, now = member.worker, self._service.router, self._service.clock()
         if worker is None:
             return
@@ -688,7 +688,10 @@ class Fleet:
         if emptied and now >= member.read_at:
             member.read_at = now + _REREAD_S[min(member.rereads, len(_REREAD_S) - 1)]
             member.rereads += 1
-            self._follow(member, event_sources(member.spec, member.facts, worker))
+            self._reread(member, worker)
+
+    def _reread(self, member: Member, worker: Worker) -> None:
+        self._follow(member, event_sources(member.spec, member.facts, worker))
 
     def _restarts(self, member: Member) -> int:
         states = self.index.states(member.spec.worker_id).values()

@@ -333,6 +333,12 @@ class Observer:
                 return True
         return False
 
+    def read_again(self, worker_id: int) -> None:
+        """Read the whole index of a worker's ranks again."""
+        for (owner, _), followed in self._ranks.items():
+            if owner == worker_id:
+                followed.index.read_again()
+
     async def query_indexer(
         self, indexer: Instance, model: str, hashes: BlockHashes, workers: Iterable[Worker]
     ) -> bool:

@@ -225,6 +225,11 @@ class RankIndex:
         self._due.set()
         self._settled.clear()
 
+    def read_again(self) -> None:
+        """Request the worker's whole index, whatever was received of it."""
+        self._unrecovered = True
+        self.request_recovery()
+
     async def run(self) -> None:
         """Recover whenever events are missing, until cancelled."""
         while True:

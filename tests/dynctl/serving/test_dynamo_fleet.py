@@ -21,7 +21,7 @@ from dynctl.serving.http.server import Frontend
 from dynctl.serving.prompts import Prompt
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.envoy import ext_proc
-from router_core import Pin, hash_prompt
+from router_core import IndexMarked, Pin, RouterConfig, hash_prompt
 from tests.dynctl.adapters.dynamo_endpoint import FakeEndpoint, Fault, fake_endpoint
 from tests.dynctl.serving.collectors import collector
 from tests.dynctl.serving.gateways import Stream, set_headers
@@ -108,9 +108,11 @@ async def site(tmp_path: Path, *faults: Fault, **dynamo: Any) -> AsyncIterator[S
         planes = GlobalOptions(discovery="file", file_kv=tmp_path, context_applied=True)
         limits = Limits(**dynamo.pop("limits", {}))
         picker, otlp = dynamo.pop("picker", None), dynamo.pop("otlp_endpoint", None)
+        router = RouterConfig().with_values(dynamo.pop("router", {}))
         made.frontend = (Frontend if picker is None else EndpointPicker)(
             FrontendConfig(
                 port=0,
+                router=router,
                 picker=picker,
                 otlp_endpoint=otlp,
                 model_path=dynamo.pop("model_path", DEMO_MODEL_DIR),
@@ -217,6 +219,27 @@ async def test_a_client_that_leaves_stops_the_worker(store: Path) -> None:
         await until(lambda: worker.questions)
         asking.cancel()
         await until(lambda: "kill" in worker.controls)
+
+
+async def test_an_index_that_was_dropped_is_read_again(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(store, Fault.NONE) as made:
+        fleet: Any = made.frontend.fleet
+        service = made.frontend.service
+        [worker] = service.router.registry
+        read: list[int] = []
+        monkeypatch.setattr(fleet.observer, "read_again", read.append)
+        member = fleet.by_id(worker.worker_id)
+
+        def dropped() -> list[int]:
+            # Each time: entries that are renewed mark the index of this worker, which has none.
+            service.apply(IndexMarked(worker.worker_id, 0, "over_limit"))
+            member.probe_now.set()
+            return read
+
+        await until(dropped)
+        assert read[0] == worker.worker_id
 
 
 async def test_what_cannot_be_served_is_a_condition(store: Path) -> None:

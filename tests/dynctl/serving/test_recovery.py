@@ -169,6 +169,20 @@ async def test_earlier_events_are_requested(worker):
     await follower.close()
 
 
+async def test_the_whole_index_is_read_again_on_demand(worker):
+    """Not what came after the last event: what this router had is dropped."""
+    follower = await following(worker)
+    assert follower.is_current()
+    before = len(follower.values)
+    follower.index.read_again()
+    follower.send(worker.store(400))
+    await follower.settle()
+    assert worker.requested == [None, None]
+    assert applied(follower.values[before:]) == worker.blocks
+    assert any(isinstance(one, StreamCondition) and one.clears for one in follower.values[before:])
+    assert follower.is_current()
+
+
 async def test_live_events_wait_for_the_answer(worker):
     follower = Follower(worker)
     follower.connect()
