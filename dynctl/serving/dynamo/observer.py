@@ -397,9 +397,11 @@ class Observer:
         for item in self._preferred_first():
             old = known.get(item.worker.worker_id)
             if old is None or old.worker != item.worker:
-                self.apply(WorkerUpserted(item.worker))
+                learned = self.router.learns and not self.router.config.use_kv_events
+                worker = replace(item.worker, kv_events=False) if learned else item.worker
+                self.apply(WorkerUpserted(worker))
                 # Its cache is unknown until it is read, which is different from empty.
-                for rank in item.worker.ranks:
+                for rank in () if learned else worker.ranks:
                     if old is None or rank not in old.worker.ranks:
                         self.apply(IndexMarked(item.worker.worker_id, rank, "absent"))
             if self._follow_index:

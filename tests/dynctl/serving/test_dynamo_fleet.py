@@ -242,6 +242,18 @@ async def test_an_index_that_was_dropped_is_read_again(
         assert read[0] == worker.worker_id
 
 
+async def test_without_kv_events_caches_are_estimated_as_those_of_engines(store: Path) -> None:
+    """The approximate mode of Dynamo: a prompt returns to the worker that had it."""
+    settings = {"use_kv_events": False}
+    async with site(store, Fault.NONE, Fault.NONE, Fault.NONE, router=settings) as made:
+        router, served = made.frontend.service.router, set()
+        assert {row.state for row in router.freshness.values()} == {"estimated"}
+        for _ in range(8):
+            assert (await made.ask(prompt="a prompt of several blocks " * 20))[0] == 200
+            served |= {s for s in router.freshness if router.cached_blocks(s)}
+        assert len(served) == 1
+
+
 async def test_what_cannot_be_served_is_a_condition(store: Path) -> None:
     async with site(store, Fault.NONE) as made:
         [worker] = made.workers
