@@ -13,7 +13,8 @@ from aiohttp.test_utils import TestClient
 from dynctl.serving.config import FrontendConfig, Limits
 from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.telemetry.observers import ServiceObserver
+from dynctl.serving.service import RoutingService
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import (
     BlocksStored,
@@ -22,10 +23,11 @@ from router_core import (
     Freed,
     KvEvent,
     RouterConfig,
+    RoutingPlan,
     WorkerLost,
 )
 from tests.dynctl.serving.fleets import QUICK_HEALTH, WORDS, Site, chat_body, site, until
-from tests.dynctl.serving.routed import worker
+from tests.dynctl.serving.routed import request, worker
 from tests.dynctl.serving.test_router_service import TOKENS, routing
 
 #: Requests wait while every worker has any active prefill token.
@@ -517,3 +519,83 @@ async def test_a_pool_of_prefill_workers_has_a_queue() -> None:
         assert (status, body["booked"]) == (201, ["prefill"])
         assert body["queue"]["waited_s"] is not None
         assert len(api) == 1
+
+
+class Turn:
+    """A service with one worker that is busy, and a request that waits."""
+
+    def __init__(self) -> None:
+        self.service = RoutingService(RouterConfig().with_values(ANY_LOAD), id_prefix="d")
+        assert self.service.upsert_worker(worker(1)).ok
+        assert self.service.apply(Booked("load", "aggregated", 1, 0, prefill_tokens=500)).ok
+        self.task: asyncio.Task[RoutingPlan]
+
+    async def wait(self) -> None:
+        asked = request(request_id="r1")
+        record = RequestRecord("r1", "r1", "chat_completions", 0.0, 0.0)
+        plan = self.service.plan(asked)
+        self.task = asyncio.create_task(self.service.admission.wait(plan, asked, record))
+        await until(lambda: "r1" in self.service.router.queue)
+
+    def give_turns(self) -> None:
+        """As the event loop does after the load is gone, and before the request notices."""
+        self.service.apply(Freed("load"))
+        self.service.admission._turns()
+
+    @property
+    def booked(self) -> bool:
+        return bool(self.service.router.load.bookings("r1"))
+
+    def assert_nothing_left(self) -> None:
+        assert not self.booked
+        assert not self.service.admission.waiting
+        assert len(self.service.router.queue) == 0
+
+
+async def test_a_client_that_leaves_as_its_turn_comes_leaves_no_booking() -> None:
+    one = Turn()
+    await one.wait()
+    one.give_turns()
+    assert one.booked
+    one.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await one.task
+    one.assert_nothing_left()
+
+
+async def test_a_turn_that_comes_as_its_client_leaves_books_nothing() -> None:
+    one = Turn()
+    await one.wait()
+    one.task.cancel()
+    one.give_turns()
+    assert not one.booked
+    with pytest.raises(asyncio.CancelledError):
+        await one.task
+    one.assert_nothing_left()
+
+
+async def test_a_turn_at_the_last_moment_of_the_wait_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, timeout = Turn(), asyncio.timeout
+    longest = one.service.router.config.router_queue_max_wait_secs
+    limits: list[asyncio.Timeout] = []
+
+    def kept(seconds: float | None) -> asyncio.Timeout:
+        made = timeout(seconds)
+        if seconds == longest:
+            limits.append(made)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "timeout", kept)
+        await one.wait()
+    [limit] = limits
+    limit.reschedule(asyncio.get_running_loop().time() - 1)
+    one.give_turns()
+    plan = await one.task
+    assert limit.expired()
+    assert plan.ok
+    assert one.booked, "the caller frees it"
+    one.service.free("r1")
+    one.assert_nothing_left()

@@ -221,6 +221,31 @@ def test_an_id_has_a_bound() -> None:
             work(asked(selection_id=long))
 
 
+def test_a_tracked_worker_that_leaves_takes_its_load_and_its_place_is_used_again() -> None:
+    made = SlotTracker(Clock(), 60.0)
+    card = {"model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 2}
+    place = {"model_name": "m", "dp_rank": 1, "new_isl_tokens": 5, "sequence_hashes": [1, 2]}
+    for worker_id in (1, 2):
+        made.register(filled(TRACKED, worker_id=worker_id, **card))
+        made.add(filled(ADDED, worker_id=worker_id, request_id=f"of {worker_id}", **place))
+
+    def load() -> list[tuple[int, int, int, int]]:
+        return [
+            (one["worker_id"], one["dp_rank"], one["active_prefill_tokens"], blocks)
+            for one in made.loads()
+            for blocks in [one["active_decode_blocks"]]
+        ]
+
+    assert load() == [(1, 0, 0, 0), (1, 1, 5, 2), (2, 0, 0, 0), (2, 1, 5, 2)]
+    made.unregister({"model_name": "m", "routing_group": "default", "worker_id": 1})
+    made.register(filled(TRACKED, worker_id=3, **card))
+    assert load() == [(2, 0, 0, 0), (2, 1, 5, 2), (3, 0, 0, 0), (3, 1, 0, 0)]
+    for worker_id in (2, 3):
+        made.unregister({"model_name": "m", "routing_group": "default", "worker_id": worker_id})
+    made.register(filled(TRACKED, worker_id=1, **{**card, "block_size": 8}))
+    assert load() == [(1, 0, 0, 0), (1, 1, 0, 0)], "the last worker took its block size along"
+
+
 def test_the_hashes_of_tracked_requests_have_a_bound_and_their_blocks_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
