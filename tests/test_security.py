@@ -238,6 +238,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         f"{limits.all_bodies_bytes // mib} MiB together",
         f"{limits.body_s:g} s to arrive",
         f"headers {limits.header_bytes // 1024} KiB, {limits.header_s:g} s",
+        f"{limits.unread_s:g} s without reading an answer",
         f"{limits.in_flight:,} requests in flight",
         f"{limits.workers:,} workers",
         f"body {CONTROL_BODY_BYTES // mib} MiB, of dry runs and selections",

@@ -24,8 +24,9 @@ class Limits:
 
     ``body_bytes`` bounds one request's body, ``all_bodies_bytes`` the bodies of all requests in
     flight; a body must arrive within ``body_s``. A header must be complete within ``header_s``, and
-    a connection between requests is closed after ``keep_alive_s``. ``peer_connections``: the
-    connections of one address; 0: three quarters of those for clients. An engine must send its
+    a connection between requests is closed after ``keep_alive_s``. A client that reads nothing of
+    its answer for ``unread_s`` is disconnected. ``peer_connections``: the connections of one
+    address; 0: three quarters of those for clients. An engine must send its
     first output, and a prefill hop its response, within ``first_byte_s``; streams and prefill hops
     within ``first_output_s``, None: as measured (see `dynctl.serving.engines.ejection`). A stream
     may pause for ``idle_s`` and has at most ``stream_answer_bytes``. ``attempts`` counts dispatches
@@ -39,6 +40,7 @@ class Limits:
     header_bytes: int = 16 * 1024
     header_s: float = 10.0
     keep_alive_s: float = 75.0
+    unread_s: float = 60.0
     peer_connections: int = 0
     in_flight: int = 8192
     connect_s: float = 3.0

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from dynctl.documents.fleet_load import Condition
 from dynctl.serving.attach.card import ModelFiles
+from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.connections import Connections
 from dynctl.serving.http.start import listen
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, escape, number
@@ -48,7 +49,8 @@ class SystemServer:
         self._metrics = metrics
         self._set_taints = set_taints
         self._runner: web.AppRunner | None = None
-        self._connections = Connections(_CONNECTIONS, header_s=_HEADER_S)
+        share = int(_CONNECTIONS * PEER_SHARE)
+        self._connections = Connections(_CONNECTIONS, share, header_s=_HEADER_S)
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises StartError."""

@@ -2,7 +2,8 @@
 
 A client that opens connections and sends nothing, or half a header, costs a descriptor each. Such
 connections are closed after ``header_s``; a peer has at most ``per_peer`` of them, and the
-listeners for clients leave descriptors for engines, files and the other listeners.
+listeners for clients leave descriptors for engines, files and the other listeners. A client that
+does not read its answer costs the answer's memory too; it is closed after ``unread_s``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -37,6 +39,9 @@ _log = logging.getLogger(__name__)
 FEW: Final = 64
 _BACKLOG: Final = 1024
 _SWEEP_S: Final = 0.5
+#: Seconds without a byte read after which a client with an unread answer may have to make room. One
+#: that is only slower than its engine has read some by then.
+_LAGS_S: Final = 1.0
 _ACCEPT_AGAIN_S: Final = 0.1
 
 
@@ -60,19 +65,26 @@ class Connections:
 
     ``limit`` is the maximum of open connections and ``per_peer`` of one address's (0: ``limit``);
     ``header_s`` seconds until a request's header is complete, from the connection or its first
-    byte on. Above a maximum the connection that waits longest for a request is closed; without one
-    the new connection gets 503.
+    byte on. ``unread_s`` seconds in which a client reads nothing of its answer. Above a maximum the
+    connection that waits longest for a request is closed, else the one whose client read nothing
+    for the longest time; without one the new connection gets 503.
     """
 
-    def __init__(self, limit: int, per_peer: int = 0, *, header_s: float = 10.0) -> None:
+    def __init__(
+        self, limit: int, per_peer: int = 0, *, header_s: float = 10.0, unread_s: float = 60.0
+    ) -> None:
         self.limit = limit
         self.per_peer = per_peer or limit
         self._header_s = header_s
+        self._unread_s = unread_s
         self._peers: Counter[str] = Counter()
         #: Connections without a request, and since when; the oldest first.
         self._waiting: dict[_Connection, float] = {}
         #: Connections whose next header is not complete, and since when.
         self._headers: dict[_Connection, float] = {}
+        #: Connections with an answer that the client did not read yet: its bytes that wait here,
+        #: and since when they are as many.
+        self._unread: dict[_Connection, tuple[int, float]] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
@@ -81,6 +93,7 @@ class Connections:
         self.open = 0
         self.refused = 0
         self.timed_out = 0
+        self.not_read = 0
 
     async def listen(
         self,
@@ -141,6 +154,11 @@ class Connections:
         if self._listener is not None:
             self._listener.close()
 
+    @property
+    def lagging(self) -> int:
+        """Connections with an answer that goes on when the client has read more."""
+        return sum(one.writing_paused for one in self._unread)
+
     # -- called by connections -------------------------------------------------------------
 
     def admit(self, connection: _Connection) -> bool:
@@ -161,6 +179,7 @@ class Connections:
     def gone(self, connection: _Connection) -> None:
         self._waiting.pop(connection, None)
         self._headers.pop(connection, None)
+        self._unread.pop(connection, None)
         self.open -= 1
         self._peers[connection.peer] -= 1
         if not self._peers[connection.peer]:
@@ -176,6 +195,11 @@ class Connections:
 
     def waits(self, connection: _Connection) -> bool:
         return connection in self._waiting
+
+    def wrote(self, connection: _Connection) -> None:
+        """Bytes were written; watch the connection until the client has read them."""
+        if connection not in self._unread and (size := connection.unread):
+            self._unread[connection] = size, connection.now()
 
     async def _accept_tls(
         self,
@@ -233,31 +257,62 @@ class Connections:
             if peer is None or connection.peer == peer:
                 connection.leave()
                 return
+        before = asyncio.get_running_loop().time() - _LAGS_S
+        idle = [
+            (since, connection)
+            for connection, (_, since) in self._unread.items()
+            if since < before and (peer is None or connection.peer == peer)
+        ]
+        if idle:
+            self.not_read += 1
+            min(idle, key=itemgetter(0))[1].leave()
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._header_s / 2))
-            before = asyncio.get_running_loop().time() - self._header_s
+            now = asyncio.get_running_loop().time()
+            before = now - self._header_s
             late = [one for one, since in self._headers.items() if since < before]
             for connection in late:
                 self.timed_out += 1
+                connection.leave()
+            self.close_unread(now)
+
+    def close_unread(self, now: float) -> None:
+        """Close the connections whose clients read nothing for ``unread_s``. Called often: a
+        client has read something if the bytes that wait have another number than before."""
+        for connection, (size, since) in tuple(self._unread.items()):
+            left = connection.unread
+            if not left:
+                del self._unread[connection]
+            elif left != size:  # it was read, or more was written, which is bounded
+                self._unread[connection] = left, now
+            elif since < now - self._unread_s:
+                self.not_read += 1
                 connection.leave()
 
 
 class _Connection(web.RequestHandler):
     """aiohttp's connection with a place among the connections of its listener."""
 
-    __slots__ = ("_admitted", "_place", "handshake", "peer")
+    __slots__ = ("_admitted", "_place", "_wire", "handshake", "peer")
 
     def __init__(self, place: Connections, manager: web.Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._place = place
         self._admitted = False
+        #: The transport until it is closed. That of aiohttp ends earlier.
+        self._wire: asyncio.Transport | None = None
         self.handshake: asyncio.Task[None] | None = None
         self.peer = ""
 
     def now(self) -> float:
         return self._loop.time()
+
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that wait here for the client to read."""
+        return 0 if self._wire is None else self._wire.get_write_buffer_size()
 
     def leave(self) -> None:
         """Close at once, without an answer."""
@@ -267,6 +322,9 @@ class _Connection(web.RequestHandler):
         if self.handshake is not None and self.handshake is not asyncio.current_task():
             self.handshake.cancel()
         self.force_close()
+        if self._wire is not None:
+            # A transport that is only closed keeps its descriptor until all is read.
+            self._wire.abort()
 
     def enter(self, address: Any) -> bool:
         """Take a place for a client of this address; whether there was one."""
@@ -278,6 +336,7 @@ class _Connection(web.RequestHandler):
         # uvloop's transports are of no class of asyncio.
         stream = cast(asyncio.Transport, transport)
         if self._admitted or self.enter(transport.get_extra_info("peername")):
+            self._wire = stream
             super().connection_made(transport)
             return
         stream.write(_FULL)
@@ -288,7 +347,20 @@ class _Connection(web.RequestHandler):
             self._place.first_byte(self)
         super().data_received(data)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._admitted:
+            self._place.wrote(self)
+
+    async def start(self) -> None:
+        try:
+            await super().start()
+        finally:
+            if self._admitted:  # the transport closes when its last bytes are read
+                self._place.wrote(self)
+
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._wire = None
         if self._admitted:
             self._admitted = False
             self._place.gone(self)
@@ -300,6 +372,7 @@ class _Connection(web.RequestHandler):
         result = await super().finish_response(request, resp, start_time)
         if self._admitted:
             self._place.ended(self)
+            self._place.wrote(self)
         return result
 
     def handle_error(

@@ -193,7 +193,10 @@ class Listeners:
         limits = self._limits
         most = max(FEW, descriptors() // 2)
         connections = Connections(
-            most, limits.peer_connections or int(most * PEER_SHARE), header_s=limits.header_s
+            most,
+            limits.peer_connections or int(most * PEER_SHARE),
+            header_s=limits.header_s,
+            unread_s=limits.unread_s,
         )
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         self._runners.append(runner)

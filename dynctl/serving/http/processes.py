@@ -30,6 +30,7 @@ from aiohttp import web
 
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.connections import FEW, Connections
 from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.json_responses import json_response
@@ -332,7 +333,8 @@ class Processes:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get(_PROCESSES_PATH, self._states)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-        connections = Connections(FEW + self.count)
+        most = FEW + self.count
+        connections = Connections(most, int(most * PEER_SHARE))
         self._runners.append((runner, connections))
         await connections.listen(runner, listener, access_log=None)
 

@@ -308,11 +308,11 @@ class Frontend:
             if config.system_port is not None:
                 system = listen(config.system_host, config.system_port, "--system-port")
                 self.system_port = system.getsockname()[1]
-                await self._serve(self._system_app(), system, Connections(FEW))
+                await self._serve(self._system_app(), system, self._few(PEER_SHARE))
             if config.unix_socket is not None:
                 operators = _unix_listener(config.unix_socket)
                 self._own_socket = config.unix_socket
-                await self._serve(self.build_app(), operators, Connections(FEW))
+                await self._serve(self.build_app(), operators, self._few())
             await self._serve(self.build_app(), listener, self._clients(), self.certificate)
         except BaseException:
             listener.close()
@@ -554,8 +554,15 @@ class Frontend:
         limits = self.config.limits
         most = max(FEW, descriptors() // 2)
         return Connections(
-            most, limits.peer_connections or int(most * PEER_SHARE), header_s=limits.header_s
+            most,
+            limits.peer_connections or int(most * PEER_SHARE),
+            header_s=limits.header_s,
+            unread_s=limits.unread_s,
         )
+
+    def _few(self, share: float = 1.0) -> Connections:
+        """Those of a listener for few programs; ``share``: the part that one address may have."""
+        return Connections(FEW, int(FEW * share), unread_s=self.config.limits.unread_s)
 
     def _system_app(self) -> web.Application:
         """Health and metrics on a separate port that need not be open to clients."""

@@ -1,14 +1,18 @@
 """Connections that do not send requests are closed, and take no place of others."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import aiohttp
+import pytest
+from aiohttp import web
 
 from dynctl.serving.config import Limits
 from dynctl.serving.http.connections import Connections
 from tests.dynctl.serving.fleets import chat_body, site, until
-from tests.dynctl.serving.sockets import chat_bytes, raw
+from tests.dynctl.serving.sockets import Raw, chat_bytes, raw
 from tests.dynctl.serving.test_process import all_read, engine, process
 from tests.ports import free_port
 from tests.waiting import patience
@@ -144,3 +148,120 @@ async def test_400_silent_connections_lock_no_process_with_256_descriptors():
             url = f"{record['url']}/v1/chat/completions"
             async with client.post(url, json=chat_body("hello")) as answer:
                 assert answer.status == 200
+
+
+@asynccontextmanager
+async def deaf(port: int) -> AsyncIterator[Raw]:
+    """A client with a small window that reads only when the test does."""
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    plain.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
+    # A stream reads ahead until its limit.
+    reader, writer = await asyncio.open_connection(sock=plain, limit=1)
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def reads_nothing(fleet, client: Raw) -> None:
+    """Send requests until an answer waits for the client to read."""
+    before = clients(fleet).lagging
+    while clients(fleet).lagging == before:
+        await client.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.sleep(0)
+
+
+async def test_a_client_that_reads_nothing_of_its_answers_is_closed():
+    limits = Limits(unread_s=0.3, drain_s=1.0)
+    async with site(ENGINE, limits=limits) as fleet, deaf(fleet.frontend.port) as client:
+        await reads_nothing(fleet, client)
+        await until(lambda: clients(fleet).open == 0)
+        assert clients(fleet).not_read == 1
+
+
+async def test_clients_that_read_nothing_make_room_for_others():
+    limits = Limits(peer_connections=3, header_s=60.0, drain_s=1.0)
+    async with site(ENGINE, limits=limits) as fleet, AsyncExitStack() as stack:
+        for _ in range(3):
+            client = await stack.enter_async_context(deaf(fleet.frontend.port))
+            await reads_nothing(fleet, client)
+        async with asyncio.timeout(patience(20)):
+            status = 503
+            while status == 503:
+                async with raw(fleet.frontend.port) as other:
+                    await other.send(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    status = (await other.answer())[0]
+        assert (status, clients(fleet).not_read) == (200, 1)
+
+
+class Answering:
+    """A server whose answers fill what the system keeps for a client that does not read."""
+
+    def __init__(self, place: Connections, *, ends: bool) -> None:
+        self.place = place
+        self.port = 0
+        self._ends = ends
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of the answer that wait here."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self._transport = request.transport
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while not (self._ends and self.waiting):
+            await response.write(b"x" * 4096)
+            await asyncio.sleep(0)
+        return response
+
+
+@asynccontextmanager
+async def answering(*, ends: bool, unread_s: float) -> AsyncIterator[Answering]:
+    """``ends``: the answer ends with the first bytes that wait; else it has no end."""
+    found = Answering(Connections(2, unread_s=unread_s), ends=ends)
+    app = web.Application()
+    app.router.add_get("/", found.answer)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    await found.place.listen(runner, listener, keepalive_timeout=0.2)
+    found.port = listener.getsockname()[1]
+    try:
+        yield found
+    finally:
+        await found.place.close()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("ask", ["", "connection: close\r\n"])
+async def test_an_unread_end_of_an_answer_keeps_no_connection(ask):
+    """So few bytes stop no handler, but a transport that is closed goes on until they are read."""
+    async with answering(ends=True, unread_s=0.5) as server, deaf(server.port) as client:
+        await client.send(f"GET / HTTP/1.1\r\nhost: localhost\r\n{ask}\r\n".encode())
+        await until(lambda: server.place.not_read == 1)
+        assert server.place.open == 0
+
+
+async def test_a_client_that_reads_slowly_stays():
+    async with answering(ends=False, unread_s=60.0) as server, deaf(server.port) as client:
+        await client.send(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await until(lambda: server.place.lagging == 1)
+        now = asyncio.get_running_loop().time()
+        server.place.close_unread(now)
+        for minute in range(1, 4):
+            before = server.waiting
+            async with asyncio.timeout(patience(10)):
+                while server.waiting == before:
+                    await client.reader.read(4096)
+            server.place.close_unread(now + 59 * minute)
+            assert server.place.open == 1
+        await until(lambda: server.place.lagging == 1)  # it wrote on, and waits again
+        server.place.close_unread(now + 59 * 4)
+        server.place.close_unread(now + 59 * 4 + 61)
+        assert (server.place.open, server.place.not_read) == (0, 1)
