@@ -27,6 +27,8 @@ _WHOLE_BYTES: Final = 5
 _WHOLE_MOST: Final = 8192
 _WHOLE_BEGIN: Final = re.compile(rb"[0-9a-fA-F]{2,3}\r\n")
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: A line feed, or another control character, would split what is passed on, or reach a terminal.
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _UNTIL_CLOSE: Final = -1
 
 
@@ -325,7 +327,7 @@ class EngineStream:
         lengths = set()
         for line in lines:
             name, colon, value = line.partition(b":")
-            if not colon or not _NAME.fullmatch(name):
+            if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
                 self._protocol("malformed header")
                 return b""
             key, text = name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")

@@ -31,6 +31,7 @@ from dynctl.health import conditions as codes
 from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, Limits
 from dynctl.serving.engines.failures import control_failure
 from dynctl.serving.http.auth import checked_token, guarded
+from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.dynamo_service import DynamoService, Listeners, ServiceError
 from dynctl.serving.http.index_exchange import KEPT_S, PATH, PEER_S, ranks_at
 from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
@@ -115,6 +116,10 @@ QUERY_BY_HASH: Final = Shape(
 PEER: Final = Shape("PeerRequest", {"url": _TEXT})
 
 MOST_PEERS: Final = 256
+#: Dumps that are made or sent at the same time: each has all blocks as text. One address has three
+#: quarters of them.
+MOST_DUMPS: Final = 4
+_PIECE_BYTES: Final = 1 << 20
 #: Bytes of another indexer's dump.
 _DUMP_BYTES: Final = 1 << 30
 _SETTLE_S: Final = 5.0
@@ -128,7 +133,8 @@ class IndexerConfig:
 
     ``engines``: the ranks to follow from the start. ``peers``: indexers whose index this one begins
     with. ``snapshot``: the directory of the snapshot, None: none; it is written every
-    ``snapshot_interval_s`` seconds in which events arrived, and at the end.
+    ``snapshot_interval_s`` seconds in which events arrived, and at the end. A client has ``dump_s``
+    seconds to read a dump.
     """
 
     host: str = "127.0.0.1"
@@ -138,6 +144,7 @@ class IndexerConfig:
     token: str | None = field(default=None, repr=False)
     snapshot: Path | None = None
     snapshot_interval_s: float = 30.0
+    dump_s: float = 120.0
     index_memory_bytes: int = 4 * 1024**3
     log_format: str = "text"
     log_level: str = "info"
@@ -165,6 +172,8 @@ class IndexerProcess:
         self._listeners = Listeners(config.limits)
         self._saved: tuple[int, int] | None = None
         self._sending = asyncio.Lock()
+        #: The clients whose dumps are made or sent.
+        self.dumps: list[str] = []
         self.port = config.port
 
     @property
@@ -331,10 +340,29 @@ class IndexerProcess:
             if model in (None, one.key[0]) and group in (None, one.key[1])
         ]
 
-    async def _dump(self, _: web.Request) -> web.Response:
-        async with self._sending:
-            body = await asyncio.to_thread(_written_dump, self.index.copies())
-        return web.Response(body=body, headers={"content-type": "application/json"})
+    async def _dump(self, http: web.Request) -> web.StreamResponse:
+        peer = http.remote or ""
+        share = int(MOST_DUMPS * PEER_SHARE)
+        if len(self.dumps) >= MOST_DUMPS or self.dumps.count(peer) >= share:
+            raise _busy(503, f"{MOST_DUMPS} dumps at a time, {share} of one client; try again")
+        self.dumps.append(peer)
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        try:
+            async with asyncio.timeout(self.config.dump_s):
+                async with self._sending:
+                    body = await asyncio.to_thread(_written_dump, self.index.copies())
+                response.content_length = len(body)
+                await response.prepare(http)
+                for at in range(0, len(body), _PIECE_BYTES):
+                    await response.write(body[at : at + _PIECE_BYTES])
+                await response.write_eof()
+        except TimeoutError:
+            if not response.prepared:
+                raise _busy(503, "the dumps of other clients take long; try again") from None
+            raise ConnectionResetError("the dump was not read in time") from None
+        finally:
+            self.dumps.remove(peer)
+        return response
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(

@@ -578,6 +578,11 @@ class Inference:
         return {**headers, **queue_headers(record)}
 
     def _error(self, http: web.Request, error: HttpError, record: RequestRecord) -> web.Response:
+        if record.began:
+            # A second head inside the stream would be read as output, or as another answer.
+            if http.transport is not None:
+                http.transport.abort()
+            raise ConnectionResetError("the stream cannot go on")
         if not is_operator(http, self._config.api_token):
             error = error.for_client()
         return web.Response(

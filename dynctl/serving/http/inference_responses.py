@@ -71,11 +71,14 @@ class _Stream(web.StreamResponse):
     _send_headers_immediately = False
 
 
-async def _begin(http: web.Request, answer: Answer, headers: Mapping[str, str]) -> _Stream:
+async def _begin(
+    http: web.Request, answer: Answer, record: RequestRecord, headers: Mapping[str, str]
+) -> _Stream:
     """The client's stream, with ``headers`` and the content type of the engine's."""
     kind = answer.response.headers.get("content-type", _SSE)
     response = _Stream(headers={"content-type": kind, "cache-control": "no-cache", **headers})
     await response.prepare(http)
+    record.began = True
     return response
 
 
@@ -97,7 +100,7 @@ async def pass_stream(
     A stream without ``[DONE]`` at its end and one of more than ``limit`` bytes are failures.
     """
     upstream = answer.response
-    response = await _begin(http, answer, headers)
+    response = await _begin(http, answer, record, headers)
     piece = answer.head
     if nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing")):
         failed = await _pass_annotated(
@@ -168,7 +171,7 @@ async def pass_events(
 ) -> tuple[web.StreamResponse, UpstreamFailure | None]:
     """As :func:`pass_stream`, for streams of events with names; the bytes stay as they are."""
     upstream = answer.response
-    response = await _begin(http, answer, headers)
+    response = await _begin(http, answer, record, headers)
     watch = _Events(api, record, blocks)
     piece = answer.head
     try:
@@ -371,8 +374,7 @@ def unary_body(
         return body
     if not isinstance(plain, dict):
         return body
-    plain["nvext"] = {**(plain.get("nvext") or {}), **extra}
-    return msgspec.json.encode(plain)
+    return msgspec.json.encode(_extended(plain, extra))
 
 
 def worker_ids(plan: RoutingPlan) -> dict[str, Any]:
@@ -498,8 +500,13 @@ def _with_nvext(event: bytes, extra: Mapping[str, Any]) -> bytes:
     plain = _decoded(text)
     if plain is None:
         return event
-    plain["nvext"] = {**(plain.get("nvext") or {}), **extra}
-    return b"data: " + msgspec.json.encode(plain)
+    return b"data: " + msgspec.json.encode(_extended(plain, extra))
+
+
+def _extended(plain: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's object with ``extra`` in its ``nvext``, which replaces one that is no object."""
+    own = plain.get("nvext")
+    return {**plain, "nvext": {**(own if isinstance(own, dict) else {}), **extra}}
 
 
 def _decoded(text: bytes) -> dict[str, Any] | None:

@@ -39,7 +39,8 @@ class RequestRecord:
     ``tenant``: a keyed digest of its cache salt, empty without one; ``output_limit``: the most
     tokens that it may generate, None without a limit.
     ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
-    others waited when it was admitted. ``trace``: its open spans, None where it is not traced.
+    others waited when it was admitted. ``began``: the head of its stream was sent. ``trace``: its
+    open spans, None where it is not traced.
     """
 
     decision_id: str
@@ -49,6 +50,7 @@ class RequestRecord:
     received_wall: float
     model: str = ""
     stream: bool = False
+    began: bool = False
     isl_tokens: int = 0
     tokenize_s: float = 0.0
     route_s: float = 0.0

@@ -167,6 +167,9 @@ async def test_a_stream_that_is_closed_early_cuts_its_connection():
         ([HEAD + b"no colon\r\n\r\n"], "protocol", "malformed header"),
         ([HEAD + b"a b: c\r\n\r\n"], "protocol", "malformed header"),
         ([HEAD + b" folded: c\r\n\r\n"], "protocol", "malformed header"),
+        ([HEAD + b"retry-after: 1\nset-cookie: a=b\r\n\r\n"], "protocol", "malformed header"),
+        ([HEAD + b"retry-after: 1\rx\r\n\r\n"], "protocol", "malformed header"),
+        ([HEAD + b"retry-after: \x00\x1b[31m\r\n\r\n"], "protocol", "malformed header"),
         ([HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n"], "protocol", "not a number"),
         ([HEAD + b"content-length: +1\r\n\r\n"], "protocol", "not a number"),
         (

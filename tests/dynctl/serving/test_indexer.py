@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +323,22 @@ async def test_idle_connections_keep_no_query_out() -> None:
         finally:
             for _, writer in idle:
                 writer.close()
+
+
+async def test_dumps_that_are_not_read_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each dump is as large as the index, and every client may request one."""
+    monkeypatch.setattr("dynctl.serving.http.indexer._written_dump", lambda _: b"1" * (32 << 20))
+    async with running(dump_s=patience(1.0)) as process, AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        # Three quarters of four; each keeps its connection, and reads no more than its head.
+        unread = [
+            await stack.enter_async_context(session.get(process.url + "/dump")) for _ in "123"
+        ]
+        assert [answer.status for answer in unread] == [200, 200, 200]
+        status, body = await call(process, "GET", "/dump")
+        assert (status, body["error"]["code"]) == (503, "index_busy")
+        await until(lambda: not process.dumps)
+        with pytest.raises(aiohttp.ClientPayloadError):  # cut in the middle
+            await unread[0].read()
+        async with session.get(process.url + "/dump") as answer:
+            assert len(await answer.read()) == 32 << 20

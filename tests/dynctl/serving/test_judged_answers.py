@@ -23,6 +23,7 @@ from tests.dynctl.serving.hostile import (
     specs,
     streams,
 )
+from tests.dynctl.serving.sockets import chat_bytes, raw
 from tests.waiting import patience
 
 JSON = b'{"choices": []}'
@@ -161,6 +162,44 @@ async def test_a_stream_that_is_cut_short_ends_with_an_error_event(
         assert reason in events[-1]["error"]["message"]
         assert sum(failures(fleet).values()) == 1
         await fleet.idle()
+
+
+@pytest.mark.parametrize("own", [5, [1], "text"])
+async def test_an_nvext_of_an_engine_that_is_no_object_fails_no_request(own: object, caplog):
+    event = f'{{"choices": [{{"delta": {{"content": "x"}}}}], "nvext": {json.dumps(own)}}}'.encode()
+    async with (
+        hostile(answers(event, "application/json")) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        extra = {"extra_fields": ["worker_id", "timing"]}
+        status, body, _ = await fleet.chat(nvext=extra)
+        assert status == 200
+        assert body["nvext"]["timing"]
+        engines[0].behave = answers(b"data: " + event + b"\n\n" + DONE)
+        status, events, _ = await fleet.stream(nvext=extra)
+        assert status == 200
+        assert events[0]["nvext"]["worker_id"]
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_defect_within_a_stream_cuts_it_and_sends_no_second_head(monkeypatch, caplog):
+    """Its bytes would be read as output, or as the answer to the next request."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with (
+        hostile(streams(EVENT, EVENT, DONE, pause=0.01)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+        raw(fleet.frontend.port) as client,
+    ):
+        monkeypatch.setattr("dynctl.serving.http.inference_responses._ended", broken)
+        body = json.dumps(chat_body("hi", stream=True)).encode()
+        await client.send(chat_bytes(body=body))
+        got = await client.closed()
+        assert got.count(b"HTTP/1.1") == 1
+        assert b"internal error" not in got
+    assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("split", range(1, len(DONE)))
