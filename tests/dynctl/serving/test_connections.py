@@ -99,6 +99,33 @@ async def test_above_the_maximum_with_requests_in_flight_a_new_connection_gets_5
         assert clients(fleet).refused == 1
 
 
+@pytest.mark.parametrize(
+    ("header", "flood"),
+    [
+        (b"", b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000),
+        (b"connection: upgrade\r\nupgrade: websocket\r\n", b"x" * 65536),
+    ],
+    ids=["requests", "bytes after an upgrade"],
+)
+async def test_what_waits_behind_a_request_has_a_bound(header: bytes, flood: bytes):
+    """More than the system keeps for both ends is not taken while the request runs."""
+    slow = [{"name": "a0", "speedup_ratio": 1.0, "prefill_tokens_per_s": 1.0}]
+    async with site(slow) as fleet, raw(fleet.frontend.port) as client:
+        text = "one two three four five six seven eight nine ten " * 10
+        await client.send(chat_bytes(text).replace(b"\r\n", b"\r\n" + header, 1))
+        await until(lambda: fleet.frontend.inference.in_flight == 1)
+        sent, limit = 0, 64 << 20
+        with suppress(TimeoutError):
+            while sent < limit:
+                async with asyncio.timeout(patience(0.5)):
+                    await client.send(flood)
+                sent += len(flood)
+        assert sent < limit
+        assert fleet.frontend.inference.in_flight == 1
+        assert client.writer.transport is not None
+        client.writer.transport.abort()
+
+
 async def test_bytes_that_are_not_http_get_a_400_without_a_traceback(caplog):
     async with site(ENGINE) as fleet:
         for sent in (
