@@ -111,8 +111,9 @@ class WorkerChain:
     label, sub-label, type, sub-type, arguments, name, nothing). ``metadata``: the objects that
     belong to the worker by owner or by name; ``cards``: what it registered. ``endpoints``: its
     pod's endpoints in the discovery EndpointSlices, None if those could not be read.
-    ``follower``: a further rank of a multinode replica, which registers nothing; ``replica``: the
-    name of that replica. ``encoder``: it encodes images and registers no model. ``chains``: domain
+    ``unclaimed``: why it is unknown which registrations are its own, else empty. ``follower``: a
+    further rank of a multinode replica, which registers nothing; ``replica``: the name of that
+    replica. ``encoder``: it encodes images and registers no model. ``chains``: domain
     -> links, with the transfer domain if its labels are known.
     """
 
@@ -126,6 +127,7 @@ class WorkerChain:
     metadata: tuple[WorkerMetadata, ...] = ()
     cards: tuple[RegisteredWorker, ...] = ()
     endpoints: tuple[Endpoint, ...] | None = None
+    unclaimed: str = ""
     follower: bool = False
     replica: str = ""
     encoder: bool = False

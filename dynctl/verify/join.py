@@ -1,13 +1,13 @@
 """Join the facts into graphs and workers, each worker with its chain of custody. Pure.
 
 Join keys: node by the pod's nodeName; endpoint by its targetRef; metadata by its name and owner;
-worker id by the hash of the metadata's name, or in etcd and files by the pod's address.
+registrations as :mod:`dynctl.verify.claims` has it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from dynctl.manifests.graphs import (
     topologies_of,
 )
 from dynctl.verify.chain import DomainChain, Link, LinkName, WorkerChain
+from dynctl.verify.claims import AddressClaims, CardKey, MetadataClaims, card_key
 from dynctl.verify.facts import ClusterFacts, Listing, PodKey, RouterView, T, VerifyFacts
 from dynctl.verify.pod_spec import is_encoder, is_follower, registered_elsewhere, replica_of
 from dynctl.verify.policy import Policy, policy_of, policy_of_pods
@@ -41,6 +42,10 @@ from router_core import Role
 _TAINT: Final = "dynamo.topology/"
 _FOLLOWS: Final = "only the leader of a replica registers"
 _NO_MODEL: Final = "an encoder registers no model"
+_EARLIER: Final = "registered by an earlier pod of this name"
+_ELSEWHERE: Final = ""
+"""The key of the registrations in another backend than Kubernetes."""
+_ENDED: Final = ("Succeeded", "Failed")
 NOT_SAMPLED: Final = "not read; --exec all reads all files"
 
 
@@ -48,8 +53,8 @@ NOT_SAMPLED: Final = "not read; --exec all reads all files"
 class VerifiedGraph:
     """One graph and its pods. ``graph`` None: only its pods could be read.
 
-    ``name`` is ``namespace/name``. ``pods``: all its pods that are not being deleted; ``workers``:
-    those into which the operator writes the policy.
+    ``name`` is ``namespace/name``. ``pods``: all its pods that are not being deleted and have not
+    ended; ``workers``: those into which the operator writes the policy.
     """
 
     name: str
@@ -70,7 +75,8 @@ class JoinedFacts:
     """The facts, joined: the input of all checks. ``facts``: for what belongs to no worker.
 
     ``loose``: registered workers without a known pod (all of them, if Kubernetes was not read).
-    ``deployment``: all registrations, of any backend; None if they are unknown.
+    ``deployments``: all registrations, by Kubernetes namespace; those of another backend under the
+    empty name.
     """
 
     facts: VerifyFacts
@@ -78,7 +84,7 @@ class JoinedFacts:
     loose: tuple[WorkerChain, ...] = ()
     topologies: tuple[ClusterTopology, ...] = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    deployment: Deployment | None = None
+    deployments: Mapping[str, Deployment] = field(default_factory=dict)
 
     @property
     def cluster(self) -> ClusterFacts | None:
@@ -99,19 +105,18 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     """Join the gathered facts."""
     cluster = facts.cluster
     if cluster is None:
-        deployment = _registered(facts)
-        workers = [] if deployment is None else list(deployment.workers)
-        loose = _loose(workers, facts.routers, Link(unknown="no cluster was read"))
-        return JoinedFacts(facts, loose=loose, deployment=deployment)
+        deployments = _registered(facts)
+        loose = _loose(_cards(deployments), facts.routers, Link(unknown="no cluster was read"))
+        return JoinedFacts(facts, loose=loose, deployments=deployments)
     topologies = topologies_of(_known(cluster.topologies))
     nodes = {one.name: one for one in _known(cluster.nodes)}
     metadata = _known(cluster.metadata)
-    deployment = _registered(facts) or _by_metadata(metadata)
-    cards = list(deployment.workers)
+    deployments = _registered(facts) or _by_metadata(metadata)
     by_graph: dict[str, list[Pod]] = defaultdict(list)
     for pod in _known(cluster.pods):
         name = pod.labels.get(GRAPH_LABEL)
-        if name and not pod.deleting:
+        # Pods that were evicted stay for a while, with their last state.
+        if name and not pod.deleting and pod.phase not in _ENDED:
             by_graph[f"{pod.namespace}/{name}"].append(pod)
     read = {graph.name: graph for graph in graphs_of(_known(cluster.graphs))}
     wanted = [
@@ -119,18 +124,17 @@ def join(facts: VerifyFacts) -> JoinedFacts:
         for name in sorted({*read, *by_graph})
         if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
     ]
-    index = _Join(facts, cluster, topologies, nodes, metadata, cards)
+    index = _Join(facts, cluster, topologies, nodes, metadata, deployments)
+    index.claim((read.get(name), by_graph[name]) for name in sorted({*read, *by_graph}))
     graphs = tuple(index.graph(name, read.get(name), by_graph[name]) for name in wanted)
-    claimed = {
-        item.worker.worker_id for pod in _known(cluster.pods) for item in index.cards_of(pod)
-    }
+    claimed = index.claimed(_known(cluster.pods))
     # With named graphs the pods of other graphs were not read: their workers are not loose.
-    rest = [] if cluster.wanted else [i for i in cards if i.worker.worker_id not in claimed]
+    rest = [] if cluster.wanted else _cards(deployments, claimed)
     podless = Link(unknown="registered by no known pod")
     if isinstance(cluster.pods, Unread):
         podless = Link.of(cluster.pods)
     loose = _loose(rest, facts.routers, podless)
-    return JoinedFacts(facts, graphs, loose, topologies, nodes, deployment)
+    return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments)
 
 
 class _Join:
@@ -143,7 +147,7 @@ class _Join:
         topologies: tuple[ClusterTopology, ...],
         nodes: Mapping[str, Node],
         metadata: Sequence[WorkerMetadata],
-        cards: Iterable[RegisteredWorker],
+        deployments: Mapping[str, Deployment],
     ) -> None:
         self._facts, self._cluster = facts, cluster
         self._topologies, self._nodes = topologies, nodes
@@ -155,11 +159,29 @@ class _Join:
         self._endpoints: dict[PodKey, list[Endpoint]] = defaultdict(list)
         for endpoint in _known(cluster.endpoints):
             self._endpoints[endpoint.namespace, endpoint.pod].append(endpoint)
-        self._by_id: dict[int, RegisteredWorker] = {}
-        self._by_host: dict[str, list[RegisteredWorker]] = defaultdict(list)
-        for card in cards:
-            self._by_id[card.worker.worker_id] = card
-            self._by_host[card.instance.address.rpartition(":")[0]].append(card)
+        self._deployments = deployments
+        self._claims: MetadataClaims | AddressClaims = MetadataClaims(self._metadata, deployments)
+
+    def claim(self, graphs: Iterable[tuple[Graph | None, Sequence[Pod]]]) -> None:
+        """Find the registrations of all pods, before :meth:`graph`."""
+        if self._facts.registry is None:
+            return
+        workers = [
+            (pod, _role(pod, component, kind, ())[0])
+            for graph, pods in graphs
+            for pod, component, kind in _workers(graph, pods)
+        ]
+        self._claims = AddressClaims(workers, self._deployments.get(_ELSEWHERE, Deployment()))
+
+    def claimed(self, pods: Iterable[Pod]) -> set[CardKey]:
+        """The registrations of ``pods``, and those that belong to one of several."""
+        elsewhere = self._facts.registry is not None
+        return {
+            card_key(_ELSEWHERE if elsewhere else pod.namespace, card)
+            for pod in pods
+            for claim in [self._claims.of(pod)]
+            for card in (*claim.cards, *claim.among)
+        }
 
     def graph(self, name: str, graph: Graph | None, pods: list[Pod]) -> VerifiedGraph:
         """Join a graph with its pods."""
@@ -169,34 +191,19 @@ class _Join:
             policy = policy_of_pods(pods, self._topologies)
         else:
             policy = None
-        components = {one.name.lower(): one for one in graph.components} if graph else {}
-        workers, frontends = [], []
-        for pod in sorted(pods, key=lambda one: one.name):
-            component = components.get(pod.labels.get(COMPONENT_LABEL, "").lower())
-            kind = pod.labels.get(COMPONENT_TYPE_LABEL, "").lower()
-            kind = kind or (component.type if component else "")
-            if kind in WORKER_TYPES:
-                workers.append(self._worker(name, policy, pod, component, kind))
-            elif kind == "frontend":
-                frontends.append(pod)
+        workers = [
+            self._worker(name, policy, pod, component, kind)
+            for pod, component, kind in _workers(graph, pods)
+        ]
+        frontends = [pod for pod, _, kind in _kinds(graph, pods) if kind == "frontend"]
         return VerifiedGraph(name, graph, policy, tuple(pods), tuple(workers), tuple(frontends))
-
-    def cards_of(self, pod: Pod) -> tuple[RegisteredWorker, ...]:
-        """The registrations of a pod: by the ids of its metadata, else by its address."""
-        found: dict[int, RegisteredWorker] = {}
-        for item in self._metadata.get((pod.namespace, pod.name), ()):
-            for one in _ids(item):
-                if one in self._by_id:
-                    found[one] = self._by_id[one]
-        if not found and pod.ip:
-            found = {one.worker.worker_id: one for one in self._by_host.get(pod.ip, ())}
-        return tuple(found.values())
 
     def _worker(
         self, graph: str, policy: Policy | None, pod: Pod, component: Component | None, kind: str
     ) -> WorkerChain:
         key = (pod.namespace, pod.name)
-        cards = self.cards_of(pod)
+        claim = self._claims.of(pod)
+        cards = claim.cards
         role, role_source = _role(pod, component, kind, cards)
         unread = isinstance(self._cluster.endpoints, Unread)
         worker = WorkerChain(
@@ -210,7 +217,9 @@ class _Join:
             metadata=tuple(self._metadata.get(key, ())),
             cards=cards,
             endpoints=None if unread else tuple(self._endpoints.get(key, ())),
-            follower=is_follower(pod),
+            unclaimed=claim.unknown,
+            # Where each rank has an engine of its own, each registers.
+            follower=is_follower(pod) and not cards,
             replica=replica_of(pod),
             encoder=is_encoder(pod) and not cards,
         )
@@ -236,7 +245,11 @@ class _Join:
         if not pod.node:
             return Link(unknown="not scheduled yet")
         node = self._nodes.get(pod.node)
-        return Link(unknown=f"no node {pod.node}") if node is None else Link(node.labels.get(key))
+        return (
+            Link(unknown=f"the cluster has no node {pod.node}")
+            if node is None
+            else Link(node.labels.get(key))
+        )
 
     def _file(self, key: PodKey, domain: str) -> Link:
         read = self._cluster.files.get(key)
@@ -253,6 +266,12 @@ class _Join:
         if worker.follower or worker.encoder:
             rest = Link(unknown=_NO_MODEL if worker.encoder else _FOLLOWS)
             return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
+        if worker.unclaimed:
+            rest = Link(unknown=worker.unclaimed)
+            return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
+        if self._facts.registry is None and _is_stale(worker):
+            rest = Link(unknown=_EARLIER)
+            return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
         if not worker.cards:
             registry = self._facts.registry
             source = self._cluster.metadata if registry is None else registry.deployment
@@ -262,6 +281,30 @@ class _Join:
                 card = Link(unknown=elsewhere)
             return {LinkName.CARD: card, LinkName.TAINT: card, LinkName.ROUTER: card}
         return _card_links(worker.cards, domain, worker.graph, self._facts.routers)
+
+
+def _is_stale(worker: WorkerChain) -> bool:
+    """Whether a deleted pod of this name wrote all metadata of a worker."""
+    pod = worker.pod
+    if pod is None:
+        return False
+    own = [one for one in worker.metadata if one.owner in ("", pod.name)]
+    return bool(own) and all(one.owner_uid != pod.uid for one in own)
+
+
+def _kinds(graph: Graph | None, pods: Iterable[Pod]) -> Iterator[tuple[Pod, Component | None, str]]:
+    """Each pod by name, with its component and the type of that."""
+    components = {one.name.lower(): one for one in graph.components} if graph else {}
+    for pod in sorted(pods, key=lambda one: one.name):
+        component = components.get(pod.labels.get(COMPONENT_LABEL, "").lower())
+        kind = pod.labels.get(COMPONENT_TYPE_LABEL, "").lower()
+        yield pod, component, kind or (component.type if component else "")
+
+
+def _workers(
+    graph: Graph | None, pods: Iterable[Pod]
+) -> Iterator[tuple[Pod, Component | None, str]]:
+    return (one for one in _kinds(graph, pods) if one[2] in WORKER_TYPES)
 
 
 def _card_links(
@@ -360,29 +403,36 @@ def _loose(
     return tuple(found)
 
 
-def _registered(facts: VerifyFacts) -> Deployment | None:
+def _registered(facts: VerifyFacts) -> dict[str, Deployment]:
     registry = facts.registry
     if registry is None or isinstance(registry.deployment, Unread):
-        return None
-    return registry.deployment
+        return {}
+    return {_ELSEWHERE: registry.deployment}
 
 
-def _by_metadata(metadata: Iterable[WorkerMetadata]) -> Deployment:
-    entries = [DiscoveryEntry(key, value) for item in metadata for key, value in item.entries()]
-    registrations = Registrations()
-    registrations.apply(Listed(tuple(entries)))
-    return registrations.deployment()
-
-
-def _ids(metadata: WorkerMetadata) -> set[int]:
-    """The ids under which an object registers workers, whatever its name is."""
-    cards = metadata.data.get("model_cards")
-    found = set()
-    for card in cards.values() if isinstance(cards, Mapping) else ():
-        number = card.get("instance_id") if isinstance(card, Mapping) else None
-        if isinstance(number, int):
-            found.add(number)
+def _by_metadata(metadata: Iterable[WorkerMetadata]) -> dict[str, Deployment]:
+    """Each Kubernetes namespace by itself: keys and ids of two namespaces may be the same."""
+    entries: dict[str, list[DiscoveryEntry]] = defaultdict(list)
+    for item in metadata:
+        entries[item.namespace] += [DiscoveryEntry(key, value) for key, value in item.entries()]
+    found = {}
+    for namespace, each in entries.items():
+        registrations = Registrations()
+        registrations.apply(Listed(tuple(each)))
+        found[namespace] = registrations.deployment()
     return found
+
+
+def _cards(
+    deployments: Mapping[str, Deployment], but: Container[CardKey] = ()
+) -> list[RegisteredWorker]:
+    """All registrations, ``but`` those."""
+    return [
+        card
+        for namespace, deployment in deployments.items()
+        for card in deployment.workers
+        if card_key(namespace, card) not in but
+    ]
 
 
 def _known(listing: Listing[T]) -> tuple[T, ...]:

@@ -82,6 +82,8 @@ def unregistered(joined: JoinedFacts, worker: WorkerChain) -> Skipped | None:
         return Skipped(f"{registry.title}: {registry.deployment.why}", unread=True)
     if worker.cards:
         return None
+    if worker.unclaimed:
+        return Skipped(worker.unclaimed)
     if cluster is None or worker.pod is None:
         return Skipped(NO_CLUSTER)
     if registry is None:
@@ -232,5 +234,11 @@ def wrong_ids(item: WorkerMetadata) -> list[str]:
         for key, value in mapping(item.data.get(bucket)).items():
             written = mapping(value).get("instance_id")
             number = f"{written:x}" if isinstance(written, int) else str(written)
-            found |= {number, key.rpartition("/")[2].lower()}
+            found |= {number, id_in(key).lower()}
     return sorted(found - {f"{wanted:x}"})
+
+
+def id_in(key: str) -> str:
+    """The id in NAMESPACE/COMPONENT/ENDPOINT/ID; after it a card may have the adapter's name."""
+    parts = key.split("/")
+    return parts[3] if len(parts) > 3 else parts[-1]

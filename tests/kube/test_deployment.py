@@ -67,8 +67,8 @@ def test_facts_of_what_is_written_by_hand_have_no_break(version: Any):
     found = join(facts_of(written, routers=router_views(written)))
     assert len(found.workers) == 12
     assert not [b for worker in found.workers for c in worker.chains.values() for b in c.breaks()]
-    assert found.deployment is not None
-    assert not found.deployment.problems
+    assert found.deployments.keys() == {"prod"}
+    assert not found.deployments["prod"].problems
 
 
 @pytest.mark.parametrize("grove", [False, True])

@@ -2,9 +2,11 @@
 
 The capacity rules are those of lint. Here they count the ready workers by pool and domain value. A
 pool is the workers of one model in one graph, or without Kubernetes in one Dynamo namespace. The
-value of a prefill worker is that of its card, of a decode worker that of its taint: routers compare
-these. A worker is ready if its pod is, if it is a ready endpoint of the discovery EndpointSlices
-(in Kubernetes), and if it has a registration of its own.
+generations of a rolling update have a Dynamo namespace each, and prefill workers hand over only to
+decode workers of their own: DYT0901 and DYT0906 count by generation. The value of a prefill worker
+is that of its card, of a decode worker those of its taints: routers compare these. A worker is
+ready if its pod is, if it is a ready endpoint of the discovery EndpointSlices (in Kubernetes), and
+if it has a registration of its own.
 """
 
 from __future__ import annotations
@@ -68,9 +70,13 @@ class ReadyPool:
 
 @dataclass(slots=True)
 class Ready:
-    """All pools. ``gaps``: policies without a pool, with the reason; ``unread``: failed reads."""
+    """All pools. ``gaps``: policies without a pool, with the reason; ``unread``: failed reads.
+
+    ``generations``: the pools, divided by Dynamo namespace.
+    """
 
     pools: list[ReadyPool] = field(default_factory=list)
+    generations: list[ReadyPool] = field(default_factory=list)
     gaps: list[tuple[Policy, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
@@ -92,11 +98,16 @@ def published_value(item: RegisteredWorker, domain: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def tainted_value(item: RegisteredWorker, domain: str) -> str | None:
-    """The value of a domain in a worker's taints; of several the one that is in its card."""
+def tainted_values(item: RegisteredWorker, domain: str) -> list[str]:
+    """All values of a domain in a worker's taints: it may be required under each of them."""
     taints = sequence(item.card.runtime_config.get("taints"))
     pairs = [pair for one in taints if isinstance(one, str) and (pair := topology_of(one))]
-    values = [value for name, value in pairs if name == domain]
+    return list(dict.fromkeys(value for name, value in pairs if name == domain))
+
+
+def tainted_value(item: RegisteredWorker, domain: str) -> str | None:
+    """The value of a domain in a worker's taints; of several the one that is in its card."""
+    values = tainted_values(item, domain)
     published = published_value(item, domain)
     return published if published in values else next(iter(values), None)
 
@@ -112,6 +123,10 @@ def _of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
     if not roles >= _BOTH:
         ready.gaps.append((policy, f"{short(graph)}: not disaggregated (DYT0109, DYT0115)"))
         return
+    unclaimed = next((one.unclaimed for one in members if one.unclaimed), "")
+    if unclaimed:
+        ready.gaps.append((policy, f"{short(graph)}: {unclaimed}"))
+        return
     serving = [one for one in cards.workers if _serves(one)]
     by_model = _by_model(serving)
     if not by_model and not cards.unread:
@@ -120,6 +135,28 @@ def _of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
     for model, pairs in sorted(by_model.items()):
         which = f" for {model}" if len(by_model) > 1 else ""
         ready.pools.append(_pool(graph.subject, policy, pairs, which))
+        ready.generations += _generations(graph.subject, policy, pairs, which)
+
+
+def _generations(
+    subject: str,
+    policy: Policy,
+    pairs: Sequence[tuple[WorkerChain, RegisteredWorker]],
+    which: str,
+) -> Iterator[ReadyPool]:
+    """The pools by Dynamo namespace. Without those of one role alone, if another has both: a
+    frontend sends no request there."""
+    spaces: dict[str, list[tuple[WorkerChain, RegisteredWorker]]] = defaultdict(list)
+    for worker, item in pairs:
+        spaces[item.card.endpoint.namespace].append((worker, item))
+    whole = {
+        space: members
+        for space, members in spaces.items()
+        if {item.worker.role for _, item in members} >= _BOTH
+    }
+    for space, members in sorted((whole or spaces).items()):
+        where = f"{which} in Dynamo namespace {space}" if len(spaces) > 1 else which
+        yield _pool(subject, policy, members, where)
 
 
 def _serves(worker: WorkerChain) -> bool:
@@ -139,6 +176,7 @@ def _of_registry(joined: JoinedFacts, ready: Ready) -> None:
                 continue
             which = f" in namespace {space}" if len(spaces) > 1 else ""
             ready.pools.append(_pool(f"Model {model}", policy, pairs, which))
+            ready.generations.append(ready.pools[-1])
 
 
 def _policy_of(pairs: Sequence[tuple[WorkerChain, RegisteredWorker]]) -> Policy | None:
@@ -177,9 +215,9 @@ def _pool(
             value = published_value(item, policy.domain)
             prefill.update([value] if value is not None else [])
         elif item.worker.role is Role.DECODE:
-            value = tainted_value(item, policy.domain)
-            decode.update([value] if value is not None else [])
-            if value is None:
+            values = tainted_values(item, policy.domain)
+            decode.update(values)
+            if not values:
                 untainted.append((worker, item))
     split = DomainSplit(subject, policy.domain, prefill, decode, _READY + which)
     return ReadyPool(split, policy, tuple(untainted))
@@ -193,11 +231,15 @@ def _check_pools(
     joined: JoinedFacts,
     *,
     required: bool = True,
-    counted: bool = False,
+    served: bool = False,
 ) -> Outcome:
-    """Check the pools of one enforcement that have ready prefill workers."""
+    """Check the pools of one enforcement that have ready prefill workers.
+
+    ``served``: whether their requests can be served; then by generation, and with the counts.
+    """
     ready = ready_pools(joined)
-    mine = [pool for pool in ready.pools if pool.policy.required is required]
+    all_pools = ready.generations if served else ready.pools
+    mine = [pool for pool in all_pools if pool.policy.required is required]
     pools = [pool for pool in mine if pool.split.prefill]
     gaps = [text for policy, text in ready.gaps if policy.required is required]
     gaps += [
@@ -209,7 +251,7 @@ def _check_pools(
         [item for pool in pools for item in rule(pool.split)],
         gaps,
         ready.unread,
-        _counted([pool.split for pool in pools] if counted else []),
+        _counted([pool.split for pool in pools] if served else []),
         judged=len(pools),
     )
 
@@ -417,12 +459,12 @@ def _policies(joined: JoinedFacts) -> Skipped | None:
 _NEEDS: Final = (_policies,)
 
 CAPACITY_CHECKS: Final[Sequence[Check[JoinedFacts]]] = (
-    Check("DYT0901", partial(_check_pools, without_decode, counted=True), _NEEDS),
+    Check("DYT0901", partial(_check_pools, without_decode, served=True), _NEEDS),
     Check("DYT0902", partial(_check_pools, single_decode), _NEEDS),
     Check("DYT0903", partial(_decode_has_taints, required=True), _NEEDS),
     Check("DYT0904", _routers_have_workers, (registrations_read, _routers_queried)),
     Check("DYT0905", _live_requests),
-    Check("DYT0906", partial(_check_pools, without_decode, required=False, counted=True), _NEEDS),
+    Check("DYT0906", partial(_check_pools, without_decode, required=False, served=True), _NEEDS),
     Check("DYT0907", partial(_check_pools, without_prefill), _NEEDS),
     Check("DYT0908", partial(_check_pools, uneven), _NEEDS),
     Check("DYT0909", partial(_decode_has_taints, required=False), _NEEDS),

@@ -26,6 +26,7 @@ from dynctl.verify.pod_spec import BACKEND_ENV, backend_of
 from dynctl.verify.registration import (
     denied,
     has_no_model,
+    id_in,
     in_kubernetes,
     not_listed,
     not_serving,
@@ -237,11 +238,13 @@ def _has_card(joined: JoinedFacts) -> Outcome:
 
 def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
     """The problem of its cards, as reported when they were parsed."""
-    ids = [key.rpartition("/")[2] for item in own for key in mapping(item.data.get("model_cards"))]
-    problems = () if joined.deployment is None else joined.deployment.problems
+    ids = [id_in(key) for item in own for key in mapping(item.data.get("model_cards"))]
+    deployments = (joined.deployments.get(one.namespace) for one in own[:1])
     messages = (
         problem.message
-        for problem in problems
+        for deployment in deployments
+        if deployment is not None
+        for problem in deployment.problems
         # The subject is its key, or the worker's name, which ends with the end of its id.
         for number in ids
         if number and problem.subject.rpartition("/")[2] in (number, number[-4:])
@@ -251,12 +254,16 @@ def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
 
 
 def _metadata_is_own(joined: JoinedFacts) -> Outcome:
+    """Without pods that have not started: Kubernetes collects what the pod before them left."""
     workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
-    wrong, judged = [], 0
+    wrong, elsewhere, judged = [], ["DYT0704"], 0
     for worker in workers:
+        stale, pod = stale_metadata(worker, uids), pod_of(worker)
+        if stale and not worker.running:
+            elsewhere.append("DYT0410")
+            continue
         judged += bool(own_metadata(worker, uids))
-        for item in stale_metadata(worker, uids):
-            pod = pod_of(worker)
+        for item in stale:
             owner = f"the pod with uid {item.owner_uid}" if item.owner_uid else "no pod"
             wrong.append(
                 found(
@@ -268,7 +275,7 @@ def _metadata_is_own(joined: JoinedFacts) -> Outcome:
                     namespace=pod.namespace,
                 )
             )
-    return tally(wrong, (), judged, len(workers), "pod", {"DYT0704"})
+    return tally(wrong, (), judged, len(workers), "pod", elsewhere)
 
 
 def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
@@ -351,7 +358,7 @@ def _in_other_backend(joined: JoinedFacts) -> Outcome:
     for worker in workers:
         if worker.cards:
             continue
-        pod, explained = pod_of(worker), not_serving(joined, worker)
+        pod, explained = pod_of(worker), not_serving(joined, worker) or worker.unclaimed
         if explained:
             elsewhere.append(explained)
         else:

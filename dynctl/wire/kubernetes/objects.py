@@ -7,21 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from dynctl.base.json_fields import count, mapping, moment, sequence, text, texts
 from dynctl.wire.kubernetes.names import MAIN_CONTAINER
 
+_PROJECTED: Final = "projected"
+_DOWNWARD_API: Final = "downwardAPI"
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node. ``schedulable`` False: cordoned. ``taints``: keys of NoSchedule, NoExecute taints."""
+    """A node. ``schedulable`` False: cordoned. ``taints``: keys of NoSchedule, NoExecute taints.
+
+    ``devices``: the extended resources that it offers, such as nvidia.com/gpu; None if unknown.
+    """
 
     name: str
     labels: Mapping[str, str]
     schedulable: bool = True
     ready: bool = True
     taints: frozenset[str] = frozenset()
+    devices: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,10 @@ class DownwardItem:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """``kind`` is Kubernetes' name of the source: downwardAPI, projected, configMap, ..."""
+    """``kind`` is Kubernetes' name of the source: downwardAPI, projected, configMap, ...
+
+    ``items``: its Downward API files; a projected volume can have them beside others.
+    """
 
     name: str
     kind: str
@@ -52,14 +62,20 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
+    """``sub_path``: the part of the volume that is mounted; the kubelet never updates it."""
+
     volume: str
     path: str
     read_only: bool = False
+    sub_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container. ``env``: name -> value, None for ``valueFrom``. ``env_from``: there is more."""
+    """A container. ``env``: name -> value, None for ``valueFrom``. ``env_from``: there is more.
+
+    ``devices``: the extended resources that it needs.
+    """
 
     name: str
     image: str = ""
@@ -74,6 +90,7 @@ class Container:
     restarts: int = 0
     last_end: Termination | None = None
     """The end of the previous run, or of the current one if it has ended."""
+    devices: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +104,8 @@ class LabelWrite:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. ``node`` is empty until it is scheduled; ``deleting``: it is being deleted."""
+    """A pod. ``node`` is empty until it is scheduled; ``deleting``: it is being deleted;
+    ``host_network``: its address is that of its node."""
 
     namespace: str
     name: str
@@ -107,6 +125,7 @@ class Pod:
     label_writes: tuple[LabelWrite, ...] = ()
     owner: str = ""
     """``Kind/name`` of the controller."""
+    host_network: bool = False
 
     @property
     def main(self) -> Container | None:
@@ -176,6 +195,7 @@ def node(body: Mapping[str, Any]) -> Node:
             for one in taints
             if one.get("effect") in ("NoSchedule", "NoExecute")
         ),
+        devices=_devices(mapping(body.get("status")).get("allocatable")),
     )
 
 
@@ -210,6 +230,7 @@ def pod(body: Mapping[str, Any]) -> Pod:
         volumes=tuple(_volume(mapping(one)) for one in sequence(spec.get("volumes"))),
         label_writes=tuple(_label_writes(metadata)),
         owner=f"{text(owner.get('kind'))}/{text(owner.get('name'))}" if owner else "",
+        host_network=spec.get("hostNetwork") is True,
     )
 
 
@@ -301,6 +322,7 @@ def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
                 text(mapping(one).get("name")),
                 text(mapping(one).get("mountPath")).rstrip("/"),
                 mapping(one).get("readOnly") is True,
+                text(mapping(one).get("subPath")) or text(mapping(one).get("subPathExpr")),
             )
             for one in sequence(body.get("volumeMounts"))
         ),
@@ -314,12 +336,18 @@ def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
         )
         if ended
         else None,
+        devices=_devices(mapping(body.get("resources")).get("limits")) or frozenset(),
     )
 
 
 def _volume(body: Mapping[str, Any]) -> Volume:
     kind = next((key for key in body if key != "name"), "")
-    items = (mapping(one) for one in sequence(mapping(body.get(kind)).get("items")))
+    source = mapping(body.get(kind))
+    files = [*sequence(source.get("items"))]
+    if kind == _PROJECTED:
+        for one in sequence(source.get("sources")):
+            files += sequence(mapping(mapping(one).get(_DOWNWARD_API)).get("items"))
+    items = (mapping(one) for one in files)
     return Volume(
         text(body.get("name")),
         kind,
@@ -327,6 +355,19 @@ def _volume(body: Mapping[str, Any]) -> Volume:
             DownwardItem(text(one.get("path")), text(mapping(one.get("fieldRef")).get("fieldPath")))
             for one in items
         ),
+    )
+
+
+def _devices(quantities: Any) -> frozenset[str] | None:
+    """The extended resources of which there is a quantity; None if none are listed."""
+    found = mapping(quantities)
+    if not found:
+        return None
+    domains = {name: name.partition("/")[0] for name in found if "/" in name}
+    return frozenset(
+        name
+        for name, domain in domains.items()
+        if not domain.endswith("kubernetes.io") and text(str(found[name])) not in ("", "0")
     )
 
 

@@ -219,6 +219,7 @@ def test_further_ranks_and_pods_that_do_not_run_have_nothing_to_say():
     for key, value in (("name", "x"), ("group-index", "0"), ("worker-index", "1")):
         scene.label(PREFILL, f"leaderworkerset.sigs.k8s.io/{key}", value)
     scene.logs[SPACE, PREFILL] = StartLog()
+    scene.gone(PREFILL)
     scene.not_started(DECODE)
     checks = results(scene)
     assert wrong(checks) == {}
