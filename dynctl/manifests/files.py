@@ -48,6 +48,11 @@ class Manifest:
     def annotations(self) -> Mapping[str, Any]:
         return mapping(mapping(self.body.get("metadata")).get("annotations"))
 
+    @property
+    def deleting(self) -> bool:
+        """Whether the object is in a cluster that is deleting it."""
+        return "deletionTimestamp" in mapping(self.body.get("metadata"))
+
 
 def read_manifests(files: Iterable[str]) -> list[Manifest]:
     """Read all objects of the files, in order; ``-`` is stdin, a List is read as its items.

@@ -29,7 +29,8 @@ WEIGHT_ENV: Final = "DYN_KV_TRANSFER_PREFERRED_WEIGHT"
 ENABLED_ENV: Final = "DYN_TOPOLOGY_ENABLED"
 PATH_ENV: Final = "DYN_TOPOLOGY_MOUNT_PATH"
 POLICY_ENV: Final = (DOMAIN_ENV, ENFORCEMENT_ENV, WEIGHT_ENV, ENABLED_ENV, PATH_ENV)
-_VOLUME_KIND: Final = "downwardAPI"
+_VOLUME_KINDS: Final = ("downwardAPI", "projected")
+"""The operator writes the first one; the files of both are the same."""
 _FLOAT32: Final = 1e-6
 
 
@@ -95,7 +96,7 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
     volume = _volume(pod)
     if volume is None:
         yield f"no volume {TOPOLOGY_VOLUME}"
-    elif volume.kind != _VOLUME_KIND:
+    elif volume.kind not in _VOLUME_KINDS:
         yield f"volume {TOPOLOGY_VOLUME} is of kind {volume.kind or '(none)'}"
     else:
         items = {item.path: item.field for item in volume.items}
@@ -110,6 +111,8 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
     if mount is None or mount.volume != TOPOLOGY_VOLUME:
         there = f"the volume {mount.volume}" if mount is not None else "nothing"
         yield f"{there} is mounted at {MOUNT_PATH}"
+    elif mount.sub_path:
+        yield f"{mount.sub_path} of the volume is mounted (subPath), which is never updated"
 
 
 def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:
@@ -120,7 +123,10 @@ def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:
         return False
     listed = any(item.path == domain for item in volume.items)
     path = (container.env.get(PATH_ENV) or MOUNT_PATH).rstrip("/")
-    mounted = any(one.path == path and one.volume == volume.name for one in container.mounts)
+    mounted = any(
+        one.path == path and one.volume == volume.name and not one.sub_path
+        for one in container.mounts
+    )
     return listed and mounted and domain == policy.domain
 
 

@@ -142,7 +142,8 @@ def _label_age(worker: WorkerChain, domain: str, now: float) -> float | None:
 
 def _is_fresh(worker: WorkerChain, domain: str, now: float) -> bool:
     old = _label_age(worker, domain, now)
-    return old is not None and old <= REFRESH_S
+    # A time that clocks put into the future does not make a label fresh for hours.
+    return old is not None and abs(old) <= REFRESH_S
 
 
 def _file_has_value(joined: JoinedFacts) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from dynctl.base.json_fields import mapping, sequence, text
@@ -14,8 +13,8 @@ from dynctl.health.checks.planes import count
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import ClusterTopology
 from dynctl.manifests.lint.facts import subject_of
+from dynctl.manifests.lint.levels import KNOWN_LEVELS, misordered
 from dynctl.manifests.lint.levels import LEVEL_CHECKS as LINT_CHECKS
-from dynctl.manifests.lint.levels import misordered
 from dynctl.manifests.pod_placement import may_run, tolerates
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live, topologies_read, topology_names
@@ -55,7 +54,19 @@ class _Use:
         return any(
             may_run(one.pod, node.labels)
             and (node.name in self.hosts or tolerates(one.pod, node.taints))
+            and (node.devices is None or node.devices >= self._devices(one.name))
             for one in self.graph.graph.workers
+        )
+
+    def _devices(self, component: str) -> frozenset[str]:
+        """The extended resources that the running pods of a component need, such as GPUs."""
+        name = component.lower()
+        return frozenset(
+            device
+            for worker in live(self.graph)
+            if worker.component.lower() == name and worker.pod is not None
+            for container in worker.pod.containers
+            for device in container.devices
         )
 
 
@@ -108,6 +119,9 @@ def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
     unread = unsourced(joined)
     if not hosts and not unread:
         return Skipped("no worker pod runs on a known node")
+    unknown = _unknown_nodes(joined)
+    if unknown and not lacks and not unread:
+        return Skipped(f"the cluster has no node {some(unknown)}, where worker pods run")
     return outcome(
         (
             found(
@@ -122,6 +136,12 @@ def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
         unread,
         summary=f"{len(hosts):,} of {count(len(hosts), 'node')} with workers",
     )
+
+
+def _unknown_nodes(joined: JoinedFacts) -> list[str]:
+    """The nodes of worker pods that the cluster does not list (deleted, or a pod's leftover)."""
+    named = {one.pod.node for graph in joined.governed for one in live(graph) if one.pod}
+    return sorted(named - joined.nodes.keys() - {""})
 
 
 def _candidates_labelled(joined: JoinedFacts) -> Outcome:
@@ -353,31 +373,85 @@ def _in_sync(joined: JoinedFacts) -> Outcome:
 # -- values of levels ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Hierarchy:
+    """Levels from broad to narrow, as ``(domain, node label)``, and the nodes that have them."""
+
+    subject: str
+    levels: Sequence[tuple[str, str]]
+    nodes: Sequence[Node]
+
+
 def _nested(joined: JoinedFacts) -> Outcome:
+    """Of a Grove topology all levels, of a labelKey with the broader labels of Kubernetes."""
     wrong: list[Found] = []
     unordered: list[str] = []
+    unread: list[str] = []
+    hierarchies = [*_of_label_keys(joined)]
+    if _by_grove(joined):
+        skipped = topologies_read(joined)
+        unread += [skipped.reason] if skipped is not None else []
     for topology in _named(joined):
         if misordered([one.domain for one in topology.levels]) is not None:
             unordered.append(topology.manifest.name)
             continue
-        levels = [one for one in topology.levels if one.domain and one.key]
-        for broad, narrow in pairwise(levels):
-            spans = _spans(joined.nodes.values(), broad.key, narrow.key)
-            if spans:
-                wrong.append(
-                    found(
-                        subject_of(topology),
-                        narrow=narrow.domain,
-                        broad=broad.domain,
-                        spans=some(
-                            f"{value} ({some(sorted(spans[value]))})" for value in sorted(spans)
-                        ),
-                        key=narrow.key,
+        levels = [(one.domain, one.key) for one in topology.levels if one.domain and one.key]
+        nodes = list(joined.nodes.values())
+        hierarchies.append(_Hierarchy(subject_of(topology), levels, nodes))
+    compared = False
+    for one in hierarchies:
+        for place, (narrow, key) in enumerate(one.levels):
+            known: set[str] = set()
+            # The nearest level first: a node may lack the labels of a level between.
+            for broad, outer in reversed(one.levels[:place]):
+                compared |= any(key in node.labels and outer in node.labels for node in one.nodes)
+                spans = _spans(one.nodes, outer, key)
+                new = sorted(spans.keys() - known)
+                known |= spans.keys()
+                if new:
+                    wrong.append(
+                        found(
+                            one.subject,
+                            narrow=narrow,
+                            broad=broad,
+                            spans=some(f"{value} ({some(sorted(spans[value]))})" for value in new),
+                            key=key,
+                        )
                     )
-                )
-    if unordered and not wrong:
+    if wrong or unread:
+        return outcome(wrong, unread)
+    if unordered:
         return Skipped(f"{some(unordered)}: the levels are not in order (DYT0210)")
+    if not compared:
+        return Skipped("no node has the labels of a broader level")
     return outcome(wrong)
+
+
+_REGION: Final = ("region", "topology.kubernetes.io/region")
+_ZONE: Final = ("zone", "topology.kubernetes.io/zone")
+
+
+def _of_label_keys(joined: JoinedFacts) -> Iterator[_Hierarchy]:
+    """The labels of policies that name no topology, below the labels that Kubernetes defines."""
+    for key, uses in _by_key(joined).items():
+        mine = [one for one in uses if one.graph.policy and one.graph.policy.label_key]
+        domain = next((one.graph.policy.domain for one in mine if one.graph.policy), "")
+        broader = _broader(key, domain)
+        nodes = [
+            node
+            for name, node in joined.nodes.items()
+            if any(name in one.hosts or one.may_start(node) for one in mine)
+        ]
+        if broader and nodes:
+            yield _Hierarchy(f"Label {key}", [*broader, (domain, key)], nodes)
+
+
+def _broader(key: str, domain: str) -> list[tuple[str, str]]:
+    """The levels that certainly contain the level of a label; none for an unknown level."""
+    tail = key.rpartition("/")[2]
+    level = next((one for one in (tail, domain) if one in KNOWN_LEVELS), "")
+    place = KNOWN_LEVELS.index(level) if level else 0
+    return [one for one in (_REGION, _ZONE) if place > KNOWN_LEVELS.index(one[0])]
 
 
 def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]]:
@@ -400,7 +474,7 @@ _LEVEL_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0201", _topology_exists, (*_GROVE, topologies_read)),
     Check("DYT0203", _grove_runs, _GROVE),
     Check("DYT0204", _in_sync, _LEVELS),
-    Check("DYT0208", _nested, (*_LEVELS, nodes_read)),
+    Check("DYT0208", _nested, (clustered, governed, nodes_read)),
     *judged_live(_OF_LEVELS, graphs_read, topology_named, topologies_read).values(),
     *judged_live(_OF_PLACEMENT, graphs_read, topologies_read).values(),
 )

@@ -46,11 +46,16 @@ def _has_pods(joined: JoinedFacts) -> Outcome:
     wrong = []
     for graph in joined.governed:
         pods, wanted = len(live(graph)), _wanted(graph)
-        if not pods and wanted:
+        if not pods and wanted and not _is_deleted(graph):
             namespace, _, name = graph.name.rpartition("/")
             wrong.append(found(graph.subject, wanted=wanted, name=name, namespace=namespace))
         counts.append((short(graph), f"{pods:,}" if wanted is None else f"{pods:,} of {wanted:,}"))
     return outcome(wrong, summary=by_graph(counts))
+
+
+def _is_deleted(graph: VerifiedGraph) -> bool:
+    """Whether the graph is being deleted, and its pods with it (DYT0113)."""
+    return graph.graph is not None and graph.graph.manifest.deleting
 
 
 def _wanted(graph: VerifiedGraph) -> int | None:
@@ -69,7 +74,7 @@ def _has_all_pods(joined: JoinedFacts) -> Outcome:
     wrong, judged = [], 0
     for graph in joined.governed:
         there = Counter(worker.component.lower() for worker in live(graph))
-        if graph.graph is None or not there:
+        if graph.graph is None or not there or _is_deleted(graph):
             continue
         for component in graph.graph.workers:
             judged += 1
@@ -165,7 +170,8 @@ def _missing_labels(worker: WorkerChain) -> list[str]:
 
 def _is_young(pod: Pod, now: float) -> bool:
     since = pod.scheduled if pod.scheduled is not None else pod.created
-    return since is not None and now - since <= COPY_S
+    # A time that clocks put into the future does not make a pod young for hours.
+    return since is not None and abs(now - since) <= COPY_S
 
 
 def _has_label(joined: JoinedFacts) -> Outcome:
@@ -177,7 +183,8 @@ def _has_label(joined: JoinedFacts) -> Outcome:
         if not missing or _is_young(pod, cluster.now):
             continue
         event = next(iter(events.get((*key_of(worker), pod.uid), ())), None)
-        since = "" if pod.scheduled is None else f" {age(cluster.now - pod.scheduled)} ago"
+        at = pod.scheduled
+        since = f" {age(cluster.now - at)} ago" if at is not None and at <= cluster.now else ""
         noted = "" if event is None else f"; event: {event.message}"
         check = "check that the operator runs and has its permissions (DYT03), then "
         delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
@@ -239,13 +246,16 @@ def _label_matches_node(joined: JoinedFacts) -> Outcome:
         for graph in joined.governed
         for component in (graph.graph.workers if graph.graph is not None else ())
     }
-    wrong, compared = [], 0
+    wrong, elsewhere, compared = [], [], 0
     for worker in workers:
         differs = list(_label_differences(worker))
-        compared += any(
+        if any(
             chain[LinkName.NODE].value is not None and chain[LinkName.LABEL].value is not None
             for chain in worker.chains.values()
-        )
+        ):
+            compared += 1
+        else:
+            elsewhere.append(_why_not_compared(worker))
         if differs:
             pod, keys = pod_of(worker), {key for key, _ in differs}
             template = templates.get((worker.graph, worker.component.lower()))
@@ -255,8 +265,15 @@ def _label_matches_node(joined: JoinedFacts) -> Outcome:
             wrong.append(
                 found(worker.subject, differs="; ".join(t for _, t in differs), fix=delete)
             )
-    elsewhere = {"DYT0205, DYT0403"} if compared < len(workers) else ()
     return tally(wrong, unsourced(joined), compared, len(workers), "pod", elsewhere)
+
+
+def _why_not_compared(worker: WorkerChain) -> str:
+    """The code, or the reason in words, why a label is not compared with its node's."""
+    if not pod_of(worker).node:
+        return "DYT0410"
+    nodes = (chain[LinkName.NODE] for chain in worker.chains.values())
+    return next((one.unknown for one in nodes if not one.known), "DYT0205, DYT0403")
 
 
 def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:

@@ -80,6 +80,9 @@ def _is_deployed(joined: JoinedFacts) -> Outcome:
 def _state_problems(graph: Graph) -> Iterator[str]:
     body = graph.manifest.body
     status = mapping(body.get("status"))
+    if graph.manifest.deleting:
+        yield "is being deleted, and its pods with it"
+        return
     if not status:
         yield "has no status: no operator has processed it"
         return

@@ -173,6 +173,46 @@ def test_a_decode_worker_counts_in_the_domain_of_its_taint():
     assert values(checks["DYT0901"]) == [f"zone {B} has 2 prefill and no decode workers ready"]
 
 
+def test_a_decode_worker_with_taints_of_two_domains_serves_both():
+    scene = Scene()
+    for name in decode("b"):
+        scene.card(name, taints=[f"dynamo.topology/zone={zone}" for zone in (A, B)])
+    not_ready(scene, *decode("a"))
+    assert "DYT0901" not in wrong(results(scene))
+
+
+def in_namespace(scene: Scene, name: str, *pods: str) -> None:
+    """Register workers in a Dynamo namespace of their own, as another generation does."""
+    for pod in pods:
+        item = scene.metadata[pod]
+        data = {
+            bucket: {
+                f"{name}/{key.partition('/')[2]}": {**one, "namespace": name}
+                for key, one in entries.items()
+            }
+            if bucket in ("endpoints", "model_cards")
+            else {}
+            for bucket, entries in item.data.items()
+        }
+        scene.metadata[pod] = replace(item, data=data)
+
+
+def test_prefill_hands_over_within_its_generation():
+    scene = Scene()
+    in_namespace(scene, "new", *decode("b"))
+    checks = results(scene)
+    [text] = values(checks["DYT0901"])
+    assert text.startswith(f"zone {B} has 2 prefill and no decode workers ready in Dynamo namesp")
+    in_namespace(scene, "new", *prefill("b"))
+    assert "DYT0901" not in wrong(results(scene))
+
+
+def test_generations_of_one_role_each_serve_nothing():
+    scene = Scene()
+    in_namespace(scene, "new", *decode("a"), *decode("b"))
+    assert len(values(results(scene)["DYT0901"])) == 2
+
+
 @pytest.mark.parametrize(
     ("card", "why"),
     [

@@ -27,7 +27,7 @@ from tests.dynctl.verify.scene import (
     subject,
     values,
 )
-from tests.dynctl.verify.whole_cluster import judged, skipped, wrong
+from tests.dynctl.verify.whole_cluster import Cluster, judged, skipped, wrong
 from tests.kube.objects import ZONE
 
 UNREAD, SKIPPED = (True, True), (True, False)
@@ -129,7 +129,7 @@ def test_pods_without_operator_settings_are_left_to_dyt0402():
     ("changes", "says"),
     [
         ({}, "no volume topology-labels"),
-        ({"kind": "projected"}, "volume topology-labels is of kind projected"),
+        ({"kind": "configMap"}, "volume topology-labels is of kind configMap"),
         ({"items": ()}, "volume topology-labels has no file zone"),
         ({"items": (DownwardItem("zone", "metadata.labels['x']"),)},
          f"file zone has metadata.labels['x'], expected metadata.labels['{ZONE}']"),
@@ -158,6 +158,27 @@ def test_the_volume_must_be_mounted_read_only(mounts: tuple[Mount, ...], says: s
     checks = results(scene)
     assert wrong(checks) == {"DYT0502": [subject(DECODE)]}
     assert values(checks["DYT0502"]) == [says]
+
+
+def test_a_part_of_the_volume_is_never_updated():
+    scene = Scene()
+    scene.main(DECODE, mounts=(Mount(TOPOLOGY_VOLUME, MOUNT_PATH, True, "zone"),))
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0502": [subject(DECODE)]}
+    assert values(checks["DYT0502"]) == [
+        "zone of the volume is mounted (subPath), which is never updated"
+    ]
+
+
+def test_a_projected_volume_shows_the_same_files():
+    cluster = Cluster()
+    pod = cluster.one("Pod", DECODE)
+    [body] = [one for one in pod["spec"]["volumes"] if one["name"] == TOPOLOGY_VOLUME]
+    source = {"downwardAPI": body.pop("downwardAPI")}
+    body["projected"] = {"sources": [{"configMap": {"name": "other"}}, source]}
+    assert judged(FILE_CHECKS, cluster.joined())["DYT0502"].state is State.PASS
+    source["downwardAPI"]["items"] = []
+    assert judged(FILE_CHECKS, cluster.joined())["DYT0502"].state is State.FAIL
 
 
 def test_a_mount_that_is_writable_hides_no_second_fault():
@@ -213,6 +234,13 @@ def test_the_kubelet_has_a_minute_and_a_half(content: str, seconds: float, late:
     written(scene, DECODE, seconds)
     code = ("DYT0504" if content == B else "DYT0503") if late else "DYT0507"
     assert wrong(results(scene)) == {code: [subject(DECODE)]}
+
+
+def test_a_label_written_in_the_future_is_not_fresh():
+    scene = Scene()
+    scene.pod(DECODE, label_writes=(LabelWrite("manager", frozenset({ZONE}), NOW + 7200),))
+    scene.file(DECODE, B)
+    assert wrong(results(scene)) == {"DYT0504": [subject(DECODE)]}
 
 
 def test_a_label_is_not_older_than_its_pod():

@@ -199,6 +199,73 @@ def test_a_rack_that_spans_zones():
     )
 
 
+BLOCK, REGION = "example.com/block", "topology.kubernetes.io/region"
+
+
+def test_a_rack_spans_zones_on_a_node_without_the_level_between():
+    cluster = Cluster(grove=True)
+    levels = cluster.one("ClusterTopologyBinding")["spec"]["levels"]
+    levels.insert(1, {"domain": "block", "key": BLOCK})
+    for node in cluster.all("Node"):
+        node["metadata"]["labels"][BLOCK] = f"{node['metadata']['labels'][ZONE]}-b0"
+    del cluster.labels("gpu-b-0")[BLOCK]
+    cluster.labels("gpu-b-0")[RACK] = cluster.labels("gpu-a-0")[RACK]
+    checks = results(cluster)
+    assert wrong(checks)["DYT0208"] == [TOPOLOGY]
+    assert [one.value for one in checks["DYT0208"].findings] == [
+        f"rack values in several zone values: {A}-r0 ({A}, {B})"
+    ]
+
+
+def in_regions(cluster: Cluster, *regions: str) -> None:
+    """The first node of each zone is in the first region, the second in the last one."""
+    for node in cluster.all("Node"):
+        second = node["metadata"]["name"].endswith("-1")
+        node["metadata"]["labels"][REGION] = regions[-1] if second else regions[0]
+
+
+def test_a_zone_in_two_regions_is_one_zone_for_the_router():
+    cluster = Cluster()
+    in_regions(cluster, "us-east-1", "eu-west-1")
+    checks = results(cluster)
+    assert wrong(checks) == {"DYT0208": [f"Label {ZONE}"]}
+    assert checks["DYT0208"].findings[0].value == (
+        f"zone values in several region values: {A} (eu-west-1, us-east-1), "
+        f"{B} (eu-west-1, us-east-1)"
+    )
+
+
+def test_a_zone_in_one_region_passes():
+    cluster = Cluster()
+    in_regions(cluster, "us-east-1")
+    assert results(cluster)["DYT0208"].state is State.PASS
+
+
+def test_a_region_of_nodes_without_workers_does_not_count():
+    cluster = Cluster()
+    in_regions(cluster, "us-east-1")
+    spare(cluster, labels={REGION: "eu-west-1"}, zone=A, taints=["other"])
+    assert results(cluster)["DYT0208"].state is State.PASS
+
+
+@pytest.mark.parametrize(
+    ("key", "domain", "spans"),
+    [
+        ("example.com/rack", "rack", True),
+        ("example.com/r", "rack", True),
+        ("example.com/rack", "group", True),
+        # Whether a fabric is part of a zone is not known.
+        ("example.com/fabric", "fabric", False),
+    ],
+)
+def test_a_rack_of_a_label_key_in_two_zones(key: str, domain: str, spans: bool):
+    cluster = Cluster()
+    cluster.policy.update(labelKey=key, domain=domain)
+    for node in cluster.all("Node"):
+        node["metadata"]["labels"][key] = f"r{node['metadata']['name'][-1]}"
+    assert ("DYT0208" in found(cluster)) is spans
+
+
 # -- labels that are not there ---------------------------------------------------------------------
 
 
@@ -222,6 +289,14 @@ def test_pods_that_have_ended_host_nothing():
         if pod["spec"].get("nodeName") == "gpu-a-0":
             pod["status"]["phase"] = "Failed"
     assert found(cluster) == {}
+
+
+def test_a_node_that_the_cluster_does_not_list_has_no_label_that_is_known():
+    cluster = Cluster()
+    cluster.bodies.remove(cluster.one("Node", "gpu-a-0"))
+    result = results(cluster)["DYT0205"]
+    assert skipped(result) == (True, False)
+    assert result.message == "the cluster has no node gpu-a-0, where worker pods run"
 
 
 def test_two_graphs_on_a_node_are_both_deleted_from_it():
@@ -268,6 +343,20 @@ def test_nodes_on_which_no_worker_starts(wanted: dict[str, Any]):
     cluster = unpinned()
     spare(cluster, **wanted)
     assert found(cluster) == {}
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [("8", ["DYT0206"]), ("0", []), (None, [])])
+def test_a_node_without_gpus_runs_no_worker_that_needs_one(gpus: str | None, expected: list[str]):
+    cluster = unpinned()
+    spare(cluster)
+    allocatable = cluster.one("Node", "spare")["status"]["allocatable"]
+    allocatable["nvidia.com/gpu"] = gpus
+    if gpus is None:
+        del allocatable["nvidia.com/gpu"]
+    for pod in cluster.all("Pod"):
+        limits = {"cpu": "4", "nvidia.com/gpu": "1"}
+        pod["spec"]["containers"][0]["resources"] = {"limits": limits}
+    assert list(found(cluster)) == expected
 
 
 def test_a_taint_that_the_template_tolerates():

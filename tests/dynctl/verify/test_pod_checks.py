@@ -131,6 +131,15 @@ def test_a_graph_that_is_scaled_to_nothing_is_right():
     assert wrong(results(scene)) == {}
 
 
+def test_a_graph_that_is_being_deleted_lacks_no_pods():
+    scene = Scene()
+    scene.pods = {name: replace(one, deleting=True) for name, one in scene.pods.items()}
+    [graph] = scene.facts.graphs  # type: ignore[misc]
+    about = {**graph.body["metadata"], "deletionTimestamp": "2026-11-21T11:59:00Z"}
+    scene.changes["graphs"] = (replace(graph, body={**graph.body, "metadata": about}),)
+    assert wrong(results(scene)) == {}
+
+
 def test_pods_that_ended_or_are_being_deleted_do_not_count():
     scene = Scene()
     scene.pod(DECODE, phase="Failed", ready=False)
@@ -258,6 +267,15 @@ def test_the_operator_has_half_a_minute_to_copy(seconds: float, code: str):
     assert wrong(results(scene)) == {code: [subject(DECODE)]}
 
 
+def test_a_time_in_the_future_is_not_young():
+    scene = Scene()
+    scene.label(DECODE, ZONE, None)
+    scene.pod(DECODE, scheduled=NOW + 7200)
+    checks = results(scene)
+    assert wrong(checks) == {"DYT0403": [subject(DECODE)]}
+    assert " ago" not in values(checks["DYT0403"])[0]
+
+
 def test_without_a_time_of_scheduling_the_pods_own_counts():
     scene = Scene()
     scene.label(DECODE, ZONE, None)
@@ -311,6 +329,16 @@ def test_a_label_that_is_not_its_nodes_is_found_by_value():
     assert wrong(checks) == {"DYT0404": sorted(map(subject, pods))}
     assert values(checks["DYT0404"])[0] == f"{ZONE} is {A}, its node {NODE} has {B}"
     assert checks["DYT0404"].findings[0].fix == f"kubectl delete pod {DECODE} -n {SPACE}"
+
+
+def test_labels_that_are_not_compared_never_pass():
+    scene = Scene()
+    scene.pod(DECODE, node="ghost")
+    result = results(scene)["DYT0404"]
+    assert skipped(result) == SKIPPED
+    assert result.message == "11 of 12 pods; the others: the cluster has no node ghost"
+    scene.pod(DECODE, node="")
+    assert results(scene)["DYT0404"].message == "11 of 12 pods; the others: see DYT0410"
 
 
 def test_a_label_of_the_template_is_cured_in_the_template():

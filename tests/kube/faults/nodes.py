@@ -24,6 +24,13 @@ def _label_late_and_restart_operator(sim: Simulation) -> None:
     sim.advance(1200)
 
 
+def _two_regions(sim: Simulation) -> None:
+    """The same names of zones in each of two regions."""
+    for zone in "ab":
+        for place, region in enumerate(("us-east-1", "eu-west-1")):
+            relabel_node(f"gpu-{zone}-{place}", region, "topology.kubernetes.io/region")(sim)
+
+
 _UNPINNED = {"pinned": False}
 
 NODE_FAULTS = (
@@ -91,6 +98,7 @@ NODE_FAULTS = (
         lambda sim: _new_node(sim, "gpu-b-9", {ZONE: "us-east-1b", RACK: "us-east-1a-r0"}),
         start={"grove": True},
     ),
+    Fault("zones-of-two-regions-with-one-name", "DYT0208", _two_regions),
     Fault(
         "node-without-rack",
         "DYT0214",
