@@ -311,10 +311,13 @@ def _exit_code(changed: "Changed", *, partial: bool) -> int:
 
 @contextlib.contextmanager
 def _ending_is_noted() -> "Iterator[threading.Event]":
-    """An event that Ctrl-C and SIGTERM set, in place of what they do: a canary that is ended sets
-    back what it set, and setting is never ended halfway."""
+    """An event that Ctrl-C, SIGTERM and the end of the terminal set, in place of what they do: a
+    canary that is ended sets back what it set, and setting is never ended halfway."""
     ended = threading.Event()
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {one: signal.getsignal(one) for one in signals}
+    if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
     for one in before:
         signal.signal(one, lambda *_: ended.set())
     try:

@@ -6,6 +6,7 @@ proves nothing, so the old values return then as well.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -86,7 +87,11 @@ def read_condition(text: str) -> Condition:
     if not share and not 0 < at < 1:
         raise UsageProblem(f"--revert-if {text!r}: expected p1 to p99.9", _EXAMPLES)
     signal = kind or name
-    return Condition(text.strip(), signal, at, relation[0] == ">", len(relation) == 1, limit)
+    found = Condition(text.strip(), signal, at, relation[0] == ">", len(relation) == 1, limit)
+    if not found.breached(math.inf if not share else 1.0) and not found.breached(0.0):
+        values = "a share is from 0 to 100 %" if share else "a time is at least 0"
+        raise UsageProblem(f"--revert-if {text!r}: {values}, so this never reverts", _EXAMPLES)
+    return found
 
 
 def read_conditions(texts: Sequence[str]) -> list[Condition]:
@@ -100,10 +105,11 @@ def read_conditions(texts: Sequence[str]) -> list[Condition]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A condition over some requests. ``value`` None: unknown."""
+    """A condition over some requests. ``value`` None: unknown, ``why`` where they are enough."""
 
     value: float | None
     requests: int
+    why: str = ""
 
 
 def measure(condition: Condition, before: RequestTotals, after: RequestTotals) -> Measured:
@@ -114,7 +120,7 @@ def measure(condition: Condition, before: RequestTotals, after: RequestTotals) -
     """
     if condition.signal in ("ttft", "itl"):
         return _quantile(
-            condition.quantile,
+            condition,
             before.latencies.get(condition.signal, {}),
             after.latencies.get(condition.signal, {}),
         )
@@ -131,11 +137,20 @@ def measure(condition: Condition, before: RequestTotals, after: RequestTotals) -
     return Measured(wrong / judged if judged > 0 else None, judged)
 
 
-def _quantile(at: float, before: Mapping[float, float], after: Mapping[float, float]) -> Measured:
+def _quantile(
+    condition: Condition, before: Mapping[float, float], after: Mapping[float, float]
+) -> Measured:
     edges, counts = buckets(after)
     _, earlier = buckets({edge: before.get(edge, 0.0) for edge in after})
     counts = tuple(now - then for now, then in zip(counts, earlier, strict=True))
-    return Measured(quantile(edges, counts, at), int(sum(counts)))
+    value, requests = quantile(edges, counts, condition.quantile), sum(counts)
+    if value is not None and sum(counts[: len(edges)]) < condition.quantile * requests:
+        # It is above the last edge, as far as is known.
+        if condition.limit > edges[-1]:
+            why = f"more than {edges[-1]:g} s, the last edge of the frontends' histogram"
+            return Measured(None, int(requests), why)
+        value = math.nextafter(edges[-1], math.inf)
+    return Measured(value, int(requests))
 
 
 @dataclass(slots=True)
@@ -243,12 +258,10 @@ class Canary:
         if not few:
             return self._verdict("held", passed, "")
         condition, found = few[0]
-        return self._verdict(
-            "unproven",
-            passed,
-            f"{condition.text}: measured on {found.requests:,} requests; expected at least "
-            f"{self._least:,}",
-        )
+        why = f"measured on {found.requests:,} requests; expected at least {self._least:,}"
+        if found.requests >= self._least:
+            why = f"unknown: {found.why or 'the frontends export no such values'}"
+        return self._verdict("unproven", passed, f"{condition.text}: {why}")
 
     def _line(self, passed: float, window: Sequence[Measured]) -> str:
         values = ", ".join(

@@ -1,5 +1,6 @@
 """A change of busy thresholds: set on every replica, awaited, watched, set back where necessary."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,13 +47,20 @@ def change_thresholds(
     """
     result = set_everywhere(replicas, model, values, partial=partial)
     done = [one.replica for one in result.outcomes if one.state == "set"]
-    waited = None
-    if wait_s is not None and done:
-        acting, took = wait_until_acting(done, model, values, wait_s)
-        waited = Waited(round(took, 3), acting.acts, list(acting.pending), list(acting.unknown))
-    verdict = None
-    if canary is not None and result.ok and (waited is None or waited.acts):
-        verdict = canary.watch(say)
+    waited, verdict = None, None
+    try:
+        if wait_s is not None and done:
+            acting, took = wait_until_acting(done, model, values, wait_s)
+            waited = Waited(round(took, 3), acting.acts, list(acting.pending), list(acting.unknown))
+        if canary is not None and result.ok and (waited is None or waited.acts):
+            verdict = canary.watch(_unless_closed(say))
+    except BaseException:
+        # Values that are not watched any more are not proven, whatever the reason is.
+        if canary is not None and result.ok:
+            announce(replicas, "canary reverted: the command that watched it failed")
+            set_back(result, model)
+        raise
+    if verdict is not None:
         if not verdict.kept:
             announce(replicas, f"canary reverted ({verdict.state}): {verdict.why}")
             result = set_back(result, model)
@@ -66,3 +74,13 @@ def change_thresholds(
         set=bool(done) and (verdict is None or verdict.kept),
         agree=result.agree and not differing(read_all(replicas), model),
     )
+
+
+def _unless_closed(say: Callable[[str], None]) -> Callable[[str], None]:
+    """``say``, until it cannot be written: a terminal or a pipe that is closed ends no canary."""
+
+    def write(text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            say(text)
+
+    return write

@@ -17,6 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
+from dynctl.documents.thresholds import CanaryVerdict
+from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.thresholds.canary import Canary, read_conditions
+from dynctl.sources.thresholds.change import change_thresholds
+from dynctl.sources.thresholds.replicas import Replica as Replicated
 from router_core import ThresholdsSet
 from tests.dynctl.cli.threshold_fleets import A, B, DynamoStandIn, Replica, Replicas
 from tests.kube import crds, deployment
@@ -554,16 +559,17 @@ def test_what_cannot_be_used_is_a_usage_problem(dynctl, two, line, expected):
 # -- a canary --------------------------------------------------------------------------------------
 
 
-def counted(replica: Replica, ok: int, refused: int = 0, slow: int = 0) -> None:
-    """Counters of requests: ``slow`` of those that succeeded had their first token after 4 s."""
+def counted(replica: Replica, ok: int, refused: int = 0, slow: int = 0, beyond: int = 0) -> None:
+    """Counters of requests: ``slow`` of those that succeeded had their first token after 4 s,
+    ``beyond`` after 7 s."""
     first = "dynamo_frontend_time_to_first_token_seconds_bucket"
     replica.metrics = (
         f'dynamo_frontend_requests_total{{model="tiny",error_type=""}} {ok}\n'
         f'dynamo_frontend_requests_total{{model="tiny",error_type="overload"}} {refused}\n'
         f'dynamo_frontend_requests_total{{model="tiny",error_type="validation"}} 900\n'
         f'dynamo_frontend_requests_total{{model="other",error_type="overload"}} 900\n'
-        f'{first}{{model="tiny",le="1"}} {ok - slow}\n'
-        f'{first}{{model="tiny",le="5"}} {ok}\n'
+        f'{first}{{model="tiny",le="1"}} {ok - slow - beyond}\n'
+        f'{first}{{model="tiny",le="5"}} {ok - beyond}\n'
         f'{first}{{model="tiny",le="+Inf"}} {ok}\n'
     )
 
@@ -663,7 +669,7 @@ def test_a_replica_that_restarts_ends_a_canary(dynctl, two):
     assert "its counters fell, so it restarted" in result.out.replace("\n    ", " ")
 
 
-@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_canary_sets_back(two, ends):
     for one in two:
         counted(one, 100)
@@ -677,6 +683,53 @@ def test_an_interrupted_canary_sets_back(two, ends):
     assert process.returncode == 130
     assert json.loads(out)["canary"]["state"] == "interrupted"
     assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, None]
+
+
+def test_a_canary_goes_on_where_its_messages_cannot_be_written(two):
+    for one in two:
+        counted(one, 100)
+    with started(*CANARY, "--revert-if", "refused>1%", *named(*two), "-o", "json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stderr.close()
+        out = process.stdout.read()
+        process.wait(timeout=patience(20))
+    assert json.loads(out)["canary"]["state"] == "unproven"
+    assert process.returncode == 1
+    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, None]
+
+
+def test_a_canary_whose_watch_fails_sets_back(two):
+    class Broken(Canary):
+        def watch(self, say: Callable[[str], None]) -> CanaryVerdict:
+            raise RuntimeError("a bug")
+
+    replicas = [Replicated(one.url, FrontendClient(one.url)) for one in two]
+    conditions, values = read_conditions(["refused>1%"]), {"active_decode_blocks_threshold": 0.5}
+    canary = Broken(replicas, "tiny", values, conditions, 60, least=1, ended=threading.Event())
+    with pytest.raises(RuntimeError, match="a bug"):
+        change_thresholds(
+            *(replicas, "tiny", values),
+            partial=False,
+            wait_s=None,
+            canary=canary,
+            say=print,
+        )
+    assert [len(one.posts) for one in two] == [2, 2]
+    assert [one.thresholds()["active_decode_blocks_threshold"] for one in two] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "said"),
+    [("4s", 1, "a condition was breached"), ("9s", 1, "more than 5 s, the last edge")],
+)
+def test_a_quantile_above_the_last_edge_is_not_that_edge(dynctl, two, limit, code, said):
+    for one in two:
+        counted(one, 100)
+    once_set(two[0], lambda: counted(two[0], 200, beyond=80))
+    result = dynctl(*CANARY, "--revert-if", f"ttft_p90>{limit}", *named(*two))
+    assert result.code == code
+    assert said in " ".join(result.out.split())
 
 
 def test_a_frontend_without_readable_metrics_gets_no_canary(dynctl, two):
@@ -695,6 +748,9 @@ def test_a_frontend_without_readable_metrics_gets_no_canary(dynctl, two):
         (["--revert-if", "refused>2s"], "is a share"),
         (["--revert-if", "ttft_p99>1%"], "is a time"),
         (["--revert-if", "refused>101%"], "at most 100 %"),
+        (["--revert-if", "refused>1"], "never reverts"),
+        (["--revert-if", "hits<0%"], "never reverts"),
+        (["--revert-if", "itl_p50<0ms"], "never reverts"),
         (["--revert-if", "ttft_p0>1s"], "expected p1 to p99.9"),
         (["--revert-if", "refused>1%", "--dry-run"], "--canary with --dry-run"),
     ],
