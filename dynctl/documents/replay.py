@@ -10,7 +10,7 @@ import msgspec
 class Spread(msgspec.Struct, frozen=True):
     """How a measurement is distributed. ``count``: measurements; 0 gives None for the others.
 
-    Percentiles are at most 1 % off (:data:`dynctl.simulation.replay.metrics.RELATIVE_ERROR`).
+    Percentiles are at most 0.05 % off (:data:`dynctl.simulation.replay.metrics.RELATIVE_ERROR`).
     """
 
     count: int

@@ -613,7 +613,8 @@ def test_routers_that_do_not_share_their_bookings_balance_worse():
         found = simulate(trace, where, policy, 7, routers=routers, sync=ReplicaSync(mode))
         return found.ttft_s.p99
 
-    assert p99(1, "none") <= p99(4, "delayed") < p99(4, "none")
+    # Ties are broken at random, so routers that share may be as good as one.
+    assert p99(1, "none") <= 1.01 * p99(4, "delayed") < p99(4, "none")
 
 
 @given(replays())
