@@ -45,7 +45,8 @@ class ReplayCache(msgspec.Struct, frozen=True):
     ``expected_rate``: what the router believed when it chose. ``ceiling``: what one unlimited
     cache that all workers share would have reused; None where it is not known.
     ``ceiling_exact``: False where the memory for that bound was full, so that it is a lower bound.
-    ``of_ceiling``: hit_rate / ceiling. ``expected_rate`` counts lower tiers by their weights.
+    ``of_ceiling``: of the finished requests, reuse / what that cache would have reused of them; the
+    ceiling is of all requests. ``expected_rate`` counts lower tiers by their weights.
     ``host_tokens`` and ``disk_tokens``: of ``cached_tokens``, those that were loaded from host
     memory and from disk.
     """

@@ -88,9 +88,9 @@ class Requests:
         local = local_hashes(trace, size)
         lean = frontend.lean
         hashes = sequence_hashes(local) if lean is None else _chained(local)
-        self._measures.arrived(trace, hashes, size)
+        reachable = self._measures.arrived(trace, hashes, size)
         self.under_way += 1
-        live = LiveRequest(trace, frontend, number, self._agenda.now, hashes)
+        live = LiveRequest(trace, frontend, number, self._agenda.now, hashes, reachable=reachable)
         live.moves = self._fleet.moves(tokens)
         fits = tokens + trace.output_tokens <= self._context_length
         if fits and lean is not None:

@@ -45,6 +45,8 @@ class Measures:
         self.prompt_tokens = self.cached_tokens = self.expected_tokens = 0
         self.host_tokens = self.disk_tokens = 0
         self.output_tokens = self.ceiling_tokens = self.trace_tokens = 0
+        #: Of the ceiling, what is of requests that finished.
+        self.reachable_tokens = 0
         self.hashed = 0
         self.ttft = Distribution()
         self.itl = Distribution()
@@ -56,15 +58,17 @@ class Measures:
         self.pairs = 0
         self.transfers = self.moved_blocks = self.crossing = self.crossing_blocks = 0
 
-    def arrived(self, trace: TraceRequest, hashes: Sequence[int], block_size: int) -> None:
-        """Count a request, and what one cache without limit would have reused of it."""
+    def arrived(self, trace: TraceRequest, hashes: Sequence[int], block_size: int) -> int:
+        """Count a request; returns the tokens that one cache without limit would have reused."""
         self.requests += 1
         tokens = trace.input_tokens
         self.trace_tokens += tokens
-        if trace.hash_ids:
-            self.hashed += 1
-            most = (tokens - 1) // block_size
-            self.ceiling_tokens += self.ceiling.see(hashes, most) * block_size
+        if not trace.hash_ids:
+            return 0
+        self.hashed += 1
+        reachable = self.ceiling.see(hashes, (tokens - 1) // block_size) * block_size
+        self.ceiling_tokens += reachable
+        return reachable
 
     def moved(self, blocks: int, crosses: bool) -> None:
         """Count a hand-off, and whether it ``crosses`` to another domain."""
@@ -81,6 +85,7 @@ class Measures:
         cached = live.cached_tokens or 0
         self.prompt_tokens += trace.input_tokens
         self.cached_tokens += cached
+        self.reachable_tokens += live.reachable
         self.host_tokens += live.host_tokens
         self.disk_tokens += live.disk_tokens
         self.expected_tokens += live.expected_tokens
@@ -120,6 +125,7 @@ class Measures:
         by_time = [imbalance(r.busy_s for r in rows if r.role == role) for role in roles]
         hit_rate = _share(self.cached_tokens, self.prompt_tokens)
         ceiling = _share(self.ceiling_tokens, self.trace_tokens) if self.hashed else None
+        reachable = _share(self.reachable_tokens, self.prompt_tokens)
         notes: list[str] = []
         if self.hashed < self.requests:
             notes.append(
@@ -161,7 +167,7 @@ class Measures:
                 _share(self.expected_tokens, self.prompt_tokens),
                 ceiling,
                 self.ceiling.exact,
-                hit_rate / ceiling if ceiling else None,
+                hit_rate / reachable if reachable else None,
                 self.host_tokens,
                 self.disk_tokens,
             ),

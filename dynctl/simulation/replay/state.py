@@ -71,7 +71,8 @@ class LiveRequest:
     pair of workers that got it at once, what the prefill worker computes, until its blocks were
     pulled. ``pull``: the decode worker of a pair waits for the blocks. ``output``: tokens from
     ``lost``, the workers that lost it, which are a part of its prompt now; ``moves``: how often it
-    may still go on elsewhere; ``moving``: no worker has its next part yet.
+    may still go on elsewhere; ``moving``: no worker has its next part yet. ``reachable``: tokens of
+    its prompt that one cache without limit would have reused.
     """
 
     trace: TraceRequest
@@ -106,6 +107,7 @@ class LiveRequest:
     host_tokens: int = 0
     disk_tokens: int = 0
     expected_tokens: int = 0
+    reachable: int = 0
 
     @property
     def left(self) -> int:

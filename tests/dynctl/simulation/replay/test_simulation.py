@@ -88,6 +88,15 @@ def test_a_small_trace_has_the_hits_and_times_that_are_computed_by_hand():
     assert [row.busy_s for row in result.workers] == [0.008 + 0.02 + 0.001, 0.008 + 0.004]
 
 
+def test_refused_requests_have_no_part_in_the_share_of_the_ceiling():
+    """A refused prompt of 1,000,000 tokens lowers the ceiling, and not what the others had."""
+    trace = [asked(0.0, 0, 1_000_000, 1), asked(0.0, 1, 9, 1, 1, 2), asked(1.0, 2, 9, 1, 1, 2)]
+    result = simulate(trace, fleet(), KV)
+    assert (result.counts.refused, result.cache.hit_rate) == (1, 8 / 18)
+    assert result.cache.ceiling == 8 / 1_000_018
+    assert result.cache.of_ceiling == 1.0
+
+
 def test_the_cache_of_a_worker_draws_requests_in_mode_kv():
     """The first of two prompts goes anywhere; the same prompt later goes where it is cached."""
     trace = [asked(float(n), n, 41, 1, *range(1, 11)) for n in range(4)]
@@ -287,6 +296,8 @@ def test_the_same_seed_gives_the_same_bytes_and_every_request_ends_once(replay):
     assert cache.cached_tokens <= cache.prompt_tokens
     if not counts.refused and not counts.failed and not counts.retried:
         assert cache.hit_rate <= cache.ceiling + 1e-12
+    if not counts.failed and not counts.retried and cache.of_ceiling is not None:
+        assert cache.of_ceiling <= 1 + 1e-12
 
 
 @given(replays())
