@@ -28,6 +28,7 @@ from router_core import (
     PrefillDone,
     Role,
     Router,
+    Worker,
     WorkerLost,
     sequence_hashes,
     slots_of,
@@ -173,7 +174,7 @@ class Caches:
         change, at = record.change, record.at
         match change:
             case KvEvent():
-                self._kv_event(router, change, at)
+                self._kv_event(source, router, change, at)
                 return
             case WorkerLost():
                 for slot in router.registry.slots(change.worker_id):
@@ -199,7 +200,7 @@ class Caches:
             while router.sweep(1_000_000):
                 pass
 
-    def _kv_event(self, router: Router, change: KvEvent, at: float) -> None:
+    def _kv_event(self, source: Source, router: Router, change: KvEvent, at: float) -> None:
         key = (change.worker_id, change.dp_rank)
         slot = router.registry.slot(*key)
         event = change.event
@@ -213,6 +214,10 @@ class Caches:
         elif not _computes_prompts(router, slot):
             # A prompt cannot reuse its blocks, so they take no place in the shared cache.
             router.apply(change, at)
+        elif source.misses_blocks_of(router.registry.worker(slot)):
+            # They are those of recorded prompts under other hashes.
+            router.apply(change, at)
+            rank.stored = True
         elif isinstance(event, BlocksRemoved) and event.tier == DEVICE:
             blocks = [router.index.sequence_of(slot, name) for name in event.block_hashes]
             router.apply(change, at)
@@ -368,19 +373,18 @@ class Caches:
             caches.cache.resize(self.bounds.shared)
         return caches
 
-    def resize(self, caches: ModelCaches, source: Source, mask: int) -> None:
-        """Give the shared cache the blocks of the fleet as it is now."""
+    def resize(self, caches: ModelCaches, source: Source, mask: int, size: int) -> None:
+        """Give the shared cache the blocks of the fleet as it is now, of ``size`` tokens."""
         router = source.router
         number = -1 if router is None else router.registry.version
-        version = (source.number, number, caches.lower)
+        version = (source.number, number, caches.lower, size, len(source.codes))
         if caches.version == version:
             return
         caches.version = version
         total: int | None = None
         if router is not None and mask and source.gives("workers"):
             counts = [
-                router.registry.worker(slot).runtime_config.total_kv_blocks
-                for slot in slots_of(mask)
+                _blocks(source, router.registry.worker(slot), size) for slot in slots_of(mask)
             ]
             if all(counts):
                 total = sum(one or 0 for one in counts) + caches.lower
@@ -402,6 +406,14 @@ class Caches:
             if _bound(self.fates, self.bounds.fates):
                 self.left_out["blocks whose past was forgotten"] += 1
         return fate
+
+
+def _blocks(source: Source, worker: Worker, size: int) -> int | None:
+    """The KV blocks of one rank, in blocks of ``size`` tokens; None where it declares none."""
+    blocks = worker.runtime_config.total_kv_blocks
+    if not blocks or not source.misses_blocks_of(worker):
+        return blocks
+    return blocks * worker.block_size // size
 
 
 def _computes_prompts(router: Router, slot: int) -> bool:

@@ -9,7 +9,7 @@ from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Decided, Finished
 from dynctl.health.hits.caches import Caches
 from dynctl.health.hits.choice import beaten
-from dynctl.health.hits.past import Fate, Gap, Rank, Request, Source
+from dynctl.health.hits.past import OTHER_BLOCK_SIZE, Fate, Gap, Rank, Request, Source
 from router_core import Router
 
 #: Seconds after the end of a request until its losses are judged.
@@ -186,7 +186,7 @@ class Causes:
         if computed is None or computed > since:
             shares = request.source.config.router_replica_sync
             return "in_flight" if shares or sender.router == request.router else "blind"
-        if "BLOCK_SIZE_MISMATCH" in self._codes(sender):
+        if OTHER_BLOCK_SIZE in self._codes(sender):
             return "block_size"
         if gap.state in ("absent", "estimated"):
             return "no_events"
@@ -298,7 +298,7 @@ class Causes:
         rank, since = request.rank, request.decided_at
         if rank is None:
             return UNEXPLAINED
-        if "BLOCK_SIZE_MISMATCH" in self._codes(request):
+        if OTHER_BLOCK_SIZE in self._codes(request):
             return "block_size"
         if request.state in ("absent", "estimated"):
             return "no_events"

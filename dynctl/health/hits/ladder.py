@@ -145,7 +145,7 @@ class Ladder:
         self._caches.restore(router, record.at)
 
     def _noted(self, source: Source, record: Noted) -> None:
-        if record.kind == "began" and record.code:
+        if record.kind in ("began", "holds") and record.code:
             source.codes.setdefault(record.subject, set()).add(record.code)
         elif record.kind in ("dropped", "skipped"):
             source.incomplete = True
@@ -233,7 +233,7 @@ class Ladder:
                 name = registry.worker((mask & -mask).bit_length() - 1).model
         self._names.add(name)
         caches = self._caches.model(name)
-        self._caches.resize(caches, source, mask)
+        self._caches.resize(caches, source, mask, size)
         exact = router is not None and router.index.exact
         most = min(len(hashes), max(0, arrived.isl_tokens - 1) // size) if exact else len(hashes)
         usable = hashes[:most]

@@ -10,10 +10,12 @@ from typing import Final
 from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Arrived, Decided, Finished, Start
 from dynctl.health.hits.tiers import LowerBlocks
-from router_core import Router, RouterConfig
+from router_core import Router, RouterConfig, Worker
 
 RankKey = tuple[int, int]
 
+#: The condition of a worker whose blocks have another size than those of its router.
+OTHER_BLOCK_SIZE: Final = "BLOCK_SIZE_MISMATCH"
 #: Times of clears and of troubles that are kept for each rank.
 _MOST_TIMES: Final = 64
 #: Removals that are kept for each block: the copies of a hot one are removed from many ranks.
@@ -29,9 +31,13 @@ class Source:
     router: Router | None = None
     config: RouterConfig = field(default_factory=RouterConfig)
     pending: dict[str, Request] = field(default_factory=dict)
-    #: Names of workers -> codes of conditions that were in force.
+    #: Names of workers -> codes of conditions that were in force, at the start or later.
     codes: dict[str, set[str]] = field(default_factory=dict)
     incomplete: bool = False
+
+    def misses_blocks_of(self, worker: Worker) -> bool:
+        """Whether a worker has blocks of another size, so that the router cannot match them."""
+        return OTHER_BLOCK_SIZE in self.codes.get(worker.name, ())
 
     def gives(self, kind: str) -> bool:
         return self.start is None or kind in self.start.complete

@@ -89,9 +89,11 @@ class Engine:
 class RecordedFleet:
     """Its records are those of a recording of ``routers`` routers; see the fields for the faults.
 
-    ``silent``: workers whose events are lost from that time on; with ``gaps`` the router notices.
-    ``restarts``: times at which a worker loses its cache. ``reuses``: tokens that an engine reports
-    of those that it has. ``state``: whether the recording begins with the router's state.
+    ``other_block_size``: workers with blocks of twice the tokens. ``conditions``: ``began``, or
+    ``holds`` where the recording begins later than they. ``silent``: workers whose events are lost
+    from that time on; with ``gaps`` the router notices. ``restarts``: times at which a worker loses
+    its cache. ``reuses``: tokens that an engine reports of those that it has. ``state``: whether
+    the recording begins with the router's state.
     ``decoders``: decode workers, in the zones in turn; the others then only compute prompts, and a
     decision is recorded when the prompt is computed. ``lost``: times at which workers are lost.
     """
@@ -106,6 +108,7 @@ class RecordedFleet:
     silent: Mapping[int, float] = field(default_factory=dict)
     gaps: bool = True
     other_block_size: frozenset[int] = frozenset()
+    conditions: str = "began"
     restarts: Mapping[int, float] = field(default_factory=dict)
     zones: Sequence[str] = ()
     reuses: Callable[[int], int] = lambda tokens: tokens
@@ -122,7 +125,7 @@ class RecordedFleet:
             f"worker-{number}",
             MODEL,
             role=self._role(number),
-            block_size=SIZE,
+            block_size=SIZE * (1 + (number in self.other_block_size)),
             kv_events=self.kv_events,
             runtime_config=ModelRuntimeConfig(
                 total_kv_blocks=self.blocks, topology_domains=zone, max_num_batched_tokens=8192
@@ -159,7 +162,15 @@ class RecordedFleet:
 
         def announce(engine: Engine, change: Change, now: float) -> None:
             number = engine.number
-            if not self.kv_events or number in self.other_block_size:
+            if not self.kv_events:
+                return
+            event = getattr(change, "event", None)
+            if number in self.other_block_size and isinstance(event, BlocksStored):
+                # Every second block ends one of the engine's, under a name of its own.
+                names = tuple(one ^ 1 for one in event.block_hashes[1::2])
+                local = tuple(one ^ 1 for one in event.local_hashes[1::2])
+                change = KvEvent(number + 1, 0, BlocksStored(None, names, local))
+            elif number in self.other_block_size:
                 return
             if now >= self.silent.get(number, float("inf")):
                 return
@@ -305,7 +316,8 @@ class RecordedFleet:
         for number in range(self.workers + self.decoders):
             yield from everywhere(0.0, WorkerUpserted(self.worker(number)))
         for number in self.other_block_size:
-            yield Noted(0.0, "began", f"worker-{number}", "BLOCK_SIZE_MISMATCH", "blocks of 32")
+            name = f"worker-{number}"
+            yield Noted(0.0, self.conditions, name, "BLOCK_SIZE_MISMATCH", "blocks of 32")
         for number, when in self.restarts.items():
             at(when, lambda now, number=number: restart(now, engines[number]))  # type: ignore[misc]
         for number, when in self.lost.items():

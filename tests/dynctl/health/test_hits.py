@@ -97,6 +97,12 @@ CAUSES_INJECTED = {
         without=[*CHATS, Prompt(60.0, (1,))],
     ),
     "wrong block size": Injected("block_size", replace(FLEET, other_block_size=frozenset(EVERY))),
+    "wrong block size since before the recording": Injected(
+        "block_size", replace(FLEET, other_block_size=frozenset(EVERY), conditions="holds")
+    ),
+    "wrong block size of some workers": Injected(
+        "block_size", replace(FLEET, other_block_size=frozenset((0, 2, 4)), conditions="holds")
+    ),
     "load beats cache": Injected(
         "load",
         replace(FLEET, prefill_s=1.5),
