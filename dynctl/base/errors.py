@@ -209,6 +209,8 @@ def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -
 
     ``what``: the kind of file that was expected, ``file`` or ``directory``.
     """
+    if isinstance(error, FileNotFoundError) and error.filename == "-" and not writing:
+        return "standard input is not supported here; expected a file"
     if isinstance(error, FileNotFoundError):
         return "its directory does not exist" if writing else f"the {what} does not exist"
     if isinstance(error, NotARegularFile):

@@ -253,7 +253,7 @@ class _Azure:
         self._first: datetime | None = None
 
     def __call__(self, line: bytes, number: int, block_size: int) -> TraceRequest | None:
-        cells = [cell.strip() for cell in line.decode("utf-8", "replace").split(",")]
+        cells = [cell.strip().strip('"') for cell in line.decode("utf-8", "replace").split(",")]
         if self._columns is None:
             self._columns = _columns(cells)
             return None

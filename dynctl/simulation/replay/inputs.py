@@ -62,7 +62,8 @@ class TraceInput:
         """The first request; raises WireError where there is none."""
         for request in self.requests(0):
             return request
-        raise WireError(self.name, "no request; expected at least one")
+        of_model = "" if self.model is None else f" of model {self.model}"
+        raise WireError(self.name, f"no request{of_model}; expected at least one")
 
     def requests(self, seed: int, speed: float = 1.0) -> Iterator[TraceRequest]:
         """The requests, the first at second 0. ``seed``: of a generated workload. ``speed``

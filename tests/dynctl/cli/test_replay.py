@@ -239,6 +239,7 @@ def test_a_trace_without_hashes_has_no_hit_rate(dynctl: Run, tmp_path: Path) -> 
         ((), "expected a trace or --generate KIND"),
         (("a", "--generate", "chat"), "not both"),
         (("missing.jsonl",), "missing.jsonl: the file does not exist"),
+        (("-",), "-: standard input is not supported here; expected a file"),
         (("--generate", "chat", "--workers", "2", "--demo"), "different fleets"),
         (("--generate", "chat", "--capacity", "a:prefill=2"), "no decode workers"),
         (("--generate", "chat", "--lose", "a"), "--lose a: expected PLACE@TIME"),

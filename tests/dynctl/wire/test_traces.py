@@ -65,6 +65,15 @@ def test_an_azure_trace_starts_at_0_and_has_no_hashes(tmp_path: Path) -> None:
     assert all(one.hash_ids == () for one in requests)
 
 
+def test_the_cells_of_a_csv_may_have_quotes_and_its_lines_may_end_as_those_of_dos(tmp_path: Path):
+    path, plain = tmp_path / "quoted.csv", tmp_path / "plain.csv"
+    plain.write_text(AZURE, encoding="utf-8")
+    rows = [",".join(f'"{cell}"' for cell in row.split(",")) for row in AZURE.splitlines()]
+    path.write_bytes("\r\n".join(rows).encode())
+    assert trace_format(path) == "azure"
+    assert list(read_trace(path)) == list(read_trace(plain))
+
+
 def test_a_compressed_trace_is_read_as_it_is(trace) -> None:
     path = trace(line(1), line(2))
     plain = list(read_trace(path))
