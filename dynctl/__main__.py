@@ -3,11 +3,13 @@
 Completion on TAB has no time for a command line parser, so it does not get that far.
 """
 
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line of this process and end it."""
+    _open_standard_streams()
     if sys.argv[1:2] == ["__complete"]:
         from dynctl.cli.completion.live import answer
 
@@ -18,6 +20,22 @@ def main() -> None:
         run()
     except KeyboardInterrupt:  # while modules are imported: commands handle it themselves
         sys.exit(130)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device in place of standard streams that the caller closed (`>&-`).
+
+    Python has None for them, and the next file or socket would get their number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        mode = os.O_RDONLY if number == 0 else os.O_WRONLY
+        null = os.open(os.devnull, mode)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+        setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8"))
 
 
 if __name__ == "__main__":
