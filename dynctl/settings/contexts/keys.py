@@ -127,6 +127,7 @@ KEYS: Final[Mapping[str, Key]] = {
         ),
         Key("token-env", Part.BELONGS, "none", pattern=_VARIABLE),
         Key("token-file", Part.BELONGS, "none", "path"),
+        Key("ca-cert", Part.BELONGS, "those of the machine", "path", "DYNCTL_CA_CERT"),
         Key(
             "discovery",
             Part.SOURCE,

@@ -38,6 +38,8 @@ _DISABLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _TOKENS: Final = ("token-env", "token-file")
 _TOKEN_VARIABLE: Final = "DYNCTL_TOKEN"  # noqa: S105  the name of a variable
+_CA_CERT: Final = "ca-cert"
+_CA_CERT_VARIABLE: Final = "DYNCTL_CA_CERT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,13 @@ def in_context(options: GlobalOptions) -> GlobalOptions:
 
     Raises UsageProblem: an invalid contexts file, or an unknown context.
     """
-    return options if options.context_applied else apply_context(options).options
+    if options.context_applied:
+        return options
+    applied = apply_context(options)
+    if applied.origins[_CA_CERT].startswith("context "):
+        # As with --ca-cert: every request of the command trusts the same authorities.
+        os.environ[_CA_CERT_VARIABLE] = str(applied.options.ca_cert)
+    return applied.options
 
 
 def apply_context(options: GlobalOptions) -> AppliedContext:

@@ -243,3 +243,14 @@ def test_top_and_events_use_the_context(dynctl, tmp_path):
     assert (ran.code, ran.err.count("no discovery backend")) == (0, 0), ran.err
     options = GlobalOptions(context="lab", given=frozenset({"context"}))
     assert isinstance(connect_live(options), LiveDynamo)
+
+
+def test_every_global_option_is_saved_or_refused():
+    from dataclasses import fields
+
+    from dynctl.cli.commands.context import _HOW, _NEVER
+    from dynctl.settings.contexts.keys import KEYS
+
+    internal = {"given", "context_applied", "environment_sources"}
+    known = {key.field for key in KEYS.values()} | set(_NEVER) | _HOW | internal
+    assert {field.name for field in fields(GlobalOptions)} - known == set()

@@ -49,6 +49,26 @@ def test_with_the_variable(dynctl, https, monkeypatch):
     assert dynctl("config", "show", "--frontend", url).code == 0
 
 
+def test_a_context_keeps_the_authority(dynctl, https, monkeypatch, tmp_path):
+    url, cert = https
+    monkeypatch.setenv("DYNCTL_CONFIG", str(tmp_path / "c.toml"))
+    monkeypatch.setenv("DYNCTL_CA_CERT", "")
+    monkeypatch.chdir(cert.parent)
+    add = ("context", "add", "gw", "--frontend", url, "--ca-cert", cert.name)
+    assert dynctl(*add).code == 0
+    monkeypatch.setenv("DYNCTL_CA_CERT", "")  # as in another process
+    monkeypatch.chdir(tmp_path)
+    ran = dynctl("workers", "list", "--context", "gw")
+    assert ran.code == 0, ran.err
+    assert str(cert) in dynctl("context", "show", "gw", "-o", "json").out
+    # Another server than the context's does not get the context's authority.
+    monkeypatch.setenv("DYNCTL_CA_CERT", "")
+    other = url.replace("127.0.0.1", "localhost")
+    assert dynctl("context", "use", "gw").code == 0
+    ran = dynctl("workers", "list", "--frontend", other)
+    assert (ran.code, "its certificate is not trusted" in " ".join(ran.err.split())) == (3, True)
+
+
 def test_a_certificate_that_is_not_trusted(dynctl, https, monkeypatch):
     monkeypatch.setenv("DYNCTL_CA_CERT", "")
     ran = dynctl("workers", "list", "--frontend", https[0])
