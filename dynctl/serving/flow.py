@@ -154,8 +154,7 @@ class RequestFlow:
         tries = _Tries()
         service = self._service
         admitted = call.resume is not None
-        if call.move is None:
-            call.move = partial(self._continue, call)
+        call.move = self._continue
         while True:
             request = excluding(call.request, tries.failed, service.router.registry)
             began = service.clock()
@@ -396,7 +395,7 @@ class RequestFlow:
         """Send to the hop's winner and wait for its first output; raises _HopFailed."""
         worker, began = _winner(decision), self._service.clock()
         if call.resume is not None:
-            call.on_output = partial(self._goes_on, call, decision, began)
+            call.on_output = partial(self._goes_on, call.request.id, decision, began)
         else:
             call.moved = None
         response = await self._open(call, decision, message, quick=call.stream)
@@ -422,9 +421,9 @@ class RequestFlow:
         self._answered(decision, began, quick=call.stream)
         return response, head
 
-    def _goes_on(self, call: Call, decision: Decision, began: float) -> None:
+    def _goes_on(self, request_id: str, decision: Decision, began: float) -> None:
         """A response that moved has its first output from the new worker."""
-        self._service.prefill_done(call.request.id)
+        self._service.prefill_done(request_id)
         self._answered(decision, began, quick=True)
 
     async def _continue(self, call: Call, response: EngineStream, failure: UpstreamFailure) -> None:

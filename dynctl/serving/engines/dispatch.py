@@ -28,6 +28,9 @@ RANK_HEADER: Final = "x-data-parallel-rank"
 class Call:
     """One client request. ``body`` is what engines receive; ``raw`` the same as bytes.
 
+    Nothing that a call refers to may refer to the call: such a cycle keeps everything of a request
+    until a full garbage collection, and those are rare.
+
     ``path`` is that of the engine's endpoint. ``one_engine``: it cannot be handed off, as several
     prompts or embeddings. ``parsed``, ``token_ids`` and ``options`` are for workers that get
     tokens; ``message`` is the request that :meth:`Dispatch.prepare` made of them. ``resume``: the
@@ -49,7 +52,7 @@ class Call:
     message: Any = field(default=None, repr=False)
     resume: EngineStream | None = None
     companion: asyncio.Task[None] | None = field(default=None, repr=False)
-    #: Continues the response on another worker, where workers support that.
+    #: Continues the response of a call on another worker, where workers support that.
     move: "Move | None" = field(default=None, repr=False)
     #: Called with the first output of the worker that continues a response.
     on_output: Callable[[], None] | None = field(default=None, repr=False)
@@ -59,7 +62,7 @@ class Call:
     moved: RoutingPlan | None = None
 
 
-Move = Callable[[EngineStream, UpstreamFailure], Coroutine[Any, Any, None]]
+Move = Callable[[Call, EngineStream, UpstreamFailure], Coroutine[Any, Any, None]]
 """Continues a response whose worker failed; raises UpstreamFailure where that is not possible."""
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -32,7 +33,7 @@ from dynctl.serving.engines.answer import (
     error_event,
     parsers_of,
 )
-from dynctl.serving.engines.dispatch import Call, Move, winner
+from dynctl.serving.engines.dispatch import Call, winner
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
@@ -330,7 +331,9 @@ class PlaneDispatch:
             stream.on_output = call.on_output
             link.catch_up()
         elif not message.prefill:
-            stream.move, stream.moves_left = call.move, self._moves(call, registered)
+            if call.move is not None:
+                stream.move = partial(call.move, call)
+            stream.moves_left = self._moves(call, registered)
             if _prepared(call).options.choices == 1:
                 stream.most_tokens = request.stop_conditions.max_tokens
         return stream
@@ -451,7 +454,10 @@ class PlaneStream(EngineStream):
         kind = "text/event-stream" if streams else "application/json"
         self.headers = {"content-type": kind}
         self.answer = answer
-        self.move: Move | None = None
+        #: Continues the response on another worker.
+        self.move: Callable[[EngineStream, UpstreamFailure], Coroutine[Any, Any, None]] | None = (
+            None
+        )
         self.moves_left = 0
         #: The tokens after which the answer is complete, whatever the worker still sends.
         self.most_tokens: int | None = None

@@ -100,7 +100,7 @@ async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> No
         await first.began.wait()
         assert booked() == {"prefill", "decode"}
         assert call.move is not None
-        await call.move(answer.response, LOST)
+        await call.move(call, answer.response, LOST)
         second = [one for one in sent.halves if one.prefill][1]
         await second.began.wait()
         assert (first.closed, second.closed) == (True, False)
