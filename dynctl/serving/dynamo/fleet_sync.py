@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _Key = tuple[str, int, int]
 """Request id, worker id, rank."""
+#: Pools without workers whose channels stay open; the ones opened first close first.
+MOST_IDLE: Final = 16
 #: Seconds for the messages of the end to leave.
 _LEAVE_S: Final = 0.2
 
@@ -126,8 +128,14 @@ class FleetSync(SharedBookings):
             for worker_id in gone:
                 del self._pool_of[worker_id]
         self._pool_of |= present
-        for scope in set(self._pool_of.values()) - self._pools.keys() - self._failed:
+        used = set(self._pool_of.values())
+        for scope in used - self._pools.keys() - self._failed:
             self._open(scope)
+        # Deployments that roll have components of other names each time. A pool whose only worker
+        # restarts keeps its channel, so that the others need not find another one.
+        idle = [scope for scope in self._pools if scope not in used]
+        for scope in idle[: max(0, len(idle) - MOST_IDLE)]:
+            self._close_pool(scope)
         for channel in self._routers.keys() - set(deployment.sequences):
             self._end(channel)
 
@@ -146,6 +154,13 @@ class FleetSync(SharedBookings):
             return
         task = self._service.tasks.start("replica sync", topic.run, at)
         self._pools[scope] = _Pool(topic, task)
+        self._changed()
+
+    def _close_pool(self, scope: EndpointId) -> None:
+        pool = self._pools.pop(scope)
+        pool.task.cancel()
+        at = f"{scope.namespace}.{scope.component}.{scope.name}"
+        self._service.tasks.start("end of replica sync", pool.topic.close, at, restart=False)
         self._changed()
 
     # -- sending -------------------------------------------------------------------------------

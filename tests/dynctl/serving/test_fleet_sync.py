@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from dynctl.adapters.ports import ChannelCode, ChannelCondition, ChannelMessage
 from dynctl.base.errors import UsageProblem
 from dynctl.health import conditions as codes
+from dynctl.health.deployment import Deployment
 from dynctl.serving import replicas
+from dynctl.serving.dynamo import fleet_sync
 from dynctl.serving.dynamo.fleet_sync import FleetSync
 from dynctl.serving.dynamo.observer import Observer
 from dynctl.serving.service import RoutingService
@@ -32,7 +35,7 @@ from dynctl.wire.dynamo.discovery import (
 )
 from router_core import Booked, Expired, Freed, PrefillDone, Role, RouterConfig
 from tests.dynctl.serving.test_observer import Rig
-from tests.waiting import patience
+from tests.waiting import patience, until
 
 OURS, THEIRS = 0xA1, 0xB2
 
@@ -312,3 +315,35 @@ async def test_an_address_that_cannot_be_bound_is_a_condition() -> None:
         assert made.sync.missed["dropped"] == 1
         await made.service.tasks.close()
     await made.rig.events.close()
+
+
+async def test_the_channels_of_pools_without_workers_have_a_bound(
+    synced: Synced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment that rolls has other components each time."""
+    monkeypatch.setattr(fleet_sync, "MOST_IDLE", 1)
+    deployment = synced.observer.deployment
+    assert set(synced.topics) == {"prefill", "backend"}
+
+    def of(number: int) -> Deployment:
+        workers = [
+            replace(
+                one,
+                instance=replace(
+                    one.instance, endpoint=one.instance.endpoint._replace(component=f"new-{number}")
+                ),
+                worker=replace(one.worker, worker_id=number),
+            )
+            for one in deployment.workers[:1]
+        ]
+        return replace(deployment, workers=tuple(workers))
+
+    for number in (1, 2, 3):
+        synced.sync.take_deployment(of(number))
+    await until(
+        lambda: [n for n, one in synced.topics.items() if not one.closed] == ["new-2", "new-3"]
+    )
+    assert len(list(synced.sync.entries(1))) == 2
+    assert synced.changes == 5 + 3
+    synced.sync.take_deployment(of(2))
+    assert len(synced.topics) == 5, "the idle channel is used again"
