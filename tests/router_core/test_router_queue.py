@@ -387,6 +387,20 @@ def test_a_pinned_request_waits_for_its_worker() -> None:
     assert change.lane == (1, None)
 
 
+def test_what_a_worker_has_cached_of_a_waiting_prompt_counts_for_its_class() -> None:
+    made = two()
+    apply_all(made, stored(2, 2))
+    load(made, 1, 150)
+    load(made, 2, 150)
+    change = made.entering(made.plan(request(40)), request(40))
+    assert isinstance(change, Enqueued)
+    assert (change.isl_tokens, change.cached_tokens) == (40, 32)
+    assert made.apply(change, 1.0).ok
+    stats = made.queue.stats(MODEL, "default")
+    assert (stats.isl_tokens, stats.cached_tokens) == (40, 32)
+    assert [one.cost for one in made.queue] == [8]
+
+
 def test_pinned_requests_are_not_tried_while_their_worker_has_no_room() -> None:
     made = two()
     loads = [load(made, 1, 150), load(made, 2, 150)]

@@ -265,6 +265,22 @@ async def test_an_indexer_takes_the_index_of_its_peer() -> None:
                     await asyncio.sleep(0.01)
 
 
+async def test_an_engine_that_leaves_takes_its_ranks_and_no_others() -> None:
+    async with publisher() as source, running() as process:
+        body = {"endpoint": source.endpoint, "model_name": MODEL, "block_size": 2}
+        for instance in (1, 2):
+            await call(process, "POST", "/register", {**body, "instance_id": instance})
+        await source.subscribed()
+        await source.send(0, batch(0, block(0), dp_rank=0))
+        partition = process.index.partitions[MODEL, "default"]
+        await until(lambda: set(partition.slots) == {(1, 0), (2, 0)})
+        gone = {"instance_id": 1, "model_name": MODEL, "routing_group": "default"}
+        assert (await call(process, "POST", "/unregister", gone))[0] == 200
+        assert set(partition.slots) == {(2, 0)}
+        await until(lambda: partition.index.entry_count == 1)
+        assert process.index.partitions[MODEL, "default"] is partition
+
+
 async def test_a_rank_can_leave_alone() -> None:
     async with publisher() as source, running() as process:
         body = {"instance_id": 1, "endpoint": source.endpoint, "model_name": MODEL, "block_size": 2}

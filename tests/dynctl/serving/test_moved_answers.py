@@ -16,7 +16,7 @@ from dynctl.serving.engines.response_stream import ClientBounds
 from dynctl.serving.flow import RequestFlow
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import RouterConfig
+from router_core import Booked, RouterConfig
 from tests.dynctl.serving.routed import request, worker
 from tests.waiting import patience
 
@@ -52,7 +52,7 @@ class Pairs:
     def pair(self, *_: Any) -> tuple[str, str]:
         return "prefill", "decode"
 
-    async def open(self, call: Call, _decision: Any, message: str, *_: Any, **__: Any) -> Any:
+    async def open(self, call: Call, decision: Any, message: str, *_: Any, **__: Any) -> Any:
         made = Half(prefill=message == "prefill")
         self.halves.append(made)
         return made
@@ -142,3 +142,52 @@ async def test_a_response_that_cannot_go_on_for_a_fault_of_ours_ends_with_the_wo
             await stream.readany()
     assert "w1: the response cannot go on with another worker" in caplog.text
     stream.close()
+
+
+async def test_a_request_whose_zone_lost_decode_during_prefill_goes_to_another_zone() -> None:
+    """Once, and not to another prefill worker of the same zone, however cheap that is."""
+    settings = {"decode_capacity_guard": False, "router_track_prefill_tokens": True}
+    service = RoutingService(
+        RouterConfig().with_values(settings), sample=lambda: 0.0, id_prefix="d"
+    )
+    required = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": "required"}
+    for number, zone in enumerate("aab", 1):
+        prefill = worker(number, "prefill", zone=zone, policy=required)
+        assert service.upsert_worker(prefill).ok
+    for number, zone in enumerate("ab", 4):
+        assert service.upsert_worker(worker(number, "decode", zone=zone)).ok
+    far = Booked("load", "prefill", 3, 0, prefill_tokens=9_000)
+    assert service.apply(far).ok
+
+    class HandsOver(Pairs):
+        """While the first prefill runs, the decode worker of its zone leaves."""
+
+        tried: list[str]
+
+        def prefill(self, _call: Call) -> str:
+            return "prefill"
+
+        def handed_over(self, _answer: bytes) -> None:
+            service.remove_worker(4)
+
+        def decode(self, *_: Any) -> str:
+            return "decode"
+
+        async def open(self, call: Call, decision: Any, message: str, *_: Any, **__: Any) -> Any:
+            self.tried.append(decision.worker.name)
+            made = Half(prefill=message == "prefill")
+            made.end.set()
+            return made
+
+    class Apart(Members):
+        bootstrap = None  # type: ignore[assignment]
+
+    sent: Any = HandsOver()
+    sent.tried = []
+    fleet: Any = Apart()
+    record = RequestRecord("r1", "r1", "chat_completions", 0.0, 0.0)
+    call = Call(request(), "/v1/chat/completions", {}, b"{}", True, {}, record, token_ids=range(34))
+    answer = await RequestFlow(service, fleet, sent, Limits()).start(call)
+    assert sent.tried == ["prefill-1", "prefill-3", "decode-5"]
+    assert {one.stage for one in service.router.load.bookings("r1")} == {"decode"}
+    answer.close()

@@ -361,7 +361,8 @@ async def test_requests_that_arrive_meanwhile_share_a_message():
 async def test_a_fault_while_requests_are_placed_leaves_none_of_them_waiting(monkeypatch):
     async with several(frontends=1) as fleet:
         link = remote(fleet.frontends[0]).link
-        ask, faults = link._ask, []
+        ask = link._ask
+        faults: list[str] = []
 
         async def broken(action: str, *arguments: Any, **more: Any) -> Any:
             if action == "places" and not faults:

@@ -502,6 +502,24 @@ def test_the_bookings_of_a_lost_worker_end_everywhere():
     assert b.states() == {"a": "in step"}
 
 
+def test_a_worker_that_one_router_loses_for_a_while_has_its_load_again():
+    """The other router has it all the time, so it books nothing again by itself."""
+    world = World("a", "b")
+    a, b = world.nodes.values()
+    world.run(2.5)
+    a.book("r")
+    world.run(0.01)
+    assert b.load == a.load
+    b.service.apply(WorkerLost(1))
+    b.service.apply(WorkerUpserted(Worker(1, "w0", "m")))
+    assert b.load == NONE
+    world.run(5)
+    assert b.load == a.load != NONE
+    a.free("r")
+    world.run(0.01)
+    assert b.load == a.load == NONE
+
+
 # -- messages that no router should send ----------------------------------------------------------
 
 

@@ -101,7 +101,7 @@ async def test_a_worker_with_another_address_of_its_events_is_read_from_the_star
 
     def held() -> int:
         (row,) = made.overlap_scores(asked())["workers"]
-        return row["device_blocks"]
+        return int(row["device_blocks"])
 
     assert made.router.apply(event, 0.0).ok
     made.workers.upsert(filled(WORKER, **card, kv_events_endpoint=at[0], total_kv_blocks=9))
