@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import router_core.changes as c
+from router_core.busy import BusyTracker
 from router_core.config import (
     PRESETS,
     SETTINGS,
@@ -47,6 +48,7 @@ def change(draw: st.DrawFn) -> c.Change:
                 zone=draw(st.sampled_from([None, "a", "b"])),
                 data_parallel_size=draw(st.integers(1, 2)),
                 total_kv_blocks=draw(st.sampled_from([None, 50])),
+                kv_events=draw(st.sampled_from([True, True, False])),
             )
         ),
         c.WorkerLost(who),
@@ -139,6 +141,49 @@ def test_a_snapshot_plus_later_changes_equals_the_state(
     one, other = straight.snapshot(), resumed.snapshot()
     for part in ("config", "registry", "load", "busy", "rotation", "freshness"):
         assert one[part] == other[part], part
+
+
+@settings(max_examples=60)
+@given(st.lists(change(), min_size=10, max_size=40).map(lambda steps: FIRST + steps), st.booleans())
+def test_what_is_derived_is_what_follows_from_bookings_reports_and_workers(
+    steps: list[c.Change], learns: bool
+) -> None:
+    """Sums, masks and leases after each change are those that a router computes that never had
+    another state; of what left nothing stays."""
+    made = Router(RouterConfig(), learns=learns)
+    for number, step in enumerate(steps):
+        if isinstance(step, c.Booked):
+            step = replace(step, prompt_hashes=step.sequence_hashes)
+        made.apply(step, float(number))
+        registry, load = made.registry, made.load
+        alive = [slot for worker_ in registry for slot in registry.slots(worker_.worker_id)]
+        for slot in range(registry.capacity):
+            own = [one for one in load if one.slot == slot]
+            blocks = {block for one in own for block in one.sequence_hashes}
+            count = len(blocks) + sum(one.anonymous_blocks + one.output_blocks for one in own)
+            lowered = sum(one.adjustment for one in own)
+            assert load.requests[slot] == len(own)
+            assert load.booked_prefill(slot) == sum(one.prefill_tokens for one in own)
+            assert 0 <= load.prefill_tokens[slot] <= load.booked_prefill(slot)
+            assert load.decode_blocks[slot] == int(count + lowered + 0.5) >= 0
+            assert slot in alive or not own
+            row = made.freshness.get(slot)
+            assert (row is not None) == (slot in alive)
+            trust = "exact" if row is None else row.trust
+            for name in ("degraded", "none", "estimated"):
+                assert bool(getattr(made.freshness, name) >> slot & 1) == (trust == name)
+        fresh = BusyTracker(registry, load)
+        fresh.grow(registry.capacity)
+        fresh.load_dump(made.busy.dump())
+        assert (made.busy.mask, made.busy.busy_ranks) == (fresh.mask, fresh.busy_ranks)
+        booked = {(one.request_id, one.stage) for one in load}
+        assert made.learned._leases.keys() <= booked
+    for worker_ in list(made.registry):
+        made.apply(c.WorkerLost(worker_.worker_id), 1_000.0)
+    swept(made)
+    assert (len(made.load), len(made.learned), made.index.entry_count) == (0, 0, 0)
+    assert (made.busy.mask, made.busy.busy_ranks, made.registry.alive) == (0, 0, 0)
+    assert len(made.registry._free) == made.registry.capacity
 
 
 def test_a_lost_worker_is_excluded_at_once_and_its_slot_is_reused_after_the_sweep() -> None:
