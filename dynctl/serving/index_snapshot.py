@@ -23,6 +23,7 @@ from dynctl.documents.index_dump import MAX_BYTES, DumpHead, RankDump, decode_sn
 NAME: Final = "index.snapshot"
 REFUSED: Final = "index.snapshot.refused"
 _PART: Final = "index.snapshot.part-"
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class SnapshotProblem(ValueError):
@@ -48,7 +49,7 @@ class SnapshotDirectory:
     def _load(self) -> tuple[DumpHead, list[RankDump]] | None:
         file = self.path / NAME
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for part in self.path.glob(f"{_PART}*"):
                 part.unlink(missing_ok=True)
             with file.open("rb") as opened:
@@ -72,7 +73,8 @@ class SnapshotDirectory:
         part = self.path / f"{_PART}{secrets.token_hex(6)}"
         size = 0
         try:
-            with part.open("xb") as opened:
+            # Whoever reads the hashes can confirm a prompt that they guess.
+            with os.fdopen(os.open(part, _FLAGS, 0o600), "wb") as opened:
                 for frame in frames:
                     size += len(frame)
                     if size > MAX_BYTES:

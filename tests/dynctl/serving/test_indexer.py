@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -199,6 +200,21 @@ async def test_a_damaged_snapshot_is_refused_by_name(tmp_path: Path, damage: str
             assert (tmp_path / REFUSED).read_bytes() == data
             metrics = process.metrics.text()
         assert f'dynctl_condition{{code="SNAPSHOT_REFUSED",subject="{tmp_path}"}} 1' in metrics
+
+
+async def test_a_snapshot_is_for_its_owner(tmp_path: Path) -> None:
+    """Its hashes confirm a prompt that a reader guesses."""
+    before = os.umask(0)
+    try:
+        async with publisher() as source:
+            settings: dict[str, Any] = {"snapshot": tmp_path / "s", "engines": (engine(source),)}
+            async with running(**settings) as process:
+                await source.subscribed()
+                await fill(source, process, range(3))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "s" / NAME).stat().st_mode) == 0o600
 
 
 async def test_an_unfinished_snapshot_leaves_the_old_one(tmp_path: Path) -> None:
