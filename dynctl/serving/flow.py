@@ -16,7 +16,14 @@ import msgspec
 
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.config import Limits
-from dynctl.serving.engines.apis import BLANK_LINE, BY_PATH, Api, event_data, event_name
+from dynctl.serving.engines.apis import (
+    BLANK_LINE,
+    BY_PATH,
+    Api,
+    EventCut,
+    event_data,
+    event_name,
+)
 from dynctl.serving.engines.dispatch import Call, Dispatch
 from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
@@ -489,11 +496,11 @@ class RequestFlow:
     ) -> bytes:
         """The stream up to its first output or its end: until then another engine may answer."""
         most = self._limits.unary_answer_bytes
+        cut, whole, piece = EventCut(), bytearray(head), head
         try:
             async with asyncio.timeout(timeout_s):
-                while len(head) <= most:
-                    *events, _ = BLANK_LINE.split(head)
-                    later = (one for one in events if event_name(one) not in api.preamble)
+                while len(whole) <= most:
+                    later = (one for one in cut.feed(piece) if event_name(one) not in api.preamble)
                     first = next((one for one in later if event_data(one)), None)
                     if first is not None:
                         if event_name(first) in api.failed:
@@ -501,13 +508,13 @@ class RequestFlow:
                                 "status", f"{response.origin} failed", status=500,
                                 body=event_data(first),
                             )  # fmt: skip
-                        return head
-                    more = await response.readany()
-                    if not more:
+                        return bytes(whole)
+                    piece = await response.readany()
+                    if not piece:
                         raise UpstreamFailure(
                             "reset", f"{response.origin} ended its response without any output"
                         )
-                    head += more
+                    whole += piece
         except TimeoutError:
             raise UpstreamFailure(
                 "timeout", f"{response.origin} sent no output within {timeout_s:g} s"

@@ -60,6 +60,34 @@ APIS: Final[dict[Endpoint, Api]] = {api.endpoint: api for api in _ALL}
 BY_PATH: Final = {api.path: api for api in _ALL}
 
 
+class EventCut:
+    """Cuts a stream into its events. Bytes of an event that is not complete are searched once: of
+    a large one that arrives in small pieces a second look at each would block all requests."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of an event that is not complete."""
+        return len(self._pending)
+
+    def rest(self) -> bytes:
+        """What is left at the end of the stream."""
+        return bytes(self._pending)
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The events that the next bytes complete, without the blank lines after them."""
+        begin, start = 0, max(0, len(self._pending) - 3)
+        self._pending += piece
+        events = []
+        while (found := BLANK_LINE.search(self._pending, start)) is not None:
+            events.append(bytes(self._pending[begin : found.start()]))
+            begin = start = found.end()
+        del self._pending[:begin]
+        return events
+
+
 class _Typed(msgspec.Struct):
     type: str = ""
 

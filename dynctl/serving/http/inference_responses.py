@@ -10,7 +10,7 @@ from aiohttp import HttpVersion11, web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.errors import ErrorDetails
-from dynctl.serving.engines.apis import BLANK_LINE, Api, event_data, event_name
+from dynctl.serving.engines.apis import Api, EventCut, event_data, event_name
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.flow import Answer, GaveUp
@@ -221,7 +221,7 @@ class _Events:
         self._api = api
         self._record = record
         self._blocks = blocks
-        self._pending = b""
+        self._cut = EventCut()
         #: Whole events so far.
         self.count = 0
         self.ended = False
@@ -230,19 +230,13 @@ class _Events:
     @property
     def waiting(self) -> int:
         """Bytes of an event that is not complete."""
-        return len(self._pending)
+        return self._cut.waiting
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes of the stream."""
-        start = max(0, len(self._pending) - 3)
-        self._pending += piece
-        begin = 0
-        while (found := BLANK_LINE.search(self._pending, start)) is not None:
-            event = self._pending[begin : found.start()]
-            begin = start = found.end()
+        for event in self._cut.feed(piece):
             if event.strip():
                 self._take(event)
-        self._pending = self._pending[begin:]
 
     def _take(self, event: bytes) -> None:
         data = event_data(event)
@@ -275,14 +269,11 @@ async def _pass_annotated(
 ) -> UpstreamFailure | None:
     """As above, event by event: the first carries the workers, one before [DONE] the timing."""
     upstream = answer.response
-    pending, first, done = answer.head, True, False
-    last = b""
+    piece, first, done = answer.head, True, False
+    cut, last = EventCut(), b""
     try:
-        while True:
-            *events, pending = BLANK_LINE.split(pending)
-            if len(pending) > _EVENT_BYTES:
-                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without an end")
-            for event in events:
+        while piece:
+            for event in cut.feed(piece):
                 if first and nvext.wants("worker_id"):
                     event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
                 first = False
@@ -299,10 +290,10 @@ async def _pass_annotated(
                 if blocks is not None:
                     blocks.add(1)
                 await response.write(event + b"\n\n")
+            if cut.waiting > _EVENT_BYTES:
+                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without an end")
             piece = await upstream.readany()
-            if not piece:
-                break
-            pending += piece
+        pending = cut.rest()
         if not done and not _is_done(pending):
             raise _cut_short(upstream)
         _ended(record, last[-_TAIL_BYTES:])

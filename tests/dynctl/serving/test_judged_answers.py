@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynctl.serving.config import Limits
+from dynctl.serving.engines.apis import BLANK_LINE, EventCut, event_name
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, site
 from tests.dynctl.serving.hostile import (
@@ -200,6 +204,63 @@ async def test_a_defect_within_a_stream_cuts_it_and_sends_no_second_head(monkeyp
         assert got.count(b"HTTP/1.1") == 1
         assert b"internal error" not in got
     assert "ZeroDivisionError" in caplog.text
+
+
+class Searched:
+    """Counts the bytes in which ends of events are looked for."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def search(self, data: bytes, start: int) -> re.Match[bytes] | None:
+        self.bytes += len(data) - start
+        return BLANK_LINE.search(data, start)
+
+
+async def test_an_event_in_many_pieces_is_searched_once(monkeypatch):
+    """With a look at all of it for each piece, 4 MiB stopped every request for minutes."""
+    pieces, piece = 300, b"data: " + b"x" * 1000
+    searched = Searched()
+    monkeypatch.setattr("dynctl.serving.engines.apis.BLANK_LINE", searched)
+    async with (
+        hostile(streams(EVENT, *[piece] * pieces, pause=0.001)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        status, events, _ = await fleet.stream(nvext={"extra_fields": ["timing"]})
+        assert status == 200
+        assert "without [DONE]" in events[-1]["error"]["message"]
+    size = len(EVENT) + pieces * len(piece)
+    assert size <= searched.bytes <= 2 * size
+
+
+async def test_events_before_the_first_output_are_read_once(monkeypatch):
+    read = 0
+
+    def counted(event: bytes) -> str:
+        nonlocal read
+        read += 1
+        return event_name(event)
+
+    monkeypatch.setattr("dynctl.serving.flow.event_name", counted)
+    ping, pieces = b'event: ping\ndata: {"type": "ping"}\n\n', 300
+    last = b'event: message_stop\ndata: {"type": "message_stop"}\n\n'
+    async with (
+        hostile(streams(*[ping] * pieces, last, pause=0.001)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        body = chat_body("hi", stream=True, max_tokens=5)
+        async with fleet.client.post(fleet.url("/v1/messages"), json=body) as answer:
+            assert answer.status == 200
+            assert (await answer.read()).count(b"event: ping") == pieces
+    assert pieces <= read <= pieces + 2
+
+
+@given(st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\r", b"\n\n", b"data: x"]), max_size=30))
+def test_events_are_cut_as_a_whole_stream_is(pieces: list[bytes]):
+    cut = EventCut()
+    found = [event for piece in pieces for event in cut.feed(piece)]
+    *events, rest = BLANK_LINE.split(b"".join(pieces))
+    assert (found, cut.rest(), cut.waiting) == (events, rest, len(rest))
 
 
 @pytest.mark.parametrize("split", range(1, len(DONE)))
