@@ -69,7 +69,7 @@ class Admin:
             web.get("/v1/config", self.config),
             web.get("/v1/decisions", guarded(self.decisions, token)),
             web.get("/v1/decisions/{id}", guarded(self.decision, token)),
-            web.get("/v1/view", guarded(self.view, token)),
+            web.get("/v1/view", guarded(self.view, token), allow_head=False),
         ]
         if self._enabled:
             thresholds = BusyThresholds(self._service)

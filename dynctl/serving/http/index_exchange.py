@@ -55,7 +55,7 @@ class IndexExchange:
         self._sending = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get(PATH, guarded(self.handle, self._token))]
+        return [web.get(PATH, guarded(self.handle, self._token), allow_head=False)]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The index of all ranks whose event stream is connected and complete.

@@ -228,9 +228,9 @@ class IndexerProcess:
         routes = [
             web.get("/health", _health),
             web.get("/metrics", self._metrics),
-            web.get(PATH, guarded(self._send_index, self.config.token)),
+            web.get(PATH, guarded(self._send_index, self.config.token), allow_head=False),
             service.get("/workers", self._workers),
-            web.get("/dump", self._dump),
+            web.get("/dump", self._dump, allow_head=False),
             service.get("/peers", lambda _: list(self.peers)),
             service.post("/register", REGISTER, self._register, writes=True),
             service.post("/unregister", UNREGISTER, self._unregister, writes=True),

@@ -40,7 +40,7 @@ class RecordingApi:
         self._token = token
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get(PATH, guarded(self.stream, self._token))]
+        return [web.get(PATH, guarded(self.stream, self._token), allow_head=False)]
 
     async def stream(self, http: web.Request) -> web.StreamResponse:
         """``seconds`` and ``max_bytes`` bound the recording."""

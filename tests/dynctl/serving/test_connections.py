@@ -11,6 +11,8 @@ from aiohttp import web
 
 from dynctl.serving.config import Limits
 from dynctl.serving.http.connections import Connections
+from dynctl.serving.http.indexer import IndexerConfig, IndexerProcess
+from dynctl.serving.http.openapi import routes_of
 from tests.dynctl.serving.fleets import chat_body, site, until
 from tests.dynctl.serving.sockets import Raw, chat_bytes, raw
 from tests.dynctl.serving.test_process import all_read, engine, process
@@ -292,3 +294,31 @@ async def test_a_client_that_reads_slowly_stays():
         server.place.close_unread(now + 59 * 4)
         server.place.close_unread(now + 59 * 4 + 61)
         assert (server.place.open, server.place.not_read) == (0, 1)
+
+
+async def after_head(port: int, path: str) -> bytes:
+    """What follows the head of the answer to HEAD on the same connection."""
+    live = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    async with raw(port) as client:
+        await client.send(f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode() + live)
+        _, _, rest = (await client.closed()).partition(b"\r\n\r\n")
+    return rest
+
+
+async def test_an_answer_to_head_has_no_body():
+    """A proxy would read the body as the answer to the next request."""
+    async with site(ENGINE) as fleet:
+        app = fleet.frontend.build_app()
+        paths = {path for method, path, _ in routes_of(app) if method == "GET" and "{" not in path}
+        assert {"/v1/view", "/v1/recording", "/v1/index"} <= paths
+        for path in sorted(paths):
+            asked = f"{path}?seconds=1" if path == "/v1/recording" else path
+            rest = await after_head(fleet.frontend.port, asked)
+            assert rest.startswith(b"HTTP/1.1 200"), path
+    process = IndexerProcess(IndexerConfig(port=0))
+    await process.start()
+    try:
+        for path in ("/dump", "/v1/index", "/workers", "/metrics"):
+            assert (await after_head(process.port, path)).startswith(b"HTTP/1.1 200"), path
+    finally:
+        await process.close()
