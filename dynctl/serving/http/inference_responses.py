@@ -495,7 +495,7 @@ def _with_nvext(event: bytes, extra: Mapping[str, Any]) -> bytes:
 
 
 def _extended(plain: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's object with ``extra`` in its ``nvext``, which replaces one that is no object."""
+    """The engine's object with ``extra`` in ``nvext``, in place of one that is not an object."""
     own = plain.get("nvext")
     return {**plain, "nvext": {**(own if isinstance(own, dict) else {}), **extra}}
 
