@@ -184,6 +184,13 @@ def _of_recordings(opened: Sequence[RecordingFile], query: HitsQuery) -> HitsRep
     streams = [_numbered(one, number) for number, one in enumerate(opened)]
     for _, number, record in merge(*streams, key=lambda item: item[0]):
         ladder.take(record, number)
+    again = ladder.repeated()
+    if again is not None:
+        raise UsageProblem(
+            f"{opened[again].path}: most of its requests are in another of the recordings too, so "
+            "they would count twice",
+            "give one recording of each router",
+        )
     report = ladder.report(", ".join(str(one.path) for one in opened))
     router = ladder.router
     if router is None or len(opened) != 1 or len(report.models) != 1 or query.windowed:

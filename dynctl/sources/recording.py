@@ -60,6 +60,8 @@ _MATCHES: Final = 10
 _CHUNKS_BACK: Final = 60
 #: Costs that differ by rounding: sums in another order.
 _SAME_COST: Final = 1e-6
+#: A recording begins some milliseconds before its first state: a moment between them is the state.
+_BEGINNING_S: Final = 1.0
 _OFFSET: Final = re.compile(rf"([+-]){DURATION}")
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d{1,6})?))?")
 _FORMS: Final = (
@@ -243,6 +245,9 @@ class RecordedMoment(ViewSource):
             self.last = max(one.last for one in self._headers)
             self.at = self.last if at is None else moment(at, self.first, self.last)
             self.playback = self._played()
+            if self.playback.router is None and (begins := self._first_state()) is not None:
+                self.at = begins
+                self.playback = self._played()
         except WireError as error:
             raise UsageProblem(f"--recording {error}") from None
         except SnapshotError as error:
@@ -317,6 +322,16 @@ class RecordedMoment(ViewSource):
                 break
         played.now = self.at
         return played
+
+    def _first_state(self) -> float | None:
+        """When the first state of a router was, where the recording began just before it."""
+        for header in self._headers:
+            if header.first > self.first + _BEGINNING_S:
+                break
+            for record in self.file.records(header) if header.starts else ():
+                if isinstance(record, State):
+                    return record.at if record.at <= self.first + _BEGINNING_S else None
+        return None
 
     def _until(self, headers: Iterable[ChunkHeader]) -> Iterator[Record]:
         """The records of these chunks up to the moment."""

@@ -154,6 +154,9 @@ class Ladder:
             self._caches.left_out["the end of a recording that is cut"] += 1
 
     def _arrived(self, source: Source, record: Arrived) -> None:
+        source.arrived += 1
+        if len(self._sources) > 1:
+            source.shared += any(_has(one, record) for one in self._sources.values())
         if len(source.pending) >= self._caches.bounds.requests:
             oldest = source.pending.pop(next(iter(source.pending)))
             self._caches.left_out["requests without an end"] += 1
@@ -484,6 +487,11 @@ class Ladder:
             doubts=list(self._doubts(tally, rungs)),
         )
 
+    def repeated(self) -> int | None:
+        """The number of a recording most of whose requests are in another one too, if any."""
+        found = (n for n, one in self._sources.items() if 2 * one.shared > one.arrived)
+        return next(found, None)
+
     def tier_blocks(self) -> dict[str, int]:
         """The most blocks that any rank had in each tier below its device, where it had any."""
         found: dict[str, int] = {}
@@ -591,6 +599,12 @@ def _config(settings: dict[str, Any]) -> RouterConfig:
     except (ConfigError, TypeError, ValueError):
         mode = known.get("router_mode", READS_CACHES)
         return RouterConfig().with_values({"router_mode": mode})
+
+
+def _has(source: Source, record: Arrived) -> bool:
+    """Whether the same request is under way in this recording."""
+    request = source.pending.get(record.id)
+    return request is not None and request.arrived.hashes == record.hashes
 
 
 def _without_hashes(request: Request) -> str:

@@ -34,6 +34,9 @@ class Source:
     #: Names of workers -> codes of conditions that were in force, at the start or later.
     codes: dict[str, set[str]] = field(default_factory=dict)
     incomplete: bool = False
+    #: Requests, and those of them that are under way in another recording too.
+    arrived: int = 0
+    shared: int = 0
 
     def misses_blocks_of(self, worker: Worker) -> bool:
         """Whether a worker has blocks of another size, so that the router cannot match them."""

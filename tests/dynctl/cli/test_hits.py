@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dynctl.health.hits import hits
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.hits import hits_screen
 from dynctl.sources.hits import _with_replays
-from tests.dynctl.health.recorded_fleet import RecordedFleet, chats
+from tests.dynctl.health.recorded_fleet import Prompt, RecordedFleet, chats
 from tests.dynctl.health.test_hits import tiered
 from tests.dynctl.serving.fleets import chat_body
 from tests.dynctl.serving.test_process import all_read, engine, process
@@ -30,11 +31,15 @@ from tests.waiting import patience, until
 
 FLEET = RecordedFleet(workers=5, config={"router_mode": "round-robin"}, state=True)
 CHATS = chats(13, 6)
+#: Those of another router.
+OTHERS = chats(13, 6, seed=8)
 SMALL = ("--generate", "chat", "--limit", 300, "--workers", 3)
 
 
-def recording(path: Path, fleet: RecordedFleet = FLEET, first: float = 0.0) -> Path:
-    prompts = [one for one in CHATS if one.at >= first]
+def recording(
+    path: Path, fleet: RecordedFleet = FLEET, first: float = 0.0, chats: Sequence[Prompt] = CHATS
+) -> Path:
+    prompts = [one for one in chats if one.at >= first]
     path.write_bytes(encode_records(fleet.records(prompts)))
     return path
 
@@ -170,7 +175,7 @@ def test_lower_tiers_that_count_too_little_have_a_replay_with_their_sizes(dynctl
 def test_no_replay_is_named_for_what_it_cannot_take(dynctl, tmp_path: Path):
     """A part of a recording, and recordings of several routers."""
     one = recording(tmp_path / "a.dynrec")
-    other = recording(tmp_path / "b.dynrec")
+    other = recording(tmp_path / "b.dynrec", chats=OTHERS)
     for given in ((one, "--from", "+2s"), (one, other)):
         report = dynctl("hits", *given, "-o", "json").json
         assert report["largest"]
@@ -190,7 +195,7 @@ def test_groups_and_times(dynctl, tmp_path: Path):
 
 def test_the_recordings_of_several_routers_are_one_fleet(dynctl, tmp_path: Path):
     one = recording(tmp_path / "a.dynrec")
-    other = recording(tmp_path / "b.dynrec")
+    other = recording(tmp_path / "b.dynrec", chats=OTHERS)
     ran = dynctl("hits", one, other, "-o", "json")
     assert ran.code == 0, ran.err
     assert ran.json["requests"] == 2 * 78
@@ -253,6 +258,7 @@ def test_a_generated_workload_names_the_cause(dynctl, policy: str, more: tuple, 
         (["FILE", "--by", "color"], "--by color: expected one of model, domain"),
         (["FILE", "--from", "+9h"], "--from +9h: outside the recording"),
         (["FILE", "--from", "+3s", "--to", "+2s"], "--to is not after --from"),
+        (["FILE", "FILE"], "FILE: most of its requests are in another of the recordings too"),
         (["FILE", "--generate", "chat"], "expected it or files, not both"),
         (["TRACE", "--from", "+3s"], "--from and --to are for recordings"),
         (["none.dynrec"], "none.dynrec: the file does not exist"),

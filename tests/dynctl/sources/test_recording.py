@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.decisions import PastDecision
 from dynctl.documents.recording import Arrived, Changed, Decided, Noted, Record, Start, State
-from dynctl.documents.recording_file import HEADER, MAGIC, encode_records, read_recording
+from dynctl.documents.recording_file import (
+    HEADER,
+    MAGIC,
+    RecordingFile,
+    encode_records,
+    read_recording,
+)
 from dynctl.serving.telemetry.recorder import arrived, decided
 from dynctl.sources.recording import (
     RecordedFleet,
@@ -305,6 +311,19 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(encode_records([Changed(BEGAN, WorkerLost(1))]))
     with pytest.raises(UsageProblem, match="no state of the router before"):
         RecordedMoment(path, None)
+
+
+def test_the_first_moment_is_that_of_the_first_state(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    records = list(RecordingFile(path))
+    state = next(one for one in records if isinstance(one, State))
+    start = next(one for one in records if isinstance(one, Start))
+    begins = [msgspec.structs.replace(start, at=state.at - 0.02), state]
+    path.write_bytes(encode_records(begins))
+    assert RecordedMoment(path, "+0s").at == state.at
+    path.write_bytes(encode_records([msgspec.structs.replace(start, at=state.at - 9.0), state]))
+    with pytest.raises(UsageProblem, match="no state of the router before"):
+        RecordedMoment(path, "+0s")
 
 
 async def test_top_plays_a_recording(tmp_path: Path) -> None:
