@@ -318,7 +318,7 @@ def test_the_first_moment_is_that_of_the_first_state(tmp_path: Path) -> None:
     records = list(RecordingFile(path))
     state = next(one for one in records if isinstance(one, State))
     start = next(one for one in records if isinstance(one, Start))
-    begins = [msgspec.structs.replace(start, at=state.at - 0.02), state]
+    begins: list[Record] = [msgspec.structs.replace(start, at=state.at - 0.02), state]
     path.write_bytes(encode_records(begins))
     assert RecordedMoment(path, "+0s").at == state.at
     path.write_bytes(encode_records([msgspec.structs.replace(start, at=state.at - 9.0), state]))
