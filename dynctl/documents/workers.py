@@ -86,6 +86,8 @@ class WorkerRow(msgspec.Struct, frozen=True):
     """One worker with its ranks. ``status``: ready or unavailable, and ``reason`` why.
 
     ``device``: ``cpu`` or the kind of its accelerator; absent where it is unknown.
+    ``worker_sets``: the sets that it serves, of a Dynamo; prefill workers hand over to decode
+    workers of these sets only. Absent where it has none.
     """
 
     name: str
@@ -104,6 +106,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     routed_by: str = "cache and load"
     ranks: Sequence[RankRow] = []
     device: str | UnsetType = UNSET
+    worker_sets: list[str] | UnsetType = UNSET
 
     @property
     def cordoned(self) -> bool:
@@ -301,6 +304,7 @@ def worker_row(worker: Worker, ranks: Sequence[RankRow], reason: str | None = No
         routed_by=_routed_by(worker, ranks),
         ranks=ranks,
         device=UNSET if worker.device is None else worker.device,
+        worker_sets=list(worker.worker_sets) or UNSET,
     )
 
 

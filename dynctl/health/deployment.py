@@ -53,6 +53,7 @@ class ProblemCode(StrEnum):
     CARD_WITHOUT_INSTANCE = "CARD_WITHOUT_INSTANCE"
     CARD_REJECTED = "CARD_REJECTED"
     ENDPOINT_NOT_ROUTED = "ENDPOINT_NOT_ROUTED"
+    ID_NOT_UNIQUE = "ID_NOT_UNIQUE"
     UNKNOWN_ROLE = "UNKNOWN_ROLE"
     BLOCK_SIZES_DIFFER = "BLOCK_SIZES_DIFFER"
     ROUTER_CONFIGS_DIFFER = "ROUTER_CONFIGS_DIFFER"
@@ -273,6 +274,9 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
     """The deployment with one worker of each instance id: of an instance with models at several
     endpoints, that of the first endpoint. The others are problems.
 
+    In Kubernetes the id is a hash of the pod's name, so that two workers of different namespaces
+    can have one id: they are problems, too.
+
     A Dynamo frontend has a router for each endpoint and serves all of them; here one router has all
     workers, by their ids.
     """
@@ -282,7 +286,14 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
         deployment.workers, key=lambda one: (one.worker.worker_id, one.card.endpoint)
     ):
         first = kept.setdefault(item.worker.worker_id, item)
-        if first is not item:
+        if first is not item and _process(first) != _process(item):
+            message = (
+                f"a worker of {item.card.endpoint} and one of {first.card.endpoint} have the id "
+                f"{item.card.instance_id:x}: dynctl knows the second one only; ids are hashes of "
+                "the names of pods, so read one namespace"
+            )
+            problems.append(Problem(ProblemCode.ID_NOT_UNIQUE, item.worker.name, message))
+        elif first is not item:
             served = f"{first.card.name} at {first.card.endpoint}"
             message = (
                 f"instance {item.card.instance_id:x} serves {item.card.name} at "
@@ -299,6 +310,12 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
         worker_sets=tuple(sets),
         problems=(*deployment.problems, *problems),
     )
+
+
+def _process(item: RegisteredWorker) -> str:
+    """The address of a worker's process; empty where it has none (NATS)."""
+    instance = item.instance
+    return instance.address.partition("/")[0] if instance.transport == "tcp" else ""
 
 
 def _in_namespace(name: str, wanted: str) -> bool:

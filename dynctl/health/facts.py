@@ -100,7 +100,8 @@ class FrontendFacts:
     """One frontend. Where ``kind`` is Unread, all else is unknown.
 
     ``mode``: the router mode, None where the frontend does not report it. ``models``: the models
-    that it serves. ``conditions``: those that a dynctl frontend reports.
+    that it serves. ``conditions``: those that a dynctl frontend reports. ``graph`` and ``space``:
+    its graph and its Dynamo namespace, empty where they are unknown.
     """
 
     url: str
@@ -112,6 +113,8 @@ class FrontendFacts:
     ready: Mapping[str, ModelReadiness | Unread] = field(default_factory=dict)
     thresholds: Mapping[str, Thresholds] | Unread = Unread("not read")
     conditions: tuple[Condition, ...] | Unread = Unread("not read")
+    graph: str = ""
+    space: str = ""
 
     @property
     def is_dynamo(self) -> bool:

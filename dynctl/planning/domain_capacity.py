@@ -122,13 +122,19 @@ class _Fleet:
     ) -> None:
         self.policy = policy
         self._guarded = guarded
-        #: (model, taint) -> its decode workers; taint None: all of them.
-        self._decode: dict[tuple[str, str | None], list[WorkerRow]] = defaultdict(list)
+        #: (model, worker set, taint) -> its decode workers. The set is empty where the model has
+        #: none; taint None: all of them.
+        self._decode: dict[tuple[str, str, str | None], list[WorkerRow]] = defaultdict(list)
+        #: The models whose decode workers belong to sets.
+        self._divided: set[str] = set()
         for row in workers:
             if row.role == Role.DECODE:
-                for taint in (None, *row.taints):
-                    self._decode[row.model, taint].append(row)
-        self._lacks: dict[tuple[str, str | None], str | None] = {}
+                if row.worker_sets:
+                    self._divided.add(row.model)
+                for name in row.worker_sets or [""]:
+                    for taint in (None, *row.taints):
+                        self._decode[row.model, name, taint].append(row)
+        self._lacks: dict[tuple[str, tuple[str, ...], str | None], str | None] = {}
         self._workers = workers
         #: By the identity of a row of ``workers``.
         self._derived: dict[int, ImpliedConstraints | str] = {}
@@ -177,31 +183,42 @@ class _Fleet:
         if isinstance(derived, str):
             return None, derived
         taint = next((c.taint for c in derived.constraints if c.kind == "required"), None)
-        lack = self._lack(row.model, taint)
+        sets = self._sets(row)
+        lack = self._lack(row.model, sets, taint)
         if lack is not None and derived.relaxable:
-            taint, lack = None, self._lack(row.model, None)
+            taint, lack = None, self._lack(row.model, sets, None)
         return None if lack is None else (taint, lack)
 
-    def _eligible(self, model: str, taint: str | None) -> bool:
-        return any(map(_eligible, self._decode.get((model, taint), ())))
+    def _sets(self, row: WorkerRow) -> tuple[str, ...]:
+        """The sets of the decode workers that a prefill worker hands over to, ``("",)`` if the
+        model is not divided into sets."""
+        return tuple(row.worker_sets or ()) if row.model in self._divided else ("",)
 
-    def _lack(self, model: str, taint: str | None) -> str | None:
-        """Why no decode worker with this taint takes requests; computed once per taint."""
-        if (model, taint) not in self._lacks:
-            self._lacks[model, taint] = self._why(model, taint)
-        return self._lacks[model, taint]
+    def _lack(self, model: str, sets: tuple[str, ...], taint: str | None) -> str | None:
+        """Why no decode worker of the sets with this taint takes requests; computed once."""
+        key = (model, sets, taint)
+        if key not in self._lacks:
+            self._lacks[key] = self._why(model, sets, taint)
+        return self._lacks[key]
 
-    def _why(self, model: str, taint: str | None) -> str | None:
-        if self._eligible(model, taint):
+    def _why(self, model: str, sets: tuple[str, ...], taint: str | None) -> str | None:
+        fitting = [row for name in sets for row in self._decode.get((model, name, taint), ())]
+        if any(map(_eligible, fitting)):
             return None
-        fitting = self._decode.get((model, taint), [])
         if not fitting:
-            return f"no decode worker of {model} {'has it' if taint else 'is there'}"
+            there = "has it" if taint else "is there"
+            return f"no decode worker of {model}{self._where(model, sets)} {there}"
         busy = sum(map(_available, fitting))
         states = [f"{busy:,} busy"] if busy else []
         states += [f"{len(fitting) - busy:,} unavailable"] if busy < len(fitting) else []
         what = "has it and takes work" if taint else "takes work"
         return f"no decode worker of {model} {what} ({', '.join(states)})"
+
+    def _where(self, model: str, sets: tuple[str, ...]) -> str:
+        """Words for the sets, where another set of the model has decode workers."""
+        if {name for one, name, _ in self._decode if one == model} <= {*sets}:
+            return ""
+        return f" in worker set {' or '.join(sets)}" if sets else " in its Dynamo namespace"
 
     def _outcome(self, model: str) -> str:
         if not self._guarded:

@@ -52,6 +52,7 @@ _REPORTED: Final = frozenset(
         ProblemCode.MALFORMED_ENTRY,
         ProblemCode.CARD_REJECTED,
         ProblemCode.ENDPOINT_NOT_ROUTED,
+        ProblemCode.ID_NOT_UNIQUE,
         ProblemCode.UNKNOWN_ROLE,
     }
 )

@@ -49,7 +49,8 @@ class Reached:
     """Frontend pods with their URLs. ``direct``: at the pods' own addresses, so that workers are
     reachable as well.
 
-    ``names``: the pods of ``urls``; ``graphs``: their graphs, empty where a pod has no label.
+    ``names``: the pods of ``urls``; ``graphs``, ``spaces``: their graphs and Dynamo namespaces,
+    empty where a pod has no label.
     ``refused``: why the frontends are unknown. ``beyond``: number of further frontends.
     """
 
@@ -58,6 +59,7 @@ class Reached:
     refused: str = ""
     names: tuple[str, ...] = ()
     graphs: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
     beyond: int = 0
 
 
@@ -166,18 +168,19 @@ def reached(cluster: Cluster, pods: Sequence[Pod], reach: Reach) -> Iterator[Rea
     """
     names = tuple(f"{one.name}.{one.namespace}" for one in pods)
     graphs = tuple(_graph(one) for one in pods)
+    spaces = tuple(one.labels.get(DYNAMO_NAMESPACE_LABEL, "") for one in pods)
     with ExitStack() as open_ways:
         direct = reach == "direct" or (reach == "auto" and bool(pods) and _answers(pods[0]))
         if direct:
             urls = [_address(one) for one in pods]
-            yield Reached(urls, direct=True, names=names, graphs=graphs)
+            yield Reached(urls, direct=True, names=names, graphs=graphs, spaces=spaces)
             return
         ways = (
             open_ways.enter_context(cluster.forward(one.namespace, one.name, frontend_port(one)))
             for one in pods
         )
         urls = [f"http://{way}" for way in ways]
-        yield Reached(urls, direct=False, names=names, graphs=graphs)
+        yield Reached(urls, direct=False, names=names, graphs=graphs, spaces=spaces)
 
 
 def _graph(pod: Pod) -> str:

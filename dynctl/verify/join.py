@@ -7,7 +7,7 @@ registrations as :mod:`dynctl.verify.claims` has it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -76,7 +76,7 @@ class JoinedFacts:
 
     ``loose``: registered workers without a known pod (all of them, if Kubernetes was not read).
     ``deployments``: all registrations, by Kubernetes namespace; those of another backend under the
-    empty name.
+    empty name. ``routers``: with the graphs to which they belong.
     """
 
     facts: VerifyFacts
@@ -85,6 +85,7 @@ class JoinedFacts:
     topologies: tuple[ClusterTopology, ...] = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)
     deployments: Mapping[str, Deployment] = field(default_factory=dict)
+    routers: tuple[RouterView, ...] = ()
 
     @property
     def cluster(self) -> ClusterFacts | None:
@@ -107,7 +108,7 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     if cluster is None:
         deployments = _registered(facts)
         loose = _loose(_cards(deployments), facts.routers, Link(unknown="no cluster was read"))
-        return JoinedFacts(facts, loose=loose, deployments=deployments)
+        return JoinedFacts(facts, loose=loose, deployments=deployments, routers=facts.routers)
     topologies = topologies_of(_known(cluster.topologies))
     nodes = {one.name: one for one in _known(cluster.nodes)}
     metadata = _known(cluster.metadata)
@@ -126,6 +127,11 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     ]
     index = _Join(facts, cluster, topologies, nodes, metadata, deployments)
     index.claim((read.get(name), by_graph[name]) for name in sorted({*read, *by_graph}))
+    ids = {
+        name: {one for _, one in index.claimed(by_graph[name])}
+        for name in sorted({*read, *by_graph})
+    }
+    index.routers = routers = tuple(_with_graph(one, ids) for one in facts.routers)
     graphs = tuple(index.graph(name, read.get(name), by_graph[name]) for name in wanted)
     claimed = index.claimed(_known(cluster.pods))
     # With named graphs the pods of other graphs were not read: their workers are not loose.
@@ -133,8 +139,8 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     podless = Link(unknown="registered by no known pod")
     if isinstance(cluster.pods, Unread):
         podless = Link.of(cluster.pods)
-    loose = _loose(rest, facts.routers, podless)
-    return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments)
+    loose = _loose(rest, routers, podless)
+    return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments, routers)
 
 
 class _Join:
@@ -160,6 +166,7 @@ class _Join:
         for endpoint in _known(cluster.endpoints):
             self._endpoints[endpoint.namespace, endpoint.pod].append(endpoint)
         self._deployments = deployments
+        self.routers = facts.routers
         self._claims: MetadataClaims | AddressClaims = MetadataClaims(self._metadata, deployments)
 
     def claim(self, graphs: Iterable[tuple[Graph | None, Sequence[Pod]]]) -> None:
@@ -280,7 +287,20 @@ class _Join:
             if registry is None and elsewhere:
                 card = Link(unknown=elsewhere)
             return {LinkName.CARD: card, LinkName.TAINT: card, LinkName.ROUTER: card}
-        return _card_links(worker.cards, domain, worker.graph, self._facts.routers)
+        return _card_links(worker.cards, domain, worker.graph, self.routers)
+
+
+def _with_graph(router: RouterView, ids: Mapping[str, Collection[int]]) -> RouterView:
+    """The router of a URL with the only graph of which it has workers. ``ids``: by graph."""
+    if router.graph or isinstance(router.workers, Unread) or len(ids) < 2:
+        return router
+    fitting = [name for name, own in ids.items() if not router.workers.isdisjoint(own)]
+    if len(fitting) == 1:
+        return replace(router, graph=fitting[0])
+    why = f"{router.name} has workers of no graph here"
+    if fitting:
+        why = f"{router.name}: workers of {' and '.join(fitting)} have the same ids; use -n"
+    return replace(router, workers=Unread(why))
 
 
 def _is_stale(worker: WorkerChain) -> bool:

@@ -22,6 +22,7 @@ from dynctl.adapters.ports import (
     Interrupted,
     Listed,
 )
+from dynctl.base.errors import Unreachable
 
 DEBOUNCE_S: Final = 0.5
 _JOIN_S: Final = 2.0
@@ -65,6 +66,8 @@ class KubernetesDiscovery:
             register.replace(resource, bodies)
 
         await asyncio.gather(*(self._in_thread(partial(read, one)) for one in RESOURCES))
+        if ambiguous := register.ambiguous():
+            raise Unreachable(ambiguous)
         return _listed(register.entries())
 
     async def watch(self) -> AsyncGenerator[DiscoveryChange, None]:
@@ -82,6 +85,8 @@ class KubernetesDiscovery:
                 if self._closed.is_set():
                     return
                 reason = next((one.reason for one in self._followers if one.reason), "")
+                if not reason and self._namespace is None:
+                    reason = self._register.ambiguous()
                 if reason:
                     known = None
                     if not interrupted:

@@ -7,7 +7,7 @@ if both have the pod's uid, it must be the same, so that a recreated pod does no
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -81,16 +81,41 @@ class WorkerRegister:
         with self._lock:
             workers = sorted(self._workers.items())
             slices = list(self._ready.values())
-        uids: dict[_Name, set[str]] = {}
-        for pods in slices:
-            for pod, uid in pods:
-                uids.setdefault(pod, set()).add(uid)
-        return {
-            entry.key: entry
-            for (namespace, _), worker in workers
-            if _same_pod(worker.uid, uids.get((namespace, worker.pod), set()))
-            for entry in worker.entries
-        }
+        return {entry.key: entry for _, entry in _discoverable(workers, slices)}
+
+    def ambiguous(self) -> str:
+        """Why the entries are ambiguous: two namespaces register the same key; else empty.
+
+        The key has Dynamo's namespace and the hash of the pod's name. Both can be the same in two
+        namespaces of Kubernetes.
+        """
+        with self._lock:
+            workers = sorted(self._workers.items())
+            slices = list(self._ready.values())
+        spaces: dict[str, str] = {}
+        for namespace, entry in _discoverable(workers, slices):
+            first = spaces.setdefault(entry.key, namespace)
+            if first != namespace:
+                return (
+                    f"the namespaces {first} and {namespace} register the same key, {entry.key}: "
+                    "read one of them, -n NAMESPACE"
+                )
+        return ""
+
+
+def _discoverable(
+    workers: Sequence[tuple[_Name, _PodEntries]],
+    slices: Sequence[tuple[tuple[_Name, str], ...]],
+) -> Iterator[tuple[str, DiscoveryEntry]]:
+    """The entries of workers with a ready endpoint, with their Kubernetes namespace."""
+    uids: dict[_Name, set[str]] = {}
+    for pods in slices:
+        for pod, uid in pods:
+            uids.setdefault(pod, set()).add(uid)
+    for (namespace, _), worker in workers:
+        if _same_pod(worker.uid, uids.get((namespace, worker.pod), set())):
+            for entry in worker.entries:
+                yield namespace, entry
 
 
 def _name(body: Mapping[str, Any]) -> _Name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
@@ -34,9 +34,19 @@ def _answering(facts: CheckFacts) -> Skipped | None:
 
 
 def _several(facts: CheckFacts) -> Skipped | None:
-    if len(facts.frontends) > 1:
+    if any(len(members) > 1 for members in _replicas(facts)):
         return None
+    if len(facts.frontends) > 1:
+        return Skipped("each graph has one frontend: there are no replicas to compare")
     return Skipped("only one frontend was specified; specify every replica to compare them")
+
+
+def _replicas(facts: CheckFacts) -> list[list[FrontendFacts]]:
+    """The frontends by graph: only those of one graph are replicas of each other."""
+    groups: dict[str, list[FrontendFacts]] = {}
+    for one in facts.frontends:
+        groups.setdefault(one.graph, []).append(one)
+    return [*groups.values()]
 
 
 def _dynamo(facts: CheckFacts) -> Skipped | None:
@@ -157,8 +167,16 @@ def _uses_all(facts: CheckFacts) -> Outcome:
         key = (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
         registered[key] = registered.get(key, 0) + 1
     findings, unread = [], unanswered_frontends(facts)
+    spaces = {one.space for one in facts.frontends}
+    unread += [
+        f"no frontend of Dynamo namespace {namespace} was queried"
+        for namespace in sorted({namespace for namespace, _, _ in registered})
+        if not any(_finds(one, namespace, spaces) for one in facts.frontends)
+    ]
     for one in facts.frontends:
         for (namespace, model, role), total in sorted(registered.items()):
+            if not _finds(one, namespace, spaces):
+                continue
             state = one.ready.get(model)
             if isinstance(state, Unread):
                 unread.append(f"{model} on {one.url}: {state.why}")
@@ -169,6 +187,21 @@ def _uses_all(facts: CheckFacts) -> Outcome:
                         found(one.url, model=model, role=role, uses=uses, registered=total)
                     )
     return outcome(findings, unread, f"{count(sum(registered.values()), 'worker')}")
+
+
+def _finds(frontend: FrontendFacts, namespace: str, spaces: Collection[str]) -> bool:
+    """Whether a frontend looks for workers in a Dynamo namespace; True if it is not known.
+
+    In a graph it does so in its own one and in those of generations, which have a suffix. Of two
+    ``spaces`` that both begin the name the longer one counts.
+    """
+    fitting = [one for one in spaces if one and _begins(namespace, one)]
+    return not frontend.space or frontend.space == max(fitting, key=len, default="")
+
+
+def _begins(namespace: str, space: str) -> bool:
+    first, _, suffix = namespace.partition(space)
+    return not first and (not suffix or suffix.startswith("-"))
 
 
 def _effect(facts: CheckFacts) -> Outcome:
@@ -261,15 +294,18 @@ def _block_size(facts: CheckFacts) -> Outcome:
 
 def _same_thresholds(facts: CheckFacts) -> Outcome:
     unread = unanswered_frontends(facts)
-    read: dict[str, Mapping[str, Thresholds]] = {}
-    for one in facts.frontends:
-        if isinstance(one.thresholds, Unread):
-            if one.answers:
-                unread.append(f"{one.url}/busy_threshold: {one.thresholds.why}")
-        else:
-            read[one.url] = one.thresholds
-    models = sorted({model for thresholds in read.values() for model in thresholds})
-    return outcome(list(_differences(read, models)), unread)
+    findings: list[Found] = []
+    for replicas in _replicas(facts):
+        read: dict[str, Mapping[str, Thresholds]] = {}
+        for one in replicas:
+            if isinstance(one.thresholds, Unread):
+                if one.answers:
+                    unread.append(f"{one.url}/busy_threshold: {one.thresholds.why}")
+            else:
+                read[one.url] = one.thresholds
+        models = sorted({model for thresholds in read.values() for model in thresholds})
+        findings += _differences(read, models)
+    return outcome(findings, unread)
 
 
 def _differences(
@@ -291,19 +327,23 @@ def _differences(
 
 def _same_models(facts: CheckFacts) -> Outcome:
     unread = unanswered_frontends(facts)
-    served: dict[str, set[str]] = {}
-    for one in facts.frontends:
-        if isinstance(one.models, Unread):
-            unread.append(f"{one.url}/v1/models: {one.models.why}")
-        elif one.answers:
-            served[one.url] = set(one.models)
-    everything = set().union(*served.values())
-    findings = [
-        found(url, models=", ".join(sorted(everything - models)))
-        for url, models in served.items()
-        if everything - models
-    ]
-    return outcome(findings, unread, ", ".join(sorted(everything)))
+    findings: list[Found] = []
+    names: set[str] = set()
+    for replicas in _replicas(facts):
+        served: dict[str, set[str]] = {}
+        for one in replicas:
+            if isinstance(one.models, Unread):
+                unread.append(f"{one.url}/v1/models: {one.models.why}")
+            elif one.answers:
+                served[one.url] = set(one.models)
+        everything = set().union(*served.values())
+        names |= everything
+        findings += [
+            found(url, models=", ".join(sorted(everything - models)))
+            for url, models in served.items()
+            if everything - models
+        ]
+    return outcome(findings, unread, ", ".join(sorted(names)))
 
 
 def _replica_sync(facts: CheckFacts) -> Outcome:
@@ -360,8 +400,10 @@ def _reports_version(facts: CheckFacts) -> Outcome:
 def _one_version(facts: CheckFacts) -> Outcome:
     versions, unread = _versions(facts)
     findings = []
-    if len(set(versions.values())) > 1:
-        findings = [found(url, version=version) for url, version in versions.items()]
+    for replicas in _replicas(facts):
+        each = {one.url: versions[one.url] for one in replicas if one.url in versions}
+        if len(set(each.values())) > 1:
+            findings += [found(url, version=version) for url, version in each.items()]
     return outcome(findings, unread, ", ".join(sorted(set(versions.values()))))
 
 

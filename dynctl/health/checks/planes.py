@@ -202,28 +202,27 @@ def _roles(deployment: Deployment) -> str:
 
 
 def _stranded(facts: CheckFacts) -> Outcome:
-    required: dict[tuple[str, str], list[RegisteredWorker]] = {}
+    """Within a Dynamo namespace: there prefill workers hand over."""
+    required: dict[tuple[str, str, str], list[RegisteredWorker]] = {}
     workers = deployed(facts).workers
+    decode: set[tuple[str, str, str]] = set()
     for item in workers:
         if item.worker.role is Role.PREFILL:
             for taint in _required(item):
-                required.setdefault((item.worker.model, taint), []).append(item)
+                required.setdefault((*_pool(item), taint), []).append(item)
+        elif item.worker.role is Role.DECODE:
+            decode |= {(*_pool(item), taint) for taint in item.worker.runtime_config.taints}
     if not required:
         return Skipped("no prefill worker requires a domain")
+    several = len({_pool(item)[0] for item in workers}) > 1
     findings = []
-    for (model, taint), members in sorted(required.items()):
-        local = [
-            item
-            for item in workers
-            if item.worker.role is Role.DECODE
-            and item.worker.model == model
-            and taint in item.worker.runtime_config.taints
-        ]
-        if not local:
+    for (namespace, model, taint), members in sorted(required.items()):
+        if (namespace, model, taint) not in decode:
             domain = taint.partition("=")[2]
             many = count(len(members), "prefill worker")
-            findings.append(found(model, workers=many, domain=domain, taint=taint))
-    return outcome(findings, summary=f"{len({taint for _, taint in required})} required")
+            subject = f"{model} in namespace {namespace}" if several else model
+            findings.append(found(subject, workers=many, domain=domain, taint=taint))
+    return outcome(findings, summary=f"{len({taint for *_, taint in required})} required")
 
 
 def _required(item: RegisteredWorker) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from dynctl.adapters.dynamo.planes import Planes, backend, namespace, open_planes
 from dynctl.adapters.ports import (
@@ -41,6 +41,7 @@ from dynctl.sources import (
     DEFAULT_FRONTEND,
     frontends,
 )
+from dynctl.sources.dynamo.equal_ids import refuse_equal_ids
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.frontends import frontend_facts, with_name
 from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
@@ -93,10 +94,19 @@ def gather(options: GlobalOptions) -> CheckFacts:
     if (backend(options) or ("",))[0] != "kubernetes":
         return asyncio.run(_gather(options, planes_named, urls))
     with cluster_ways(options, namespace(options)) as ways:
-        names = {} if urls else {u: f"Pod {n}" for u, n in zip(ways.urls, ways.names, strict=True)}
+        rows = zip(ways.urls, ways.names, ways.graphs, ways.spaces, strict=True)
+        names = {} if urls else {url: _Pod(f"Pod {name}", *rest) for url, name, *rest in rows}
         beyond = "" if ways.direct else OUT_OF_REACH
         facts = asyncio.run(_gather(options, planes_named, urls or (*names,), beyond, names))
         return facts if urls else replace(facts, frontends_unread=ways.refused)
+
+
+class _Pod(NamedTuple):
+    """The pod of a frontend: its name to show, its graph and its Dynamo namespace."""
+
+    name: str
+    graph: str
+    space: str
 
 
 async def _gather(
@@ -104,9 +114,9 @@ async def _gather(
     planes: bool,
     urls: tuple[str, ...],
     out_of_reach: str = "",
-    names: Mapping[str, str] = MappingProxyType({}),
+    pods: Mapping[str, _Pod] = MappingProxyType({}),
 ) -> CheckFacts:
-    """``names``: URL -> name to show, for frontends of a cluster."""
+    """``pods``: by URL, for frontends of a cluster."""
     found = await _plane_facts(options, out_of_reach) if planes else None
     models: tuple[str, ...] = ()
     if found is not None:
@@ -116,11 +126,11 @@ async def _gather(
     async def read(url: str) -> FrontendFacts:
         async with limit:
             facts = await asyncio.to_thread(frontend_facts, url, options, models)
-            name = names.get(url, facts.url)
+            name, graph, space = pods.get(url, _Pod(facts.url, "", ""))
             if isinstance(facts.kind, Unread):
                 kind = Unread(with_name(facts.kind.why, facts.url, name), facts.kind.hint)
                 facts = replace(facts, kind=kind)
-            return replace(facts, url=name)
+            return replace(facts, url=name, graph=graph, space=space)
 
     return CheckFacts(found, tuple(await asyncio.gather(*map(read, urls))))
 
@@ -164,6 +174,7 @@ async def _plane_facts(options: GlobalOptions, out_of_reach: str) -> PlaneFacts:
     )
     try:
         async with observer:
+            refuse_equal_ids(observer.deployment)
             if out_of_reach:
                 return _registered_only(observer, planes, wanted, out_of_reach)
             return await _observed(observer, planes, wanted, conditions, options.wait)

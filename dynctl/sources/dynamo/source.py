@@ -25,6 +25,7 @@ from dynctl.health.deployment import Deployment
 from dynctl.serving.dynamo.observer import PRESET, Observer
 from dynctl.sources.dry_run import DryRun
 from dynctl.sources.dynamo.accepted_cards import contested_models, take_versions
+from dynctl.sources.dynamo.equal_ids import refuse_equal_ids
 from dynctl.sources.dynamo.frontends import ReachedFrontends, no_frontend, reached_frontends
 from dynctl.sources.dynamo.replicas import dynamo_replica
 from dynctl.sources.dynamo.router_state import (
@@ -173,6 +174,7 @@ class DynamoSource:
             deployment = observer.deployment
             if not deployment.workers:
                 raise _no_workers(deployment, planes, namespace(self._options))
+            refuse_equal_ids(deployment)
             follow = 0.0 if query is None else query.follow
             paths, notes = await self._tokenizers(deployment, model, tokenizers)
             if not reached.workers_reachable:

@@ -336,7 +336,7 @@ def _routers_have_workers(joined: JoinedFacts) -> Outcome:
     for pool, members in sorted(groups.items()):
         graph = members[0].graph
         ids = {item.worker.worker_id for worker in members for item in worker.cards}
-        mine = list(_routers_of(joined.facts.routers, graph, ids, alone=len(groups) == 1))
+        mine = list(_routers_of(joined.routers, graph, ids, alone=len(groups) == 1))
         read = [(one.name, one.workers) for one in mine if not isinstance(one.workers, Unread)]
         cards.unread += [one.workers.why for one in mine if isinstance(one.workers, Unread)]
         if not read:
@@ -388,8 +388,19 @@ def _live_requests(joined: JoinedFacts) -> Outcome:
         return Skipped("no live requests sent (use --probe)")
     if not answers:
         return Skipped("no request was sent: no frontend serves a model", unread=True)
-    items = {
-        item.worker.worker_id: (worker, item) for worker in joined.workers for item in worker.cards
+    graphs = {router.name: router.graph for router in joined.routers}
+    everywhere = {
+        router: {
+            item.worker.worker_id: (worker, item)
+            for worker in joined.workers
+            for item in worker.cards
+            # Pods of other graphs can have the same names, so their workers the same ids.
+            if worker.graph == graph or not (worker.graph and graph)
+        }
+        for router, graph in {
+            **dict.fromkeys({one.router for one in answers}, ""),
+            **graphs,
+        }.items()
     }
     sent = Counter(answer.router for answer in answers)
     wrong: Counter[tuple[str, str]] = Counter()
@@ -403,7 +414,7 @@ def _live_requests(joined: JoinedFacts) -> Outcome:
             named = "" if answer.router in answer.message else f"{answer.router}: "
             unread.append(f"{named}{status}{answer.message}".strip())
         else:
-            problem, unknown = _crossing(answer, items)
+            problem, unknown = _crossing(answer, everywhere[answer.router])
             if problem:
                 wrong[answer.router, problem] += 1
             if unknown:
