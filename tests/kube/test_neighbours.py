@@ -5,6 +5,7 @@ thresholds and lint --against.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,62 @@ def test_check_names_frontends_by_their_pods(cluster: Simulation, dynctl: Run) -
     assert ran.checks["DYR0407"]["message"] == "12 workers"
     assert ran.checks["DYR0501"]["message"] == "1.6.1"
     assert "127.0.0.1" not in str([part["checks"] for part in ran.json["sections"]][3])
+
+
+def test_graphs_of_one_model_are_judged_each_by_itself(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decode workers of one graph serve no request of the other, whose zone b has none."""
+    with living() as sim:
+        monkeypatch.setenv("KUBECONFIG", str(sim.viewer_kubeconfig(tmp_path / "k")))
+        parts = deployment.components(ZONES, prefill=1, decode=2)
+        sim.apply(objects.graph("prod", "small", parts, policy=deployment.policy()))
+        sim.settle()
+        healthy = dynctl("check", *KUBERNETES, "-o", "json")
+        sim.regraph(
+            lambda found: [
+                dataclasses.replace(one, replicas=0) if one.name == "decode-b" else one
+                for one in found
+            ]
+        )
+        sim.settle()
+        broken = dynctl("check", *KUBERNETES, "-o", "json")
+        shown = dynctl("topology", "show", *KUBERNETES, "-o", "json")
+
+    assert healthy.reported == set()
+    assert healthy.checks["DYR0407"]["message"] == "18 workers"
+    assert healthy.checks["DYR0412"]["message"].startswith("each graph has one frontend")
+    assert broken.reported == {"DYR0210"}
+    rows = {row["value"]: row for row in shown.json["rows"]}
+    [stranded] = rows["us-east-1b"]["stranded"]
+    assert stranded["workers"] == ["my-llm-prefill-b-0", "my-llm-prefill-b-1"]
+    assert rows["us-east-1a"]["stranded"] == []
+
+
+def test_pods_of_one_name_in_two_namespaces_are_refused_or_told_apart(
+    dynctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with living(prefill=1, decode=1) as sim:
+        monkeypatch.setenv("KUBECONFIG", str(sim.viewer_kubeconfig(tmp_path / "k")))
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "test"}}
+        sim.store.create(space)
+        parts = deployment.components(ZONES, prefill=1, decode=1)
+        sim.apply(objects.graph("test", "my-llm", parts, policy=deployment.policy()))
+        sim.settle()
+        ran = [dynctl(*words, *KUBERNETES, "-A") for words in (("workers", "list"), ("check",))]
+        one = dynctl("workers", "list", *KUBERNETES, "-n", "test", "-o", "name")
+        # A frontend of prod has workers with the ids of those of test.
+        host, port = sim.frontends.address("prod", "my-llm-frontend-0")
+        url = f"http://{host}:{port}"
+        verified = dynctl("topology", "verify", "-A", "--frontend", url, "-o", "json")
+
+    for each in ran:
+        assert each.code == 2
+        assert each.error[0].startswith("4 workers have the id of a worker in another namespace")
+    assert len(one.out.split()) == 4
+    check = verified.checks["DYT0904"]
+    assert (check["state"], check["unread"]) == ("skip", True)
+    assert "prod/my-llm and test/my-llm have the same ids" in check["message"]
 
 
 def test_check_reports_why_it_found_no_frontend(

@@ -68,6 +68,20 @@ def worker(server: ApiServer, number: int, *, ready: bool = True, **values: Any)
     server.store.create(metadata(f"w-{number}", data(number), uid=f"uid-{number}", **values))
 
 
+OTHER = "other"
+
+
+def twin(server: ApiServer, number: int) -> None:
+    """A pod of the same name in another namespace, which registers the same keys."""
+    server.store.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER}})
+    for body in (
+        endpoint_slice(f"s-{number}", [endpoint(f"w-{number}", "uid-x", ready=True)]),
+        metadata(f"w-{number}", data(number, "y"), uid="uid-x"),
+    ):
+        text = json.dumps(body).replace(f'"namespace": "{NAMESPACE}"', f'"namespace": "{OTHER}"')
+        server.store.create(json.loads(text))
+
+
 @asynccontextmanager
 async def discovering(
     server: ApiServer, folder: Path, namespace: str | None = NAMESPACE, **values: Any
@@ -415,3 +429,21 @@ async def test_options_that_cannot_be_used(
     with pytest.raises(UsageProblem) as caught:
         open_planes(replace(options, discovery="kubernetes", kubeconfig=kubeconfig))
     assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+async def test_one_key_in_two_namespaces_is_refused(server: ApiServer, tmp_path: Path) -> None:
+    """One of the two workers would be lost without a word."""
+    worker(server, 1)
+    async with discovering(server, tmp_path, None) as discovery:
+        assert len((await discovery.list()).entries) == 2
+        twin(server, 1)
+        with pytest.raises(Unreachable, match=f"namespaces {NAMESPACE} and {OTHER} register"):
+            await discovery.list()
+        changes = discovery.watch()
+        async with asyncio.timeout(patience(10)):
+            change = await anext(changes)
+        assert isinstance(change, Interrupted)
+        assert "register the same key" in change.reason
+        await changes.aclose()
+    async with discovering(server, tmp_path) as discovery:
+        assert len((await discovery.list()).entries) == 2

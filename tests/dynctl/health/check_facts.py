@@ -77,7 +77,7 @@ def rank(worker: str, port: int, **changed: Any) -> RankFacts:
     return replace(whole, **changed)
 
 
-def _readiness(**workers: int) -> ModelReadiness:
+def readiness(**workers: int) -> ModelReadiness:
     types = {kind: WorkerTypeReadiness(count) for kind, count in workers.items()}
     return ModelReadiness("tiny", True, {"dynamo": NamespaceReadiness(True, types)})
 
@@ -89,7 +89,7 @@ def frontend(url: str, **changed: Any) -> FrontendFacts:
         kv_events=True,
         event_source_mismatches={"dynamo.prefill.generate": 0},
     )
-    ready = _readiness(prefill=2, decode=2)
+    ready = readiness(prefill=2, decode=2)
     whole = FrontendFacts(
         url,
         "dynamo",
@@ -289,7 +289,7 @@ _NOT_READY = ModelReadiness(
     },
     "no namespace has all required worker types live",
 )
-_FEWER = _readiness(prefill=2, decode=1)
+_FEWER = readiness(prefill=2, decode=1)
 _REFUSED = Unread("connection refused", "does it run?")
 
 BROKEN = (

@@ -78,6 +78,69 @@ def test_without_frontends_their_sections_are_skipped_with_the_option():
     assert report.passes("warn")
 
 
+def of_two_graphs() -> CheckFacts:
+    """The two frontends of the healthy facts in a graph each; the second one has no workers."""
+    facts = healthy()
+    first, second = facts.frontends
+    apart = replace(
+        second,
+        ready={"tiny": made.readiness(prefill=0, decode=0)},
+        models=("small",),
+        version="1.5.1",
+        thresholds={},
+    )
+    frontends = (
+        replace(first, graph="one.prod", space="dynamo"),
+        replace(apart, graph="two.prod", space="other"),
+    )
+    return replace(facts, frontends=frontends)
+
+
+def test_frontends_of_two_graphs_are_no_replicas():
+    report = judge(of_two_graphs())
+    assert not [one.code for one in report.checks if one.findings]
+    assert result(report, "DYR0407").state is State.PASS
+    for code in ("DYR0408", "DYR0412", "DYR0503"):
+        assert result(report, code).state is State.SKIP
+    facts = of_two_graphs()
+    joined = replace(facts, frontends=tuple(replace(one, graph="") for one in facts.frontends))
+    assert {"DYR0412", "DYR0503"} <= {one.code for one in judge(joined).checks if one.findings}
+
+
+@pytest.mark.parametrize(
+    ("spaces", "state"),
+    [
+        (("dynamo", "dynamo"), State.FAIL),
+        (("dynamo", ""), State.FAIL),
+        # The longer name is the namespace of another graph, not of a generation.
+        (("dynamo", "dyn"), State.PASS),
+        (("other", "third"), State.SKIP),
+    ],
+)
+def test_a_frontend_needs_the_workers_of_its_own_namespace(
+    spaces: tuple[str, str], state: State
+) -> None:
+    facts = of_two_graphs()
+    pairs = zip(facts.frontends, spaces, strict=True)
+    report = judge(replace(facts, frontends=tuple(replace(one, space=s) for one, s in pairs)))
+    assert result(report, "DYR0407").state is state
+
+
+def test_decode_workers_of_another_namespace_serve_no_prefill():
+    facts = healthy()
+    assert facts.planes is not None
+    deployment = facts.planes.deployment
+    moved = tuple(
+        replace(one, card=replace(one.card, endpoint=one.card.endpoint._replace(namespace="new")))
+        if one.worker.role == "decode" and one.worker.domains["zone"] == "zone-a"
+        else one
+        for one in deployment.workers
+    )
+    planes = replace(facts.planes, deployment=replace(deployment, workers=moved))
+    found = result(judge(replace(facts, planes=planes)), "DYR0210")
+    assert [one.subject for one in found.findings] == ["tiny in namespace dynamo"]
+
+
 def test_without_planes_only_frontends_are_judged():
     report = judge(replace(healthy(), planes=None))
     for check in report.checks:

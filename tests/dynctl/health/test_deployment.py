@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Interrupted, Listed, Put
+from dynctl.base.errors import UsageProblem
 from dynctl.health.deployment import ProblemCode, Registrations, one_endpoint_each
+from dynctl.sources.dynamo.equal_ids import refuse_equal_ids
 from dynctl.wire.dynamo.discovery import JetStreamTransport
 from router_core import Role
 
@@ -309,6 +311,20 @@ def test_one_endpoint_of_an_instance_is_routed_to(captured):
     assert len(messages) == 4
     assert all("second." in one and "tiny at dynamo." in one for one in messages)
     assert one_endpoint_each(found) is found
+
+
+def test_workers_of_two_processes_with_one_id_are_not_one_worker(captured):
+    """As pods of one name in two namespaces of Kubernetes."""
+    moved = json.loads(json.dumps(renamed(captured, "dynamo", "second")).replace("127.0", "10.0"))
+    found = one_endpoint_each(joined(captured | moved))
+    code = ProblemCode.ID_NOT_UNIQUE
+    assert sum(one.code is code for one in found.problems) == 4
+    with pytest.raises(
+        UsageProblem, match="4 workers have the id of a worker in another"
+    ) as caught:
+        refuse_equal_ids(found)
+    assert caught.value.hint.endswith("with one of dynamo, second")
+    refuse_equal_ids(one_endpoint_each(joined(captured)))
 
 
 def test_prefill_workers_belong_to_the_sets_that_decode(captured):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from dynctl.base.errors import UsageProblem
@@ -67,6 +69,27 @@ def test_only_workers_with_a_required_policy_are_stranded():
     [stranded] = row(show(stranded_zones()), "zone-d").stranded
     assert stranded.workers == ["prefill-d0"], "prefill-d1 only prefers its zone"
     assert stranded.requires == "dynamo.topology/zone=zone-d"
+
+
+def in_sets(one: Worker, *names: str) -> Worker:
+    return dataclasses.replace(one, worker_sets=names)
+
+
+@pytest.mark.parametrize(
+    ("sets", "reason"),
+    [
+        (("ns-1/backend",), None),
+        (("ns-2/backend",), "no decode worker of tiny in worker set ns-2/backend has it"),
+        # No decode worker of its namespace is registered.
+        ((), "no decode worker of tiny in its Dynamo namespace has it"),
+    ],
+)
+def test_prefill_hands_over_to_the_decode_workers_of_its_own_sets(sets, reason):
+    prefill = in_sets(worker("p", "prefill", 1, zone="zone-a", enforcement="required"), *sets)
+    here = in_sets(worker("d1", "decode", 2, zone="zone-a"), "ns-1/backend")
+    elsewhere = in_sets(worker("d2", "decode", 3, zone="zone-b"), "ns-2/backend")
+    found = row(show(view([prefill, here, elsewhere])), "zone-a")
+    assert [one.reason for one in found.stranded] == ([reason] if reason else [])
 
 
 def test_what_happens_to_requests_depends_on_the_guard():

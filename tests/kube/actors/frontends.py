@@ -75,6 +75,10 @@ class Frontends:
         self._servers: dict[tuple[str, str], _Server] = {}
         self._hands, self._api = hands, server
 
+    def address(self, namespace: str, pod: str) -> tuple[str, int]:
+        """Host and port of a frontend."""
+        return self._servers[namespace, pod].address
+
     def due(self) -> float | None:
         return None
 
