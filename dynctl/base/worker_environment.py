@@ -144,11 +144,19 @@ def _read_value(path: Path) -> str:
             "value. Exiting."
         )
     try:
-        return raw.decode().strip()
+        value = raw.decode().strip()
     except UnicodeDecodeError:
         raise TopologyEnvironmentError(
             f"topology file {path} is not UTF-8 text; expected one short value. Exiting."
         ) from None
+    if not value.isprintable():
+        # Such as a byte order mark: the value would match no other worker's.
+        lines = len(value.splitlines())
+        what = f"{lines} lines" if lines > 1 else "characters that are not printable"
+        raise TopologyEnvironmentError(
+            f"topology file {path} has {what}; expected one short value. Exiting."
+        )
+    return value
 
 
 def _enabled(raw: str, log: Log) -> bool:

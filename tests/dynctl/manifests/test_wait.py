@@ -117,6 +117,27 @@ def test_the_timeout_may_stand_before_the_command(dynctl, tmp_path: Path):
     assert "within 0.05s" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xef\xbb\xbfus-east-1a\n", "has characters that are not printable"),
+        (b"us-east-1a\0", "has characters that are not printable"),
+        (b"us\teast", "has characters that are not printable"),
+        (b"us-east-1a\nus-east-1b\n", "has 2 lines"),
+    ],
+)
+def test_a_value_that_no_other_worker_can_have_ends_the_wait(
+    dynctl, tmp_path: Path, content: bytes, says: str
+):
+    """As `verify --path` judges it."""
+    (tmp_path / "zone").write_bytes(content)
+    arguments = ("--path", str(tmp_path), "--domain", "zone")
+    ran = dynctl("topology", "wait", *arguments, "--timeout", "30s")
+    assert (ran.code, ran.out) == (1, "")
+    assert says in ran.err
+    assert says in dynctl("topology", "verify", *arguments).out
+
+
 def test_what_cannot_be_read_ends_the_wait_at_once(dynctl, tmp_path: Path):
     (tmp_path / "zone").write_bytes(b"\xff\xfe")
     ran = dynctl("topology", "wait", "--path", tmp_path, "--domain", "zone", "--timeout", "1h")
