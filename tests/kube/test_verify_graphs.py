@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynctl.adapters.kubernetes.cluster import open_cluster
+from dynctl.adapters.ports import Cluster
+from dynctl.verify.checks.run import verify
+from dynctl.verify.gather.cluster import Wanted, gather
 from tests.kube import crds, deployment, objects
 from tests.kube.actors import Simulation, living
 from tests.kube.actors.worker import with_config
 from tests.kube.command_line import Run
 from tests.kube.objects import ZONE, Json
 from tests.kube.objects.events import label_missing
+from tests.waiting import patience
 
 VERIFY = ("topology", "verify")
 DECODE = "my-llm-decode-a-0"
@@ -336,3 +342,53 @@ def test_workers_that_register_elsewhere_are_not_taken_for_broken(
     assert {one.path for one in execs} == {
         f"/api/v1/namespaces/prod/pods/{row['worker']}/exec" for row in ran.json["chain"]
     }
+
+
+# -- what changes meanwhile ------------------------------------------------------------------------
+
+
+class Meddled:
+    """A cluster in which a pod is replaced right after the first list of pods was read.
+
+    All other lists wait for that, so that they have the new pod.
+    """
+
+    def __init__(self, cluster: Cluster, replace: Callable[[], None]) -> None:
+        self._cluster, self._replace = cluster, replace
+        self._replaced = threading.Event()
+        self.lists_of_pods = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    def pages(self, path: str, *words: Any, **named: Any) -> Iterator[Mapping[str, Any]]:
+        if not path.endswith("/pods"):
+            assert self._replaced.wait(patience(30))
+            yield from self._cluster.pages(path, *words, **named)
+            return
+        yield from [*self._cluster.pages(path, *words, **named)]
+        self.lists_of_pods += 1
+        if not self._replaced.is_set():
+            self._replace()
+            self._replaced.set()
+
+
+def test_a_pod_that_is_replaced_between_two_lists_is_no_fault(tmp_path: Path) -> None:
+    with living(prefill=2, decode=2) as sim:
+
+        def replaced() -> None:
+            sim.recreate(DECODE)
+            sim.settle()
+            sim.advance(600)
+
+        path = sim.viewer_kubeconfig(tmp_path / "kubeconfig")
+        cluster = open_cluster(kubeconfig=path, context=None, timeout=10)
+        try:
+            meddled = Meddled(cluster, replaced)
+            facts = gather(meddled, Wanted("prod"))
+        finally:
+            cluster.close()
+
+    report = verify(facts)
+    assert [one.code for one in report.checks if one.findings] == []
+    assert meddled.lists_of_pods == 2

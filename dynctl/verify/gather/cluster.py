@@ -79,7 +79,11 @@ def gather(cluster: Cluster, wanted: Wanted, before: VerifyFacts | None = None) 
 
     Raises Unreachable if the API server does not respond or has no such graph.
     """
-    facts = replace(before or VerifyFacts(), cluster=_lists(cluster, wanted))
+    lists = _lists(cluster, wanted)
+    if _is_torn(lists):
+        # A pod was replaced between two lists, or it really has what another pod left: once more.
+        lists = _lists(cluster, wanted)
+    facts = replace(before or VerifyFacts(), cluster=lists)
     if not wanted.optional:
         expect_graphs(cluster, wanted.namespace, facts)
     return _with_files_and_logs(cluster, wanted, facts)
@@ -149,6 +153,17 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
         operator_accounts=read[:operators],
         worker_accounts=read[operators:],
     )
+
+
+def _is_torn(facts: ClusterFacts) -> bool:
+    """Whether a list names another pod of the same name than the list of pods has."""
+    pods = () if isinstance(facts.pods, Unread) else facts.pods
+    uids = {(pod.namespace, pod.name): pod.uid for pod in pods}
+    metadata = () if isinstance(facts.metadata, Unread) else facts.metadata
+    endpoints = () if isinstance(facts.endpoints, Unread) else facts.endpoints
+    named = [((one.namespace, one.owner), one.owner_uid) for one in metadata]
+    named += [((one.namespace, one.pod), one.uid) for one in endpoints]
+    return any(uid and uids.get(key, uid) != uid for key, uid in named)
 
 
 class _Reader:
