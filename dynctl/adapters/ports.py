@@ -384,7 +384,8 @@ class RequestPlaneError(Exception):
     """A request to a worker failed; the message has the worker and the problem.
 
     ``kind``: ``refused`` (no process listens), ``connect``, ``timeout``, ``reset`` (the connection
-    ended), ``refusal`` (the worker's own words) or ``protocol``.
+    ended), ``refusal`` (the worker's own words), ``plane`` (the server between us and all workers
+    is not reachable), ``size`` (that server takes no request of this size) or ``protocol``.
     """
 
     def __init__(self, message: str, kind: str = "protocol") -> None:

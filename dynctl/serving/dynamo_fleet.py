@@ -406,6 +406,15 @@ class DynamoFleet(Fleet):
             return
         super().report_failure(worker_id, failure, sent_at)
 
+    def request_plane_lost(self, problem: str | None) -> None:
+        """Requests over NATS reach no worker; None: they do again."""
+        if problem is None:
+            self._service.clear_condition(codes.REQUEST_PLANE_LOST, "NATS")
+        else:
+            self._service.set_condition(
+                codes.REQUEST_PLANE_LOST, "NATS", f"the request plane {problem}"
+            )
+
     # -- the files of models ---------------------------------------------------------------------
 
     def _model_of(self, worker: Worker) -> _Model | None:

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from tests.contract.zmq_publisher import PATIENCE
@@ -46,6 +47,16 @@ class NatsServer:
             self._process.kill()
             await asyncio.to_thread(self._process.wait, PATIENCE)
             self._process = None
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Its connections stay, and nothing responds on them."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     async def _answers(self) -> bool:
         if self.port == -1:

@@ -1,5 +1,6 @@
 """Requests over a real nats-server, with and without a worker at the subject."""
 
+import asyncio
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,6 +69,64 @@ async def test_a_lost_server_is_named_and_found_again(tmp_path: Path) -> None:
         with pytest.raises(RequestPlaneError, match="does not listen at any"):
             await messenger.request("any", b"", {}, patience(5.0))
         await messenger.close()
+
+
+async def test_requests_that_wait_for_a_silent_server_share_one_attempt() -> None:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    messenger = NatsMessenger(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        asked = (messenger.request("any", b"", {}, 1.0) for _ in range(20))
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(one) for one in found} == {RequestPlaneError}
+        assert {one.kind for one in found if isinstance(one, RequestPlaneError)} == {"plane"}
+        assert len(connections) == 1
+    finally:
+        await messenger.close()
+        server.close()
+        for writer in connections:
+            writer.close()
+
+
+async def test_a_server_that_stops_responding_is_the_problem_and_not_the_worker(
+    tmp_path: Path,
+) -> None:
+    problems: list[str | None] = []
+    async with nats_server(tmp_path) as server:
+        messenger = NatsMessenger(f"nats://{server.address}", report=problems.append)
+        try:
+            await messenger.local_host()
+            with server.frozen():
+                with pytest.raises(RequestPlaneError, match="needs NATS, which does not") as caught:
+                    await messenger.request("any", b"", {}, 0.1)
+                assert caught.value.kind == "plane"
+                assert "needs NATS" in (problems[-1] or "")
+            # Without another request.
+            await until(lambda: problems[-1] is None)
+            await server.kill()
+            await until(lambda: "connection refused" in (problems[-1] or ""))
+            await server.start()
+            await until(lambda: problems[-1] is None)
+            with pytest.raises(RequestPlaneError, match="does not listen at any") as caught:
+                await messenger.request("any", b"", {}, patience(5.0))
+            assert caught.value.kind == "connect"
+        finally:
+            await messenger.close()
+
+
+async def test_a_request_that_is_too_large_for_the_server_is_named(tmp_path: Path) -> None:
+    async with nats_server(tmp_path, "max_payload: 1000") as server:
+        messenger = NatsMessenger(f"nats://{server.address}")
+        try:
+            with pytest.raises(RequestPlaneError, match=r"2,000 bytes, over .* 1,000") as caught:
+                await messenger.request("any", bytes(2000), {}, patience(5.0))
+            assert caught.value.kind == "size"
+        finally:
+            await messenger.close()
 
 
 async def test_a_listener_gets_the_requests_of_its_subjects(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def open_planes(
     events = _EventPlanes(options, durable)
     requests = TcpRequestPlane(
         advertised_host=_response_host(),
-        nats=lambda: _messenger(options),
+        nats=lambda: _messenger(options, lambda problem: requests.on_lost(problem)),
         limits=RequestLimits(port=response_port),
     )
     return Planes(discovery.title, discovery, events.of, requests, events.opened)
@@ -208,10 +208,10 @@ def topic_opener(options: GlobalOptions, plane: str | None = None) -> Callable[.
     )
 
 
-def _messenger(options: GlobalOptions) -> Messenger:
+def _messenger(options: GlobalOptions, report: Callable[[str | None], None]) -> Messenger:
     from dynctl.adapters.nats.requests import NatsMessenger
 
-    return NatsMessenger(nats_servers(options))
+    return NatsMessenger(nats_servers(options), report=report)
 
 
 def nats_servers(options: GlobalOptions) -> list[str]:

@@ -112,6 +112,8 @@ class TcpRequestPlane:
             strangers=limits.strangers, handshake_s=limits.handshake_s, port=limits.port
         )
         self._workers: dict[tuple[str, int], _Worker] = {}
+        #: Gets the problem of the way to all workers over NATS, None when it is open again.
+        self.on_lost: Callable[[str | None], None] = lambda problem: None
 
     @property
     def calls(self) -> CallHomeCounts:
@@ -310,7 +312,7 @@ class TcpRequestPlane:
         except WireError as error:
             _fail(instance, f"cannot be requested: {error}")
         except RequestPlaneError as error:
-            _fail(instance, str(error), kind="connect")
+            _fail(instance, str(error), kind=error.kind)
         if reply:
             _fail(
                 instance,

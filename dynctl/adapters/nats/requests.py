@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError, NoServersError
+from nats.errors import MaxPayloadError, NoRespondersError, NoServersError
 
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.nats.dynamo_events import hang_up, reason_of
@@ -32,6 +32,8 @@ _CHECK_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.25
 _MAX_PAUSE_S: Final = 2.0
 _FLUSH_S: Final = 5.0
+#: Seconds that a server has to respond to a ping after a request without a reply.
+_ALIVE_S: Final = 1.0
 #: What may wait for us on one subject; the server's limit of one message is 1 MiB unless set.
 _PENDING_MESSAGES: Final = 2048
 _PENDING_BYTES: Final = 128 * 1024 * 1024
@@ -41,7 +43,9 @@ class NatsMessenger:
     """One connection to one of ``servers``, made when it is first needed and again after a loss.
 
     ``heard`` gets the server's errors that concern no request, such as a refused subscription.
-    Raises UsageProblem for a server or invalid credentials, as NatsEventPlane does.
+    ``report`` gets the problem while there is no connection, None when there is one again; with it
+    a lost connection is made again without a request. Raises UsageProblem for a server or invalid
+    credentials, as NatsEventPlane does.
     """
 
     def __init__(
@@ -49,13 +53,17 @@ class NatsMessenger:
         servers: str | list[str] | tuple[str, ...],
         auth: NatsAuth | None = None,
         heard: Callable[[str], None] = lambda problem: None,
+        report: Callable[[str | None], None] | None = None,
     ) -> None:
         self._servers = nats_servers(servers)
         self._heard = heard
+        self._report = report
+        self._problem: str | None = None
         self._auth = NatsAuth.from_environment() if auth is None else auth
         self._client: Client | None = None
         self._server: NatsServer | None = None
-        self._dialing = asyncio.Lock()
+        self._dialing: asyncio.Task[Client | str] | None = None
+        self._again: asyncio.Task[None] | None = None
 
     async def request(
         self, subject: str, body: bytes, headers: dict[str, str], timeout: float
@@ -65,10 +73,17 @@ class NatsMessenger:
         try:
             reply = await client.request(subject, body, timeout=timeout, headers=headers)
         except NoRespondersError:
-            raise RequestPlaneError(f"does not listen at {subject}") from None
+            raise RequestPlaneError(f"does not listen at {subject}", "connect") from None
+        except MaxPayloadError:
+            problem = f"{len(body):,} bytes, over NATS's limit of {client.max_payload:,} a message"
+            raise RequestPlaneError(f"cannot get the request: {problem}", "size") from None
         except (NatsError, OSError, TimeoutError) as error:
             why = reason_of(error, timeout)
-            raise RequestPlaneError(f"did not accept the request over NATS: {why}") from None
+            if not await self._responds(client):
+                problem = f"needs NATS, which does not respond: {self.title}: {why}"
+                raise RequestPlaneError(problem, "plane") from None
+            kind = "timeout" if isinstance(error, TimeoutError) else "connect"
+            raise RequestPlaneError(f"did not accept the request over NATS: {why}", kind) from None
         return reply.data
 
     async def listens(self, subject: str, timeout: float) -> bool:
@@ -95,32 +110,88 @@ class NatsMessenger:
         return await asyncio.to_thread(_towards, parts.hostname or "", parts.port or _PORT)
 
     async def close(self) -> None:
-        """Leave no connection."""
-        if self._client is not None:
-            await hang_up(self._client)
-            self._client = None
+        """Leave no connection or task."""
+        await end_tasks([task for task in (self._again, self._dialing) if task is not None])
+        client, self._client = self._client, None
+        if client is not None:
+            await hang_up(client)
 
     async def connected(self) -> Client:
         """The connection. Raises RequestPlaneError."""
-        async with self._dialing:
-            if self._client is not None and not self._client.is_closed:
-                return self._client
-            problems = []
-            for server in self._servers:
-                client = Client()
-                heard: list[str] = []
-                try:
-                    async with asyncio.timeout(_DIAL_S):
-                        await self._dial(client, server, heard)
-                except Exception as error:  # also any error of a key or a certificate
-                    # The library hides the reason behind "no servers available".
-                    known = heard[-1] if heard and isinstance(error, NoServersError) else ""
-                    problems.append(f"{server.title}: {known or reason_of(error, _DIAL_S)}")
-                    await hang_up(client)
-                    continue
-                self._client, self._server = client, server
-                return client
-        raise RequestPlaneError(f"needs NATS, which is not reachable: {'; '.join(problems)}")
+        if self._client is not None and not self._client.is_closed:
+            return self._client
+        # One attempt for all that wait: a server that never responds costs each the same seconds.
+        if self._dialing is None or self._dialing.done():
+            self._dialing = asyncio.create_task(self._connect(), name="nats-dial")
+        dialing = self._dialing
+        try:
+            found = await asyncio.shield(dialing)
+        except asyncio.CancelledError:
+            if not dialing.cancelled():
+                raise
+            found = "was closed"
+        if isinstance(found, str):
+            raise RequestPlaneError(found, "plane")
+        return found
+
+    # -- inside
+
+    async def _connect(self) -> Client | str:
+        """Connect to the first server that responds; else the problem."""
+        problems = []
+        for server in self._servers:
+            client = Client()
+            heard: list[str] = []
+            try:
+                async with asyncio.timeout(_DIAL_S):
+                    await self._dial(client, server, heard)
+            except Exception as error:  # also any error of a key or a certificate
+                # The library hides the reason behind "no servers available".
+                known = heard[-1] if heard and isinstance(error, NoServersError) else ""
+                problems.append(f"{server.title}: {known or reason_of(error, _DIAL_S)}")
+                await hang_up(client)
+                continue
+            self._client, self._server = client, server
+            self._say(None)
+            return client
+        problem = f"needs NATS, which is not reachable: {'; '.join(problems)}"
+        self._lost(problem)
+        return problem
+
+    async def _responds(self, client: Client) -> bool:
+        """Whether the server responds to a ping; without a response the connection is closed."""
+        with suppress(NatsError, OSError, TimeoutError):
+            async with asyncio.timeout(2 * _ALIVE_S):
+                await client.flush(cast(int, _ALIVE_S))
+            return True
+        if self._client is client:
+            self._client = None
+            self._lost(f"needs NATS, which does not respond: {self.title}")
+            await hang_up(client)
+        return False
+
+    def _lost(self, problem: str | None) -> None:
+        """There is no connection, and a problem unless it is not known yet; connect again."""
+        if self._report is None:
+            return
+        if problem is not None:
+            self._say(problem)
+        if self._again is None or self._again.done():
+            self._again = asyncio.create_task(self._until_connected(), name="nats-again")
+
+    async def _until_connected(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_S)
+            with suppress(RequestPlaneError):
+                await self.connected()
+                return
+
+    def _say(self, problem: str | None) -> None:
+        if self._report is not None and problem != self._problem:
+            self._problem = problem
+            self._report(problem)
 
     async def _dial(self, client: Client, server: NatsServer, reasons: list[str]) -> None:
         """Connect; ``reasons`` keeps the last error that the library reported."""
@@ -130,6 +201,11 @@ class NatsMessenger:
             reason = reason_of(error, _DIAL_S)
             reasons[:] = [reason]
             self._heard(reason)
+
+        async def closed() -> None:
+            if self._client is client:
+                self._client = None
+                self._lost(None)
 
         # The library's types are whole seconds; it accepts fractions.
         await client.connect(
@@ -141,6 +217,7 @@ class NatsMessenger:
             connect_timeout=cast(int, _DIAL_S),
             ping_interval=cast(int, _PING_S),
             error_cb=heard,
+            closed_cb=closed,
             **self._auth.options(server),
         )
 

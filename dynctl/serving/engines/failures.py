@@ -13,7 +13,8 @@ class UpstreamFailure(Exception):
 
     ``kind``: ``refused`` (no process listens), ``connect``, ``reset``, ``timeout``, ``status`` (an
     error answer, then ``status``, ``body`` and ``content_type`` hold it), ``protocol`` (not the
-    answer of an engine) or ``ejected`` (the engine was ejected while the request waited).
+    answer of an engine), ``ejected`` (the engine was ejected while the request waited) or ``plane``
+    (what is between us and all engines is not reachable; no engine failed).
     ``retryable``: another engine may succeed. ``shown``: the client's stream has its error already.
     """
 
@@ -35,7 +36,7 @@ class UpstreamFailure(Exception):
     @property
     def of_engine(self) -> bool:
         """Whether the engine failed, not the client's request or its share of the engine."""
-        return self.kind != "status" or self.status >= 500
+        return self.kind != "plane" and (self.kind != "status" or self.status >= 500)
 
     @property
     def fatal(self) -> bool:
@@ -45,7 +46,7 @@ class UpstreamFailure(Exception):
     @property
     def sent(self) -> bool:
         """Whether the engine may have started on the request."""
-        return self.kind not in ("refused", "connect")
+        return self.kind not in ("refused", "connect", "plane")
 
 
 def connect_failure(where: str, error: Exception) -> UpstreamFailure:

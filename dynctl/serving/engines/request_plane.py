@@ -77,6 +77,7 @@ _CLOSE_S: Final = 1.0
 #: Failures after which a response may go on elsewhere; an error that the worker reports is none.
 _MOVES_AFTER: Final = frozenset({"reset", "timeout", "ejected", "protocol"})
 _OVERLOADED: Final = 503
+_TOO_LARGE: Final = 413
 _AT_LENGTH: Final = EngineOutput(token_ids=[], finish_reason="length")
 _OVERRIDE: Final[Mapping[str, Any]] = {
     "overlap_score_credit": 0.0,
@@ -676,6 +677,12 @@ class _Link:
             if error.kind == "refusal":
                 # It is draining, or does not serve this endpoint any more.
                 raise UpstreamFailure("status", str(error), status=_OVERLOADED) from error
+            if error.kind == "size":
+                raise UpstreamFailure("status", str(error), status=_TOO_LARGE) from error
+            if error.kind == "plane":
+                raise UpstreamFailure(
+                    "plane", str(error), status=_OVERLOADED, retry_after="1"
+                ) from error
             raise UpstreamFailure(error.kind, str(error)) from error
         if self._transport is None and not self._done:
             loop = asyncio.get_running_loop()

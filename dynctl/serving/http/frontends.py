@@ -69,7 +69,9 @@ _MAX_NAME: Final = 64
 #: Requests of one frontend that ended without a booking and are remembered.
 _MAX_ENDED: Final = 1024
 _OUTCOMES: Final = ("success", "refused", "upstream_error", "client_error", "cancelled", "internal")
-_FAILURES: Final = ("refused", "connect", "reset", "timeout", "status", "protocol", "ejected")
+_FAILURES: Final = (
+    "refused", "connect", "reset", "timeout", "status", "protocol", "ejected", "plane"
+)  # fmt: skip
 
 _log = logging.getLogger(__name__)
 Message = TypeVar("Message", bound=msgspec.Struct)

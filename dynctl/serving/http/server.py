@@ -244,6 +244,7 @@ class Frontend:
             )
             fleet = DynamoFleet(service, self.upstream, config, planes, config.dynamo)
             requests = cast(TcpRequestPlane, planes.requests)
+            requests.on_lost = fleet.request_plane_lost
             traced = config.otlp_endpoint is not None
             return fleet, PlaneDispatch(
                 requests, fleet, config.limits, config.dynamo, traced=traced
