@@ -227,6 +227,8 @@ def test_what_cannot_be_routed_is_an_error_on_both(routers: Routers) -> None:
         )
         assert "error" in theirs, (endpoint, theirs)
         assert "error" in ours, (endpoint, ours)
+        # Dynamo's client reads the error, and not another one about its form.
+        assert "did not match" not in ours["error"], (endpoint, ours)
 
 
 def test_routers_and_frontends_serve_their_index(routers: Routers) -> None:
@@ -316,3 +318,29 @@ def test_ours_uses_the_index_that_dynamo_serves(routers: Routers) -> None:
 
     # A decision waits for half a second for the other index; without an answer it is made without.
     until_now(lambda: hit_rate() > 0.8)
+
+
+def test_a_killed_worker_costs_no_request() -> None:
+    """Its entries stay until their lease ends; requests go to the others meanwhile."""
+    with DynamoFleet(aggregated(3), speedup=0) as fleet:
+        made = Routers(fleet)
+        try:
+            made.start_ours()
+            killed = fleet.workers["worker-0"].instance_id
+
+            def answer(number: int, **more: Any) -> dict[str, Any]:
+                prompt = list(range(number, number + 40))
+                return made.client.ask(f"{ROUTER}.generate", made.ours, asked(prompt, **more))
+
+            assert all("items" in answer(number) for number in range(10, 16))
+            fleet.kill("worker-0")
+            for number in range(100, 130):
+                found = answer(number)
+                assert "items" in found, found
+                assert found["items"][0]["routing_data"]["worker_id"] != killed
+            # The client can read why: no other worker may have this one.
+            pinned = answer(200, routing={"backend_instance_id": killed})
+            assert "did not match" not in pinned["error"]
+            assert "Unavailable" in pinned["error"] or "CannotConnect" in pinned["error"]
+        finally:
+            made.close()

@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Literal, NamedTuple, Protocol, cast
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import network_reason
@@ -123,12 +123,29 @@ class AnswerLost(Exception):
     """The answer ends without an end, so that the requester may ask another worker."""
 
 
-class ErrorItem(Exception):
-    """Ends an answer with an error. ``kind``: Dynamo's type (``InvalidArgument``, ``Unknown``)."""
+ErrorKind = Literal[
+    "InvalidArgument", "Unknown", "CannotConnect", "ConnectionTimeout", "Disconnected",
+    "WorkerUnavailable",
+]  # fmt: skip
+"""The types of Dynamo's errors that are sent here."""
 
-    def __init__(self, message: str, kind: str = "Unknown") -> None:
+_ERRORS: Final[Mapping[ErrorKind, tuple[str, str]]] = {
+    "InvalidArgument": ("InvalidRequest", "invalid_argument"),
+    "Unknown": ("Internal", "unknown"),
+    "CannotConnect": ("Unavailable", "cannot_connect"),
+    "ConnectionTimeout": ("DeadlineExceeded", "connection_timeout"),
+    "Disconnected": ("Unavailable", "disconnected"),
+    "WorkerUnavailable": ("Unavailable", "worker_unavailable"),
+}
+"""Type -> class and reason."""
+
+
+class ErrorItem(Exception):
+    """Ends an answer with an error of a kind that Dynamo has."""
+
+    def __init__(self, message: str, kind: "ErrorKind" = "Unknown") -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind: ErrorKind = kind
 
 
 Handler = Callable[[PlaneRequest], AsyncIterator[Any]]
@@ -583,14 +600,16 @@ class RequestServer:
             raise _Gone from error
 
 
-def error_item(message: str, kind: str) -> dict[str, Any]:
-    """An item that ends an answer, as Dynamo's workers send it."""
-    invalid = kind == "InvalidArgument"
-    reason = "backend.invalid_argument" if invalid else f"backend.{kind.lower()}"
+def error_item(message: str, kind: ErrorKind) -> dict[str, Any]:
+    """An item that ends an answer, as a 1.6.1 worker sends it for its exceptions.
+
+    Dynamo's clients read all of it or nothing: an unknown type or class is another error there.
+    """
+    class_name, reason = _ERRORS[kind]
     error = {
-        "error_type": {"Backend": kind},
-        "class": "InvalidRequest" if invalid else "Internal",
-        "reason": reason,
+        "error_type": kind if kind == "WorkerUnavailable" else {"Backend": kind},
+        "class": class_name,
+        "reason": f"backend.{reason}",
         "message": message,
         "diagnostic": message,
     }

@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest
+from dynctl.adapters.dynamo.request_server import ErrorItem, ErrorKind, PlaneRequest
 from dynctl.adapters.ports import Registrar, RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import Limits
 from dynctl.serving.dynamo.served_index import INDEXER, IndexQueries, PlaneProcess
-from dynctl.serving.service import RoutingService
+from dynctl.serving.engines.failures import UpstreamFailure, plane_failure
+from dynctl.serving.fleet import Member
+from dynctl.serving.service import RoutingService, excluding
 from dynctl.wire.dynamo.discovery import EndpointId, Instance
 from dynctl.wire.dynamo.engine_request import MAX_TOKENS, U32, RoutingHints
 from dynctl.wire.dynamo.request_plane import RawItem
@@ -44,7 +46,21 @@ COMPONENT: Final = "router"
 DRY_RUN: Final = "query_instance_id:"
 _NAMES: Final = ("generate", "best_worker_id", "get_overlap_scores")
 _NO_WORKER: Final = "no endpoints available to route work"
-_UNAVAILABLE: Final = "Unavailable"
+_UNAVAILABLE: Final = "WorkerUnavailable"
+#: The kind of a request's failure at a worker -> the error for the client; others are unknown.
+_ERRORS: Final[Mapping[str, ErrorKind]] = {
+    "refused": "CannotConnect",
+    "connect": "CannotConnect",
+    "plane": "CannotConnect",
+    "timeout": "ConnectionTimeout",
+    "reset": "Disconnected",
+    "refusal": "WorkerUnavailable",
+    "size": "InvalidArgument",
+}
+#: Failures after which another worker may get the request: this one never began.
+_NOT_BEGUN: Final = frozenset({"refused", "connect", "refusal"})
+#: Workers that may die of one request.
+_MOST_DEAD: Final = 2
 
 
 class Requests(Protocol):
@@ -52,13 +68,23 @@ class Requests(Protocol):
 
     def ask_raw(
         self, instance: Instance, body: Any, *, timeout: float, max_bytes: int
-    ) -> AsyncIterator[RawItem]: ...
+    ) -> AsyncGenerator[RawItem, None]: ...
 
 
 class Workers(Protocol):
-    """Finds the entries of workers in discovery."""
+    """The workers in discovery, and what their requests show of them; see :class:`Fleet`."""
 
     def registered(self, worker_id: int) -> RegisteredWorker | None: ...
+
+    def by_id(self, worker_id: int) -> Member | None: ...
+
+    def dispatched(self, member: Member) -> None: ...
+
+    def answered(self, worker_id: int) -> None: ...
+
+    def report_failure(
+        self, worker_id: int, failure: UpstreamFailure, sent_at: float | None = None
+    ) -> None: ...
 
 
 class Bookings(Protocol):
@@ -68,7 +94,11 @@ class Bookings(Protocol):
     def bookings(self) -> Mapping[str, Any]: ...
 
     async def place(
-        self, request: RoutingRequest, prefill_only: Callable[[RoutingPlan], bool]
+        self,
+        request: RoutingRequest,
+        prefill_only: Callable[[RoutingPlan], bool],
+        *,
+        attempt: int = 0,
     ) -> tuple[RoutingPlan, Any]: ...
 
     def first_output(self, booking: Any) -> None: ...
@@ -150,40 +180,51 @@ class RouterComponent:
         booking = self._bookings.bookings[request.id]
         first_at: float | None = None
         tokens, outcome = 0, "error"
+        failed: list[str] = []
+        begun, done = False, False
         try:
-            forwarded = {**body, "routing": _hints(body.get("routing"), *ref)}
-            worker = self._workers.registered(ref[0])
-            if worker is None:
-                raise ErrorItem(f"worker {ref[0]} is not registered any more", _UNAVAILABLE)
-            answer = self._requests.ask_raw(
-                worker.instance,
-                forwarded,
-                timeout=self._limits.idle_s,
-                max_bytes=self._limits.stream_answer_bytes,
-            )
-            async with aclosing(answer) as items:  # type: ignore[type-var]
-                async for raw in items:
-                    item = raw.decode()
-                    chunk = item.get("data") if isinstance(item, dict) else None
-                    if isinstance(chunk, dict):
-                        tokens += len(chunk.get("token_ids") or ())
-                        routing: dict[str, Any] = {}
-                        if first_at is None:
-                            first_at = service.clock()
-                            self._bookings.first_output(booking)
-                            routing |= _ids(*ref)
-                        if chunk.get("finish_reason") is not None:
-                            outcome = "success"
-                            timing = _timing(received, began, first_at, service.clock())
-                            timing["kv_hit_rate"] = _hit_rate(plan, request)
-                            routing["timing"] = timing
-                        if routing:
-                            chunk["routing_data"] = routing
-                        yield item
-                    else:
-                        yield raw
-        except RequestPlaneError as error:
-            raise ErrorItem(str(error), _UNAVAILABLE) from None
+            while not done:
+                sent_at = service.clock()
+                try:
+                    async with aclosing(self._forward(body, *ref)) as items:
+                        async for raw in items:
+                            begun = True
+                            item = raw.decode()
+                            chunk = item.get("data") if isinstance(item, dict) else None
+                            if not isinstance(chunk, dict):
+                                yield raw
+                                continue
+                            tokens += len(chunk.get("token_ids") or ())
+                            routing: dict[str, Any] = {}
+                            if first_at is None:
+                                first_at = service.clock()
+                                self._workers.answered(ref[0])
+                                self._bookings.first_output(booking)
+                                routing |= _ids(*ref)
+                            if chunk.get("finish_reason") is not None:
+                                outcome = "success"
+                                timing = _timing(received, began, first_at, service.clock())
+                                timing["kv_hit_rate"] = _hit_rate(plan, request)
+                                routing["timing"] = timing
+                            if routing:
+                                chunk["routing_data"] = routing
+                            yield item
+                    done = True
+                except RequestPlaneError as error:
+                    self._workers.report_failure(ref[0], plane_failure(error), sent_at)
+                    failed.append(error.kind)
+                    # What has begun at the client goes on nowhere else: it may ask again.
+                    again = None
+                    if not begun and self._may_try_again(failed):
+                        request = excluding(request, ref[:1], service.router.registry)
+                        service.free(request.id, computed=error.kind not in _NOT_BEGUN)
+                        again, _ = await self._bookings.place(
+                            request, lambda _: False, attempt=len(failed)
+                        )
+                    if again is None or not again.ok:
+                        raise ErrorItem(str(error), _ERRORS.get(error.kind, "Unknown")) from None
+                    plan, ref = again, _chosen(again)
+                    booking = self._bookings.bookings[request.id]
         except WireError as error:
             raise ErrorItem(f"the worker's answer: {error}", "Unknown") from None
         except (asyncio.CancelledError, GeneratorExit):
@@ -192,6 +233,31 @@ class RouterComponent:
         finally:
             if self._bookings.bookings.get(request.id) is booking:
                 self._bookings.ended(booking, None, tokens, outcome, computed=first_at is not None)
+
+    async def _forward(
+        self, body: Mapping[str, Any], worker_id: int, dp_rank: int
+    ) -> AsyncGenerator[RawItem, None]:
+        """The items of a worker's answer to the request. Raises RequestPlaneError."""
+        worker, member = self._workers.registered(worker_id), self._workers.by_id(worker_id)
+        if worker is None:
+            raise RequestPlaneError(f"worker {worker_id} is not registered any more", "refusal")
+        if member is not None:
+            self._workers.dispatched(member)
+        answer = self._requests.ask_raw(
+            worker.instance,
+            {**body, "routing": _hints(body.get("routing"), worker_id, dp_rank)},
+            timeout=self._limits.idle_s,
+            max_bytes=self._limits.stream_answer_bytes,
+        )
+        async with aclosing(answer) as items:
+            async for raw in items:
+                yield raw
+
+    def _may_try_again(self, failed: Sequence[str]) -> bool:
+        """Whether another worker may get a request after failures of these kinds."""
+        if len(failed) >= self._limits.attempts or failed[-1] not in {*_NOT_BEGUN, "reset"}:
+            return False
+        return failed.count("reset") < _MOST_DEAD
 
     async def best_worker_id(self, plane: PlaneRequest) -> AsyncIterator[Any]:
         """The worker for a list of token ids; books nothing."""

@@ -4,7 +4,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.errors import CONNECTION_REFUSED, network_reason
+
+_UNAVAILABLE = 503
+_TOO_LARGE = 413
 
 
 @dataclass(eq=False)
@@ -57,6 +61,18 @@ def connect_failure(where: str, error: Exception) -> UpstreamFailure:
     if isinstance(error, TimeoutError):
         return UpstreamFailure("connect", f"{where} did not accept a connection in time")
     return UpstreamFailure("connect", f"{where} is not reachable: {reason}")
+
+
+def plane_failure(error: RequestPlaneError) -> UpstreamFailure:
+    """The failure of a request that went over Dynamo's request plane."""
+    if error.kind == "refusal":
+        # It is draining, or does not serve this endpoint any more.
+        return UpstreamFailure("status", str(error), status=_UNAVAILABLE)
+    if error.kind == "size":
+        return UpstreamFailure("status", str(error), status=_TOO_LARGE)
+    if error.kind == "plane":
+        return UpstreamFailure("plane", str(error), status=_UNAVAILABLE, retry_after="1")
+    return UpstreamFailure(error.kind, str(error))
 
 
 def control_failure(where: str, error: Exception) -> UpstreamFailure:

@@ -34,7 +34,7 @@ from dynctl.serving.engines.answer import (
     parsers_of,
 )
 from dynctl.serving.engines.dispatch import Call, winner
-from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.failures import UpstreamFailure, plane_failure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.refusal import HttpError
@@ -76,8 +76,6 @@ _ACCEPT_S: Final = 10.0
 _CLOSE_S: Final = 1.0
 #: Failures after which a response may go on elsewhere; an error that the worker reports is none.
 _MOVES_AFTER: Final = frozenset({"reset", "timeout", "ejected", "protocol"})
-_OVERLOADED: Final = 503
-_TOO_LARGE: Final = 413
 _AT_LENGTH: Final = EngineOutput(token_ids=[], finish_reason="length")
 _OVERRIDE: Final[Mapping[str, Any]] = {
     "overlap_score_credit": 0.0,
@@ -674,16 +672,7 @@ class _Link:
                 context=context,
             )
         except RequestPlaneError as error:
-            if error.kind == "refusal":
-                # It is draining, or does not serve this endpoint any more.
-                raise UpstreamFailure("status", str(error), status=_OVERLOADED) from error
-            if error.kind == "size":
-                raise UpstreamFailure("status", str(error), status=_TOO_LARGE) from error
-            if error.kind == "plane":
-                raise UpstreamFailure(
-                    "plane", str(error), status=_OVERLOADED, retry_after="1"
-                ) from error
-            raise UpstreamFailure(error.kind, str(error)) from error
+            raise plane_failure(error) from error
         if self._transport is None and not self._done:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_ACCEPT_S, self._not_called, home)
