@@ -89,6 +89,7 @@ UNTRUSTED: Final = "its certificate is not trusted"
 CONNECTION_REFUSED: Final = "connection refused"
 #: How the reason begins where the name of a host has no address.
 UNKNOWN_HOST: Final = "unknown host name"
+NO_RESPONSE: Final = "no response in time"
 
 
 def network_reason(error: BaseException) -> str:
@@ -123,7 +124,7 @@ def network_reason(error: BaseException) -> str:
             inner = inner.exceptions[0]
         elif inner is not None:
             inner = inner.__cause__ or inner.__context__
-    return single_line(str(error)) or ("no response in time" if late else "the connection failed")
+    return single_line(str(error)) or (NO_RESPONSE if late else "the connection failed")
 
 
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
@@ -133,7 +134,7 @@ _NETWORK_PROBLEMS: Final = {
     errno.EHOSTDOWN: "the host is down",
     errno.ENETUNREACH: "the network is not reachable",
     errno.ENETDOWN: "the network is down",
-    errno.ETIMEDOUT: "no response in time",
+    errno.ETIMEDOUT: NO_RESPONSE,
     errno.ECONNRESET: "the other side closed the connection",
     errno.ECONNABORTED: "the other side closed the connection",
     errno.EPIPE: "the other side closed the connection",

@@ -30,6 +30,10 @@ class SnapshotProblem(ValueError):
     """A snapshot that cannot be read or written; the message has its path and the reason."""
 
 
+class UnusableDirectory(SnapshotProblem):
+    """No snapshot can be read or written in the directory."""
+
+
 class SnapshotDirectory:
     """The snapshot in ``path``. Methods block on the disk, but run in another thread."""
 
@@ -38,7 +42,8 @@ class SnapshotDirectory:
         self._writing = asyncio.Lock()
 
     async def load(self) -> tuple[DumpHead, list[RankDump]] | None:
-        """The snapshot, None without one. Raises SnapshotProblem."""
+        """The snapshot, None without one. Raises SnapshotProblem; UnusableDirectory where no
+        snapshot can be written either."""
         return await asyncio.to_thread(self._load)
 
     async def save(self, frames: Iterator[bytes]) -> int:
@@ -52,6 +57,15 @@ class SnapshotDirectory:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for part in self.path.glob(f"{_PART}*"):
                 part.unlink(missing_ok=True)
+            probe = self.path / f"{_PART}{secrets.token_hex(6)}"
+            probe.touch(exist_ok=False)
+            probe.unlink()
+        except FileExistsError:
+            raise UnusableDirectory(f"{self.path}: is a file; expected a directory") from None
+        except OSError as error:
+            problem = file_problem(error, "directory", writing=True)
+            raise UnusableDirectory(f"{self.path}: {problem}") from None
+        try:
             with file.open("rb") as opened:
                 data = opened.read(MAX_BYTES + 1)
         except FileNotFoundError:

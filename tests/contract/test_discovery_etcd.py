@@ -195,6 +195,20 @@ async def test_unreachable_names_every_member_and_what_it_said(kind: Kind):
     await discovery.close()
 
 
+async def test_a_frozen_etcd_is_named_in_plain_words(
+    kind: Kind, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(discovery_etcd, "REACH_S", 1.0)
+    discovery = kind([server.url])
+    try:
+        assert isinstance(await discovery.list(), Listed)
+        with server.frozen(), pytest.raises(Unreachable, match="no response in") as caught:
+            await asyncio.wait_for(discovery.list(), patience(30))
+        assert "Exceeded" not in caught.value.message
+    finally:
+        await discovery.close()
+
+
 async def test_silence_is_unreachable_too(kind: Kind, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(discovery_etcd, "REACH_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -25,7 +25,7 @@ from dynctl.adapters.etcd.discovery import (
 )
 from dynctl.adapters.etcd.shim import Etcd3Unusable, load_etcdrpc
 from dynctl.adapters.ports import Deleted, DiscoveryEntry, Put
-from dynctl.base.errors import UNKNOWN_HOST, known_network_reason
+from dynctl.base.errors import NO_RESPONSE, UNKNOWN_HOST, known_network_reason
 from dynctl.wire.dynamo.discovery import PREFIX
 
 _Result = TypeVar("_Result")
@@ -258,6 +258,8 @@ def _failure(error: Any) -> EtcdFailure:
         return EtcdNoLease(details)
     if error.code().name == "RESOURCE_EXHAUSTED" and "message larger than" in details:
         return EtcdTooLarge(details)
+    if error.code().name == "DEADLINE_EXCEEDED":
+        return EtcdFailure(NO_RESPONSE)
     # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: what happened"
     text = _ADDRESS.sub("", details.rpartition("last error: ")[2])
     if "DNS resolution failed" in details or "errors resolving" in details:

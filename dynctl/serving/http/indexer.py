@@ -35,7 +35,7 @@ from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.dynamo_service import DynamoService, Listeners, ServiceError
 from dynctl.serving.http.index_exchange import KEPT_S, PATH, PEER_S, ranks_at
 from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
-from dynctl.serving.index_snapshot import SnapshotDirectory, SnapshotProblem
+from dynctl.serving.index_snapshot import SnapshotDirectory, SnapshotProblem, UnusableDirectory
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.standalone_index import (
     DEFAULT_GROUP,
@@ -396,12 +396,16 @@ class IndexerProcess:
             size = await self.snapshots.save(await self._frames())
         except (SnapshotProblem, TimeoutError) as error:
             text = str(error) or "events arrive faster than they are applied"
-            self.index.conditions.set(codes.SNAPSHOT_NOT_WRITTEN, str(self.snapshots.path), text)
-            _log.warning("snapshot not written: %s", text)
+            self._not_written(text)
             return
         self._saved = version_now
         self.index.conditions.clear(codes.SNAPSHOT_NOT_WRITTEN, str(self.snapshots.path))
         _log.debug("snapshot written: %d bytes", size)
+
+    def _not_written(self, problem: str) -> None:
+        assert self.snapshots is not None
+        self.index.conditions.set(codes.SNAPSHOT_NOT_WRITTEN, str(self.snapshots.path), problem)
+        _log.warning("snapshot not written: %s", problem)
 
     async def _frames(self) -> Iterator[bytes]:
         registered = self.index.registered()
@@ -420,6 +424,9 @@ class IndexerProcess:
         began = time.monotonic()
         try:
             found = await self.snapshots.load()
+        except UnusableDirectory as error:
+            self._not_written(str(error))
+            return []
         except SnapshotProblem as error:
             subject = str(self.snapshots.path)
             self.index.conditions.set(codes.SNAPSHOT_REFUSED, subject, str(error))

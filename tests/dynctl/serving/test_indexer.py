@@ -240,14 +240,18 @@ async def test_a_directory_that_cannot_be_written_is_a_condition(tmp_path: Path)
         (tmp_path / "file").write_text("not a directory")
         settings = {"snapshot": tmp_path / "file", "snapshot_interval_s": 0.05}
         async with running(engines=(engine(source),), **settings) as process:
+
+            def reported() -> dict[str, str]:
+                return {one.code: one.message for one in process.index.conditions}
+
+            # From the start on, before there is anything to write.
+            problem = f"{tmp_path / 'file'}: is a file; expected a directory"
+            assert reported() == {codes.SNAPSHOT_NOT_WRITTEN: problem}
+            (tmp_path / "file").unlink()
+            (tmp_path / "file").mkdir()
             await source.subscribed()
             await fill(source, process, range(2))
-
-            def reported() -> bool:
-                codes_now = {one.code for one in process.index.conditions}
-                return codes.SNAPSHOT_NOT_WRITTEN in codes_now
-
-            await until(reported)
+            await until(lambda: not reported())
 
 
 async def test_the_largest_rank_starts_again_above_the_bound() -> None:
