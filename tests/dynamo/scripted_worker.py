@@ -26,7 +26,12 @@ from dynamo.llm import (  # type: ignore[import-not-found]
 )
 from tokenizers import Tokenizer
 
+try:
+    from dynamo.llm.exceptions import InvalidArgument  # type: ignore[import-not-found]
+except ImportError:  # a version without it
+    InvalidArgument = ValueError
 _ERRORS = {each.__name__: each for each in (RuntimeError, TypeError, ValueError, KeyError)}
+_ERRORS["InvalidArgument"] = InvalidArgument
 _SCRIPT = re.compile(r"@@(.*?)@@", re.DOTALL)
 
 

@@ -168,6 +168,23 @@ def test_exceptions_of_a_worker_have_equal_status_and_are_not_shown(live, served
     assert (reply.status_code, "secret" in reply.text) == (status, False)
 
 
+def test_what_a_worker_has_for_the_client_of_an_invalid_request_is_shown(live, served):
+    """Dynamo's InvalidArgument has a public text, as an engine's reason for a refusal."""
+    text = "temperature: expected a number below 3"
+    for chunks in ([], [{"token_ids": [70]}]):
+        for fields in ({}, {"stream": True}):
+            case = Case("invalid", False, fields, chunks, raises=text, kind="InvalidArgument")
+            theirs = live.fleet.frontend._raw("POST", case.path, case.body(), 30)
+            ours = send(served, case.path, case.body())
+            assert text in theirs[1]
+            assert text in ours.text
+            if not fields:
+                assert (ours.status_code, theirs[0]) == (400, 400)
+                assert ours.json()["error"]["message"] == json.loads(theirs[1])["message"]
+            else:
+                assert ours.status_code == (200 if chunks else 400)
+
+
 @pytest.mark.parametrize("number", range(len(THOUGHTS)))
 def test_reasoning_is_separated_equally(live, served, number):
     text, size, fields = THOUGHTS[number]

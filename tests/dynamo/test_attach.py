@@ -200,7 +200,11 @@ def test_what_the_engine_refuses_is_a_client_error(
 ):
     answer = fleet.frontend.complete([5] * 9000, max_tokens=4, timeout=60)
     assert answer.status == 400
-    assert answer.status != 500
+    # Its reason reaches the client.
+    assert "context" in answer.body["message"]
+    answer = fleet.frontend.complete([5] * 40, max_tokens=4, best_of=3)
+    assert answer.status == 400
+    assert "best_of" in answer.body["message"]
 
 
 def test_an_image_is_refused_and_not_left_out(fleet: DynamoFleet, pair: tuple[Attached, Attached]):

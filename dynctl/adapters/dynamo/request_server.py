@@ -606,13 +606,16 @@ def error_item(message: str, kind: ErrorKind) -> dict[str, Any]:
     Dynamo's clients read all of it or nothing: an unknown type or class is another error there.
     """
     class_name, reason = _ERRORS[kind]
-    error = {
+    error: dict[str, Any] = {
         "error_type": kind if kind == "WorkerUnavailable" else {"Backend": kind},
         "class": class_name,
         "reason": f"backend.{reason}",
         "message": message,
         "diagnostic": message,
     }
+    if kind == "InvalidArgument":
+        # What the client of a frontend reads; without it only that its request is invalid.
+        error["public"] = {"type": "message", "message": message}
     return {"event": "error", "error": error}
 
 

@@ -44,12 +44,13 @@ INVALID_STATUS: Final = 400
 """As ERROR_STATUS, where the worker reports that the request is invalid."""
 
 
-def error_body(status: int) -> bytes:
+def error_body(status: int, public: str = "") -> bytes:
     """The body of an answer that a worker's error ended. The reason is for operators: a worker's
-    text may have parts of prompts."""
+    text may have parts of prompts. ``public``: what the worker has for the client of an invalid
+    request."""
     invalid = status == INVALID_STATUS
     error = {
-        "message": "Invalid request" if invalid else "Internal server error",
+        "message": (public or "Invalid request") if invalid else "Internal server error",
         "type": "invalid_request_error" if invalid else "internal_server_error",
         "code": INVALID_STATUS if invalid else ERROR_STATUS,
     }

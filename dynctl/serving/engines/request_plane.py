@@ -76,6 +76,8 @@ _ACCEPT_S: Final = 10.0
 _CLOSE_S: Final = 1.0
 #: Failures after which a response may go on elsewhere; an error that the worker reports is none.
 _MOVES_AFTER: Final = frozenset({"reset", "timeout", "ejected", "protocol"})
+#: Characters of a worker's text for the client of an invalid request.
+_MAX_PUBLIC: Final = 2000
 _AT_LENGTH: Final = EngineOutput(token_ids=[], finish_reason="length")
 _OVERRIDE: Final[Mapping[str, Any]] = {
     "overlap_score_credit": 0.0,
@@ -626,7 +628,9 @@ class PlaneStream(EngineStream):
         """Fail; a stream that has begun ends as that of a Dynamo frontend, with an error event."""
         if self._streams and self._started and self._failure is None and not self.done:
             self._pipe = None
-            self._pass([error_event(failure.status), DONE])
+            body = failure.body
+            event = b"data: %b\n\n" % body if body else error_event(failure.status)
+            self._pass([event, DONE])
             failure.shown = True
         super()._fail(failure)
 
@@ -799,6 +803,7 @@ def _reported(origin: str, item: EngineItem) -> UpstreamFailure:
     found = item.error if isinstance(item.error, dict) else {}
     status = INVALID_STATUS if found.get("class") == "InvalidRequest" else ERROR_STATUS
     reason = printable(str(found.get("reason") or "an error that its log has"))
-    return UpstreamFailure(
-        "status", f"{origin} reported {reason}", status=status, body=error_body(status)
-    )
+    public = found.get("public")
+    text = public.get("message") if isinstance(public, dict) else None
+    body = error_body(status, text[:_MAX_PUBLIC] if isinstance(text, str) else "")
+    return UpstreamFailure("status", f"{origin} reported {reason}", status=status, body=body)

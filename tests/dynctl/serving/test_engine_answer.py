@@ -336,6 +336,9 @@ def test_an_invalid_request_is_told_from_a_failure() -> None:
     assert json.loads(error_body(400)) == {"error": invalid}
     assert events(error_event(400)) == [{"error": invalid}]
     assert json.loads(error_body(503))["error"]["code"] == 500
+    # What a worker has for the client is for invalid requests only.
+    assert json.loads(error_body(400, "too long"))["error"] == invalid | {"message": "too long"}
+    assert "too long" not in error_body(500, "too long").decode()
 
 
 def test_a_stream_that_a_worker_ends_shows_no_reason() -> None:
