@@ -58,7 +58,6 @@ from dynctl.serving.http.connections import descriptors
 from dynctl.serving.prompts import Prompt, PromptTokenizers
 from dynctl.tokenization import ModelTokenizer, TokenizationError
 from dynctl.wire.dynamo.discovery import (
-    INSTANCES,
     KV_EVENTS,
     KV_METRICS,
     EndpointId,
@@ -574,21 +573,18 @@ class Sidecar:
     async def _others_undecided(self, worker: Worker | None) -> bool:
         """Whether another process wants the engine and neither has it nor has left."""
         own, undecided = self.registration.instance_id, False
-        cards = []
-        prefix = f"{INSTANCES}{'/'.join(self._lock)}/"
         parsed = [
-            (listed, parse_entry(listed.key, listed.value))
+            parse_entry(listed.key, listed.value)
             for listed in (await self._discovery.list()).entries
         ]
-        serving = {
-            entry.instance_id
-            for _, entry in parsed
-            if isinstance(entry, Instance) and entry.endpoint == self.config.endpoint
-        }
-        for listed, entry in parsed:
-            if isinstance(entry, ModelCard):
-                cards.append(entry)
-            if not listed.key.startswith(prefix) or not isinstance(entry, Instance):
+        cards = [entry for entry in parsed if isinstance(entry, ModelCard)]
+        instances = [entry for entry in parsed if isinstance(entry, Instance)]
+        known = {(entry.endpoint, entry.instance_id) for entry in instances}
+        serving = {one.instance_id for one in cards if (one.endpoint, one.instance_id) in known}
+        for entry in instances:
+            # Frontends serve all components of a namespace, so in each of them it is the engine.
+            # Another namespace may have another host of the same name.
+            if entry.endpoint._replace(component=self._lock.component) != self._lock:
                 continue
             # With a fixed port, what a process before this one has left has our address.
             if (
@@ -604,7 +600,8 @@ class Sidecar:
                 where = entry.address.partition("/")[0]
                 raise AttachedTwice(
                     f"{codes.ENGINE_ALREADY_ATTACHED}: {self.config.engine.url} is attached by the "
-                    f"process at {where} (instance {entry.instance_id:x})",
+                    f"process at {where} (instance {entry.instance_id:x} of "
+                    f"{entry.endpoint.namespace}.{entry.endpoint.component})",
                     "One dynctl serve attach is enough for an engine; stop the other one first.",
                 )
         differs = None if worker is None else other_files(self._card(worker, 0), cards)

@@ -101,7 +101,7 @@ class Lab:
 def config(engine: str, files: Path = DEMO_MODEL_DIR, **fields: Any) -> AttachConfig:
     spec = parse_worker_spec(engine, "--engine")
     values = {"drain_s": patience(20), **fields}
-    return AttachConfig(spec, AT, read_model_files(files), **values)
+    return AttachConfig(spec, values.pop("endpoint", AT), read_model_files(files), **values)
 
 
 @asynccontextmanager
@@ -298,15 +298,31 @@ async def test_a_second_sidecar_of_an_engine_is_refused_by_name(lab: Lab, engine
         assert lab.instance is not None
 
 
-@pytest.mark.parametrize("_again", range(3))
-async def test_of_two_sidecars_that_start_together_one_registers(
-    lab: Lab, engine: RunningEngine, _again: int
+async def test_a_second_sidecar_with_another_component_is_refused_too(
+    lab: Lab, engine: RunningEngine
 ):
-    made = config(engine.url)
+    """Frontends would count one engine as two workers."""
+    async with attached(lab, config(engine.url)):
+        await until(registered(lab))
+        other = config(engine.url, endpoint=EndpointId("dynamo", "other", "generate"))
+        async with attached(lab, other) as (_, running):
+            with pytest.raises(AttachedTwice, match=r"of dynamo\.backend\)"):
+                async with asyncio.timeout(patience(10)):
+                    await running
+        assert len(lab.entries(ModelCard)) == 1
+
+
+@pytest.mark.parametrize("components", [("backend", "backend"), ("backend", "other")])
+async def test_of_two_sidecars_that_start_together_one_registers(
+    lab: Lab, engine: RunningEngine, components: tuple[str, str]
+):
+    one, other = (
+        config(engine.url, endpoint=EndpointId("dynamo", name, "generate")) for name in components
+    )
     registrar = MemoryRegistrar(lab.discovery)
     async with (
-        attached(lab, made, registrar) as (_, first),
-        attached(lab, made, registrar) as (_, second),
+        attached(lab, one, registrar) as (_, first),
+        attached(lab, other, registrar) as (_, second),
     ):
         done, left = await asyncio.wait(
             [first, second], timeout=patience(20), return_when=asyncio.FIRST_COMPLETED
