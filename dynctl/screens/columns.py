@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from dynctl.base.errors import UsageProblem
 from dynctl.screens.canvas import Canvas
+from dynctl.screens.cells import beginning, cells, padded
 from dynctl.screens.numbers import middle
 
 Row = TypeVar("Row")
@@ -41,10 +42,10 @@ class Column(Generic[Row]):
     sentence: bool = False
 
     def shortened(self, cell: str, width: int) -> str:
-        """``cell`` in at most ``width`` characters."""
-        if len(cell) <= width:
+        """``cell`` in at most ``width`` cells of the terminal."""
+        if cells(cell) <= width:
             return cell
-        return f"{cell[: width - 2]}.." if self.sentence else middle(cell, width)
+        return f"{beginning(cell, width - 2)}.." if self.sentence else middle(cell, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,15 @@ class Fitted(Generic[Row]):
     def line(self, row: Row) -> str:
         return self._line([column.text(row) for column in self.columns])
 
-    def texts(self, cells: Sequence[str]) -> str:
-        """A line of the first ``len(cells)`` columns, each padded."""
-        return self._line(list(cells))
+    def texts(self, values: Sequence[str]) -> str:
+        """A line of the first ``len(values)`` columns, each padded."""
+        return self._line(list(values))
 
-    def _line(self, cells: list[str]) -> str:
+    def _line(self, texts: list[str]) -> str:
         parts = []
-        for column, width, cell in zip(self.columns, self.widths, cells, strict=False):
+        for column, width, cell in zip(self.columns, self.widths, texts, strict=False):
             text = column.shortened(cell, width)
-            parts.append(text.rjust(width) if column.right else text.ljust(width))
+            parts.append(padded(text, width, right=column.right))
         return (" " * GAP).join(parts).rstrip()
 
 
@@ -87,7 +88,9 @@ def fit(
     wanted = least or {}
     widths = {
         column.key: max(
-            len(column.heading), wanted.get(column.key, 0), *(len(column.text(row)) for row in rows)
+            cells(column.heading),
+            wanted.get(column.key, 0),
+            *(cells(column.text(row)) for row in rows),
         )
         for column in columns
     }

@@ -12,6 +12,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.documents.snapshot import DecisionLine, DecisionReport
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.canvas import Canvas
+from dynctl.screens.cells import padded
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import amount, count, opening
 from dynctl.screens.streaming import LineStream
@@ -120,7 +121,7 @@ class DecisionLines:
         """One line with its line end. The reason is last and takes what is left."""
         *cells, _ = [column.text(line) for column in self._fitted.columns]
         used = sum(self._fitted.widths[:-1]) + GAP * (len(self._fitted.widths) - 1)
-        text = self._fitted.texts(cells).ljust(used)
+        text = padded(self._fitted.texts(cells), used)
         room = None if self._canvas.width is None else max(_WHY, self._canvas.width - used)
         why = reason_text(line)
         whole = (text + (why if room is None else opening(why, room))).rstrip()

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from dynctl.screens.cells import beginning, cells, ending
+
 _MORE: Final = " .."
 _BOUNDARIES: Final = (", ", "; ", " (")
 
@@ -57,11 +59,10 @@ def opening(text: str, width: int) -> str:
 
 
 def middle(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, cut in the middle: names of pods differ at both
-    ends."""
-    if len(text) <= width:
+    """``text`` in at most ``width`` cells, cut in the middle: names of pods differ at both ends."""
+    if cells(text) <= width:
         return text
     if width <= 4:
-        return text[:width]
+        return beginning(text, width)
     head = (width - 2) // 2
-    return f"{text[:head]}..{text[len(text) - (width - 2 - head) :]}"
+    return f"{beginning(text, head)}..{ending(text, width - 2 - head)}"

@@ -20,6 +20,7 @@ from dynctl.documents.route_result import (
     Term,
 )
 from dynctl.screens.canvas import Canvas
+from dynctl.screens.cells import padded
 from dynctl.screens.columns import Column, Fitted, fit
 from dynctl.screens.numbers import amount, blocks, count, middle, plural
 from dynctl.screens.route_sentences import (
@@ -129,7 +130,7 @@ class HopTable:
     def _padded(self, cells: list[str]) -> str:
         parts = []
         for cell, width in zip(cells, self.fitted.widths, strict=False):
-            parts.append(middle(cell, width).ljust(width))
+            parts.append(padded(middle(cell, width), width))
         return "  ".join(parts) + "  "
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from rich.style import Style
 
 from dynctl.documents.snapshot import DecisionLine, Snapshot
+from dynctl.screens.cells import beginning, cells, padded
 from dynctl.screens.columns import GAP, Fitted
 from dynctl.screens.decisions import refusal
 from dynctl.top.header import decisions_listed, meter_line
@@ -50,14 +51,14 @@ class DecisionPanel(Panel[DecisionLine]):
     def pieces(self, row: DecisionLine, fitted: Fitted[DecisionLine]) -> Line:
         if not row.refused:
             return super().pieces(row, fitted)
-        cells: list[str] = []
+        texts: list[str] = []
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
             if column.key == "prefill":
                 break
-            cells.append(column.text(row)[:width].ljust(width))
-        text = (" " * GAP).join([*cells, refusal(row)])
+            texts.append(padded(beginning(column.text(row), width), width))
+        text = (" " * GAP).join([*texts, refusal(row)])
         room = self.size.width - 2
-        return plain(text if len(text) <= room else text[: room - 2] + "..")
+        return plain(text if cells(text) <= room else beginning(text, room - 2) + "..")
 
     def hint(self, row: DecisionLine) -> str:
         if row.refused:

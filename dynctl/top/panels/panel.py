@@ -17,6 +17,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from dynctl.documents.workers import WorkerRow
+from dynctl.screens.cells import padded
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
 from dynctl.screens.numbers import middle, plural
 from dynctl.top.filter import RowFilter
@@ -121,8 +122,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
             text = column.text(row)
             # Names differ at both ends, sentences at the beginning.
             text = column.shortened(text, width)
-            padded = text.rjust(width) if column.right else text.ljust(width)
-            pieces += [(padded, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
+            shown = padded(text, width, right=column.right)
+            pieces += [(shown, self.cell_style(row, column.key)), (" " * GAP, PLAIN)]
         return pieces[:-1]
 
     def hint(self, row: Row) -> str:
