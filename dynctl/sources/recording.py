@@ -486,6 +486,10 @@ class RecordedFleet(LiveSource):
         self._rest = source.records_after()
         self._next: Record | None = None
 
+    @property
+    def past(self) -> str:
+        return f"recording, {self._speed:g}x" if self._speed else "recording"
+
     async def snapshot(self) -> Snapshot:
         source = self._moment
         problem = ""

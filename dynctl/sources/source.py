@@ -98,6 +98,11 @@ class LiveSource:
         self.source = source
         self.title = title
 
+    @property
+    def past(self) -> str:
+        """What snapshots show in place of the present, ``saved view``; empty if they are live."""
+        return ""
+
     async def __aenter__(self) -> Self:
         return self
 

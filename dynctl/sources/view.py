@@ -177,6 +177,10 @@ class StillView(LiveSource):
         self._at = wall()
         self._rows = tuple(source.workers())
 
+    @property
+    def past(self) -> str:
+        return "saved view"
+
     async def snapshot(self) -> Snapshot:
         view, title = self._view, self.title
         settings = view.config().values

@@ -280,7 +280,7 @@ class TopApp(App[int]):
     def _show_frame(self) -> None:
         width = self.size.width
         snapshot, now = self.snapshot, self.wall()
-        state = State(self.rate, paused=self.paused, readonly=self.readonly)
+        state = State(self.rate, paused=self.paused, readonly=self.readonly, past=self.source.past)
         head = header(snapshot, self.view, self.source.title, state, width, now, self._history)
         if len(head) != self._head_lines:
             self._head_lines = len(head)

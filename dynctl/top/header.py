@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,7 @@ from dynctl.base.quantities import percent
 from dynctl.documents.fleet_load import Rates
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.snapshot import DomainView, Meter, Snapshot
+from dynctl.screens.cells import cells, padded
 from dynctl.screens.decisions import clock
 from dynctl.screens.numbers import age, amount, count, middle
 from dynctl.screens.topology import policy_text
@@ -26,11 +27,13 @@ _TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Modes of the dashboard. ``rate``: seconds between two readings."""
+    """Modes of the dashboard. ``rate``: seconds between two readings. ``past``: what the source
+    shows in place of the present; empty where it is live."""
 
     rate: float
     paused: bool = False
     readonly: bool = False
+    past: str = ""
 
 
 def header(
@@ -55,40 +58,55 @@ def header(
     counted = history is not None and not isinstance(snapshot.header.traffic, UnsetType)
     uncounted = snapshot.unknown("rates") if history is not None and not counted else None
     return [
-        [(f" {first.ljust(room)} ", BOLD), (time_of_day, BOLD)],
+        [(f" {padded(first, room)} ", BOLD), (time_of_day, BOLD)],
         *([rates_line(history, snapshot.at, BLOCKS, width)] if counted and history else []),
         *(
             [plain(middle(f" requests/s unknown: {uncounted.unknown}", width), DIM)]
             if uncounted
             else []
         ),
-        [(f" {second.ljust(room_below)} ", PLAIN), (word, style)],
+        [(f" {padded(second, room_below)} ", PLAIN), (word, style)],
     ]
 
 
 def rates_line(history: History, at: float, marks: Marks, width: int) -> Line:
     """Requests a second, time to the first token, hit rate, refusals and errors of the last
-    seconds, each with the last minutes as a sparkline; as many as fit."""
+    seconds, each with the last minutes as a sparkline.
+
+    Where they do not fit, refusals and errors leave while there are none; sparklines become
+    shorter before any that there are leaves.
+    """
     now = history.rates(at)
     if now is None:
         return plain(" requests: counting ..", DIM)
-    count, step = (16, 15.0) if width >= 160 else (8, 15.0) if width >= 100 else (5, 12.0)
+    longest, step = (16, 15.0) if width >= 160 else (8, 15.0) if width >= 100 else (5, 12.0)
+    texts = rate_texts(now)
+    calm = {name for name in ("refused", "errors") if not getattr(now, name)}
+
+    def room(names: Container[str], count: int) -> int:
+        """Cells that are left beside the texts of ``names``, with sparklines of ``count``."""
+        trail = count + 1 if count else 0
+        used = [len(text) + trail for name, text, _ in texts if name in names]
+        return width - 1 - sum(used) - (len(GAP) - 1) * (len(used) - 1)
+
+    shown = {name for name, _, _ in texts if name not in calm}
+    count = next((one for one in (longest, 5, 3) if room(shown, one) >= 0), 0)
+    for name, _, _ in texts:
+        if room({*shown, name}, count) >= 0:
+            shown.add(name)
     trend = history.trend(count, step, at)
 
     def spark(name: str, top: float | None = None) -> str:
         return marks.sparkline([getattr(one, name) if one else None for one in trend], top)
 
     styles = {"refused": WARN if now.refused else PLAIN, "errors": BAD if now.errors else PLAIN}
-    parts = [
-        (text, spark(name, top), styles.get(name, PLAIN)) for name, text, top in rate_texts(now)
-    ]
     line: list[tuple[str, Style]] = [(" ", PLAIN)]
-    room = width - 1
-    for text, drawn, style in parts:
-        room -= len(text) + 1 + len(drawn) + len(GAP) - 1
-        if room < -len(GAP):
-            break
-        line += [(f"{text} ", BOLD + style), (drawn, ACCENT), (GAP[:-1], PLAIN)]
+    for name, text, top in texts:
+        if name in shown:
+            drawn = spark(name, top) if count else ""
+            beside = " " if drawn else ""
+            style = BOLD + styles.get(name, PLAIN)
+            line += [(f"{text}{beside}", style), (drawn, ACCENT), (GAP[:-1], PLAIN)]
     return line
 
 
@@ -126,6 +144,8 @@ def currency_mark(snapshot: Snapshot, state: State, now: float) -> tuple[str, St
     mode = "  readonly" if state.readonly else ""
     if state.paused:
         return f"‖ PAUSED at {clock(snapshot.at, tenths=False)}{mode}", WARN
+    if state.past:
+        return f"○ {state.past}, not live{mode}", WARN
     if snapshot.problem:
         read = [one.at for one in snapshot.parts.values() if one.at is not None]
         return f"✗ NOT CURRENT, {age(now - max(read, default=now))} old{mode}", BAD
@@ -230,7 +250,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
     """The first of ``parts`` that fit ``width``; the very first is shortened if necessary."""
     line = middle(parts[0], width)
     for part in parts[1:]:
-        if len(line) + len(GAP) + len(part) <= width:
+        if cells(line) + len(GAP) + cells(part) <= width:
             line += GAP + part
     return line
 

@@ -84,7 +84,13 @@ WORDS: Final = (
      "report it"),
     ("P:D", "available decode workers for each available prefill worker"),
     ("CROSS", "share of KV hand-offs that left their domain value"),
-    ("CACHED", "prompt blocks found in the prefill worker's cache, of all prompt blocks"),
+    ("PREFILL DECODE", "of a domain: its workers of the role; of a worker: active prefill tokens "
+     "and active decode blocks that the router counts"),
+    ("CACHED", "of a worker: blocks in its cache; of a decision: prompt blocks found in the "
+     "prefill worker's cache, of all prompt blocks"),
+    ("INDEX", "whether the router's index of the worker's cache is current, and the age of the "
+     "last event"),
+    ("COST", "cost of the chosen worker in blocks; with two hops, of the prefill hop"),
     ("MARGIN", "how many blocks the winner was cheaper than the next candidate"),
     ("prefers", "cost of the preferred domain as a multiple of the best other one; requests spill "
      "when it reaches the crossover"),

@@ -9,6 +9,7 @@ from rich.style import Style
 
 from dynctl.documents.snapshot import Alert
 from dynctl.top.filter import worker_words
+from dynctl.top.layout import TITLE, Wish
 from dynctl.top.marks import BAD, PLAIN, WARN
 from dynctl.top.panels.columns import alert_table
 from dynctl.top.panels.panel import Panel, Picture
@@ -19,6 +20,11 @@ class AlertPanel(Panel[Alert]):
 
     ENOUGH: ClassVar[int] = 6
     ORDER: ClassVar[int] = 1
+
+    @property
+    def wish(self) -> Wish:
+        """Without a finding the title suffices: the other panels use the lines."""
+        return super().wish if self.picture.rows else Wish(TITLE, self.ENOUGH, self.ORDER)
 
     def key(self, row: Alert) -> Hashable:
         return (row.code, row.subject)

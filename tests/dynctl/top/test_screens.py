@@ -13,6 +13,7 @@ from textual.color import Color
 from textual.pilot import Pilot
 
 from dynctl.documents.snapshot import Part
+from dynctl.sources.view import StillView
 from tests.dynctl.top.conftest import Shown, settled
 from tests.dynctl.top.fleet import NOW, StillSource, meter, snapshot
 from tests.dynctl.top.golden import HERE, as_committed, screen_svg, screen_text
@@ -118,6 +119,13 @@ async def test_state_is_as_committed(shown: Shown, name: str):
             pilot.app._show_frame()  # type: ignore[attr-defined]
             await pilot.pause()
         as_committed(f"{name}-80x24.txt", screen_text(pilot.app))
+
+
+async def test_a_saved_view_is_not_called_live(shown: Shown):
+    async with shown(StillView(two_zones()), size=SMALL) as pilot:
+        text = screen_text(pilot.app)
+        assert "○ saved view, not live" in text
+        assert "every" not in text
 
 
 @pytest.mark.skipif(
