@@ -310,8 +310,8 @@ def capacity_conditions(
         for one in row.stranded:
             place = topology_of(one.requires) if one.requires is not None else None
             where = "=".join(place) if place is not None else row.model
-            named = ", ".join(one.workers[:_NAMED]) + (", .." if one.workers[_NAMED:] else "")
-            yield Derived("DYT0901", where, f"{named}: {one.reason}; {one.outcome}")
+            # The reason first: a list that has no room cuts the names.
+            yield Derived("DYT0901", where, f"{one.reason}; {one.outcome} ({_some(one.workers)})")
         domain = _single_decode_domain(row)
         if domain is not None:
             yield Derived(
@@ -320,6 +320,12 @@ def capacity_conditions(
                 "one decode worker takes all that is prefilled here: while it restarts, "
                 "requests fail or wait",
             )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _available(*roles: RoleCapacity) -> int:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from dynctl.documents.fleet_load import Traffic, Transfer, quantile
 from dynctl.documents.replicas import ReplicaRow
@@ -16,16 +17,28 @@ from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapsho
 from dynctl.documents.verify import CellState
 from dynctl.documents.workers import RankRow, ReportedLoad, WorkerRow, worker_rows
 from dynctl.planning.domain_capacity import topology_show
-from dynctl.screens.columns import fit
+from dynctl.screens.cells import beginning, cells, ending
+from dynctl.screens.columns import Column, fit
+from dynctl.screens.numbers import middle
 from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
+from dynctl.sources.view import StillView
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_words
-from dynctl.top.header import decisions_listed, meter_line, numbers
+from dynctl.top.header import (
+    State,
+    currency_mark,
+    decisions_listed,
+    header,
+    meter_line,
+    numbers,
+    rates_line,
+)
 from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BAD, BLOCKS, GOOD, WARN, role_style, zone_style
+from dynctl.top.panels.alerts import AlertPanel, alert_picture
 from dynctl.top.panels.columns import alert_table, kv_share
 from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
@@ -223,7 +236,36 @@ def test_stranded_domains_and_single_decode_workers_have_codes():
         ("DYT0901", "zone=zone-c"),
         ("DYT0901", "zone=zone-d"),
     }
-    assert "prefill-c0, prefill-c1: no decode worker" in found["DYT0901", "zone=zone-c"].message
+    message = found["DYT0901", "zone=zone-c"].message
+    # Narrow lists cut the end: the reason is first, and the names are last.
+    assert message.startswith("no decode worker of tiny has it")
+    assert message.endswith("(prefill-c0, prefill-c1)")
+
+
+def test_an_alert_names_three_workers_and_counts_the_others():
+    shown = topology_show("x", stranded_zones().workers(), settings(stranded_zones()))
+    names = [f"p{number}" for number in range(1003)]
+    rows = [
+        msgspec.structs.replace(
+            row, stranded=[msgspec.structs.replace(one, workers=names) for one in row.stranded]
+        )
+        for row in shown.rows
+    ]
+    found = [
+        one.message
+        for one in capacity_alerts(msgspec.structs.replace(shown, rows=rows))
+        if one.code == "DYT0901"
+    ]
+    assert found
+    assert all(message.endswith("(p0, p1, p2 and 1,000 more)") for message in found)
+
+
+def test_the_panel_of_alerts_leaves_its_lines_to_others_while_there_are_none():
+    panel = AlertPanel(4, id="alerts")
+    panel.picture = alert_picture((), NOW)
+    assert panel.wish.natural == 1
+    panel.picture = alert_picture((Alert("C", "warn", "s", "m"),), NOW)
+    assert panel.wish.natural > 1
 
 
 def test_alerts_are_sorted_by_level_and_keep_their_start():
@@ -432,6 +474,79 @@ def test_rates_cover_the_last_seconds_and_a_restart_starts_again_without_negativ
     after = history.rates(NOW + 41)
     assert after is not None
     assert after.per_second == pytest.approx(2.0)
+
+
+def rates_text(refused: int, errors: int, width: int) -> str:
+    """The line of rates of a fleet that had so many refusals and errors in 1,000 requests."""
+    history = History()
+    for second, done in ((0, 0), (60, 1000)):
+        shown = counted(second, 0)
+        traffic = Traffic(
+            done, done and errors, done and refused, (1.0,), (done, 0), 100 * done, 80 * done
+        )
+        head = msgspec.structs.replace(shown.header, traffic=traffic)
+        history.add(msgspec.structs.replace(shown, header=head))
+    return "".join(text for text, _ in rates_line(history, NOW + 60, BLOCKS, width))
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize(("refused", "errors"), [(0, 0), (100, 0), (0, 3), (100, 3)])
+def test_refusals_and_errors_that_there_are_fit_on_every_screen(refused, errors, width):
+    line = rates_text(refused, errors, width)
+    assert len(line.rstrip()) <= width
+    for word in ("req/s", "TTFT p50", "hits 80 %"):
+        assert word in line
+    assert ("refused 10 %" in line) or not refused
+    assert ("errors 0.3 %" in line) or not errors
+    if width == 200:
+        assert "refused" in line
+        assert "errors" in line
+    if not errors or width > 80:
+        # Each has its sparkline: marks follow the last text too.
+        assert line.rstrip()[-1] in BLOCKS.steps
+
+
+# -- what is not the present, and wide characters ----------------------------------------------
+
+
+def test_a_source_of_the_past_is_not_called_live():
+    shown = snapshot()
+    for past in ("saved view", "recording, 10x"):
+        word, _ = currency_mark(shown, State(1.0, past=past), NOW + 86_400)
+        assert word == f"○ {past}, not live"
+    assert "live, every 1 s" in currency_mark(shown, State(1.0), NOW)[0]
+    assert StillView(two_zones()).past == "saved view"
+
+
+def test_columns_stay_aligned_beside_characters_of_two_cells():
+    names = ["模型-千问", "tiny", "e\u0301te\u0301"]
+    columns = [
+        Column("name", "NAME", str, str, name=True),
+        Column("size", "SIZE", lambda name: "1", lambda name: 1, right=True),
+    ]
+    lines = [fit(columns, names, None).line(name) for name in names]
+    assert len({cell_len(line) for line in lines}) == 1
+    narrow = fit(columns, ["大" * 30], 20)
+    assert cell_len(narrow.line("大" * 30)) <= 20
+
+
+@given(st.text("a大é\u0301ー", max_size=30), st.integers(0, 20))
+def test_shortened_text_has_the_cells_that_it_may_have(text: str, width: int):
+    assert cells(text) == cell_len(text)
+    for shorter in (middle(text, width), beginning(text, width), ending(text, width)):
+        assert cells(shorter) <= width
+    if cells(text) <= width:
+        assert middle(text, width) == beginning(text, width) == ending(text, width) == text
+
+
+def test_the_clock_is_whole_beside_a_model_with_wide_characters():
+    shown = snapshot()
+    head = msgspec.structs.replace(shown.header, models=("模型-千问",))
+    shown = msgspec.structs.replace(shown, header=head)
+    first, *_ = header(shown, None, "x", State(1.0), 80, NOW)
+    text = "".join(piece for piece, _ in first)
+    assert re.search(r" \d\d:\d\d:\d\d$", text)
+    assert cell_len(text) <= 80
 
 
 def test_readings_of_requests_are_bounded():
