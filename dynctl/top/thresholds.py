@@ -6,6 +6,7 @@ Values are set only after their effect was shown and confirmed with ``y``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any, ClassVar, Final
 
 from textual import events
@@ -113,6 +114,8 @@ class ThresholdScreen(Screen[bool]):
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self._tried = None
+        # What is shown is about the values before.
+        self.effect.show("")
         self._draw()
 
     def on_key(self, event: events.Key) -> None:
@@ -184,7 +187,9 @@ class ThresholdScreen(Screen[bool]):
         return threshold_change(change, Canvas(max(40, self.size.width - 1)))
 
     def _failed(self, error: DynctlError) -> None:
-        self.effect.show("\n".join([error.message, *error.hint.splitlines()]))
+        lines = [error.message, *error.hint.splitlines()]
+        room = max(40, self.size.width - 1)
+        self.effect.show("\n".join(part for line in lines for part in wrap(line, room)))
 
     # -- drawing ---------------------------------------------------------------------------
 

@@ -89,6 +89,17 @@ async def test_typed_values_are_checked(shown: Shown, typed: list[str], said: st
         assert said in screen_text(pilot.app)
 
 
+async def test_an_error_is_whole_on_80_columns_and_leaves_with_the_next_key(shown: Shown):
+    async with shown(size=(80, 24)) as pilot:
+        await pilot.press("t", "down", *"0.0333", "enter")
+        await settled(pilot)
+        words = " ".join(screen_text(pilot.app).split())
+        assert "expected a whole number, got '0.0333'" in words
+        await pilot.press("1")
+        await settled(pilot)
+        assert "expected a whole number" not in screen_text(pilot.app)
+
+
 async def test_a_refusal_of_the_frontend_is_shown(shown: Shown):
     source = StillSource()
 
