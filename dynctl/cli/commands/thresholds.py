@@ -81,7 +81,7 @@ def set_thresholds(
         typer.Option(
             "--active-decode-blocks",
             "--active-decode-blocks-threshold",
-            metavar="0..1|none",
+            metavar="0..1|off",
             help="Busy above this fraction of a rank's KV blocks.",
         ),
     ] = None,
@@ -90,7 +90,7 @@ def set_thresholds(
         typer.Option(
             "--active-prefill-tokens",
             "--active-prefill-tokens-threshold",
-            metavar="N|none",
+            metavar="N|off",
             help="Busy above this many active prefill tokens.",
         ),
     ] = None,
@@ -99,7 +99,7 @@ def set_thresholds(
         typer.Option(
             "--active-prefill-tokens-frac",
             "--active-prefill-tokens-threshold-frac",
-            metavar="X|none",
+            metavar="X|off",
             help="Busy above this multiple of max_num_batched_tokens.",
         ),
     ] = None,
@@ -153,7 +153,7 @@ def set_thresholds(
         ),
     ] = 50,
 ) -> int:
-    """Set busy thresholds on every replica. `none` disables one; the others keep their values.
+    """Set busy thresholds on every replica. `off` disables one; the others keep their values.
 
     Shows the values before and after, and which ranks become busy or calm. Each replica is read
     back; if one fails, the others get their old values back. Exit code 1: replicas have different
@@ -337,7 +337,8 @@ def _values(given: Mapping[str, tuple[str, str | None]]) -> dict[str, float | in
         if text is None:
             continue
         try:
-            values[name] = SETTINGS[name].parse(text)
+            # As `thresholds get` and the form of `top` show it.
+            values[name] = SETTINGS[name].parse("none" if text.strip() == "off" else text)
         except ConfigError as error:
             raise UsageProblem(f"{flag}: {str(error).removeprefix(name + ': ')}") from None
     if not values:

@@ -365,6 +365,17 @@ def test_off_cannot_be_had_on_dynamo_and_ours_is_left_alone(dynctl, fleet, dynam
     assert ours.thresholds()[TOKENS] == 5
 
 
+@pytest.mark.parametrize("word", ["off", "none"])
+def test_a_threshold_is_switched_off_by_the_word_that_the_list_shows(dynctl, fleet, word: str):
+    ours = fleet.add()
+    set_directly(ours, **{TOKENS: 5})
+    ran = dynctl("thresholds", "set", *named(ours), "--active-prefill-tokens", word)
+    assert ran.code == 0
+    assert ours.thresholds()[TOKENS] is None
+    shown = dynctl("thresholds", "get", *named(ours))
+    assert "off" in shown.out
+
+
 def test_setting_dynamo_back_to_off_takes_what_nothing_is_above(dynctl, fleet, dynamo):
     ours = fleet.add()
     ours.on_post = refused
