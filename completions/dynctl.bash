@@ -107,7 +107,7 @@ __dynctl_command() {
             ;;
         'decisions')
             subs='list tail'
-            flags+=' --output -o --timeout --token-file --wait'
+            flags+=' --output -o --timeout --token-file --wait --refused --moved --model --zone --worker --limit --no-headers --frontend-log'
             ;;
         'decisions list')
             flags+=' --refused --moved --model --zone --worker --limit --no-headers --frontend-log --output -o --timeout --token-file --wait'
@@ -216,7 +216,7 @@ __dynctl_command() {
 __dynctl_meaning() {
     case $1:$2 in
         'thresholds set:--active-decode-blocks-threshold' | 'thresholds set:--active-prefill-tokens-threshold' | 'thresholds set:--active-prefill-tokens-threshold-frac')
-            meaning='words:none' ;;
+            meaning='words:off' ;;
         'bundle:--to')
             meaning='file' ;;
         'topology render:--enforcement')
@@ -235,12 +235,12 @@ __dynctl_meaning() {
             meaning='words:table wide json jsonl yaml name csv' ;;
         'decisions tail:--output' | 'events tail:--output' | 'thresholds watch:--output' | 'decisions tail:-o' | 'events tail:-o' | 'thresholds watch:-o')
             meaning='words:table wide jsonl' ;;
-        'decisions list:--worker' | 'decisions tail:--worker' | 'events tail:--worker')
+        'decisions:--worker' | 'decisions list:--worker' | 'decisions tail:--worker' | 'events tail:--worker')
             meaning='live:worker' ;;
         'topology render:--domain' | 'serve engine:--model')
             meaning='free' ;;
         *:--active-decode-blocks | *:--active-prefill-tokens | *:--active-prefill-tokens-frac)
-            meaning='words:none' ;;
+            meaning='words:off' ;;
         *:--admin-token-file | *:--api-key-file | *:--ca-cert | *:--engine-api-key-file | *:--file | *:--frontend-log | *:--kubeconfig | *:--log | *:--messages | *:--plot | *:--record | *:--recording | *:--router-kv-transfer-qos | *:--router-policy-config | *:--router-token-file | *:--save-view | *:--tls-cert | *:--tls-key | *:--token-file | *:--tokens | *:--view | *:--workers-file | *:-f)
             meaning='file' ;;
         *:--against | *:--kube-context)

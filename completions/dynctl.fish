@@ -1111,7 +1111,15 @@ function __dynctl_flags
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
                 '--token-file'\t'File with the bearer token' \
-                '--wait'\t'Time limit for reading the workers\' caches'
+                '--wait'\t'Time limit for reading the workers\' caches' \
+                '--refused'\t'Only refusals' \
+                '--moved'\t'Only decisions that missing decode workers moved' \
+                '--model'\t'Only this model' \
+                '--zone'\t'Only decisions for workers of this zone (or rack, ..): zone-a, or ..' \
+                '--worker'\t'Only this worker: name or id, or its unique end' \
+                '--limit'\t'The last N decisions' \
+                '--no-headers'\t'Print the rows without a heading' \
+                '--frontend-log'\t'Read a live Dynamo\'s decisions from its frontend\'s log'
         case 'decisions list'
             printf '%s\n' \
                 '--refused'\t'Only refusals' \
@@ -1532,7 +1540,7 @@ end
 function __dynctl_meaning
     switch "$argv[1]:$argv[2]"
         case 'thresholds set:--active-decode-blocks-threshold' 'thresholds set:--active-prefill-tokens-threshold' 'thresholds set:--active-prefill-tokens-threshold-frac'
-            echo 'words:none'
+            echo 'words:off'
         case 'bundle:--to'
             echo 'file'
         case 'topology render:--enforcement'
@@ -1551,12 +1559,12 @@ function __dynctl_meaning
             echo 'words:table wide json jsonl yaml name csv'
         case 'decisions tail:--output' 'events tail:--output' 'thresholds watch:--output' 'decisions tail:-o' 'events tail:-o' 'thresholds watch:-o'
             echo 'words:table wide jsonl'
-        case 'decisions list:--worker' 'decisions tail:--worker' 'events tail:--worker'
+        case 'decisions:--worker' 'decisions list:--worker' 'decisions tail:--worker' 'events tail:--worker'
             echo 'live:worker'
         case 'topology render:--domain' 'serve engine:--model'
             echo 'free'
         case '*:--active-decode-blocks' '*:--active-prefill-tokens' '*:--active-prefill-tokens-frac'
-            echo 'words:none'
+            echo 'words:off'
         case '*:--admin-token-file' '*:--api-key-file' '*:--ca-cert' '*:--engine-api-key-file' '*:--file' '*:--frontend-log' '*:--kubeconfig' '*:--log' '*:--messages' '*:--plot' '*:--record' '*:--recording' '*:--router-kv-transfer-qos' '*:--router-policy-config' '*:--router-token-file' '*:--save-view' '*:--tls-cert' '*:--tls-key' '*:--token-file' '*:--tokens' '*:--view' '*:--workers-file' '*:-f'
             echo 'file'
         case '*:--against' '*:--kube-context'

@@ -100,7 +100,8 @@ GROUPS = {
     "`dynctl serve --worker URL` is `dynctl serve frontend --worker URL`.",
     "workers": "Workers of a router: list, one worker, cordon, drain.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
-    "decisions": "Past decisions of a router: list, tail. `dynctl decisions` lists them.",
+    "decisions": "Past decisions of a router: list, tail. `dynctl decisions --refused` is "
+    "`dynctl decisions list --refused`.",
     "events": "KV events of the workers, live.",
     "thresholds": "Busy thresholds, live on the frontends.",
     "config": "Router settings and their sources.",

@@ -10,8 +10,9 @@ from dynctl.cli.completion.values import Kind, Meaning, meaning
 
 #: Longer descriptions are cut, since word and description share a line.
 _LONGEST: Final = 72
-#: ``dynctl serve --worker URL`` means ``dynctl serve frontend --worker URL``.
-_IMPLIED: Final[Mapping[str, str]] = {"serve": "frontend"}
+#: ``dynctl serve --worker URL`` means ``dynctl serve frontend --worker URL``, and ``dynctl
+#: decisions --refused`` means ``dynctl decisions list --refused``.
+_IMPLIED: Final[Mapping[str, str]] = {"serve": "frontend", "decisions": "list"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ def test_what_is_known_is_completed_without_starting_anything(press: Press, prog
     assert press("dynctl --demo -o json workers li").line == "dynctl --demo -o json workers list "
     assert press("dynctl workers list --no-h").line == "dynctl workers list --no-headers "
     assert press("dynctl workers list -o js").offered == ["json", "jsonl"]
+    assert press("dynctl decisions --ref").line == "dynctl decisions --refused "
     assert press("dynctl workers list --output=y").line == "dynctl workers list --output=yaml "
     assert press("dynctl explain DYT0903").line == "dynctl explain DYT0903 "
     assert len(press("dynctl explain DYR0").offered) > 9
