@@ -13,11 +13,18 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from dynctl import version
 from dynctl.documents.config import ConfigDocument
+from dynctl.documents.decisions import DecisionList, PastDecision
 from dynctl.documents.errors import AnthropicErrorBody, ErrorBody
-from dynctl.documents.models import ModelList, ModelReadiness, ModelRow, Readiness
+from dynctl.documents.fleet_load import FleetLoad
+from dynctl.documents.models import Health, ModelList, ModelReadiness, ModelRow, Readiness
+from dynctl.documents.replicas import ReplicaRow
+from dynctl.documents.route_result import RouteResult
+from dynctl.documents.thresholds import BusyThresholdList
+from dynctl.documents.workers import EngineRow, UnregisteredEngine
 from dynctl.serving.engines.apis import BY_PATH
 from dynctl.serving.http.json_responses import json_response
 from dynctl.serving.refusal import ANTHROPIC_PATH
@@ -29,8 +36,19 @@ from dynctl.wire.responses import ResponsesFields
 PATH: Final = "/openapi.json"
 _PAGES: Final = "/ui"
 _REF: Final = "#/components/schemas/{name}"
-#: The document that an endpoint answers with; others have no schema.
-ANSWERS: Final[Mapping[tuple[str, str], type]] = {
+
+
+class EngineList(msgspec.Struct, frozen=True):
+    """The answer of ``GET /v1/workers``: a row for each engine, one of ``ENGINE``."""
+
+    workers: list[Any]
+    replicas: list[ReplicaRow] | UnsetType = UNSET
+
+
+#: The row of an engine: registered, or not yet.
+ENGINE: Final = (EngineRow, UnregisteredEngine)
+#: The document that an endpoint answers with, or one of several; others have no schema.
+ANSWERS: Final[Mapping[tuple[str, str], type | tuple[type, ...]]] = {
     ("GET", "/v1/models"): ModelList,
     ("GET", "/v1/models/{model}"): ModelRow,
     ("GET", "/v1/models/{model}/ready"): ModelReadiness,
@@ -38,6 +56,17 @@ ANSWERS: Final[Mapping[tuple[str, str], type]] = {
     ("GET", "/ping"): Readiness,
     ("POST", "/ping"): Readiness,
     ("GET", "/v1/config"): ConfigDocument,
+    ("GET", "/health"): Health,
+    ("GET", "/busy_threshold"): BusyThresholdList,
+    ("GET", "/v1/workers"): EngineList,
+    ("POST", "/v1/workers"): ENGINE,
+    ("GET", "/v1/workers/{worker}"): ENGINE,
+    ("POST", "/v1/workers/{worker}/cordon"): ENGINE,
+    ("POST", "/v1/workers/{worker}/uncordon"): ENGINE,
+    ("GET", "/v1/fleet"): FleetLoad,
+    ("POST", "/v1/route"): RouteResult,
+    ("GET", "/v1/decisions"): DecisionList,
+    ("GET", "/v1/decisions/{id}"): PastDecision,
 }
 
 
@@ -98,9 +127,11 @@ _MARKS = re.compile(r"^``(?:GET|POST|DELETE) [^`]*``:?\s*|``")
 
 def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
     """The document of the routes that ``app`` has."""
-    kinds = (ErrorBody, AnthropicErrorBody, *dict.fromkeys(ANSWERS.values()))
+    answers = dict.fromkeys(kind for found in ANSWERS.values() for kind in _kinds(found))
+    kinds = (ErrorBody, AnthropicErrorBody, *answers)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     known = dict(zip(kinds, schemas, strict=True))
+    components[EngineList.__name__]["properties"]["workers"]["items"] = _one_of(ENGINE, known)
     bodies, more = _bodies([path for method, path, _ in routes_of(app) if method == "POST"])
     components |= more
     paths: dict[str, dict[str, Any]] = {}
@@ -112,7 +143,7 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
             "operationId": _operation_id(method, path),
             "summary": _summary(method, path, handler),
             "responses": {
-                "2XX": _content("the answer", known.get(ANSWERS.get((method, path), object))),
+                "2XX": _content("the answer", _one_of(ANSWERS.get((method, path), ()), known)),
                 "default": _content("an error", known[error]),
             },
         }
@@ -133,6 +164,16 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
         "paths": {path: paths[path] for path in sorted(paths)},
         "components": {"schemas": {name: components[name] for name in sorted(components)}},
     }
+
+
+def _kinds(found: type | tuple[type, ...]) -> tuple[type, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _one_of(found: type | tuple[type, ...], known: Mapping[type, Any]) -> Any:
+    """The schema of a document that has one of these types; None if there is no type."""
+    schemas = [known[kind] for kind in _kinds(found)]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else None
 
 
 def _bodies(paths: Iterable[str]) -> tuple[dict[type, Any], dict[str, Any]]:

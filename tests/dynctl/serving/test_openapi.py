@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from typing import Any
 
 import aiohttp
@@ -11,10 +13,13 @@ from aiohttp import web
 
 from dynctl.documents.errors import AnthropicErrorBody, ErrorBody
 from dynctl.serving.config import FrontendConfig
+from dynctl.serving.http.inference import DECISION_HEADER
 from dynctl.serving.http.openapi import (
     ANSWERS,
     BODIES,
+    ENGINE,
     SUMMARIES,
+    EngineList,
     TokenizeAnswer,
     openapi_document,
     routes_of,
@@ -60,19 +65,62 @@ async def test_every_route_is_in_the_document_and_every_path_of_it_answers(
 
 
 async def test_answers_fit_the_schemas() -> None:
-    async with site([{"name": "a0"}], health=SLOW_HEALTH) as fleet:
+    async with site([{"name": "a0"}], health=SLOW_HEALTH, api_token="t" * 32) as fleet:
+        operator = {"Authorization": f"Bearer {'t' * 32}"}
         document = await document_of(fleet.frontend.url)
+        chat = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), json=chat) as answer:
+            assert answer.status == 200
+            decided = answer.headers[DECISION_HEADER]
+        sent: dict[str, dict[str, Any]] = {
+            "/v1/route": chat,
+            "/v1/workers": {"url": "http://127.0.0.1:9", "name": "b0"},
+        }
+        names = {"model": "demo", "worker": "a0", "id": decided}
         for (method, path), kind in ANSWERS.items():
             row = document["paths"][path][method.lower()]
             assert "schema" in row["responses"]["2XX"]["content"]["application/json"]
-            url = fleet.url(path.replace("{model}", "demo"))
-            async with fleet.client.request(method, url) as answer:
-                assert answer.status == 200, path
-                msgspec.json.decode(await answer.read(), type=kind)
+            url = fleet.url(path.format(**names))
+            body = sent.get(path) if method == "POST" else None
+            async with fleet.client.request(method, url, json=body, headers=operator) as answer:
+                text = await answer.text()
+                assert answer.status in (200, 201), (path, text)
+                # Nothing is answered that the schema does not name.
+                assert unnamed(json.loads(text), known(text, kind)) == [], path
+                if kind is EngineList:
+                    for row in json.loads(text)["workers"]:
+                        assert unnamed(row, known(json.dumps(row), ENGINE)) == [], path
         for path, kind in (("/v1/messages", AnthropicErrorBody), ("/v1/responses", ErrorBody)):
             async with fleet.client.post(fleet.url(path), json={"model": "none"}) as answer:
                 assert answer.status == 400
                 msgspec.json.decode(await answer.read(), type=kind)
+
+
+def known(text: str, kind: type | tuple[type, ...]) -> Any:
+    """What the first fitting type knows of an answer; raises where none fits."""
+    *others, last = kind if isinstance(kind, tuple) else (kind,)
+    for one in others:
+        with contextlib.suppress(msgspec.ValidationError):
+            return json.loads(msgspec.json.encode(msgspec.json.decode(text, type=one)))
+    return json.loads(msgspec.json.encode(msgspec.json.decode(text, type=last)))
+
+
+def unnamed(answer: Any, known: Any, where: str = "") -> list[str]:
+    """The fields of an answer that are not in what its type knows of it."""
+    if isinstance(answer, dict) and isinstance(known, dict):
+        return [
+            lost
+            for name, value in answer.items()
+            for lost in (
+                [f"{where}.{name}"]
+                if name not in known and value not in (None, [], {}, "")
+                else unnamed(value, known.get(name), f"{where}.{name}")
+            )
+        ]
+    if isinstance(answer, list) and isinstance(known, list):
+        pairs = zip(answer, known, strict=False)
+        return [lost for one, two in pairs for lost in unnamed(one, two, f"{where}[]")]
+    return []
 
 
 #: A body of each endpoint that a frontend accepts, and one that it refuses.
