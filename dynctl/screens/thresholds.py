@@ -236,6 +236,8 @@ def _canary(verdict: CanaryVerdict, canvas: Canvas) -> Iterator[str]:
     for one in verdict.conditions:
         value = "unknown" if one.value is None else _measured(one.condition, one.value)
         text = f"{one.state:<9} {one.condition}: {value} on {plural(one.requests, 'request')}"
+        if one.state == "unknown" and one.value is not None:
+            text += ", too few to decide"
         yield from canvas.paragraph(text, first="  ", rest="    ")
 
 

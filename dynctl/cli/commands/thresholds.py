@@ -128,8 +128,8 @@ def set_thresholds(
             "--canary",
             parser=seconds(),
             metavar="DURATION",
-            help="Watch for this long, and set the old values back unless every --revert-if was "
-            "measured and held: 10m.",
+            help="Set the thresholds on trial for this long: 10m. The old values return if a "
+            "--revert-if comes true or cannot be measured.",
         ),
     ] = None,
     revert_if: Annotated[
