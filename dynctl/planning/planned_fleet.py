@@ -73,7 +73,7 @@ def fleet_of_flags(capacities: Sequence[str], domain: str | None) -> PlannedFlee
     for given in capacities:
         value, _, counts = given.partition(":")
         value = value.strip()
-        if not value:
+        if not value or "=" in value:
             raise UsageProblem(f"--capacity {given}: expected VALUE:prefill=N,decode=N")
         if value in cells:
             raise UsageProblem(f"--capacity {given}: {value} is given twice")
