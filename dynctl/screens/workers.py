@@ -132,14 +132,27 @@ def _replica_notes(replicas: Sequence[ReplicaRow] | UnsetType, canvas: Canvas) -
         yield from canvas.paragraph(text, first="", rest="  ")
 
 
-def no_match(total: int, **filters: str | None) -> Callable[[Any, Canvas], str]:
-    """The screen for filters that keep none of ``total`` workers; ``filters``: option -> value."""
+def no_match(
+    rows: Sequence[WorkerRow], *, model: str | None, selector: str | None, role: str | None = None
+) -> Callable[[Any, Canvas], str]:
+    """The screen for filters that keep none of ``rows``: the filters, and names that no row has."""
+    from dynctl.sources.query import Selector, selector_keys
+
+    filters = {"model": model, "role": role, "selector": selector}
     options = " ".join(
         f"-l {value}" if name == "selector" else f"--{name} {value}"
         for name, value in filters.items()
         if value is not None
     )
-    return lambda result, canvas: f"0 of {plural(total, 'worker')} match {options}\n"
+    lines = [f"0 of {plural(len(rows), 'worker')} match {options}"]
+    models = sorted({row.model for row in rows})
+    if model is not None and models and model not in models:
+        lines.append(f"models: {', '.join(models)}")
+    for key in Selector.parse(selector or "").unknown_keys(rows):
+        lines.append(f"no worker has {key}; known: {', '.join(selector_keys(rows))}")
+    return lambda result, canvas: "".join(
+        part + "\n" for line in lines for part in canvas.paragraph(line, first="", rest="  ")
+    )
 
 
 def worker_rows_only(result: WorkerList, canvas: Canvas) -> str:

@@ -134,13 +134,21 @@ def choose_model(wanted: str | None, models: Sequence[str], served: Sequence[str
         raise UsageProblem(
             f"{len(models)} models are served ({known}); name one with --model"
             if models
-            else "no worker is registered and no model is served",
-            "" if models else "register one: dynctl serve frontend --worker URL",
+            else "no model is served: no worker is registered, or none has answered yet",
+            ""
+            if models
+            else "dynctl workers list shows each worker and why it is unavailable; "
+            "register one: dynctl serve frontend --worker URL",
         )
     return models[0]
 
 
 _FIELDS = ("name", "role", "model", "status")
+
+
+def selector_keys(rows: Sequence[WorkerRow]) -> list[str]:
+    """The keys that a selector may use on ``rows``: fields, then topology domains."""
+    return [*_FIELDS, *sorted({domain for row in rows for domain in row.domains})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +175,11 @@ class Selector:
                 )
             terms.append((key, value.strip("= "), not excluded))
         return cls(tuple(terms))
+
+    def unknown_keys(self, rows: Sequence[WorkerRow]) -> list[str]:
+        """The keys that no worker of ``rows`` has."""
+        known = selector_keys(rows)
+        return list(dict.fromkeys(key for key, _, _ in self.terms if key not in known))
 
     def matches(self, row: WorkerRow) -> bool:
         return all((_value(row, key) == value) is wanted for key, value, wanted in self.terms)

@@ -53,7 +53,7 @@ def show_topology(
             result = replace(result, rows=sort_rows(columns, result.rows, sort_by))
         screen: Any = topology_rows_only if no_headers else None
         if rows and not result.rows and not no_headers:
-            screen = no_match(len(rows), model=model, selector=selector)
+            screen = no_match(rows, model=model, selector=selector)
         return result, screen
 
     show_list(options, read, watch=watch)

@@ -62,7 +62,7 @@ def list_workers(
             rows = sort_rows(worker_columns(rows), rows, sort_by)
         screen: Any = worker_rows_only if no_headers else None
         if every and not rows and not no_headers:
-            screen = no_match(len(every), model=model, role=role, selector=selector)
+            screen = no_match(every, model=model, role=role, selector=selector)
         others = UNSET if source.other_routers is None else source.other_routers
         return WorkerList(source.title, rows, others), screen
 
@@ -137,15 +137,20 @@ def drain_worker(
     running = change.running
     if running:
         talk(f"{change.worker} is cordoned; waiting for {plural(running, 'request')}")
-    while running and time.monotonic() - began < wait:
-        time.sleep(min(0.5, wait))
-        running = source.running(change.worker)
+    back = f"it stays cordoned; dynctl workers uncordon {change.worker} gives it requests again"
+    try:
+        while running and time.monotonic() - began < wait:
+            time.sleep(min(0.5, wait))
+            running = source.running(change.worker)
+    except KeyboardInterrupt:
+        talk(f"{change.worker} still runs {plural(running, 'request')}; {back}")
+        raise
     waited = round(time.monotonic() - began, 3)
     emit(replace(change, running=running, drained=not running, waited_s=waited), options)
     if running:
         raise TimedOut(
             f"{change.worker} still runs {plural(running, 'request')} after {waited:.0f} s",
-            f"wait longer: dynctl workers drain {change.worker} --wait 30m",
+            f"{back}\nwait longer: dynctl workers drain {change.worker} --wait 30m",
         )
     return ExitCode.YES
 

@@ -262,3 +262,25 @@ def test_without_a_running_frontend_the_advice_is_unknown(dynctl, view_file):
 def test_a_preset_lists_what_it_changes(dynctl):
     shown = dynctl("config", "show", "--preset", "ttft")
     assert "changes prefill_load_scale 1.5, active_decode_blocks_threshold 0.7" in shown.out
+
+
+def test_an_interrupted_drain_names_the_way_back(dynctl, monkeypatch):
+    from dynctl.documents.workers import CordonChange
+
+    class Source:
+        def cordon(self, worker, *, cordoned, dry_run):
+            return CordonChange("test", worker, 7, "decode", cordoned, False, True, running=3)
+
+        def running(self, worker):
+            return 3
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dynctl.sources.connect_frontends", lambda options, command: Source())
+    monkeypatch.setattr("time.sleep", interrupt)
+    ran = dynctl("workers", "drain", "decode-a0")
+    shown = " ".join(ran.err.split())
+    assert (ran.code, ran.out) == (130, "")
+    assert "decode-a0 still runs 3 requests; it stays cordoned" in shown
+    assert "dynctl workers uncordon decode-a0" in shown
