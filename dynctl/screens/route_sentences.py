@@ -636,7 +636,7 @@ def _admits(
         return f"a {role} worker with {wanted},{other}"
     if step.filter == "decode_capacity":
         where = " or ".join(_places(step)) or "its transfer domain"
-        return f"an eligible decode worker in {where}: dynctl workers list shows busy workers"
+        return f"an eligible decode worker in {where}: dynctl workers list shows each"
     if step.filter == "busy" and nearest is not None:
         over = float(nearest.value or 0) - float(nearest.limit or 0)
         return (

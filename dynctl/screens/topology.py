@@ -203,11 +203,14 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
         return
     lost = [name for row in result.rows if row.value is None for name in row.workers]
     if lost:
-        verb = "publishes" if len(lost) == 1 else "publish"
-        yield (
-            f"{NO_DOMAIN}: {_named(lost)} {verb} no {result.domain}: "
-            f"a required {result.domain} never reaches {'it' if len(lost) == 1 else 'them'}"
+        verb, them = ("publishes", "it") if len(lost) == 1 else ("publish", "them")
+        modes = {policy.enforcement for row in result.rows for policy in row.policies}
+        effect = (
+            f"a preference for a {result.domain} has no effect on {them}"
+            if "preferred" in modes and "required" not in modes
+            else f"a required {result.domain} never reaches {them}"
         )
+        yield f"{NO_DOMAIN}: {_named(lost)} {verb} no {result.domain}: {effect}"
 
 
 def _where(row: DomainCapacity, *, several: bool) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from dynctl.planning.domain_capacity import topology_show
+from dynctl.screens.topology import topology_notes
 from router_core import WorkerAvailability
-from tests.golden.fleets import stranded_zones, view, worker
+from tests.golden.fleets import settings, stranded_zones, view, worker
 
 
 def test_a_row_a_domain(dynctl):
@@ -65,3 +69,25 @@ def test_wrong_names_are_usage_problems(dynctl):
     ran = dynctl("topology", "show", "--demo", "--sort-by", "size")
     assert ran.code == 2
     assert "expected one of domain, model, prefill" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("policy", "effect"),
+    [
+        ({"enforcement": "required"}, "a required zone never reaches it"),
+        (
+            {"enforcement": "preferred", "weight": 0.85},
+            "a preference for a zone has no effect on it",
+        ),
+    ],
+)
+def test_what_a_worker_without_the_domain_means_follows_from_the_policy(policy, effect):
+    source = view(
+        [
+            worker("prefill-a0", "prefill", 1, zone="zone-a", **policy),
+            worker("decode-a0", "decode", 2, zone="zone-a"),
+            worker("decode-x0", "decode", 3),
+        ]
+    )
+    shown = topology_show("test", source.workers(), settings(source))
+    assert list(topology_notes(shown))[-1] == f"(none): decode-x0 publishes no zone: {effect}"

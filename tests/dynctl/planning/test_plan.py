@@ -278,7 +278,7 @@ def test_graphs_of_different_domains_require_the_domain_option():
 
 @pytest.mark.parametrize(
     "given",
-    ["", ":prefill=1", "a=prefill=1", "a:prefill", "a:prefill=x", "a:prefill=-1", 
+    ["", ":prefill=1", "a=prefill=1", "a:prefill", "a:prefill=x", "a:prefill=-1",
      "a:prefill=1,prefill=2",
      "a:aggregated=1", "a:prefill=99999999", "a:decode=1000001"],
 )  # fmt: skip
