@@ -46,7 +46,7 @@ def usage_problem(error: Any, arguments: Sequence[str], root: Any) -> tuple[str,
         missing = _spelled(error.param)
         return f"{path}: expected {missing}, got none", f"{_usage(context)}\n{page}"
     if kind == "NoSuchOption":
-        near = sorted(error.possibilities or ())
+        near = _closest(error.option_name, error.possibilities or ())
         return f"{error.option_name}: {path} has no such option{_or(near)}", page
     if kind == "BadOptionUsage":
         return _value_or_none(command, error.option_name, arguments), page
@@ -95,6 +95,16 @@ def _spelled(parameter: Any) -> str:
 def _usage(context: Any) -> str:
     words = context.command.collect_usage_pieces(context)
     return " ".join(("usage:", context.command_path, *words))
+
+
+def _closest(typed: str, names: Sequence[str]) -> list[str]:
+    """The parser's proposals, the most similar first, without those that are much less similar."""
+    from difflib import SequenceMatcher
+
+    like = {name: SequenceMatcher(None, typed, name).ratio() for name in names}
+    best = max(like.values(), default=0.0)
+    near = [name for name in names if like[name] > best - 0.15]
+    return sorted(near, key=lambda name: (-like[name], name))
 
 
 def _or(near: Sequence[str]) -> str:

@@ -134,7 +134,7 @@ class ApiKeys:
             await asyncio.sleep(poll_s)
             try:
                 if self.load():
-                    _log.info("keys of %s loaded again: %d are valid", self._file, len(self))
+                    _log.info("keys of %s loaded again; valid keys: %d", self._file, len(self))
                     problem = ""
             except KeysError as error:
                 if str(error) != problem:

@@ -76,7 +76,7 @@ def log_start(started: Started) -> None:
             config.host,
         )
     if started.keys.required:
-        _log.info("inference needs an API key: %d are valid", len(started.keys))
+        _log.info("inference needs an API key; valid keys: %d", len(started.keys))
     if config.unix_socket is not None:
         _log.info("operators: %s", config.unix_socket)
     if started.replicas is not None:

@@ -174,7 +174,7 @@ class FrontendSource:
         if not rows:
             raise UsageProblem(
                 f"{self.title} keeps no decisions yet",
-                "send a request, or start it with --decision-memory 64MiB",
+                "send a request first; with --decision-memory 0 a frontend keeps none",
             )
         _, last, client = max(rows, key=lambda row: row[0])
         return client.decision(last)

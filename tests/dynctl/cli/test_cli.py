@@ -511,6 +511,43 @@ def test_a_full_disk_below_stdout_is_named(tmp_path: Path, command: str):
 
 
 @pytest.mark.parametrize(
+    ("closed", "shown"),
+    [("<&-", True), (">&-", False), ("2>&-", True), ("<&- >&- 2>&-", False)],
+)
+def test_closed_standard_streams_are_no_defect(tmp_path: Path, closed: str, shown: bool):
+    done = _bash(f"dynctl workers list --demo {closed}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("prefill-a0" in done.stdout) is shown
+    assert _bash(f"dynctl workers list --no-such {closed}", tmp_path).returncode == 2
+
+
+def test_the_most_similar_option_is_proposed(dynctl):
+    ran = dynctl("workers", "list", "--frontned", "http://127.0.0.1:1")
+    shown = " ".join(ran.err.split())
+    assert "has no such option; did you mean --frontend?" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (
+            ["workers", "list", "-l", "zne=zone-a,zone=zone-b"],
+            ["no worker has zne; known: name, role, model, status, rack, zone"],
+        ),
+        (["topology", "show", "-l", "row=r1"], ["no worker has row; known: "]),
+        (["workers", "list", "--model", "nope"], ["models: demo"]),
+        (["workers", "list", "-l", "zone=zone-x"], []),
+    ],
+)
+def test_a_filter_without_a_match_names_what_no_worker_has(dynctl, command, lines):
+    ran = dynctl(*command, "--demo")
+    first, *rest = ran.out.splitlines()
+    assert (ran.code, first.startswith("0 of 6 workers match ")) == (0, True)
+    assert len(rest) == len(lines)
+    assert all(shown.startswith(line) for shown, line in zip(rest, lines, strict=True))
+
+
+@pytest.mark.parametrize(
     ("command", "name"),
     [
         ("route --demo hi --save-view v.json", "v.json"),
