@@ -22,6 +22,7 @@ from router_core import (
     ConfigError,
     ConfigSet,
     IndexConnected,
+    Role,
     Router,
     RouterPolicy,
     ThresholdsSet,
@@ -49,6 +50,7 @@ _MOST_DOUBTS: Final = 16
 CHANGES_OF_HEALTH: Final = (
     ConfigSet,
     IndexConnected,
+    Role,
     ThresholdsSet,
     WorkerAvailability,
     WorkerLost,
@@ -145,7 +147,7 @@ class ServiceHealth:
         for worker in self._service.router.registry:
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
             self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
-        self._hold_levels()
+        self._hold_levels(policy)
         # An engine's event stream reports this code too; only conditions set here are cleared here.
         for name in self.mismatched - set(mismatched):
             self.clear_condition(codes.BLOCK_SIZE_MISMATCH, name)
@@ -157,16 +159,31 @@ class ServiceHealth:
     def _distance_costs(self) -> bool:
         return bool(self._service.router.config.router_kv_transfer_weight)
 
-    def _hold_levels(self) -> None:
-        """A condition for each level of the table of links that no worker publishes."""
+    def _hold_levels(self, policy: RouterPolicy | None) -> None:
+        """A condition for each level, of the table of links or of the router's policy, that no
+        worker publishes."""
         registry, table = self._service.router.registry, self._service.router.transfer
+        effects: dict[str, tuple[str, str]] = {}
         for level in () if table is None or not self._distance_costs else table.names:
+            effect = "KV transfers count as those of a wider level"
+            effects[level] = ("a level of --router-kv-transfer-qos", effect)
+        bound = any(
+            worker.role is Role.PREFILL and worker.runtime_config.kv_transfer_domain is None
+            for worker in registry
+        )
+        if policy is not None and policy.enforcement == "required":
+            effect = "every request with a prefill hop is refused"
+            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect)
+        elif policy is not None:
+            effect = "the policy has no effect"
+            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect)
+        for level, (named, effect) in effects.items():
+            matters = bound or policy is None or level != policy.domain
             unused = None
-            if len(registry) and not registry.with_domain(level):
-                unused = (
-                    f"no worker publishes the domain {level}, a level of "
-                    "--router-kv-transfer-qos: KV transfers count as those of a wider level"
-                )
+            if len(registry) and matters and not registry.with_domain(level):
+                known = sorted({domain for worker in registry for domain in worker.domains})
+                published = f"; published: {', '.join(known)}" if known else ""
+                unused = f"no worker publishes the domain {level}, {named}: {effect}{published}"
             self._hold(codes.LEVEL_NOT_PUBLISHED, level, unused)
 
     def _by_time(self, worker: Worker) -> str | None:

@@ -136,6 +136,32 @@ async def test_requests_stay_near_while_that_costs_less(tmp_path: Path):
         assert await chosen(fleet) == {("prefill-a", "decode-b")}
 
 
+@pytest.mark.parametrize(
+    ("domain", "enforcement", "effect"),
+    [
+        ("zne", "required", "every request with a prefill hop is refused; published: zone"),
+        ("zne", "fallback", "the policy has no effect; published: zone"),
+        ("zone", "required", None),
+    ],
+)
+async def test_a_policy_whose_level_no_worker_publishes_is_a_condition(
+    domain: str, enforcement: str, effect: str | None
+):
+    router = RouterConfig(kv_transfer_domain=domain, kv_transfer_enforcement=enforcement)
+    async with site(**fleet_of("prefill-a", "decode-a"), router=router) as fleet:
+        found = fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", domain)
+        option = "--router-kv-transfer-topology-level"
+        expected = f"no worker publishes the domain {domain}, that of {option}: {effect}"
+        assert (found.message if found else None) == (expected if effect else None)
+
+
+async def test_a_policy_has_no_level_to_miss_where_each_worker_computes_prompts():
+    router = RouterConfig(kv_transfer_domain="zne")
+    shape: dict[str, Any] = {"engines": [{"name": "a"}], "specs": {"a": ",zone=zone-a"}}
+    async with site(**shape, router=router) as fleet:
+        assert fleet.service.conditions.get("LEVEL_NOT_PUBLISHED", "zne") is None
+
+
 @pytest.mark.parametrize("selection", ["greedy", "best"])
 async def test_a_pair_near_each_other_beats_the_cheapest_prefill_worker(
     tmp_path: Path, selection: str
