@@ -68,6 +68,10 @@ class _Prompt:
     more: tuple[list[int], ...] = ()
 
 
+class NoTokenizer(UsageProblem):
+    """The prompt is a text, and the source has no tokenizer for its model."""
+
+
 class DryRun:
     """One query on one view. Raises UsageProblem where the view cannot answer it.
 
@@ -426,9 +430,8 @@ class DryRun:
         if path is None or not Path(path).is_dir():
             where = f"{path} of the view does not exist here" if path else "the source has none"
             hint = "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE"
-            if self._query.assignments:
-                hint += "; only without --set do the engines of a live frontend tokenize"
-            raise UsageProblem(f"no tokenizer for model {model}: {where}", hint)
+            kind = UsageProblem if path else NoTokenizer
+            raise kind(f"no tokenizer for model {model}: {where}", hint)
         tokenizer = (self._load or load_tokenizer)(path)
         saved = view.tokenizers.get(model)
         if saved is not None and saved != tokenizer.fingerprint:

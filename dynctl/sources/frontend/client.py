@@ -95,6 +95,22 @@ class FrontendClient(HttpFrontend):
         headers = None if query.session_id is None else {SESSION_HEADERS[0]: query.session_id}
         return self.document(self.send("POST", "/v1/route", body, headers), RouteResult)
 
+    def token_ids(self, query: RouteQuery) -> list[int] | None:
+        """The prompt's token ids from an engine of the model; None where no engine has them, or
+        where the query is a whole body, whose tools a tokenizer renders."""
+        if query.body is not None:
+            return None
+        named = query.lora or query.wanted
+        body = query.request_body() | ({} if named is None else {"model": named})
+        body.pop("cache_salt", None)
+        try:
+            ids = json_object(self.send("POST", "/tokenize", body)).get("tokens")
+        except DynctlError:
+            return None
+        if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+            return None
+        return ids or None
+
     def workers(self) -> list[WorkerRow]:
         return self.workers_and_replicas().workers
 

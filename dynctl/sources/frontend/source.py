@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import UnsetType
@@ -203,6 +204,16 @@ def _running(answers: Sequence[Sequence[WorkerRow]], name: str, *, shared: bool)
 
 def _what_if(client: FrontendClient, query: RouteQuery) -> RouteResult:
     """``--set`` is computed here, on the frontend's present state: a frontend has no what-if."""
+    from dynctl.sources.dry_run import NoTokenizer
     from dynctl.sources.view import open_view_bytes
 
-    return open_view_bytes(client.save(), client.url, client.title).route(query)
+    saved = client.save()
+    try:
+        return open_view_bytes(saved, client.url, client.title).route(query)
+    except NoTokenizer:
+        # The frontend has no tokenizer either: for its own decisions it calls the same endpoint.
+        ids = client.token_ids(query)
+        if ids is None:
+            raise
+    known = replace(query, messages=None, prompt=None, token_ids=ids)
+    return open_view_bytes(saved, client.url, client.title).route(known)

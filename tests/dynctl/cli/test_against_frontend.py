@@ -130,6 +130,40 @@ def test_what_if_and_saved_views_work_on_the_frontends_state(asks, dynctl, tmp_p
     assert dynctl("route", PROMPT, "--explain", "--view", path).out == first.out
 
 
+def test_what_if_with_a_text_where_only_the_engines_have_a_tokenizer(dynctl, tmp_path):
+    engine, ready = start(
+        "serve", "engine", "--name", "one", "--speedup-ratio", "1000", errors=tmp_path / "engine"
+    )
+    try:
+        frontend, served = start(
+            "serve", "frontend", "--http-port", "0", "--announce", "--worker",
+            f"{ready['url']},name=one,kv-events={ready['kv_events']},replay={ready['replay']}",
+            errors=tmp_path / "frontend",
+        )  # fmt: skip
+        try:
+            url = served["url"]
+            until_now(lambda: "ready" in dynctl("workers", "list", "--frontend", url).out, 30)
+            line = ["route", PROMPT, "--frontend", url, "-o", "json"]
+            plain = dynctl(*line).json
+            heavier = dynctl(*line, "--set", "load.one.prefill_tokens=+160")
+            assert heavier.code == 0, heavier.err
+            assert heavier.json["tokens"] == plain["tokens"]
+            [candidate] = heavier.json["decode"]["candidates"]
+            assert candidate["active_prefill_tokens"] == 160
+            wrong = dynctl(*line, "--set", "router_temprature=1")
+            assert (wrong.code, "router_temprature" in wrong.err) == (2, True)
+        finally:
+            frontend.terminate()
+            frontend.wait(patience(20))
+            assert frontend.stdout is not None
+            frontend.stdout.close()
+    finally:
+        engine.terminate()
+        engine.wait(patience(20))
+        assert engine.stdout is not None
+        engine.stdout.close()
+
+
 def test_workers_list_and_show(asks):
     out = asks("workers", "list").out
     assert [line.split()[:4] for line in out.splitlines()[1:3]] == [
