@@ -233,7 +233,8 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
 
 
 def frontend_url(url: str) -> str:
-    """``url`` with a scheme and without a slash at its end; raises UsageProblem."""
+    """``url`` with a scheme, without a slash at its end, and without the ``/v1`` that base URLs of
+    OpenAI's clients have; raises UsageProblem."""
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)
@@ -246,7 +247,7 @@ def frontend_url(url: str) -> str:
             f"--frontend {without_credentials(full)}: expected http://HOST:PORT{without}",
             "for example: --frontend http://127.0.0.1:8000",
         )
-    return parts.geturl().rstrip("/")
+    return parts.geturl().rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _check_size(size: int, limit: int) -> None:

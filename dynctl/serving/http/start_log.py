@@ -75,6 +75,12 @@ def log_start(started: Started) -> None:
             "details answer 403 until --admin-token is set",
             config.host,
         )
+    elif config.host not in LOOPBACK and config.tls_cert is None:
+        _log.info(
+            "%s is reachable from other hosts without TLS: tokens, keys and prompts travel as "
+            "plain text; set --tls-cert and --tls-key, or end TLS in front of this process",
+            config.host,
+        )
     if started.keys.required:
         _log.info("inference needs an API key; valid keys: %d", len(started.keys))
     if config.unix_socket is not None:

@@ -195,3 +195,24 @@ async def test_a_system_port_in_use_is_named():
         frontend = Frontend(FrontendConfig(port=0, system_port=taken.getsockname()[1]))
         with pytest.raises(StartError, match="use another --system-port"):
             await frontend.start()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"host": "0.0.0.0"}, "they get inference only"),
+        ({"host": "0.0.0.0", "api_token": "t"}, "travel as plain text"),
+    ],
+)
+async def test_the_start_names_what_an_open_address_lacks(fields, expected, caplog):
+    caplog.set_level(logging.INFO)
+    frontend = Frontend(FrontendConfig(port=0, **fields))
+    await frontend.start()
+    try:
+        frontend.log_start()
+    finally:
+        await frontend.close()
+    shown = [line for line in caplog.messages if "reachable from other hosts" in line]
+    assert len(shown) == (expected is not None)
+    assert all(expected in line for line in shown)

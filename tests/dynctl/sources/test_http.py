@@ -13,7 +13,7 @@ import zmq
 from dynctl.base.errors import TimedOut, Unreachable, network_reason
 from dynctl.sources.dynamo.frontends import PolledFrontends
 from dynctl.sources.frontend.client import AsyncFrontendClient, FrontendClient
-from dynctl.sources.http import async_client, read_response
+from dynctl.sources.http import async_client, frontend_url, read_response
 from tests.waiting import patience
 
 
@@ -134,3 +134,8 @@ def test_the_reason_is_found_in_the_chain_of_causes():
     assert network_reason(httpx.ReadError("")) == "the connection failed"
     wrong = httpx.TransportError("the response is over 100 bytes")
     assert network_reason(wrong) == "the response is over 100 bytes"
+
+
+@pytest.mark.parametrize("typed", ["h:8000", "http://h:8000/", "http://h:8000/v1", "h:8000/v1/"])
+def test_the_base_url_of_a_client_names_the_frontend_too(typed: str):
+    assert frontend_url(typed) == "http://h:8000"
