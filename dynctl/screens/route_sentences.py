@@ -26,7 +26,7 @@ from dynctl.documents.route_result import (
 )
 from dynctl.screens.numbers import age, amount, blocks, plural
 from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
-from router_core import TOPOLOGY_PREFIX, topology_of
+from router_core import TOPOLOGY_PREFIX, canonical_taint, topology_of
 
 #: Filter -> the name of what remains, in the funnel line.
 _STEPS = {
@@ -605,6 +605,16 @@ def _distance(row: RejectedRow) -> float:
     return 1e9
 
 
+def _taint_of_a_domain(hop: DecisionResult, nearest: RejectedRow | None) -> str:
+    """The taint that a requirement such as ``zone=zone-a`` probably means; else nothing."""
+    domains = {} if nearest is None else nearest.domains
+    for item in hop.constraints:
+        domain, equals, value = item.taint.partition("=")
+        if item.kind == "required" and equals and domain in domains:
+            return f"; the taint of a domain is {canonical_taint(domain, value)}"
+    return ""
+
+
 def _admits(
     hop: DecisionResult, step: FunnelRow, nearest: RejectedRow | None, result: RouteResult
 ) -> str:
@@ -633,7 +643,7 @@ def _admits(
         wanted = ", ".join(item.taint for item in hop.constraints if item.kind == "required")
         ours = any(item.origin != "request" for item in hop.constraints)
         other = " or a policy of preferred" if ours else " or a request without that constraint"
-        return f"a {role} worker with {wanted},{other}"
+        return f"a {role} worker with {wanted},{other}{_taint_of_a_domain(hop, nearest)}"
     if step.filter == "decode_capacity":
         where = " or ".join(_places(step)) or "its transfer domain"
         return f"an eligible decode worker in {where}: dynctl workers list shows each"

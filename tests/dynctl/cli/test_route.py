@@ -381,3 +381,11 @@ def test_a_prompt_in_another_locale_is_read_as_utf_8(dynctl):
     assert (ran.code, ran.out) == (2, "")
     assert "PROMPT: not UTF-8 text" in ran.err
     assert "dynctl route - < FILE" in ran.err
+
+
+def test_a_required_domain_without_its_prefix_names_the_taint(dynctl):
+    ran = dynctl("route", "--demo", DEMO, "--require-taint", "zone=zone-a")
+    shown = " ".join(ran.out.split())
+    assert (ran.code, "the taint of a domain is dynamo.topology/zone=zone-a" in shown) == (1, True)
+    ran = dynctl("route", "--demo", DEMO, "--require-taint", "dynamo.topology/zone=zone-c")
+    assert (ran.code, "the taint of a domain" in ran.out) == (1, False)
