@@ -1203,7 +1203,7 @@ function __dynctl_flags
                 '--dry-run'\t'Show which ranks would change' \
                 '--partial'\t'If a replica fails, keep the thresholds of the other replicas' \
                 '--wait'\t'Wait until the thresholds are in effect on every replica, at most ..' \
-                '--canary'\t'Watch for this long, and set the old values back unless every ..' \
+                '--canary'\t'Set the thresholds on trial for this long: 10m' \
                 '--revert-if'\t'What ends a --canary: refused, errors, hits, ttft_pNN or itl_pNN, ..' \
                 '--min-requests'\t'Requests that a condition of a --canary needs before it is believed' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
