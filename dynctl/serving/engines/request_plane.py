@@ -485,6 +485,7 @@ class PlaneStream(EngineStream):
         if self._moving is not None:
             self._moving.cancel()
         super().close()
+        self._link.let_go()
 
     # -- called by the link ------------------------------------------------------------------
 
@@ -692,11 +693,11 @@ class _Link:
 
     def received(self) -> None:
         answer = self._answer
-        if answer is None or self.stream is None:
+        if answer is None:
             return
         if self._done:
             self._until_sentinel(answer)
-        else:
+        elif self.stream is not None:
             self.stream.take(self, answer)
 
     def lost(self, error: Exception | None) -> None:
@@ -731,6 +732,10 @@ class _Link:
             # The worker learns of it when it connects; a closed door alone does not stop it.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_ACCEPT_S, self._plane.forget, self._subject)
+
+    def let_go(self) -> None:
+        """The stream is closed. It refers to this link, and such a cycle would keep both."""
+        self.stream = None
 
     def stop(self) -> None:
         """The answer is complete before the worker's end: it may stop."""

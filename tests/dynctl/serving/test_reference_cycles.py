@@ -6,10 +6,15 @@ serves: a cycle that refers to a request keeps its body, its plan and its record
 
 import gc
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.dynctl.serving.fleets import WORDS, chat_body, site, zone
+from tests.dynctl.adapters.dynamo_endpoint import Fault
+from tests.dynctl.serving.fleets import WORDS, chat_body, site, until, zone
+from tests.dynctl.serving.test_dynamo_fleet import site as dynamo_site
 
 ROUNDS = 4
 
@@ -61,26 +66,55 @@ async def left(fleet):
         answer.close()
 
 
+@contextmanager
+def cycles() -> Iterator[Counter[str]]:
+    """How many objects of each of our types were in cycles, known at the end of the block."""
+    found: Counter[str] = Counter()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        found.update(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def left_by_each(found: Counter[str]) -> list[str]:
+    ours = ((name, n) for name, n in found.items() if name.startswith(("dynctl", "router_core")))
+    return [name for name, count in ours if count >= ROUNDS]
+
+
 @pytest.mark.parametrize("kind", fleets())
 @pytest.mark.parametrize("request_of", [answered, streamed, refused, invalid, other_apis, left])
 async def test_requests_leave_no_cycles(kind, request_of):
     async with site(fleets()[kind]) as fleet:
         await request_of(fleet)  # the first of a kind makes what all others use
         await fleet.idle()
-        gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
+        with cycles() as found:
             for _ in range(ROUNDS):
                 await request_of(fleet)
             await fleet.idle()
-            gc.collect()
-            found = Counter(
-                f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage
-            )
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-    ours = {name: count for name, count in found.items() if name.startswith(("dynctl", "router_"))}
-    assert not [name for name, count in ours.items() if count >= ROUNDS], found
+    assert not left_by_each(found), found
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fault", [Fault.NONE, Fault.CLOSES_IN_THE_MIDDLE])
+async def test_requests_of_dynamos_workers_leave_none(tmp_path: Path, fault: Fault, stream: bool):
+    """Also those that go on with another worker."""
+    (tmp_path / "v1").mkdir()
+    async with dynamo_site(tmp_path, fault, Fault.NONE, migration_limit=1) as made:
+
+        def idle() -> bool:
+            return not list(made.frontend.service.router.load)
+
+        await made.ask(stream=stream)
+        with cycles() as found:
+            for _ in range(ROUNDS):
+                for _ in range(2):  # one for each worker
+                    assert (await made.ask(stream=stream))[0] == 200
+            await until(idle)
+    assert not left_by_each(found), found
