@@ -646,7 +646,7 @@ def _admits(
         return f"a {role} worker with {wanted},{other}{_taint_of_a_domain(hop, nearest)}"
     if step.filter == "decode_capacity":
         where = " or ".join(_places(step)) or "its transfer domain"
-        return f"an eligible decode worker in {where}: dynctl workers list shows each"
+        return f"an eligible decode worker in {where}: dynctl workers list shows their state"
     if step.filter == "busy" and nearest is not None:
         over = float(nearest.value or 0) - float(nearest.limit or 0)
         return (
