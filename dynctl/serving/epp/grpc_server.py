@@ -170,8 +170,10 @@ class Call:
             self._out.clear()
             self._connection.server.buffered -= len(self._buffer)
             self._buffer.clear()
-            if self.handler is not None:
-                self.handler.on_closed()
+            # The handler refers to the call: such a cycle would keep both.
+            handler, self.handler = self.handler, None
+            if handler is not None:
+                handler.on_closed()
 
 
 class _Frames:

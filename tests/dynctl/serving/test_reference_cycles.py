@@ -14,6 +14,7 @@ import pytest
 
 from tests.dynctl.adapters.dynamo_endpoint import Fault
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until, zone
+from tests.dynctl.serving.gateways import gateway
 from tests.dynctl.serving.test_dynamo_fleet import site as dynamo_site
 
 ROUNDS = 4
@@ -118,3 +119,20 @@ async def test_requests_of_dynamos_workers_leave_none(tmp_path: Path, fault: Fau
                     assert (await made.ask(stream=stream))[0] == 200
             await until(idle)
     assert not left_by_each(found), found
+
+
+async def test_requests_through_a_gateway_leave_none():
+    async with gateway(({"name": "a"}, {"name": "b"})) as found:
+
+        async def one() -> None:
+            stream = found.request()
+            await stream.ask(chat_body(WORDS))
+            stream.call.cancel()
+            await found.idle()
+            await until(lambda: not found.frontend.inference.in_flight)
+
+        await one()
+        with cycles() as counted:
+            for _ in range(ROUNDS):
+                await one()
+    assert not left_by_each(counted), counted
