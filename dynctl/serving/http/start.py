@@ -66,7 +66,9 @@ def settle_garbage_collector() -> None:
 
     The defaults collect every 700 allocations and stop all streams for up to 80 ms at a full
     collection; measured, that was an eighth of the CPU of a request and two thirds of the p99
-    time to the first token. Requests leave hardly any cycles, so rarer full collections are enough.
+    time to the first token. Rarer full collections are enough as long as requests leave no cycles,
+    which `tests/dynctl/serving/test_reference_cycles.py` holds: one cycle a request was 1 GB after
+    20,000 of them.
     The young ones are small, so that each is short: what survives is visited twice either way.
     What running requests free is subtracted from what they allocate, so 1,000 more objects than
     before can be 11,000 new ones: with a thousand workers their collection took 5 to 17 ms. At 200
