@@ -87,7 +87,7 @@ class SnapshotDirectory:
         part = self.path / f"{_PART}{secrets.token_hex(6)}"
         size = 0
         try:
-            # Whoever reads the hashes can confirm a prompt that they guess.
+            # A program that reads the hashes can confirm a prompt that it guesses.
             with os.fdopen(os.open(part, _FLAGS, 0o600), "wb") as opened:
                 for frame in frames:
                     size += len(frame)
