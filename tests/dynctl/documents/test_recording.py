@@ -108,6 +108,8 @@ def strategy(form: type[Any]) -> st.SearchStrategy[Any]:
     for name, hint in get_type_hints(form).items():
         if name not in made and hint in (int, int | None):
             made[name] = U64 if hint is int else st.none() | U64
+        elif name not in made and hint in (float, float | None):
+            made[name] = TIMES if hint is float else st.none() | TIMES  # NaN is not equal to itself
     if form is ThresholdsSet:
         numbers = st.none() | st.integers(-(2**40), 2**40) | st.floats(0, 1)
         made["values"] = st.dictionaries(TEXT, numbers, max_size=3)
