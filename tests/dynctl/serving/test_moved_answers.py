@@ -64,7 +64,7 @@ class Pairs:
 class Members:
     """A fleet in which each worker has a place to meet."""
 
-    bootstrap = ("127.0.0.1", 9)
+    bootstrap: tuple[str, int] | None = ("127.0.0.1", 9)
     spec = None
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ async def test_a_request_whose_zone_lost_decode_during_prefill_goes_to_another_z
             return made
 
     class Apart(Members):
-        bootstrap = None  # type: ignore[assignment]
+        bootstrap = None
 
     sent: Any = HandsOver()
     sent.tried = []
