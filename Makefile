@@ -187,17 +187,20 @@ $(SHIP_STAMP): | $(BIN)/python
 	@touch $@
 
 # As above, with DYNCTL_VLLM_PYTHON. vLLM finds its platform by the name that name_vllm adds.
+# PyPI has torch for CUDA only, and that torch does not load without CUDA's libraries: torch comes first,
+# with what it needs. A build for CPUs, where pip finds one, needs none of them.
 VLLM_VENV          := .venv-vllm
 VLLM_STAMP         := $(VLLM_VENV)/.stamp-$(shell cat tests/vllm/requirements.txt tests/vllm/name_vllm.py | cksum | cut -d' ' -f1)
 DYNCTL_VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
 
 # Dynamo too: its frontend serves from a vLLM that is attached.
-test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_STAMP)) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real vLLM 0.32.0 on CPUs (2.5 GB to install)
+test-vllm: $(VENV)/.dev-stamp $(if $(filter $(VLLM_VENV)/%,$(DYNCTL_VLLM_PYTHON)),$(VLLM_STAMP)) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real vLLM 0.32.0 on CPUs (6 GB to install)
 	DYNCTL_VLLM_PYTHON="$(abspath $(DYNCTL_VLLM_PYTHON))" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(AGAIN) tests/vllm $(ARGS)
 
 $(VLLM_STAMP): | $(BIN)/python
 	@echo "installing vLLM into $(VLLM_VENV)"
 	@$(BIN)/python -m venv --clear $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' tests/vllm/requirements.txt)
 	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/vllm/requirements.txt
 	@$(VLLM_VENV)/bin/python tests/vllm/name_vllm.py
 	@touch $@
@@ -208,13 +211,14 @@ SGLANG_VENV          := .venv-sglang
 SGLANG_STAMP         := $(SGLANG_VENV)/.stamp-$(shell cat tests/sglang/requirements.txt tests/sglang/stand_ins.py | cksum | cut -d' ' -f1)
 DYNCTL_SGLANG_PYTHON ?= $(SGLANG_VENV)/bin/python
 
-test-sglang: $(VENV)/.dev-stamp $(if $(filter $(SGLANG_VENV)/%,$(DYNCTL_SGLANG_PYTHON)),$(SGLANG_STAMP)) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real SGLang 0.5.23 on CPUs (2.9 GB to install)
+test-sglang: $(VENV)/.dev-stamp $(if $(filter $(SGLANG_VENV)/%,$(DYNCTL_SGLANG_PYTHON)),$(SGLANG_STAMP)) $(if $(filter $(DYNAMO_VENV)/%,$(DYNCTL_DYNAMO_PYTHON)),$(DYNAMO_STAMP))  ## the tests against a real SGLang 0.5.23 on CPUs (6 GB to install)
 	@/sbin/ldconfig -p | grep -q libibverbs.so.1 || $(MAKE) --no-print-directory debian-package PACKAGE="libibverbs1 libnuma1 libcurl4"
 	DYNCTL_SGLANG_PYTHON="$(abspath $(DYNCTL_SGLANG_PYTHON))" DYNCTL_DYNAMO_PYTHON="$(abspath $(DYNCTL_DYNAMO_PYTHON))" $(BIN)/python -m pytest $(AGAIN) tests/sglang $(ARGS)
 
 $(SGLANG_STAMP): | $(BIN)/python
 	@echo "installing SGLang into $(SGLANG_VENV)"
 	@$(BIN)/python -m venv --clear $(SGLANG_VENV)
+	@$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' tests/sglang/requirements.txt)
 	@$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/sglang/requirements.txt
 	@$(SGLANG_VENV)/bin/python tests/sglang/stand_ins.py
 	@touch $@
