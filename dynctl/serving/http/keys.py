@@ -55,6 +55,12 @@ class ApiKey:
     at: float = 0.0
     running: int = 0
 
+    def become(self, key: ApiKey) -> None:
+        """Take the name and the limits of ``key``, the same key in a changed file. What runs goes
+        on to count, and a changed file is no new allowance."""
+        self.name, self.limits = key.name, key.limits
+        self.credit = min(self.credit, key.credit)
+
 
 class ApiKeys:
     """The valid keys. ``given``: those of the command line; ``file``: read with :meth:`load`."""
@@ -73,6 +79,7 @@ class ApiKeys:
         # A digest under a secret of this process: comparing it shows nothing about a key.
         self._secret = secrets.token_bytes(32)
         self._seen: tuple[int, ...] | None = None
+        self._loaded = False
         self._given = self._keys((key, f"key {at}", self._limits) for at, key in _numbered(given))
         self._valid = dict(self._given)
 
@@ -117,15 +124,31 @@ class ApiKeys:
             raise KeysError(f"{self._file}: {file_problem(error)}") from None
         if len(text) > _FILE_BYTES:
             raise KeysError(f"{self._file}: larger than {_FILE_BYTES >> 20} MiB")
+        if self._loaded:
+            self._check_whole(text)
         read = self._keys(_lines(text, str(self._file), self._limits))
         for digest, key in read.items():
             old = self._valid.get(digest)
-            if old is not None:  # a changed file is no new allowance
-                key.credit, key.at, key.running = min(old.credit, key.credit), old.at, old.running
-                if old.limits == key.limits and old.name == key.name:
-                    read[digest] = old
+            if old is not None and digest not in self._given:
+                # Running requests hold the old object and count down in it, so it stays.
+                old.become(key)
+                read[digest] = old
         self._valid = {**read, **self._given}
+        self._loaded = True
         return True
+
+    def _check_whole(self, text: bytes) -> None:
+        """Raise KeysError for a file that another process may be writing: cut inside a line, the
+        beginning of a key would be a valid key; cut at the first byte, no client would have one.
+        """
+        if not text:
+            raise KeysError(
+                f"{self._file}: empty; to admit no client, write a line with a comment (#)"
+            )
+        if not text.endswith((b"\n", b"\r")):
+            raise KeysError(
+                f"{self._file}: the last line has no line break, so it may be cut; add one"
+            )
 
     async def watch(self, poll_s: float = 1.0) -> None:
         """Load the file again whenever it changes. A file with an error changes nothing."""

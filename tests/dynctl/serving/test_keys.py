@@ -124,6 +124,78 @@ def test_an_empty_file_admits_no_client_and_a_missing_one_is_an_error(tmp_path):
         ApiKeys((), tmp_path / "none", clock=Clock()).load()
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "empty"),
+        (f"{KEY} name=batch\n{OTHER[:5]}", "no line break"),
+        (OTHER[:3], "no line break"),
+    ],
+)
+def test_a_file_in_the_middle_of_a_write_keeps_the_old_keys(tmp_path, text, problem):
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY} name=batch\n{OTHER}")  # as a Secret is, whole and without a line break
+    keys = ApiKeys((), file, clock=Clock())
+    assert keys.load()
+    file.write_text(text)
+    with pytest.raises(KeysError, match=problem) as caught:
+        keys.load()
+    assert KEY not in str(caught.value)
+    assert {bool(keys.find(key.encode())) for key in (KEY, OTHER)} == {True}
+    assert keys.find(OTHER[:3].encode()) is None
+    file.write_text("# no client\n")
+    assert keys.load()
+    assert keys.required
+    assert keys.find(KEY.encode()) is None
+
+
+@given(
+    st.lists(
+        st.sampled_from(["start", "end", "concurrency=2", "concurrency=3", "name=b", "name=c"])
+    )
+)
+def test_requests_that_run_while_limits_change_leave_their_key(tmp_path_factory, steps):
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"{KEY}\n")
+    keys = ApiKeys((), file, clock=Clock())
+    keys.load()
+    running = []
+    for count, step in enumerate([*steps, "concurrency=1"]):
+        key = keys.find(KEY.encode())
+        assert key is not None
+        if step == "start":
+            use = keys.use(key)
+            try:
+                use.__enter__()
+            except HttpError:
+                assert key.running >= key.limits.concurrency > 0
+            else:
+                running.append(use)
+        elif step == "end" and running:
+            running.pop(0).__exit__(None, None, None)
+        elif "=" in step:
+            file.write_text(f"{KEY} {step}\n")
+            os.utime(file, ns=(count, count))
+            assert keys.load()
+    while running:
+        running.pop().__exit__(None, None, None)
+    key = keys.find(KEY.encode())
+    assert key is not None
+    assert (key.running, key.limits.concurrency) == (0, 1)
+    with keys.use(key):
+        pass
+
+
+def test_a_key_of_the_command_line_keeps_its_limits(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY} concurrency=1 name=file\n")
+    keys = ApiKeys((KEY,), file, KeyLimits(concurrency=5), clock=Clock())
+    keys.load()
+    key = keys.find(KEY.encode())
+    assert key is not None
+    assert (key.name, key.limits.concurrency) == ("key 1", 5)
+
+
 async def test_requests_per_minute():
     async with site(ENGINE, api_keys=(KEY, OTHER), key_requests_per_minute=2) as fleet:
 
