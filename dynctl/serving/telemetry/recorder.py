@@ -138,8 +138,15 @@ class FileSink:
             raise
         self._size += len(data)
 
+    @property
+    def closed(self) -> bool:
+        return self._file < 0
+
     def close(self) -> None:
-        os.close(self._file)
+        """Close the file; further writes raise OSError."""
+        if not self.closed:
+            os.close(self._file)
+            self._file = -1
 
 
 def old_of(path: Path) -> Path:
@@ -475,8 +482,13 @@ class Recordings:
         return recorder
 
     async def keep_file(self, sink: FileSink, *, max_bytes: int) -> None:
-        """Record to files until the process ends: a full one gets the name ``FILE.old``."""
+        """Record to files until the process ends: a full one gets the name ``FILE.old``.
+
+        After a failure of the recording itself, a call with the same sink goes on in a new file.
+        """
         try:
+            if sink.closed:
+                sink = FileSink(sink.path, replace_old=True)
             while True:
                 try:
                     recorder = await self.record(sink, max_bytes=max_bytes)
@@ -490,7 +502,9 @@ class Recordings:
             if isinstance(error, OSError):
                 text = file_problem(error, writing=True)
             message = f"recording to {sink.path} ended: {text}"
-            self._service.set_condition(conditions.BACKGROUND_TASK_FAILED, "recording", message)
+            # Not the name of the task, whose condition ends with it.
+            subject = str(sink.path)
+            self._service.set_condition(conditions.BACKGROUND_TASK_FAILED, subject, message)
 
     async def close(self, why: str = "the process ended") -> None:
         """End all recordings, and wait a moment until each is complete."""

@@ -347,6 +347,28 @@ async def test_a_sink_that_fails_ends_the_recording_of_a_process(tmp_path: Path,
         )
         assert fleet.service.taps == ()
         assert (await fleet.chat())[0] == 200
+        # It stays after the task has ended.
+        await until(lambda: not fleet.frontend.recordings.active)
+        assert any("recording to" in one.message for one in fleet.service.conditions)
+
+
+async def test_a_recording_that_failed_goes_on_in_a_new_file(tmp_path: Path, monkeypatch):
+    path, failures = tmp_path / "r", [OverflowError("int too big to convert")]
+    encoded = recorder_module.Recorder._encoded
+
+    async def fail_once(self, item):
+        if failures:
+            raise failures.pop()
+        return await encoded(self, item)
+
+    monkeypatch.setattr(recorder_module.Recorder, "_encoded", fail_once)
+    async with site([{"name": "a0"}], record=path) as fleet:
+        await until(lambda: fleet.service.tasks.failures["recording"] == 1)
+        assert any("int too big" in one.message for one in fleet.service.conditions)
+        await until(lambda: bool(fleet.frontend.recordings.active), seconds=10)
+        await traffic(fleet, 1)
+    assert old_of(path).exists()
+    assert of(Finished, list(read_recording(path)))
 
 
 def test_workers_that_only_decode_need_no_kv_events():
