@@ -17,6 +17,8 @@ UNKNOWN_BATCHED_TOKENS = 10_000_000
 _LISTS = ("aliases", "adapters", "worker_sets")
 #: Limit of data-parallel ranks per worker.
 MAX_RANKS = 1024
+#: The largest count that a number of JSON keeps exactly; sums of them stay far below 2^64.
+_COUNT_MAX = 2**53
 
 
 class WorkerWithDpRank(NamedTuple):
@@ -220,6 +222,8 @@ def _check_counts(config: ModelRuntimeConfig) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < low:
             raise WorkerError(f"{name}: expected a whole number of at least {low}, got {value!r}")
+        if value > _COUNT_MAX:
+            raise WorkerError(f"{name}: expected at most 2^53, got {value}")
     if config.data_parallel_size > MAX_RANKS:
         raise WorkerError(
             f"data_parallel_size: expected at most {MAX_RANKS}, got {config.data_parallel_size}"

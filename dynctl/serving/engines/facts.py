@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,8 @@ from router_core import LoadReported, ModelRuntimeConfig, Role, Worker, WorkerEr
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised, never bound
 #: SGLang's description of itself: the present path, then that of older releases.
+#: Sums of the numbers of many engines stay below 64 bits.
+_COUNT_MAX: Final = 2**40
 _SERVER_INFO = ("/server_info", "/get_server_info")
 _MOST_PORT = 65535
 
@@ -293,7 +295,8 @@ def load_report(worker_id: int, row: object) -> LoadReported | None:
 def count_of(row: Mapping[str, Any], key: str) -> int | None:
     """A whole number of an engine's response; None if missing or invalid."""
     value = row.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX
+    return value if good else None
 
 
 def _chosen(specified: str | None, found: str | None) -> str | None:
@@ -318,7 +321,7 @@ def _texts(values: object) -> tuple[str, ...]:
 
 
 def _count(value: object) -> int | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _COUNT_MAX
     return value if good else None  # type: ignore[return-value]
 
 

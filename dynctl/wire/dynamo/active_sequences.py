@@ -25,7 +25,8 @@ from dynctl.wire.dynamo.payload import (
 
 _U64 = Annotated[int, Meta(ge=0)]
 _U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-_Tokens = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
+# Of one prompt. Sums of all bookings of a worker have to stay below 64 bits.
+_Tokens = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 _Name = Annotated[str, Meta(max_length=256)]
 _LONGEST_S: Final = 86_400.0
 

@@ -35,7 +35,8 @@ _HEADER: Final = 5  # version byte and length
 # No upper bound on a u64: msgpack itself has no larger integer.
 _U64 = Annotated[int, Meta(ge=0)]
 _U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-_Count = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
+# Of one rank. Sums over the ranks of a fleet have to stay below 64 bits.
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Name = Annotated[str, Meta(max_length=_LONGEST_NAME)]
 
 

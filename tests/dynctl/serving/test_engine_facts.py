@@ -20,6 +20,7 @@ from dynctl.serving.engines.facts import (
     facts_from_gauges,
     facts_from_models,
     facts_from_server_info,
+    load_report,
 )
 from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.wire.engine_metrics import EngineGauges
@@ -197,6 +198,16 @@ async def test_adapters_that_come_and_go_are_noticed_and_a_failed_reading_change
         engine.models = kept[:1]
         await until(lambda: fleet.service.base_model("tuned") is None)
         assert worker(fleet) is first
+
+
+@pytest.mark.parametrize("number", [10**30, 2**64, -1, 1.5, True, "7"])
+def test_numbers_out_of_bounds_are_not_reported(number):
+    row = {"dp_rank": 0, "kv_used_blocks": number, "active_decode_blocks": 5}
+    report = load_report(1, row)
+    assert report is not None
+    assert (report.kv_used_blocks, report.active_decode_blocks) == (None, 5)
+    facts = facts_from_server_info({"page_size": 16, "max_prefill_tokens": number}, "127.0.0.1")
+    assert (facts.block_size, facts.max_num_batched_tokens) == (16, None)
 
 
 def test_rows_of_v1_models():

@@ -175,3 +175,18 @@ def test_bounds():
 def test_any_bytes_give_an_answer_or_a_wire_error(payload):
     with contextlib.suppress(WireError):
         decode_sequences(payload)
+
+
+@pytest.mark.parametrize("tokens", [2**32, 2**63 - 1, 2**64 - 1])
+def test_a_booking_has_at_most_the_tokens_of_a_prompt(tokens: int):
+    event = {
+        "request_id": "r",
+        "worker": {"worker_id": 1, "dp_rank": 0},
+        "data": {"AddRequest": {"prefill_load_hint": {"initial_effective_prefill_tokens": 1}}},
+        "router_id": 1,
+    }
+    assert decode_sequences(msgspec.msgpack.encode(event))
+    hint = event["data"]["AddRequest"]["prefill_load_hint"]  # type: ignore[index]
+    hint["initial_effective_prefill_tokens"] = tokens
+    with pytest.raises(WireError, match="initial_effective_prefill_tokens"):
+        decode_sequences(msgspec.msgpack.encode(event))
