@@ -41,8 +41,9 @@ from router_core import (
 _log = logging.getLogger(__name__)
 
 DEFAULT_GROUP: Final = "default"
-#: Ranks of all engines, and partitions.
-MOST_RANKS: Final = 65_536
+#: Ranks of all engines: each has two sockets, and three descriptors of the process.
+MOST_RANKS: Final = 4_096
+DESCRIPTORS_PER_RANK: Final = 3
 MOST_PARTITIONS: Final = 1024
 #: Stored blocks after which the size of the whole index is compared with its bound.
 _COMPARED_EVERY: Final = 4096
@@ -200,7 +201,7 @@ class StandaloneIndex:
     """The partitions, the engines, and the streams of their KV events.
 
     ``clock``: monotonic seconds; ``wall``: seconds since 1970. ``most_blocks`` bounds all
-    partitions together: above it the largest rank starts again.
+    partitions together: above it the largest rank starts again. ``most_ranks`` bounds the ranks.
     """
 
     def __init__(
@@ -209,7 +210,9 @@ class StandaloneIndex:
         wall: Callable[[], float],
         tasks: Supervisor,
         most_blocks: int,
+        most_ranks: int = MOST_RANKS,
     ) -> None:
+        self._most_ranks = most_ranks
         self.instances: dict[int, Instance] = {}
         self.partitions: dict[Key, Partition] = {}
         self.conditions = Conditions(wall)
@@ -240,8 +243,8 @@ class StandaloneIndex:
                 f"block_size mismatch for {written(key)}: existing={partition.block_size}, "
                 f"requested={block_size}"
             )
-        if sum(len(one.listeners) for one in self.instances.values()) >= MOST_RANKS:
-            raise RegistrationRefused(f"{MOST_RANKS:,} ranks are registered, the maximum")
+        if sum(len(one.listeners) for one in self.instances.values()) >= self._most_ranks:
+            raise RegistrationRefused(f"{self._most_ranks:,} ranks are registered, the maximum")
         if partition is None and len(self.partitions) >= MOST_PARTITIONS:
             raise RegistrationRefused(f"{MOST_PARTITIONS:,} models are registered, the maximum")
         source = KvEventSource(

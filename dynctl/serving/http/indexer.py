@@ -32,6 +32,7 @@ from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, Limits
 from dynctl.serving.engines.failures import control_failure
 from dynctl.serving.http.auth import checked_token, guarded
 from dynctl.serving.http.bodies import PEER_SHARE
+from dynctl.serving.http.connections import descriptors
 from dynctl.serving.http.dynamo_service import DynamoService, Listeners, ServiceError
 from dynctl.serving.http.index_exchange import KEPT_S, PATH, PEER_S, ranks_at
 from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
@@ -39,6 +40,8 @@ from dynctl.serving.index_snapshot import SnapshotDirectory, SnapshotProblem, Un
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.standalone_index import (
     DEFAULT_GROUP,
+    DESCRIPTORS_PER_RANK,
+    MOST_RANKS,
     Key,
     Listener,
     Match,
@@ -116,6 +119,8 @@ QUERY_BY_HASH: Final = Shape(
 PEER: Final = Shape("PeerRequest", {"url": _TEXT})
 
 MOST_PEERS: Final = 256
+#: Descriptors that are left to connections of clients, files and sockets of the process itself.
+_OWN_DESCRIPTORS: Final = 256
 #: Dumps that are made or sent at the same time: each has all blocks as text. One address has three
 #: quarters of them.
 MOST_DUMPS: Final = 4
@@ -163,7 +168,10 @@ class IndexerProcess:
         self.config = config
         self.tasks = Supervisor()
         most = config.index_memory_bytes // INDEX_BYTES_PER_BLOCK
-        self.index = StandaloneIndex(time.monotonic, time.time, self.tasks, most)
+        most_ranks = min(MOST_RANKS, (descriptors() - _OWN_DESCRIPTORS) // DESCRIPTORS_PER_RANK)
+        self.index = StandaloneIndex(
+            time.monotonic, time.time, self.tasks, most, max(1, most_ranks)
+        )
         self.peers: dict[str, None] = dict.fromkeys(config.peers)
         self.snapshots = None if config.snapshot is None else SnapshotDirectory(config.snapshot)
         self.metrics = IndexerMetrics(self.index)

@@ -19,7 +19,14 @@ from msgspec.structs import replace
 from dynctl.documents.index_dump import RegisteredRank
 from dynctl.health import conditions as codes
 from dynctl.serving.config import Limits
-from dynctl.serving.http.indexer import IndexerConfig, IndexerProcess
+from dynctl.serving.http.indexer import (
+    QUERY,
+    QUERY_BY_HASH,
+    REGISTER,
+    UNREGISTER,
+    IndexerConfig,
+    IndexerProcess,
+)
 from dynctl.serving.index_snapshot import NAME, REFUSED, SnapshotDirectory
 from dynctl.wire.vllm_events import BlockStored
 from tests.contract.zmq_publisher import ScriptedPublisher, batch
@@ -380,3 +387,35 @@ async def test_dumps_that_are_not_read_have_a_bound(monkeypatch: pytest.MonkeyPa
             await unread[0].read()
         async with session.get(process.url + "/dump") as answer:
             assert len(await answer.read()) == 32 << 20
+
+
+async def test_registrations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynctl.serving.http.indexer.descriptors", lambda: 256 + 3 * 2)
+    async with running() as process:
+        body = {"model_name": MODEL, "block_size": BLOCK, "endpoint": "tcp://127.0.0.1:9"}
+        answers = [
+            await call(process, "POST", "/register", {**body, "instance_id": number})
+            for number in (1, 2, 3)
+        ]
+        assert [status for status, _ in answers] == [201, 201, 409]
+        assert "2 ranks are registered, the maximum" in str(answers[2][1])
+        assert (
+            await call(process, "POST", "/unregister", {"instance_id": 1, "model_name": MODEL})
+        )[0] == 200
+        assert (await call(process, "POST", "/register", {**body, "instance_id": 3}))[0] == 201
+
+
+@pytest.mark.parametrize("path", ["/register", "/unregister", "/query", "/query_by_hash"])
+async def test_a_whole_number_of_any_size_is_refused_by_name(path: str) -> None:
+    shape = {
+        "/register": REGISTER,
+        "/unregister": UNREGISTER,
+        "/query": QUERY,
+        "/query_by_hash": QUERY_BY_HASH,
+    }[path]
+    async with running() as process, aiohttp.ClientSession() as session:
+        for name in shape.fields:
+            for value in (10**401, -(10**401), [10**401]):
+                async with session.post(process.url + path, json={name: value}) as response:
+                    assert 400 <= response.status < 500, (name, value)
+                    assert name in await response.text()
