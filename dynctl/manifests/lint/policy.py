@@ -232,9 +232,11 @@ def _constraint(value: Any) -> Mapping[str, Any] | None:
 
 def _float32(value: Any) -> Any:
     """The number as the resource stores it; an API server can return it with more digits."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     try:
+        if not math.isfinite(value):
+            return value
         [held] = struct.unpack("f", struct.pack("f", value))
     except OverflowError:
         return value

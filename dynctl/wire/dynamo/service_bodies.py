@@ -90,10 +90,18 @@ def _shown(value: Any) -> str:
     if isinstance(value, int) and -(2**63) <= value < 2**64:
         return f"integer `{value}`"
     if isinstance(value, (int, float)):
-        return f"floating point `{_float(float(value))}`"
+        return f"floating point `{_float(_as_float(value))}`"
     if isinstance(value, str):
         return f'string "{value[:200]}"'
     return "map" if isinstance(value, dict) else "sequence"
+
+
+def _as_float(value: int | float) -> float:
+    """The number as a float; JSON has whole numbers that are too large for any."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _float(value: float) -> str:
@@ -132,7 +140,7 @@ def number(name: str) -> Kind:
     def check(value: Any, path: tuple[str | int, ...]) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return float(_unexpected(value, name, path))
-        return float(value) if abs(value) < 2**1000 else math.copysign(math.inf, value)
+        return _as_float(value)
 
     return Kind(name, check)
 
