@@ -71,11 +71,14 @@ def rendered(values: Mapping[str, Any], namespace: str = NAMESPACE) -> list[dict
     ]
 
 
-def controller(namespace: str = NAMESPACE, image: str = "dynctl:0.1.0") -> list[dict[str, Any]]:
+def controller(
+    namespace: str = NAMESPACE, image: str = "dynctl:0.1.0", watched: str | None = None
+) -> list[dict[str, Any]]:
     """The objects of ``topology render controller``."""
     printed = dynctl(
         *("topology", "render", "controller"),
         *("--image", image, "--controller-namespace", namespace),
+        *(() if watched is None else ("--watch-namespace", watched)),
     )
     items: list[dict[str, Any]] = yaml.safe_load(printed)["items"]
     return items
@@ -83,12 +86,23 @@ def controller(namespace: str = NAMESPACE, image: str = "dynctl:0.1.0") -> list[
 
 def sync_template() -> str:
     """The chart's template of `topology sync`."""
-    objects = controller("zz-namespace", "zz-image:0")
-    text = "---\n".join(yaml.safe_dump(item, sort_keys=False) for item in objects)
-    text = text.replace("zz-image:0", '{{ include "dynctl.image" . }}')
-    text = text.replace("zz-namespace", "{{ .Release.Namespace }}")
+
+    def text(watched: str | None) -> str:
+        objects = controller("zz-namespace", "zz-image:0", watched)
+        made = "---\n".join(yaml.safe_dump(item, sort_keys=False) for item in objects)
+        made = made.replace("zz-image:0", '{{ include "dynctl.image" . }}')
+        made = made.replace("zz-watched", "{{ .Values.sync.watchNamespace }}")
+        return made.replace("zz-namespace", "{{ .Release.Namespace }}")
+
     head = "{{- /* The objects of `dynctl topology render controller`; see `make deploy`. */}}\n"
-    return head + "{{- if .Values.sync.enabled }}\n" + text + "{{- end }}\n"
+    return (
+        head
+        + "{{- if .Values.sync.enabled }}\n{{- if .Values.sync.watchNamespace }}\n"
+        + text("zz-watched")
+        + "{{- else }}\n"
+        + text(None)
+        + "{{- end }}\n{{- end }}\n"
+    )
 
 
 def manifest(component: str) -> str:

@@ -49,6 +49,13 @@ def test_the_objects_of_sync_are_those_of_topology_render() -> None:
     assert (CHART / "templates" / "sync.yaml").read_text() == sync_template(), FIRST
     values = {"frontend": {"enabled": False}, "sync": {"enabled": True}}
     assert rendered(values, "system") == controller("system")
+    values["sync"] = {"enabled": True, "watchNamespace": "prod"}
+    found = rendered(values, "system")
+    assert found == controller("system", watched="prod")
+    on_pods = [one for one in found if "pods" in str(one.get("rules"))]
+    assert [(one["kind"], one["metadata"].get("namespace")) for one in on_pods] == [
+        ("Role", "prod")
+    ]
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
@@ -110,6 +117,53 @@ def test_values_change_what_is_rendered() -> None:
 def test_a_missing_value_is_named(values: dict[str, Any], named: str) -> None:
     with pytest.raises(AssertionError, match=named):
         rendered(values)
+
+
+def ingress(values: dict[str, Any]) -> dict[str, list[tuple[list[str], Any]]]:
+    """Component -> (ports, peers) of each rule of its NetworkPolicy."""
+    switched = {"networkPolicy": {"enabled": True, **values.pop("networkPolicy", {})}}
+    policies = [one for one in rendered({**switched, **values}) if one["kind"] == "NetworkPolicy"]
+    found = {}
+    for policy in policies:
+        labels = policy["spec"]["podSelector"]["matchLabels"]
+        component = labels["app.kubernetes.io/component"]
+        deployment = next(
+            one
+            for one in rendered(values)
+            if one["kind"] == "Deployment" and one["spec"]["selector"]["matchLabels"] == labels
+        )
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        names = {port["name"] for port in container["ports"]}
+        rules = []
+        for rule in policy["spec"]["ingress"]:
+            ports = [port["port"] for port in rule["ports"]]
+            assert set(ports) <= names
+            rules.append((ports, rule["from"]))
+        found[component] = rules
+    return found
+
+
+def test_network_policies_allow_what_each_component_serves() -> None:
+    gateway = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "watch"}}}
+    values: dict[str, Any] = {
+        "router": {"enabled": True},
+        "adminToken": {"secret": "s"},
+        "indexer": {"enabled": True},
+        "epp": {"enabled": True, "pool": "p"},
+        "networkPolicy": {"gateways": [gateway], "monitoring": [prometheus]},
+    }
+    rules = ingress(values)
+    assert set(rules) == {"frontend", "router", "indexer", "epp"}
+    assert rules["frontend"] == [(["http"], [{"podSelector": {}}]), (["status"], [prometheus])]
+    assert rules["epp"] == [(["grpc"], [gateway])]
+    ((ports, [peer]), _) = rules["router"]
+    assert ports == ["http"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "frontend"
+    assert ingress({"networkPolicy": {"clients": [gateway]}})["frontend"] == [(["http"], [gateway])]
+    assert not [one for one in rendered({}) if one["kind"] == "NetworkPolicy"]
+    with pytest.raises(AssertionError, match="gateways"):
+        ingress({"epp": {"enabled": True, "pool": "p"}})
 
 
 # -- the manifests ---------------------------------------------------------------------------------
