@@ -403,6 +403,10 @@ class Processes:
             return None
 
 
+_HELP: Final = "# HELP "
+_TYPE: Final = "# TYPE "
+
+
 def merged(texts: Iterable[tuple[str, str]]) -> str:
     """The expositions of several processes as one: each sample gets the label ``process``.
 
@@ -412,10 +416,17 @@ def merged(texts: Iterable[tuple[str, str]]) -> str:
     families: dict[str, list[str]] = {}
     for name, text in texts:
         label = f'process="{name}"'
-        for family in text.split("# HELP ")[1:]:
-            head, kind, *lines = family.splitlines()
-            rows = families.setdefault(head.partition(" ")[0], [f"# HELP {head}", kind])
-            rows += (_labelled(line, label) for line in lines if line)
+        family = ""
+        # Only a line feed ends a line; labels have other line ends and any text in them.
+        for line in text.split("\n"):
+            if line.startswith(_HELP):
+                family = line.removeprefix(_HELP).partition(" ")[0]
+                families.setdefault(family, [line])
+            elif line.startswith(_TYPE):
+                if len(families[family]) == 1:
+                    families[family].append(line)
+            elif line:
+                families[family].append(_labelled(line, label))
     return "".join(f"{line}\n" for rows in families.values() for line in rows)
 
 

@@ -16,11 +16,14 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.processes import merged, run_processes
 from dynctl.serving.http.start import StartError
+from dynctl.serving.telemetry.exposition import Family, samples
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from tests.dynctl.serving.fleets import chat_body
@@ -327,3 +330,19 @@ def test_expositions_of_processes_become_one():
         + 'a_total{process="frontend-1"} 4\n'
         + '# HELP b Other.\n# TYPE b gauge\nb{process="router"} 2\n'
     )
+
+
+pieces = st.sampled_from(
+    ["# HELP y", "# TYPE y", *"\u2028\x85\x0b\n", "{", "}", '"', "\\", " ", "a", ","]
+)
+labels = st.lists(pieces, max_size=6).map("".join)
+
+
+@given(st.lists(labels, min_size=1, max_size=3, unique=True))
+def test_no_label_breaks_the_metrics_of_several_processes(models: list[str]):
+    family = Family("x", "counter", "Requests.", ("model",))
+    text = samples(family, [((model,), 2.0) for model in models])
+    page = merged([("1", text), ("2", text)])
+    (parsed,) = text_string_to_metric_families(page)
+    read = {(one.labels["process"], one.labels["model"]): one.value for one in parsed.samples}
+    assert read == {(process, model): 2.0 for process in "12" for model in models}
