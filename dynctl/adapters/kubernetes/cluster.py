@@ -6,6 +6,7 @@ The client authenticates (kubeconfig, plugins, TLS, proxies; see login.py); requ
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,7 +27,10 @@ MANAGER: Final = "dynctl"
 """The field manager of what dynctl writes."""
 
 _WATCH_SLACK_S: Final = 30.0
-_MOST_PAGES: Final = 20_000
+#: Bounds of one list, whatever the server answers: pages, objects, and seconds.
+_MOST_PAGES: Final = 2_000
+_MOST_OBJECTS: Final = 200_000
+_LIST_S: Final = 120.0
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1"
 _KINDS: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
@@ -101,11 +105,15 @@ class KubernetesCluster:
         self, path: str, query: Mapping[str, str] | None = None, *, page: int = 500
     ) -> Iterator[Mapping[str, Any]]:
         parameters = {**(query or {}), "limit": str(page)}
-        token, restarted, count = "", False, 0
+        token, restarted, pages, objects = "", False, 0, 0
+        began = time.monotonic()
         while True:
-            count += 1
-            if count > _MOST_PAGES:
-                raise Unreachable(f"the API server's list of {path} has no end")
+            pages += 1
+            if pages > _MOST_PAGES or objects > _MOST_OBJECTS or time.monotonic() - began > _LIST_S:
+                raise Unreachable(
+                    f"the API server's list of {path} does not end: {objects:,} objects in "
+                    f"{pages - 1:,} pages so far"
+                )
             try:
                 found = self._server.object(
                     path, parameters | ({"continue": token} if token else {})
@@ -118,9 +126,16 @@ class KubernetesCluster:
             if restarted and not token:
                 found = _marked(found)
             yield found
-            token = _metadata(found).get("continue") or ""
+            items = found.get("items")
+            objects += len(items) if isinstance(items, list) else 0
+            earlier, token = token, _metadata(found).get("continue") or ""
             if not token:
                 return
+            if token == earlier:
+                raise Unreachable(
+                    f"the API server's list of {path} does not end: two pages name the same next "
+                    "page"
+                )
 
     def watch(
         self, path: str, resource_version: str, query: Mapping[str, str] | None = None

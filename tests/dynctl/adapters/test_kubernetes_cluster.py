@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
+from itertools import count, repeat
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -38,6 +40,30 @@ def test_the_clock_is_the_clusters(server: ApiServer, cluster: KubernetesCluster
     assert cluster.now == pytest.approx(time.time(), abs=60)
     cluster.get("/api/v1/nodes")
     assert cluster.now == NOW
+
+
+class Endless:
+    """An API server whose lists never end; ``tokens`` of the next pages."""
+
+    def __init__(self, tokens: Iterator[str]) -> None:
+        self._tokens = tokens
+
+    def object(self, path: str, query: Any = None) -> dict[str, Any]:
+        return {"metadata": {"continue": next(self._tokens)}, "items": [{}] * 500}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "problem"),
+    [
+        (repeat("same"), "two pages name the same next page"),
+        (map(str, count(1)), "200,500 objects in 401 pages so far"),
+    ],
+)
+def test_a_list_without_an_end_is_an_error(tokens: Iterator[str], problem: str):
+    cluster = KubernetesCluster(cast(Any, Endless(tokens)))
+    with pytest.raises(Unreachable, match=f"list of {PODS} does not end: .*{problem}"):
+        for _ in cluster.pages(PODS):
+            pass
 
 
 def test_a_list_comes_in_pages(server: ApiServer, cluster: KubernetesCluster):
