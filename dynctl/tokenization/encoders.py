@@ -23,6 +23,8 @@ from typing import Any, Final, Literal, Protocol
 
 from tokenizers import Tokenizer
 
+from dynctl.tokenization.errors import raise_unless_native
+
 #: Which encoder serves: the fastest that is proved equal, fastokens or none, the reference.
 Choice = Literal["auto", "fast", "exact"]
 
@@ -244,7 +246,8 @@ def faster(
         candidates.append(FastEncoder(tokenizer_json))
     except ImportError:
         reasons.append("the package fastokens is not installed")
-    except Exception as error:  # the Rust side raises plain exceptions
+    except BaseException as error:  # the Rust side raises plain exceptions, or panics
+        raise_unless_native(error)
         reasons.append(f"fastokens does not support this tokenizer: {_brief(error)}")
     if choice == "auto" and (atomic := atomic_tokens(tokenizer_json)):
         candidates.append(SegmentEncoder(reference, atomic))
@@ -252,7 +255,12 @@ def faster(
         key = _key(tokenizer_json, encoder.name)
         reason = _kept(cache, key)
         if reason is None:
-            reason = difference(encoder, reference, sample_texts(tokenizer_json, reference))
+            try:
+                texts = sample_texts(tokenizer_json, reference)
+                reason = difference(encoder, reference, texts)
+            except BaseException as error:  # the texts are decoded by the tokenizer too
+                raise_unless_native(error)
+                reason = f"the check failed: {_brief(error)}"
             _keep(cache, key, reason)
         if not reason:
             # The first text compiles the pattern that cuts words, which takes 10 ms.
@@ -269,9 +277,11 @@ def difference(encoder: Encoder, reference: Encoder, texts: Iterable[str]) -> st
         for special in (False, True) if count % 4 == 0 else (False,):
             try:
                 found = encoder.encode(text, add_special_tokens=special)
-            except Exception as error:
+                expected = reference.encode(text, add_special_tokens=special)
+            except BaseException as error:
+                raise_unless_native(error)
                 return f"fails on a text of the check: {_brief(error)}"
-            if found != reference.encode(text, add_special_tokens=special):
+            if found != expected:
                 different += 1
         count += 1
     return f"other ids for {different} of {count} texts of the check" if different else ""
@@ -315,7 +325,7 @@ def sample_texts(
         yield "".join(piece() for _ in range(1_000))
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 

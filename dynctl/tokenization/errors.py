@@ -47,3 +47,14 @@ class PromptTooLongError(PromptError):
 
 class UnsupportedContentError(PromptError):
     """A message part that is not text, for a template that supports text only."""
+
+
+def raise_unless_native(error: BaseException) -> None:
+    """Raise ``error`` again, unless it is an error of a native package.
+
+    A panic of Rust code is a BaseException: without this it passes every ``except Exception``, and
+    the request that met it ends without an answer.
+    """
+    if isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime":
+        return
+    raise error

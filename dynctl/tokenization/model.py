@@ -1,7 +1,6 @@
 """``ModelTokenizer``: one model's tokenizer and chat template."""
 
 import asyncio
-import contextlib
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from dynctl.tokenization.errors import (
     PromptError,
     PromptTooLongError,
     TokenizerError,
+    raise_unless_native,
 )
 from dynctl.tokenization.model_directory import ModelFiles, read_model_files
 from dynctl.tokenization.template import ChatTemplate, Message
@@ -83,7 +83,8 @@ class ModelTokenizer:
         path = files.directory / "tokenizer.json"
         try:
             self._tokenizer = Tokenizer.from_str(files.tokenizer_json)
-        except Exception as error:  # the Rust side raises plain Exception
+        except BaseException as error:  # the Rust side raises plain Exception, or panics
+            raise_unless_native(error)
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
         # Some files contain the truncation of their training; engines ignore it too.
         self._tokenizer.no_truncation()
@@ -138,11 +139,14 @@ class ModelTokenizer:
             raise PromptTooLongError(len(text), self.max_prompt_chars, field=field)
         if self.encoder is not self._reference:
             # What a faster encoder refuses is for the reference to judge.
-            with contextlib.suppress(Exception):
+            try:
                 return self.encoder.encode(text, add_special_tokens=add_special_tokens)
+            except BaseException as error:
+                raise_unless_native(error)
         try:
             return self._reference.encode(text, add_special_tokens=add_special_tokens)
-        except Exception as error:  # lone surrogates, and errors of a broken model
+        except BaseException as error:  # lone surrogates, and errors of a broken model
+            raise_unless_native(error)
             raise PromptError(
                 f"{field} cannot be encoded ({type(error).__name__}); expected Unicode text",
                 field=field,
@@ -170,6 +174,11 @@ class ModelTokenizer:
         except (OverflowError, TypeError) as error:
             raise PromptError(
                 "expected token ids from 0 to 4294967295", field="token_ids"
+            ) from error
+        except BaseException as error:
+            raise_unless_native(error)
+            raise PromptError(
+                f"the model's decoder failed ({type(error).__name__})", field="token_ids"
             ) from error
 
     def render_chat(

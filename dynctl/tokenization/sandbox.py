@@ -62,7 +62,19 @@ _SHALLOW = frozenset(
         "round safe select selectattr"
     ).split()
 )
+# Filters that run Python code for each item: of a string, for each character.
+_BY_ITEM = frozenset(
+    (
+        "dictsort groupby items join list map max min reject rejectattr select selectattr sort sum "
+        "unique"
+    ).split()
+)
+# Filters that run Python code for each word.
+_BY_WORD = frozenset(("indent", "title", "wordcount"))
 _WIDENING = frozenset(("indent", "join", "replace", "tojson"))
+_SPLITS = frozenset(("split", "rsplit", "splitlines"))
+# The longest whole number: divisions and powers of longer ones take long.
+_BITS = 4096
 # The arguments that compiled code adds to a call inside a loop or a block.
 _HIDDEN = ("_loop_vars", "_block_vars")
 _NUMBER = re.compile(r"\d+")
@@ -287,12 +299,12 @@ class ChatEnvironment(TrustedEnvironment):
             return left + right
         budget.spend()
         if operator == "**":
-            if _bits(left) * max(1, abs(right) if isinstance(right, int) else 1) > 4096:
-                raise WorkLimitError("a number of more than 4096 bits")
+            if _bits(left) * max(1, abs(right) if isinstance(right, int) else 1) > _BITS:
+                raise WorkLimitError(_TOO_LONG)
         elif operator == "*":
             if isinstance(left, int) and isinstance(right, int):
-                if _bits(left) + _bits(right) > 4096:
-                    raise WorkLimitError("a number of more than 4096 bits")
+                if _bits(left) + _bits(right) > _BITS:
+                    raise WorkLimitError(_TOO_LONG)
             else:
                 _check_repeat(budget, left, right)
         elif operator == "%" and isinstance(left, str):
@@ -301,6 +313,7 @@ class ChatEnvironment(TrustedEnvironment):
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, list | tuple):
             budget.weigh(result)
+        _check_bits(result)
         return result
 
     def _check_method(self, owner: object, name: str, args: list[Any]) -> None:
@@ -318,7 +331,10 @@ class ChatEnvironment(TrustedEnvironment):
             return
         for value in args:
             budget.width(value)
-        if name == "replace" and len(args) > 1:
+        budget.spend(1 + len(owner) // 64)
+        if name in _SPLITS:
+            budget.spend(1 + _parts(name, owner, args) // 4)
+        elif name == "replace" and len(args) > 1:
             _check_replace(budget, owner, args[0], args[1])
         elif name == "join" and args:
             _check_join(budget, args[0], owner)
@@ -339,14 +355,16 @@ class ChatEnvironment(TrustedEnvironment):
         def metered(*args: Any, **kwargs: Any) -> Any:
             budget = self.budget.get()
             value = args[skip] if len(args) > skip else None
-            budget.spend(1 + len(value) // 64 if isinstance(value, str | list | tuple) else 1)
+            budget.spend(_steps(name, value))
             rest = (*args[skip + 1 :], *kwargs.values())
             for argument in rest:
                 budget.width(argument)
             weight = 0 if shallow else budget.weigh(value)
             # By name, because the template may name its arguments in any order.
             given = signature.bind(*args, **kwargs).arguments if name in _WIDENING else {}
-            if name == "replace":
+            if name == "int":
+                _check_digits(value)
+            elif name == "replace":
                 _check_replace(budget, str(value), str(given["old"]), str(given["new"]))
             elif name == "join":
                 items = _check_join(budget, value, given.get("d", ""))
@@ -367,6 +385,7 @@ class ChatEnvironment(TrustedEnvironment):
                 budget.string(len(result))
             elif isinstance(result, list) and not shallow:
                 budget.weigh(result)
+            _check_bits(result)
             return result
 
         return metered
@@ -407,6 +426,42 @@ def _tojson(
 
 def _raise_exception(message: object = "") -> NoReturn:
     raise RejectedByTemplate(str(message))
+
+
+_TOO_LONG = f"a number of more than {_BITS} bits"
+
+
+def _steps(name: str, value: object) -> int:
+    """Operations of one filter on a value, before it runs."""
+    if not isinstance(value, str | list | tuple | dict):
+        return 1  # a generator is metered where it begins
+    size = len(value)
+    if name in _BY_ITEM:
+        return 1 + (size if isinstance(value, str) else size // 4)
+    if name in _BY_WORD:
+        return 1 + size // 8
+    return 1 + size // 64
+
+
+def _parts(name: str, text: str, args: list[Any]) -> int:
+    """An upper bound of the parts that a method splits a text into."""
+    separator = args[0] if args else None
+    if name == "splitlines":
+        return text.count("\n") + len(text) // 64
+    if isinstance(separator, str) and separator:
+        return text.count(separator)
+    return len(text) // 2
+
+
+def _check_digits(value: object) -> None:
+    """Reading a number takes the square of its length, in any base."""
+    if isinstance(value, str) and len(value) > _BITS:
+        raise WorkLimitError(f"a number of more than {_BITS} characters")
+
+
+def _check_bits(value: object) -> None:
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        raise WorkLimitError(_TOO_LONG)
 
 
 def _bits(value: object) -> int:

@@ -190,6 +190,50 @@ def test_a_broken_file_is_named(directory, file, content, message):
     assert file in str(caught.value)
 
 
+class Panic(BaseException):
+    """As Rust code that panics."""
+
+
+Panic.__module__ = "pyo3_runtime"
+
+
+def test_a_panic_of_native_code_is_an_error_of_the_file_or_the_request(directory, monkeypatch):
+    path = directory / "tokenizer.json"
+    plain = json.loads(path.read_text())
+    plain["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA////"}
+    path.write_text(json.dumps(plain))
+    with pytest.raises(TokenizerError, match="is not a tokenizer: Precompiled"):
+        load_tokenizer(directory)
+    tokenizer = load_tokenizer(DEMO_MODEL_DIR)
+
+    class Panics:
+        def encode(self, *values, **options):
+            raise Panic("index out of bounds")
+
+        decode = encode_batch_fast = encode
+
+    monkeypatch.setattr(tokenizer, "_reference", Panics())
+    monkeypatch.setattr(tokenizer, "encoder", Panics())
+    with pytest.raises(PromptError, match="cannot be encoded"):
+        tokenizer.encode("hi")
+    monkeypatch.setattr(tokenizer, "_tokenizer", Panics())
+    with pytest.raises(PromptError, match="decoder failed"):
+        tokenizer.decode([1, 2])
+
+
+def test_an_interruption_is_not_a_panic(monkeypatch):
+    tokenizer = load_tokenizer(DEMO_MODEL_DIR)
+
+    class Interrupted:
+        def encode(self, text, *, add_special_tokens):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokenizer, "_reference", Interrupted())
+    monkeypatch.setattr(tokenizer, "encoder", tokenizer._reference)
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("hi")
+
+
 def test_a_broken_template_is_an_error_at_load(directory):
     (directory / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(TemplateError, match=r"chat_template\.jinja.*line 1"):

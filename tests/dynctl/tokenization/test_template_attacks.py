@@ -189,12 +189,61 @@ def test_a_filter_off_the_list_is_refused_by_name(name):
             "{% set s = 'x' * 4000000 %}" + "{% if s[1:] == 'y' %}{% endif %}" * 100,
             "characters created",
         ),
+        ("{{ ('f' * 1000000) | int(0, 16) // ('e' * 500000) | int(0, 16) }}", "4096 characters"),
+        ("{{ ('9' * 5000) | int }}", "4096 characters"),
+        (
+            "{% set ns = namespace(n=1) %}{% for i in range(5000) %}"
+            "{% set ns.n = ns.n + ns.n %}{% endfor %}",
+            "4096 bits",
+        ),
+        (
+            "{% set n = 2 ** 2000 * 2 ** 2000 %}{{ [n, n, n, n, n, n, n, n] | sum * n }}",
+            "4096 bits",
+        ),
+        *(
+            ("{{ ('ab ' * 2600000) | " + one + " }}", "operations")
+            for one in (
+                "sort",
+                "groupby('x')",
+                "unique | list",
+                "select | list",
+                "reject | list",
+                "map('upper') | list",
+                "list",
+                "min",
+                "max",
+                "join('')",
+                "title",
+                "wordcount",
+                "select | map('upper') | join",
+                "indent",
+            )
+        ),
+        ("{{ ('a' * 8000000).split('a') | length }}", "operations"),
+        ("{{ ('a ' * 4000000).split() | length }}", "operations"),
+        ("{{ ('\n' * 8000000).splitlines() | length }}", "operations"),
     ],
 )
 def test_a_bomb_is_stopped_by_count(source, limit):
     # The clock stands still: it is the counters that stop these, the same way on every machine.
     with pytest.raises(TemplateError, match=limit):
         render(source, clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ (text.split('</think>')[-1]).lstrip('\n') | length }}", 999_999),
+        ("{% for i in range(3) %}{{ text | trim | length }},{% endfor %}", 1_000_009),
+        ("{{ text | length }}", 1_000_009),
+        ("{{ '007' | int + 'ff' | int(0, 16) + ([3, 4] | sum) }}", 269),
+    ],
+)
+def test_long_chats_of_usual_templates_stay_within_the_limits(source, expected):
+    messages = [{"role": "user", "content": "a</think>\n" + "x y" * 333_333}]
+    source = "{% set text = messages[0].content %}" + source
+    found = ChatTemplate(source, origin="usual.jinja").render(messages)
+    assert set(found.split(",")) - {""} == {str(expected)}
 
 
 def test_the_deadline_stops_slow_work():
