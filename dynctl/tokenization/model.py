@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 from tokenizers import Tokenizer
 
 from dynctl.tokenization.budget import RenderLimits
@@ -25,6 +26,8 @@ from dynctl.tokenization.errors import (
     TokenizerError,
     raise_unless_native,
 )
+from dynctl.tokenization.isolated import IsolatedEncoder
+from dynctl.tokenization.known_parts import unknown_decoder, unknown_part
 from dynctl.tokenization.model_directory import ModelFiles, read_model_files
 from dynctl.tokenization.template import ChatTemplate, Message
 
@@ -81,8 +84,9 @@ class ModelTokenizer:
         self.max_prompt_chars = max_prompt_chars
         self.fingerprint = files.fingerprint
         path = files.directory / "tokenizer.json"
+        plain, apart = _judged(files.tokenizer_json, path)
         try:
-            self._tokenizer = Tokenizer.from_str(files.tokenizer_json)
+            self._tokenizer = Tokenizer.from_str(plain)
         except BaseException as error:  # the Rust side raises plain Exception, or panics
             raise_unless_native(error)
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
@@ -90,7 +94,12 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._json = files.tokenizer_json
-        self._reference = ReferenceEncoder(self._tokenizer)
+        self._apart = apart
+        self._reference: Encoder = (
+            ReferenceEncoder(self._tokenizer)
+            if apart is None
+            else IsolatedEncoder(files.tokenizer_json, str(path), apart)
+        )
         self.encoder: Encoder = self._reference
         self._threads: ThreadPoolExecutor | None = None
         self._text_of = lru_cache(_KEPT_TEXTS)(self._decode)
@@ -121,7 +130,11 @@ class ModelTokenizer:
         Takes 2 s for a vocabulary of 130,000. Raises :class:`TokenizerError` for "fast" without
         one.
         """
-        found, reasons = faster(self._json, self._reference, choice, cache=cache_directory())
+        found: Encoder | None = None
+        if isinstance(self._reference, ReferenceEncoder):
+            found, reasons = faster(self._json, self._reference, choice, cache=cache_directory())
+        else:
+            reasons = [f"its {self._apart} may cost more than its text, so it runs apart"]
         if found is not None:
             self.encoder = found
         elif choice == "fast":
@@ -145,6 +158,9 @@ class ModelTokenizer:
                 raise_unless_native(error)
         try:
             return self._reference.encode(text, add_special_tokens=add_special_tokens)
+        except PromptError as error:
+            error.field = field
+            raise
         except BaseException as error:  # lone surrogates, and errors of a broken model
             raise_unless_native(error)
             raise PromptError(
@@ -282,6 +298,28 @@ class ModelTokenizer:
             f"{self.directory}, or send the text to /v1/completions",
             field="messages",
         )
+
+
+def _judged(tokenizer_json: str, path: Path) -> tuple[str, str | None]:
+    """What of a tokenizer runs in this process, and the part for which texts are encoded in
+    another one, None: all of it runs here. Raises TokenizerError."""
+    try:
+        content = msgspec.json.decode(tokenizer_json)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not a tokenizer: {error}") from None
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} is not a tokenizer: expected an object")
+    decoder = unknown_decoder(content)
+    if decoder is not None:
+        raise TokenizerError(
+            f"{path} is refused: its {decoder} is not one of those whose cost is known"
+        )
+    apart = unknown_part(content)
+    if apart is None:
+        return tokenizer_json, None
+    # Decoding needs the vocabulary and the decoder alone.
+    here = {**content, "normalizer": None, "pre_tokenizer": None, "post_processor": None}
+    return msgspec.json.encode(here).decode(), apart
 
 
 def _text_chars(messages: Sequence[Message]) -> int:

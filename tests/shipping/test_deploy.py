@@ -47,7 +47,7 @@ def run(*command: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
 
 def test_the_objects_of_sync_are_those_of_topology_render() -> None:
     assert (CHART / "templates" / "sync.yaml").read_text() == sync_template(), FIRST
-    values = {"frontend": {"enabled": False}, "sync": {"enabled": True}}
+    values: dict[str, Any] = {"frontend": {"enabled": False}, "sync": {"enabled": True}}
     assert rendered(values, "system") == controller("system")
     values["sync"] = {"enabled": True, "watchNamespace": "prod"}
     found = rendered(values, "system")
