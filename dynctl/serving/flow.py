@@ -487,7 +487,7 @@ class RequestFlow:
         if not _has_json(event):
             raise UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")
         if event.startswith(_ERROR_EVENT):
-            body = event.split(b"\n\n", 1)[0].partition(b":")[2].strip()
+            body = event_data(BLANK_LINE.split(event, 1)[0])
             raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=body)
         return head
 
@@ -610,7 +610,14 @@ def _first_worker(plan: RoutingPlan) -> Worker:
 
 
 def _check_type(response: EngineStream, expected: str) -> None:
-    """Raise UpstreamFailure for an answer of another type; one without a type is read."""
+    """Raise UpstreamFailure for an answer of another type or a compressed one; one without a type
+    is read."""
+    encoding = response.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise UpstreamFailure(
+            "protocol", f"{response.origin} compressed its answer with {encoding[:40]!r}; expected "
+            "no compression, as the request's Accept-Encoding says",
+        )  # fmt: skip
     found = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if found and found != expected:
         raise UpstreamFailure(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
+from itertools import pairwise
 
 import pytest
 from aiohttp import web
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.serving.config import Limits
-from dynctl.serving.engines.apis import BLANK_LINE, EventCut, event_name
+from dynctl.serving.engines.apis import EventCut, event_name
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, site
 from tests.dynctl.serving.hostile import (
@@ -44,7 +44,18 @@ def failures(fleet) -> dict[tuple[str, str], int]:
     return dict(fleet.service.engine_failures)
 
 
+def compressed(content_type: str) -> Behaviour:
+    """An answer that is compressed, although the request accepts none."""
+
+    async def behave(_: web.Request) -> web.StreamResponse:
+        headers = {"content-type": content_type, "content-encoding": "gzip"}
+        return web.Response(body=b"\x1f\x8b", headers=headers)
+
+    return behave
+
+
 BAD_STREAMS = {
+    "a compressed stream": compressed("text/event-stream"),
     "a web page": answers(HTML, "text/html"),
     "a web page that claims to be events": answers(HTML),
     "JSON instead of events": answers(JSON, "application/json"),
@@ -60,6 +71,7 @@ BAD_STREAMS = {
     "binary": streams(b"\x00\x01\x02\x03" * 8),
 }
 BAD_BODIES = {
+    "a compressed body": compressed("application/json"),
     "a web page": answers(HTML, "text/html"),
     "a web page that claims to be JSON": answers(HTML, "application/json"),
     "half of an object": answers(JSON[:-1], "application/json"),
@@ -206,31 +218,25 @@ async def test_a_defect_within_a_stream_cuts_it_and_sends_no_second_head(monkeyp
     assert "ZeroDivisionError" in caplog.text
 
 
-class Searched:
+class Searched(bytes):
     """Counts the bytes in which ends of events are looked for."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    total = 0
 
-    def search(self, data: bytes, start: int) -> re.Match[bytes] | None:
-        self.bytes += len(data) - start
-        return BLANK_LINE.search(data, start)
+    def rfind(self, *args: object) -> int:  # type: ignore[override]
+        Searched.total += len(self)
+        return super().rfind(*args)  # type: ignore[call-overload, no-any-return]
 
 
-async def test_an_event_in_many_pieces_is_searched_once(monkeypatch):
+def test_an_event_in_many_pieces_is_searched_once():
     """With a look at all of it for each piece, 4 MiB stopped every request for minutes."""
-    pieces, piece = 300, b"data: " + b"x" * 1000
-    searched = Searched()
-    monkeypatch.setattr("dynctl.serving.engines.apis.BLANK_LINE", searched)
-    async with (
-        hostile(streams(EVENT, *[piece] * pieces, pause=0.001)) as engines,
-        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
-    ):
-        status, events, _ = await fleet.stream(nvext={"extra_fields": ["timing"]})
-        assert status == 200
-        assert "without [DONE]" in events[-1]["error"]["message"]
-    size = len(EVENT) + pieces * len(piece)
-    assert size <= searched.bytes <= 2 * size
+    Searched.total = 0
+    cut, piece = EventCut(), Searched(b"data: " + b"x" * 1000)
+    for _ in range(300):
+        assert cut.whole(piece) == b""
+    assert Searched.total == 3 * 300 * len(piece)
+    assert len(cut.whole(b"\n\n")) == 300 * len(piece) + 2
+    assert not cut.waiting
 
 
 async def test_events_before_the_first_output_are_read_once(monkeypatch):
@@ -255,12 +261,101 @@ async def test_events_before_the_first_output_are_read_once(monkeypatch):
     assert pieces <= read <= pieces + 2
 
 
-@given(st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\r", b"\n\n", b"data: x"]), max_size=30))
-def test_events_are_cut_as_a_whole_stream_is(pieces: list[bytes]):
-    cut = EventCut()
-    found = [event for piece in pieces for event in cut.feed(piece)]
-    *events, rest = BLANK_LINE.split(b"".join(pieces))
-    assert (found, cut.rest(), cut.waiting) == (events, rest, len(rest))
+ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+LINES = st.sampled_from(["data: x", 'data: {"a": 1}', ": ping", "event: e", "data:", "id"])
+
+
+@given(
+    st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=6),
+    ENDS,
+    st.sampled_from(["", "dat", "data: x", ": p"]),
+    st.lists(st.integers(0, 200), max_size=10),
+)
+def test_events_are_cut_as_a_whole_stream_is(
+    lines: list[list[str]], end: str, rest: str, places: list[int]
+):
+    """Whatever the ends of lines are, and wherever the stream is cut."""
+    events = [end.join(event).encode() for event in lines]
+    whole = b"".join(event + 2 * end.encode() for event in events)
+    stream = whole + rest.encode()
+    cuts = sorted({0, len(stream), *(at for at in places if at < len(stream))})
+    pieces = [stream[a:b] for a, b in pairwise(cuts)]
+    cut, other = EventCut(), EventCut()
+    assert [event for piece in pieces for event in cut.feed(piece)] == events
+    assert cut.waiting.strip(b"\n") == rest.encode()
+    passed = b""
+    for piece in pieces:
+        passed += other.whole(piece)
+        assert not passed or passed.endswith((b"\n\n", b"\r\n\r\n", b"\r\r", b"\r\n\r"))
+    assert passed + other.waiting == stream
+
+
+async def test_half_an_event_is_not_passed_on_when_the_engine_dies():
+    for half in (
+        b'data: {"id":"x","choices":[{"ind',
+        b"dat",
+        b"data: [DO",
+        b"data: [DONE]",
+        b": pi",
+    ):
+        for annotated in (False, True):
+            for pieces in ((EVENT, half), (EVENT + half,), (EVENT[:9], EVENT[9:] + half)):
+                behave = streams(*pieces, dies=True, pause=0.001)
+                async with (
+                    hostile(behave) as engines,
+                    site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+                ):
+                    nvext = {"extra_fields": ["timing"]} if annotated else {}
+                    body = chat_body("hi", stream=True, nvext=nvext)
+                    async with fleet.client.post(
+                        fleet.url("/v1/chat/completions"), json=body
+                    ) as answer:
+                        token, error, rest = (await answer.read()).split(b"\n\n")
+                    assert token + b"\n\n" == EVENT
+                    assert json.loads(error[5:])["error"]["type"] == "upstream_error"
+                    assert rest == b""
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_half_a_named_event_is_not_passed_on_when_the_engine_dies(path: str):
+    delta = b'event: x.delta\ndata: {"type": "x.delta"}\n\n'
+    for half in (b"event: x", b"event: message_stop\ndata: {", delta[:-1]):
+        async with (
+            hostile(streams(delta, half, dies=True, pause=0.001)) as engines,
+            site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+        ):
+            body = chat_body("hi", stream=True, max_tokens=5) | {"input": "hi"}
+            async with fleet.client.post(fleet.url(path), json=body) as answer:
+                token, error, rest = (await answer.read()).split(b"\n\n")
+            assert token + b"\n\n" == delta
+            assert error.startswith(b"event: error\ndata: {")
+            assert rest == b""
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]", b"data: [DONE]\n", b"data:[DONE]\r\n"])
+@pytest.mark.parametrize("annotated", [False, True])
+async def test_an_end_without_a_blank_line_is_an_end(end: bytes, annotated: bool):
+    async with (
+        hostile(streams(EVENT, end)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        nvext = {"extra_fields": ["timing"]} if annotated else {}
+        body = chat_body("hi", stream=True, nvext=nvext)
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), json=body) as answer:
+            whole = await answer.read()
+        assert whole.endswith(end.rstrip() + b"\n\n")
+        assert not failures(fleet)
+
+
+async def test_generated_text_is_not_the_end_of_a_stream():
+    text = EVENT.replace(b'"x"', b'"data: [DONE]"')
+    async with (
+        hostile(streams(EVENT, text, dies=True)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        _, events, _ = await fleet.stream()
+        assert "error" in events[-1]
+        assert failures(fleet)
 
 
 @pytest.mark.parametrize("split", range(1, len(DONE)))
