@@ -45,8 +45,10 @@ _StopIds = Annotated[list[TokenId], Meta(min_length=1, max_length=_MAX_STOPS)]
 
 
 class _StreamOptions(Struct):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    """Clients send null for what they leave out."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class _Common(Struct, kw_only=True):
@@ -231,8 +233,8 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
         chat=chat,
         model=read.model,
         stream=read.stream,
-        include_usage=usage.include_usage or not read.stream,
-        continuous_usage=usage.continuous_usage_stats,
+        include_usage=bool(usage.include_usage) or not read.stream,
+        continuous_usage=bool(usage.continuous_usage_stats),
         choices=read.n or 1,
         logprobs=wanted,
         token_names=bool(read.return_tokens_as_token_ids),

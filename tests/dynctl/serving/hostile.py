@@ -36,7 +36,7 @@ class HostileEngine:
 
         app = web.Application()
         app.router.add_get("/health", health)
-        for path in ("chat/completions", "embeddings", "responses", "messages"):
+        for path in ("chat/completions", "completions", "embeddings", "responses", "messages"):
             app.router.add_post(f"/v1/{path}", chat)
         return app
 

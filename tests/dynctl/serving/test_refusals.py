@@ -39,7 +39,9 @@ async def test_bad_requests_name_the_field(raw, status, param, says):
     async with site(ONE) as fleet:
         # A busy machine may not answer the first probe in time.
         await until(lambda: bool(fleet.service.models()))
-        async with fleet.client.post(fleet.url("/v1/chat/completions"), data=raw) as answer:
+        json_type = {"content-type": "application/json"}
+        url = fleet.url("/v1/chat/completions")
+        async with fleet.client.post(url, data=raw, headers=json_type) as answer:
             body = await answer.json()
             assert answer.status == status, body
             assert answer.headers["x-dynctl-decision"]
@@ -217,7 +219,8 @@ async def test_a_body_that_never_ends_is_not_waited_for():
         host, port = "127.0.0.1", fleet.frontend.port
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+            b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
         )
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
