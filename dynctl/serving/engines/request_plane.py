@@ -19,6 +19,7 @@ import msgspec
 from dynctl.adapters.dynamo.call_home import Receiver
 from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import RequestError, WireError
+from dynctl.base.errors import single_line
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import DynamoConfig, Limits
 from dynctl.serving.engines.answer import (
@@ -810,5 +811,5 @@ def _reported(origin: str, item: EngineItem) -> UpstreamFailure:
     reason = printable(str(found.get("reason") or "an error that its log has"))
     public = found.get("public")
     text = public.get("message") if isinstance(public, dict) else None
-    body = error_body(status, text[:_MAX_PUBLIC] if isinstance(text, str) else "")
+    body = error_body(status, single_line(text, _MAX_PUBLIC) if isinstance(text, str) else "")
     return UpstreamFailure("status", f"{origin} reported {reason}", status=status, body=body)

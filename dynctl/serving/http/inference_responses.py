@@ -19,7 +19,7 @@ from dynctl.serving.engines.apis import (
     event_name,
     events_of,
 )
-from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.flow import Answer, GaveUp
 from dynctl.serving.refusal import HttpError, attempts_of
@@ -541,40 +541,26 @@ def outcome_of(error: HttpError) -> str:
 
 
 def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
-    """The engine's failure as an error response, with the engine's own message if it has one."""
+    """The engine's failure as an error response, with the engine's own reason if it has one."""
     failure = error.failure
     record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
-    headers = {} if failure.retry_after is None else {"retry-after": failure.retry_after}
-    details = ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts))
-    error_body = _engine_error(failure.body)
-    if error_body is not None:
-        code = error_body.get("code")
-        status = failure.status or 502
-        # What an engine says about the request is for the client; the rest may name the engine.
-        public = "" if status < 500 else _ENGINE_FAILED
-        return HttpError(
-            status,
-            str(error_body.get("message") or failure),
-            str(error_body.get("type") or "upstream_error"),
-            code if isinstance(code, (int, str)) else status,
-            param=error_body.get("param") if isinstance(error_body.get("param"), str) else None,
-            details=details,
-            headers=headers,
-            public=public,
-        )
     status = failure.status or (504 if failure.kind == "timeout" else 502)
+    message, public = str(failure), _ENGINE_FAILED
+    reason = engine_reason(failure.body)
+    if reason is not None:
+        message = reason.message
+    elif failure.kind == "status" and record.attempts:
+        message = f"{record.attempts[-1][0]} returned status {status} without a reason"
+    if status < 500:
+        # What an engine says about the request is for the client; the rest may name the engine.
+        public = f"the engine returned status {status} without a reason" if reason is None else ""
     return HttpError(
-        status, str(failure), "upstream_error", status, details=details, headers=headers,
-        public=_ENGINE_FAILED,
-    )  # fmt: skip
-
-
-def _engine_error(body: bytes) -> Mapping[str, Any] | None:
-    try:
-        plain = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(plain, dict):
-        return None
-    error = plain.get("error", plain)
-    return error if isinstance(error, dict) else None
+        status,
+        message,
+        (reason and reason.type) or "upstream_error",
+        status if reason is None or reason.code is None else reason.code,
+        param=None if reason is None else reason.param,
+        details=ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts)),
+        headers={} if failure.retry_after is None else {"retry-after": failure.retry_after},
+        public=public,
+    )

@@ -334,7 +334,7 @@ def chat_tokens(request: ChatRequest, tokenizer: ModelTokenizer) -> list[int]:
     except PromptError as error:
         raise ApiError(400, str(error), param=error.field) from None
     except TemplateError as error:
-        raise wrong_field("messages", str(error)) from None
+        raise wrong_field("messages", f"the chat template failed: {error.reason}") from None
 
 
 def prompt_tokens(text: str, tokenizer: ModelTokenizer) -> list[int]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import EventCut, event_name
+from dynctl.serving.engines.failures import engine_reason
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, site
 from tests.dynctl.serving.hostile import (
@@ -466,3 +467,96 @@ async def test_a_client_that_does_not_read_stops_its_engine():
         finally:
             writer.transport.abort()
         await fleet.idle()
+
+
+REASONS = {
+    "OpenAI": (b'{"error":{"message":"why","type":"T","code":"c","param":"p"}}', "why"),
+    "vLLM without its key": (b'{"error":"Unauthorized"}', "Unauthorized"),
+    "TGI": (
+        b'{"error":"Input validation error","error_type":"validation"}',
+        "Input validation error",
+    ),
+    "SGLang": (b'{"object":"error","message":"why","type":"T","code":400}', "why"),
+    "FastAPI": (b'{"detail":"Not here"}', "Not here"),
+    "FastAPI's list": (
+        b'{"detail":[{"loc":["body","n"],"msg":"a"},{"loc":["query",0],"msg":"b"}]}',
+        "body.n: a; query.0: b",
+    ),
+    "a problem document": (b'{"title":"Bad","detail":"why","status":400}', "why"),
+    "Spring": (b'{"status":400,"error":"Bad Request","message":"why"}', "why"),
+    "nested": (b'{"error":{"error":{"detail":{"msg":"why"}}}}', "why"),
+    "a list": (b'[{"error":{"message":"why"}}]', "why"),
+    "texts": (b'{"errors":["a","b"]}', "a; b"),
+    "a JSON string": (b'"why"', "why"),
+    "text": (b"  why\r\n\tso ", "why so"),
+    "a web page": (
+        b"<html><head><title>x</title><style>a{}</style></head><body><h1>502 Bad</h1>a &amp; b",
+        "502 Bad a & b",
+    ),
+    "a shape that is not known": (b'{"wrong": 1}', '{"wrong": 1}'),
+    "control characters": (b'{"error":"a\\u0000\\u001b[31m\\u202eb"}', "a??[31m?b"),
+    "not UTF-8": (b"a\xff", "a\N{REPLACEMENT CHARACTER}"),
+    "much": (b"x" * 70_000, "x" * 1997 + "..."),
+    "half of an object": (b'{"error": "a', '{"error": "a'),
+    "nothing": (b"", None),
+    "an empty object": (b"{}", None),
+    "null": (b"null", None),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), REASONS.values(), ids=REASONS.keys())
+def test_the_reason_of_an_engine_is_read_in_every_shape(body: bytes, message: str | None):
+    reason = engine_reason(body)
+    assert (None if reason is None else reason.message) == message
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["error", "message", "detail", "loc", "code"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=300) | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_every_body_has_a_bounded_printable_reason_or_none(body: bytes):
+    reason = engine_reason(body)
+    if reason is not None:
+        assert 0 < len(reason.message) <= 2000
+        assert reason.message.isprintable()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seen", [{}, {"x-forwarded-for": "10.0.0.1"}], ids=["operator", "client"])
+@pytest.mark.parametrize(("status", "body"), [(401, b'{"error":"Unauthorized"}'), (422, b"why")])
+async def test_clients_get_the_status_and_the_reason_of_the_engine(
+    stream: bool, seen: dict[str, str], status: int, body: bytes
+):
+    async with (
+        hostile(answers(body, "text/plain", status)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        url, chat = fleet.url("/v1/chat/completions"), chat_body("hi", stream=stream)
+        async with fleet.client.post(url, json=chat, headers=seen) as answer:
+            assert answer.status == status
+            message = (await answer.json())["error"]["message"]
+        assert message in ("Unauthorized", "why")
+        engines[0].behave = answers(b"", "text/plain", status)
+        async with fleet.client.post(url, json=chat, headers=seen) as answer:
+            assert answer.status == status
+            message = (await answer.json())["error"]["message"]
+        who = "the engine" if seen else "e0"
+        assert message == f"{who} returned status {status} without a reason"
+
+
+async def test_an_error_as_the_first_event_has_its_own_status():
+    event = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
+    async with (
+        hostile(answers(event + DONE), answers(GOOD)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        while not engines[0].seen:
+            status, body = await sent(fleet)
+        assert (status, json.loads(body)["error"]["message"]) == (400, "too long")
