@@ -233,7 +233,10 @@ class PlaneDispatch:
         if call.token_ids is None:
             raise _unsupported("; ".join(call.request.notes), parsed.prompt_field)
         card = self._registry.card_of(*served)
-        parsers = NO_PARSERS if card is None else parsers_of(options, card.runtime_config)
+        parsers = NO_PARSERS
+        if card is not None:
+            by_text = self._dynamo.answers_by_text
+            parsers = parsers_of(options, card.runtime_config, by_text=by_text)
         request = engine_request(
             options,
             call.token_ids,
