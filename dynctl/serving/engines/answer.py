@@ -321,8 +321,7 @@ class EngineAnswer:
         nothing = EngineOutput(token_ids=[])
         for index, choice in self._choices.items():
             text = "" if index in self._ended else choice.flush()
-            held = bool(self._splitters) and self._splitters[index].holding
-            if text or held:
+            if text or (self._splitters and self._splitters[index].holding):
                 events += self._delta(index, text, "stop", nothing, (), None, hidden=False)
         return events + self._last_calls()
 
