@@ -413,7 +413,9 @@ class EngineStream:
     def _chunks(self, data: bytes) -> None:
         """Take whole chunks: piped with their frames, or kept without."""
         position, total, ends = 0, len(data), False
-        piped, places = self._pipe, list[tuple[int, int]]()
+        piped = self._pipe
+        # Whether each chunk is whole events.
+        whole = not self._cut.waiting
         while position < total:
             line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
             if line < 0:
@@ -437,15 +439,19 @@ class EngineStream:
                 return
             if piped is None:
                 self._keep(data[line + 2 : after])
-            else:
-                places.append((line + 2, after))
+            elif whole:
+                whole = data.endswith(WHOLE_EVENTS, line + 2, after)
             position = after + 2
         if piped is not None and position and ends:
             self._end_pipe()
             self._chunks(data)
             return
-        if places:
-            self._pipe_events(data, position, places)
+        if piped is not None and position:
+            chunks = data if position == total else data[:position]
+            if whole:
+                piped(chunks)
+            else:
+                self._pipe_events(chunks, piped)
         rest = data[position:] if position else data
         if not ends:
             self._tail += rest
@@ -463,19 +469,18 @@ class EngineStream:
         else:
             self._tail += rest
 
-    def _pipe_events(self, data: bytes, end: int, places: list[tuple[int, int]]) -> None:
-        """Pipe the chunks before ``end``, whose contents are at these places: as they are, where
-        each is whole events, else the whole events in one chunk."""
-        cut, pipe = self._cut, self._pipe
-        if pipe is None:
-            return
-        if not cut.waiting and all(data.endswith(WHOLE_EVENTS, *place) for place in places):
-            pipe(data if end == len(data) else data[:end])
-            return
-        events = cut.whole(b"".join([data[begin:after] for begin, after in places]))
+    def _pipe_events(self, chunks: bytes, pipe: Callable[[bytes], None]) -> None:
+        """Pipe the whole events in these chunks, in a chunk of their own."""
+        contents, at = [], 0
+        while at < len(chunks):
+            line = chunks.index(b"\r\n", at)
+            after = line + 2 + (_chunk_size(chunks[at:line]) or 0)
+            contents.append(chunks[line + 2 : after])
+            at = after + 2
+        events = self._cut.whole(contents[0] if len(contents) == 1 else b"".join(contents))
         if events:
             pipe(b"%x\r\n%b\r\n" % (len(events), events))
-        if len(cut.waiting) > EVENT_BYTES:
+        if len(self._cut.waiting) > EVENT_BYTES:
             self._protocol("an event is longer than the maximum")
 
     def _keep(self, piece: bytes) -> None:

@@ -562,3 +562,13 @@ async def test_an_error_as_the_first_event_has_its_own_status():
         while not engines[0].seen:
             status, body = await sent(fleet)
         assert (status, json.loads(body)["error"]["message"]) == (400, "too long")
+
+
+async def test_a_small_request_gets_the_reason_of_the_engine_as_json():
+    async with (
+        hostile(answers(b"<h1>not that way</h1>", "text/html", 400)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        status, body, _ = await fleet.post("/v1/messages/count_tokens", chat_body("hi"))
+        assert status == 400
+        assert body["error"]["message"] == "/v1/messages/count_tokens: not that way"

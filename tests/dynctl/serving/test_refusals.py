@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import shutil
 
 import msgspec
 import pytest
 
 from dynctl.serving.config import HealthConfig, Limits
 from dynctl.serving.http.auth import _is_loopback
+from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import Booked, RouterConfig, preset
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until
 from tests.dynctl.serving.hostile import GOOD, answers, hangs, hostile, specs
@@ -238,3 +240,22 @@ async def test_bodies_in_flight_have_a_bound_together():
         assert "3000 bytes" in body["error"]["message"]
         first.cancel()
         await fleet.idle()
+
+
+async def test_a_broken_template_shows_its_reason_and_not_its_path(tmp_path, caplog):
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, model)
+    template = "{% for m in messages %}{{ m.name.upper() }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    async with site(ONE, model_path=model) as fleet:
+        for headers in ({}, {"x-forwarded-for": "10.0.0.1"}):
+            for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
+                body = chat_body("hi", max_tokens=4) | {"input": "hi"}
+                async with fleet.client.post(fleet.url(path), json=body, headers=headers) as answer:
+                    text = await answer.text()
+                assert answer.status == 400, text
+                assert "the chat template of demo failed: " in text
+                assert "has no attribute 'name'" in text
+                assert str(tmp_path) not in text
+    (line,) = [line for line in caplog.messages if str(model / "chat_template.jinja") in line]
+    assert line.endswith("this chat template fails for some requests (400)")
