@@ -134,6 +134,12 @@ def dynamo_chat(tokenizer: ModelTokenizer, chat: ChatRequest) -> list[int]:
     for name in ("chat_template", "documents"):
         if body.get(name) is not None:
             raise PromptError(f"{name}: a Dynamo frontend refuses this field; leave it out")
+    for i, message in enumerate(body["messages"]):
+        content = message.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            if not isinstance(part, dict):
+                field = f"messages[{i}].content[{j}]"
+                raise PromptError(f"{field}: expected an object, got a string", field=field)
     given = {**(body.get("chat_template_args") or {}), **(body.get("chat_template_kwargs") or {})}
     return encode_as_dynamo(
         tokenizer,

@@ -48,7 +48,7 @@ class CommonFields(Struct, kw_only=True):
     max_completion_tokens: U32 | None = None
     n: Annotated[int, Meta(ge=1, le=_MAX_CHOICES)] = 1
     user: str | None = None
-    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None

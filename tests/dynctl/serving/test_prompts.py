@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.prompts import Prompt, PromptTokenizers, prompts_of
-from dynctl.tokenization import DEMO_MODEL_DIR
+from dynctl.serving.prompts import Prompt, PromptTokenizers, dynamo_chat, prompts_of
+from dynctl.tokenization import DEMO_MODEL_DIR, PromptError
 from dynctl.wire.anthropic import parse_messages_request
 from dynctl.wire.openai import parse_chat_request, parse_completion_request
 from dynctl.wire.responses import parse_responses_request
@@ -351,3 +351,12 @@ def test_sglang_fills_in_the_tools_of_other_apis(given: dict[str, Any]):
             ]
         ]
         assert prompt.to_tokenize_body("m")["tools"] == parsed.tools
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"continue_final_message": True, "add_generation_prompt": False}]
+)
+def test_parts_that_dynamo_refuses_are_named(more: dict[str, Any]):
+    body = {"model": "m", "messages": [{"role": "user", "content": ["text"]}], **more}
+    with pytest.raises(PromptError, match="expected an object, got a string"):
+        dynamo_chat(TOKENIZER, parse_chat_request(body))
