@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.base.json_fields import describe
 from dynctl.wire.dynamo.engine_request import (
     EngineRequest,
     OutputOptions,
@@ -321,7 +322,7 @@ def _check(read: _Chat | _Completion, nvext: NvExt) -> None:
             raise RequestError(400, "out_of_range", "logit_bias", problem)
         number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not number or not -100 <= bias <= 100:
-            problem = "expected numbers from -100 to 100"
+            problem = f"expected numbers from -100 to 100, got {describe(bias)}"
             raise RequestError(400, "out_of_range", "logit_bias", problem)
 
 

@@ -219,7 +219,7 @@ def test_controls_of_nvext_reach_the_worker() -> None:
         ({"top_k": -2}, "top_k: expected an integer from -1 to 2147483647, got -2"),
         ({"top_logprobs": 50}, "top_logprobs: expected an integer from 0 to 20, got 50"),
         ({"n": 0}, "n: expected an integer from 1 to 128, got 0"),
-        ({"logit_bias": {"1": 101}}, "logit_bias: expected numbers from -100 to 100"),
+        ({"logit_bias": {"1": 101}}, "logit_bias: expected numbers from -100 to 100, got 101"),
     ],
 )
 def test_a_number_outside_its_range_names_the_range(fields: dict[str, Any], message: str) -> None:
