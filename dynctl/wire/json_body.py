@@ -46,6 +46,8 @@ _PRIVATE: Final = frozenset(
     }
 )
 _SHOWN_KEY: Final = 40
+#: A bound that only infinity passes.
+_HUGE: Final = 1e308
 _AT: Final = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>.*)`$", re.DOTALL)
 _STEP: Final = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+)\]|(?P<values>\[\.\.\.\])")
 _CONTAINERS: Final = (inspect.ListType, inspect.VarTupleType, inspect.DictType)
@@ -157,10 +159,11 @@ def _float_range(info: inspect.Type) -> str:
         return "a finite number"
     low = _bound("at least", bounds.ge, "above", bounds.gt)
     high = _bound("at most", bounds.le, "below", bounds.lt)
+    unbounded = max(abs(bounds.ge or 0), abs(bounds.le or 0)) >= _HUGE
+    if unbounded or not (low or high):
+        return "a finite number"
     if bounds.ge is not None and bounds.le is not None:
         return f"a number from {bounds.ge:g} to {bounds.le:g}"
-    if not low and not high:
-        return "a finite number"
     return "a number " + " and ".join(filter(None, (low, high)))
 
 
