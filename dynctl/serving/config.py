@@ -98,7 +98,8 @@ class DynamoConfig:
     tokens of prompt and output on. ``event_plane``: where replica sync publishes (``zmq`` or
     ``nats``), None: as ``DYN_EVENT_PLANE`` says. ``endpoint``: only its workers, for a router that
     registers as a component of Dynamo and listens at ``rpc_host`` for requests; None: all, for a
-    frontend.
+    frontend. ``answers_by_text``: reasoning and calls of tools are found in the text of an answer
+    however it is cut into tokens; False: piece by piece, as a Dynamo 1.6 frontend finds them.
     """
 
     planes: GlobalOptions
@@ -110,6 +111,7 @@ class DynamoConfig:
     event_plane: str | None = None
     endpoint: EndpointId | None = None
     rpc_host: str = "127.0.0.1"
+    answers_by_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)

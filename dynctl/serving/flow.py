@@ -27,7 +27,7 @@ from dynctl.serving.engines.apis import (
 from dynctl.serving.engines.dispatch import Call, Dispatch
 from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
-from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
 from dynctl.serving.engines.handoff import bootstrap_room
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.fleet import Fleet
@@ -487,8 +487,9 @@ class RequestFlow:
         if not _has_json(event):
             raise UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")
         if event.startswith(_ERROR_EVENT):
-            body = event.split(b"\n\n", 1)[0].partition(b":")[2].strip()
-            raise UpstreamFailure("status", f"{response.origin} failed", status=500, body=body)
+            body = event_data(BLANK_LINE.split(event, 1)[0])
+            status = _reported_status(body)
+            raise UpstreamFailure("status", f"{response.origin} failed", status=status, body=body)
         return head
 
     async def _after_preamble(
@@ -504,10 +505,11 @@ class RequestFlow:
                     first = next((one for one in later if event_data(one)), None)
                     if first is not None:
                         if event_name(first) in api.failed:
+                            body = event_data(first)
+                            status = _reported_status(body)
                             raise UpstreamFailure(
-                                "status", f"{response.origin} failed", status=500,
-                                body=event_data(first),
-                            )  # fmt: skip
+                                "status", f"{response.origin} failed", status=status, body=body
+                            )
                         return bytes(whole)
                     piece = await response.readany()
                     if not piece:
@@ -610,7 +612,14 @@ def _first_worker(plan: RoutingPlan) -> Worker:
 
 
 def _check_type(response: EngineStream, expected: str) -> None:
-    """Raise UpstreamFailure for an answer of another type; one without a type is read."""
+    """Raise UpstreamFailure for an answer of another type or a compressed one; one without a type
+    is read."""
+    encoding = response.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise UpstreamFailure(
+            "protocol", f"{response.origin} compressed its answer with {encoding[:40]!r}; expected "
+            "no compression, as the request's Accept-Encoding says",
+        )  # fmt: skip
     found = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if found and found != expected:
         raise UpstreamFailure(
@@ -648,6 +657,13 @@ def _has_json(stream: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
+
+
+def _reported_status(body: bytes) -> int:
+    """The status in the error that an engine sent as the first event of a stream; else 500."""
+    reason = engine_reason(body)
+    code = None if reason is None else reason.code
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
 def _mark_error_read(task: asyncio.Task[None]) -> None:

@@ -37,7 +37,8 @@ class Prompt:
 
     ``add_special_tokens`` None: as engines do, for a text and not for a chat. ``keep``: tokens that
     are left of a longer prompt; ``cut`` is the side that loses the others, None: the left one, and
-    special tokens that the tokenizer adds there stay. ``given_tools``: ``tools`` as the client
+    special tokens that the tokenizer adds there stay. ``unread_tokens``: an estimate of what is no
+    text. ``given_tools``: ``tools`` as the client
     wrote them, for engines that read them in their own way; ``sglang_tools``: as SGLang makes them
     of another API's request.
     """
@@ -56,6 +57,7 @@ class Prompt:
     add_special_tokens: bool | None = None
     keep: int | None = None
     cut: Literal["left", "right"] | None = None
+    unread_tokens: int = 0
 
     @property
     def engine_only(self) -> str | None:
@@ -132,6 +134,12 @@ def dynamo_chat(tokenizer: ModelTokenizer, chat: ChatRequest) -> list[int]:
     for name in ("chat_template", "documents"):
         if body.get(name) is not None:
             raise PromptError(f"{name}: a Dynamo frontend refuses this field; leave it out")
+    for i, message in enumerate(body["messages"]):
+        content = message.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            if not isinstance(part, dict):
+                field = f"messages[{i}].content[{j}]"
+                raise PromptError(f"{field}: expected an object, got a string", field=field)
     given = {**(body.get("chat_template_args") or {}), **(body.get("chat_template_kwargs") or {})}
     return encode_as_dynamo(
         tokenizer,
@@ -167,10 +175,13 @@ def prompts_of(
     if token_data is not None:
         return [Prompt(token_ids=token_data, **common)], None
     if isinstance(parsed, CompletionRequest):
-        return [
+        prompts = [
             Prompt(text=one, **common) if isinstance(one, str) else Prompt(token_ids=one, **common)
             for one in parsed.prompts
-        ], None
+        ]
+        if parsed.unread_tokens:
+            prompts[0] = replace(prompts[0], unread_tokens=parsed.unread_tokens)
+        return prompts, parsed.not_modelled
     reason = parsed.not_modelled
     if not parsed.text_only:
         reason = "cache overlap not modelled: the prompt has more than text"
@@ -382,7 +393,7 @@ def estimate_tokens(prompt: Prompt) -> int:
     """An estimated length for load accounting only, from the characters of the text."""
     if prompt.token_ids is not None:
         return len(prompt.shortened(prompt.token_ids) or ())
-    chars = len(prompt.text or "")
+    chars = len(prompt.text or "") + prompt.unread_tokens * CHARS_PER_TOKEN
     for message in prompt.messages or ():
         content = message.get("content")
         for part in content if isinstance(content, list) else (content,):

@@ -22,7 +22,15 @@ class TokenizerError(TokenizationError):
 
 
 class TemplateError(TokenizationError):
-    """The model's own chat template failed: its syntax, an unsafe access, or a limit."""
+    """The model's own chat template failed: its syntax, an unsafe access, or a limit.
+
+    ``origin`` is the template, a path for one of a file. ``reason`` is without it, for clients.
+    """
+
+    def __init__(self, origin: str, reason: str) -> None:
+        super().__init__(f"{origin}: {reason}")
+        self.origin = origin
+        self.reason = reason
 
 
 class PromptError(TokenizationError):

@@ -1,4 +1,4 @@
-"""Separate reasoning from the answer in generated text, as Dynamo 1.6 does it.
+"""Separate reasoning from the answer in generated text: by the text alone, or as Dynamo 1.6 does.
 
 Dynamo has parsers by name, which a model's card selects. Those here mark reasoning with ``<think>``
 and ``</think>``.
@@ -6,8 +6,8 @@ and ``</think>``.
 
 from typing import Final, NamedTuple
 
-_START: Final = "<think>"
-_END: Final = "</think>"
+THINK: Final = "<think>"
+THINK_END: Final = "</think>"
 
 REASONING_PARSERS: Final = {
     "basic": False,
@@ -49,34 +49,102 @@ class ReasoningSplitter:
         text, self._held = self._held + piece, ""
         answer, reasoning = "", ""
         while True:
-            if not self._opened and text.startswith(_START):
+            if not self._opened and text.startswith(THINK):
                 self.inside = self._opened = True
-                text = text[len(_START) :]
+                text = text[len(THINK) :]
                 continue
-            if self.inside and not self._opened and text and _START.startswith(text):
+            if self.inside and not self._opened and text and THINK.startswith(text):
                 self._held = text
                 break
             if self.inside:
-                before, end, text = text.partition(_END)
+                before, end, text = text.partition(THINK_END)
                 if not end:
-                    shown, self._held = _without_begun(before, _END)
+                    shown, self._held = _without_begun(before, THINK_END)
                     reasoning += shown
                     break
                 reasoning += before
                 self.inside = self._opened = False
                 continue
-            start, end_at = text.find(_START), text.find(_END)
+            start, end_at = text.find(THINK), text.find(THINK_END)
             if start >= 0 and (end_at < 0 or start < end_at):
-                answer, text = answer + text[:start], text[start + len(_START) :]
+                answer, text = answer + text[:start], text[start + len(THINK) :]
                 self.inside = self._opened = True
             elif end_at >= 0:
-                answer, text = answer + text[:end_at], text[end_at + len(_END) :]
+                answer, text = answer + text[:end_at], text[end_at + len(THINK_END) :]
                 self._opened = False
             else:
-                shown, self._held = _without_begun(text, _START, _END)
+                shown, self._held = _without_begun(text, THINK, THINK_END)
                 answer += shown
                 break
         return Parts(answer, reasoning)
+
+    @property
+    def holding(self) -> bool:
+        """Whether text is held back that the end of the answer shows."""
+        return False
+
+    def end(self) -> Parts:
+        """What is held at the end of the answer and not lost."""
+        return Parts("", "")
+
+
+class TextReasoningSplitter(ReasoningSplitter):
+    """As ReasoningSplitter, by the text alone: the parts are the same however it is cut.
+
+    Where the text begins inside reasoning, a start mark at its very beginning is left out.
+    """
+
+    def __init__(self, *, inside: bool, prompted: bool = False) -> None:
+        super().__init__(inside=inside, prompted=prompted)
+        self._at_start = inside and not prompted
+
+    def feed(self, piece: str) -> Parts:
+        text, self._held = self._held + piece, ""
+        parts = {True: "", False: ""}
+        while text:
+            if self._at_start and THINK.startswith(text):
+                break
+            if self._at_start:
+                self._at_start = False
+                text = text.removeprefix(THINK)
+                continue
+            at, mark = self._next_mark(text)
+            if mark:
+                parts[self.inside] += text[:at]
+                text = text[at + len(mark) :]
+                self.inside = mark == THINK
+                continue
+            shown, text = text[:at], text[at:]
+            parts[self.inside] += shown
+            break
+        self._held = text
+        return Parts(parts[False], parts[True])
+
+    @property
+    def holding(self) -> bool:
+        return bool(self._held)
+
+    def end(self) -> Parts:
+        held, self._held = self._held, ""
+        if self._at_start and held == THINK:
+            held = ""
+        return Parts("", held) if self.inside else Parts(held, "")
+
+    def _next_mark(self, text: str) -> tuple[int, str]:
+        """The place of the next mark, and the mark; without one the place of its beginning at the
+        end of the text."""
+        marks = (THINK_END,) if self.inside else (THINK, THINK_END)
+        found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+        return min(found, default=(begun_mark(text, *marks), ""))
+
+
+def begun_mark(text: str, *marks: str) -> int:
+    """The place at the end of a text from which on it may be the beginning of a mark."""
+    longest = max(map(len, marks))
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        if any(mark.startswith(text[at:]) for mark in marks):
+            return at
+    return len(text)
 
 
 def _without_begun(text: str, *marks: str) -> tuple[str, str]:

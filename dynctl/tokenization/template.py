@@ -67,16 +67,16 @@ class ChatTemplate:
         )
         if len(source) > self.limits.template_chars:
             raise TemplateError(
-                f"{origin}: {len(source)} characters, the limit is {self.limits.template_chars}"
+                origin, f"{len(source)} characters, the limit is {self.limits.template_chars}"
             )
         try:
             with self._budget.use(Budget(self.limits, clock)):
                 tree = self._environment.parse(source)
                 self._template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
-            raise TemplateError(f"{origin}: line {error.lineno}: {error.message}") from error
+            raise TemplateError(origin, f"line {error.lineno}: {error.message}") from error
         except (JinjaError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
-            raise TemplateError(f"{origin}: does not compile: {_kind(error)}") from error
+            raise TemplateError(origin, f"does not compile: {_kind(error)}") from error
         self.takes_parts, tests_string = _content_shape(tree)
         self.wraps_strings = self.takes_parts and not tests_string
 
@@ -130,19 +130,20 @@ class ChatTemplate:
         except RejectedByTemplate as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
         except WorkLimitError as error:
-            raise TemplateError(f"{self.origin}: stopped, {error}") from error
+            raise TemplateError(self.origin, f"stopped, {error}") from error
         except SecurityError as error:
-            raise TemplateError(f"{self.origin}: not allowed: {error}") from error
+            raise TemplateError(self.origin, f"not allowed: {error}") from error
         except (JinjaError, RecursionError, MemoryError) as error:
-            raise TemplateError(f"{self.origin}: {_kind(error)}") from error
+            raise TemplateError(self.origin, _kind(error)) from error
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             # Python's own message may quote prompt text, so only the kind of error is shown.
             raise TemplateError(
-                f"{self.origin}: {type(error).__name__} while rendering these messages; "
-                "the template expects other messages, tools or arguments"
+                self.origin,
+                f"{type(error).__name__} while rendering these messages; "
+                "the template expects other messages, tools or arguments",
             ) from error
         except (ArithmeticError, AssertionError, LookupError, RuntimeError) as error:
-            raise TemplateError(f"{self.origin}: {type(error).__name__}") from error
+            raise TemplateError(self.origin, type(error).__name__) from error
         finally:
             heavy = budget.operations > _HEAVY_OPERATIONS
             if self.trusted:  # nothing is counted

@@ -37,6 +37,7 @@ _PRIVATE: Final = frozenset(
         "messages",
         "output",
         "prompt",
+        "prompt_embeds",
         "stop",
         "system",
         "token_data",
@@ -45,6 +46,8 @@ _PRIVATE: Final = frozenset(
     }
 )
 _SHOWN_KEY: Final = 40
+#: A bound that only infinity passes.
+_HUGE: Final = 1e308
 _AT: Final = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>.*)`$", re.DOTALL)
 _STEP: Final = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+)\]|(?P<values>\[\.\.\.\])")
 _CONTAINERS: Final = (inspect.ListType, inspect.VarTupleType, inspect.DictType)
@@ -140,13 +143,35 @@ def _problem(code: str, value: Any, info: inspect.Type, private: bool) -> str:
     got = "" if private else f", got {shown}"
     bounds = next((one for one in _options(info) if isinstance(one, inspect.IntType)), None)
     if bounds is None:
-        return f"expected a finite number{got}"
+        return f"expected {_float_range(info)}{got}"
     title = _titles(info)
     return _expected_range(bounds.ge or 0, bounds.le, title.split(" (")[0] if title else "") + got
 
 
 def _expected_range(low: int, high: int | None, name: str = "") -> str:
     return f"expected {name or 'an integer'} from {low} to {U64_MAX if high is None else high}"
+
+
+def _float_range(info: inspect.Type) -> str:
+    """The numbers that a field accepts."""
+    bounds = next((one for one in _options(info) if isinstance(one, inspect.FloatType)), None)
+    if bounds is None:
+        return "a finite number"
+    low = _bound("at least", bounds.ge, "above", bounds.gt)
+    high = _bound("at most", bounds.le, "below", bounds.lt)
+    unbounded = max(abs(bounds.ge or 0), abs(bounds.le or 0)) >= _HUGE
+    if unbounded or not (low or high):
+        return "a finite number"
+    if bounds.ge is not None and bounds.le is not None:
+        return f"a number from {bounds.ge:g} to {bounds.le:g}"
+    return "a number " + " and ".join(filter(None, (low, high)))
+
+
+def _bound(inside: str, limit: float | None, outside: str, border: float | None) -> str:
+    """One end of a range in words; empty without one."""
+    if limit is not None:
+        return f"{inside} {limit:g}"
+    return "" if border is None else f"{outside} {border:g}"
 
 
 def _options(info: inspect.Type) -> Iterator[inspect.Type]:

@@ -20,6 +20,10 @@ from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, request_id
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _MAX_PROMPTS: Final = 4096
+#: Choices that vLLM makes of one request.
+_MAX_CHOICES: Final = 16_384
+#: Bytes of embeddings for a token in an estimate: 4,096 numbers of 16 bits, as base64.
+_EMBEDDED_TOKEN: Final = 8192 * 4 // 3
 #: Fields of a function that vLLM leaves out where they are not set.
 _OPTIONAL: Final = ("strict", "defer_loading")
 
@@ -42,20 +46,15 @@ class CommonFields(Struct, kw_only=True):
     stream_options: StreamOptions = StreamOptions()
     max_tokens: U32 | None = None
     max_completion_tokens: U32 | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] = 1
-    user: _Name | None = None
+    n: Annotated[int, Meta(ge=1, le=_MAX_CHOICES)] = 1
+    user: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
 
 
-class ContentPart(Struct, gc=False):
-    type: str
-    text: Any = None
-
-
-_Content = Annotated[str | list[ContentPart] | None, Meta(title="a string or an array of parts")]
+_Content = Annotated[str | list[Any] | None, Meta(title="a string or an array of parts")]
 
 
 class ChatMessage(Struct):
@@ -77,13 +76,27 @@ class ChatFields(CommonFields, kw_only=True):
     reasoning_effort: str | None = None
 
 
+_Prompts = Annotated[
+    str | list[Any] | None, Meta(title="a string, token ids, or an array of either")
+]
+_Embeddings = Annotated[
+    str | list[str] | None, Meta(title="a base64 string or an array of base64 strings")
+]
+
+
 class CompletionFields(CommonFields, kw_only=True):
-    prompt: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
+    """``prompt_embeds`` are embeddings as base64: prompts before those of ``prompt``."""
+
+    prompt: _Prompts = None
+    prompt_embeds: _Embeddings = None
 
 
 class EmbeddingFields(CommonFields, kw_only=True):
-    input: Annotated[str | list[Any], Meta(title="a string, token ids, or an array of either")]
-    encoding_format: Literal["float", "base64"] = "float"
+    """``messages``: vLLM renders a chat in place of ``input``."""
+
+    input: _Prompts = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=65_536)] | None = None
+    encoding_format: str = "float"
     dimensions: Annotated[int, Meta(ge=1, le=65_536)] | None = None
 
 
@@ -188,10 +201,15 @@ class CompletionRequest(_Common):
 
     An engine answers several prompts in one response, so the request goes to one worker: the tokens
     and the cached blocks of all prompts count together.
+
+    ``not_modelled``: why only the engine can read its prompts; those are then the texts in it, or
+    empty. ``unread_tokens``: an estimate of what is not text.
     """
 
     prompt_field: ClassVar = "prompt"
     prompts: tuple[str | tuple[int, ...], ...]
+    not_modelled: str | None = None
+    unread_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +220,7 @@ class EmbeddingRequest(CompletionRequest):
     """
 
     prompt_field: ClassVar = "input"
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: str = "float"
     dimensions: int | None = None
 
 
@@ -244,7 +262,22 @@ def parse_completion_request(
     """A completion request; as `parse_chat_request`."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
     fields = convert(given(found), CompletionFields)
-    return CompletionRequest(**common_values(found, fields), prompts=_prompts(fields.prompt))
+    values = common_values(found, fields)
+    if fields.prompt_embeds is None:
+        if fields.prompt is None:
+            raise RequestError(400, "missing_field", "prompt", "is required")
+        return CompletionRequest(**values, prompts=_prompts(fields.prompt))
+    embeds = fields.prompt_embeds
+    if isinstance(embeds, str):
+        embeds = [embeds]
+    _check_prompts(embeds, "prompt_embeds")
+    prompts = _prompts(fields.prompt) if fields.prompt else ()
+    return CompletionRequest(
+        **values,
+        prompts=(*("" for _ in embeds), *prompts) or ("",),
+        not_modelled="cache overlap not modelled: the prompt has embeddings",
+        unread_tokens=sum(map(len, embeds)) // _EMBEDDED_TOKEN,
+    )
 
 
 def parse_embedding_request(
@@ -253,9 +286,11 @@ def parse_embedding_request(
     """A request for embeddings; as `parse_chat_request`. It is never streamed."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
     fields = convert(given(found), EmbeddingFields)
+    prompts, not_modelled = _embedded(fields)
     return EmbeddingRequest(
         **{**common_values(found, fields), "stream": False, "max_tokens": None},
-        prompts=_prompts(fields.input, "input"),
+        prompts=prompts,
+        not_modelled=not_modelled,
         encoding_format=fields.encoding_format,
         dimensions=fields.dimensions,
     )
@@ -303,20 +338,27 @@ def common_values(found: dict[str, Any], fields: CommonFields) -> dict[str, Any]
 
 
 def _text_only(messages: list[ChatMessage]) -> bool:
-    """Whether all content is text. Raises RequestError for a text part without text."""
+    """Whether all content is text. Raises RequestError for a part that no engine accepts: a text
+    part without text, or something else than an object or a string."""
     text_only = True
     for i, message in enumerate(messages):
-        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.type != "text":
+        if not isinstance(message.content, list):
+            continue
+        for j, part in enumerate(message.content):
+            if not isinstance(part, dict):
                 text_only = False
-            elif not isinstance(part.text, str):
-                raise RequestError(
-                    400,
-                    "wrong_type",
-                    f"messages[{i}].content[{j}].text",
-                    f"expected a string, got {describe(part.text, private=True)}",
-                )
+                if not isinstance(part, str):
+                    raise _wrong_type(f"messages[{i}].content[{j}]", "an object", part)
+            elif part.get("type") != "text":
+                text_only = False
+            elif not isinstance(part.get("text"), str):
+                raise _wrong_type(f"messages[{i}].content[{j}].text", "a string", part.get("text"))
     return text_only
+
+
+def _wrong_type(field: str, expected: str, value: Any) -> RequestError:
+    problem = f"expected {expected}, got {describe(value, private=True)}"
+    return RequestError(400, "wrong_type", field, problem)
 
 
 def _template_args(fields: ChatFields) -> Mapping[str, Any]:
@@ -371,13 +413,37 @@ def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | tuple[
         return (value,)
     if not value or not isinstance(value[0], str | list):
         return (convert(value, TokenIds, name),)
-    if len(value) > _MAX_PROMPTS:
-        problem = f"expected at most {_MAX_PROMPTS} entries, got {len(value)}"
-        raise RequestError(400, "out_of_range", name, problem)
+    _check_prompts(value, name)
     return tuple(
         item if isinstance(item, str) else convert(item, TokenIds, f"{name}[{i}]")
         for i, item in enumerate(value)
     )
+
+
+def _check_prompts(prompts: list[Any], name: str) -> None:
+    """Raise RequestError for more prompts than the maximum."""
+    if len(prompts) > _MAX_PROMPTS:
+        problem = f"expected at most {_MAX_PROMPTS} entries, got {len(prompts)}"
+        raise RequestError(400, "out_of_range", name, problem)
+
+
+def _embedded(
+    fields: EmbeddingFields,
+) -> tuple[tuple[str | tuple[int, ...], ...], str | None]:
+    """The inputs of a request for embeddings, and why only the engine can read them, if so."""
+    value = fields.input
+    if value is None:
+        if fields.messages is None:
+            raise RequestError(400, "missing_field", "input", "is required")
+        _text_only(fields.messages)
+        texts = "".join(one.content for one in fields.messages if isinstance(one.content, str))
+        return (texts,), "cache overlap not modelled: the engine renders the messages"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        # SGLang: objects with a text, an image or both.
+        _check_prompts(value, "input")
+        several = tuple(str(one.get("text") or "") for one in value if isinstance(one, dict))
+        return several, "cache overlap not modelled: the input has more than text"
+    return _prompts(value, "input"), None
 
 
 _USAGE: Final = b'"usage"'

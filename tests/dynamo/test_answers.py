@@ -89,6 +89,7 @@ def served(live):
     """The address of our frontend, on the same workers."""
     command = [sys.executable, "-m", "dynctl", "--discovery", "file", "--dyn-namespace", "dynamo"]
     command += ["serve", "frontend", "--http-port", "0", "--announce"]
+    command += ["--answer-parsing", "dynamo-1.6"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
     log = (live.fleet.directory / "ours.log").open("wb")
     process = subprocess.Popen(

@@ -249,7 +249,7 @@ def _body(text: str, name: str) -> dict[str, Any]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageProblem(f"--messages {name}: not JSON: {error}") from None
-    whole = isinstance(document, dict) and document.keys() & {"prompt", "input"}
+    whole = isinstance(document, dict) and document.keys() & {"prompt", "prompt_embeds", "input"}
     if whole and "messages" not in document:
         return {"body": document}
     found = document.get("messages") if isinstance(document, dict) else document

@@ -184,6 +184,16 @@ MigrationTokens = Annotated[
         rich_help_panel=DYNAMO,
     ),
 ]
+AnswerParsing = Annotated[
+    str,
+    typer.Option(
+        "--answer-parsing",
+        metavar="text|dynamo-1.6",
+        help="How reasoning and tool calls are found in answers of Dynamo workers: in the text, "
+        "however it is cut into tokens; or piece by piece, as Dynamo's frontend finds them.",
+        rich_help_panel=DYNAMO,
+    ),
+]
 SelectServicePort = Annotated[
     int | None,
     typer.Option(
@@ -226,6 +236,7 @@ def frontend(
     response_port: ResponsePort = 0,
     migration_limit: MigrationLimit = None,
     migration_max_seq_len: MigrationTokens = None,
+    answer_parsing: AnswerParsing = "text",
     access: AccessOptions,
     router_flags: Mapping[str, str | bool],
 ) -> int:
@@ -244,6 +255,7 @@ def frontend(
         response_port,
         migration_limit,
         migration_max_seq_len,
+        answer_parsing,
         own=own,
     )
     shared = _shared_router(router, router_token, router_token_file, share_port=share_port)
@@ -388,6 +400,7 @@ def dynamo_config(
     response_port: int = 0,
     migration_limit: int | None = None,
     migration_max_tokens: int | None = None,
+    answer_parsing: str = "text",
     *,
     own: bool,
 ) -> Any:
@@ -402,6 +415,7 @@ def dynamo_config(
     planes = replace(options, context_applied=True)
     if event_plane is not None:
         one_choice("--event-plane", event_plane, ("zmq", "nats"))
+    one_choice("--answer-parsing", answer_parsing, ("text", "dynamo-1.6"))
     if own or backend(planes, serving=True) is None:
         given = {
             "--namespace-prefix": prefix,
@@ -409,6 +423,7 @@ def dynamo_config(
             "--response-port": response_port,
             "--migration-limit": migration_limit,
             "--migration-max-seq-len": migration_max_tokens,
+            "--answer-parsing": answer_parsing != "text",
         }
         for flag in (flag for flag, value in given.items() if value):
             talk(f"warning: {flag} has no effect without --discovery")
@@ -425,6 +440,7 @@ def dynamo_config(
         migration_max_tokens,
         event_plane=event_plane,
         rpc_host=os.environ.get("DYN_TCP_RPC_HOST") or "127.0.0.1",
+        answers_by_text=answer_parsing == "text",
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from dynctl.adapters.dynamo.request_server import AnswerLost, ErrorItem, PlaneRequest
-from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.apis import DONE_DATA, EventCut, event_data
+from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.wire.dynamo.engine_output import (
@@ -580,19 +581,20 @@ async def _events(stream: EngineStream) -> AsyncIterator[bytes]:
     if "event-stream" not in stream.headers.get("content-type", ""):
         yield await stream.read(_MAX_LINE)
         return
-    pending = b""
+    cut = EventCut()
     while data := await stream.readany():
-        *lines, pending = (pending + data).split(b"\n")
-        if len(pending) > _MAX_LINE:
-            raise UpstreamFailure("protocol", f"a chunk has more than {_MAX_LINE:,} bytes")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            event = line[5:].strip()
-            if event == b"[DONE]":
+        for event in cut.feed(data):
+            found = event_data(event)
+            if found == DONE_DATA:
                 await _to_end(stream)
                 return
-            yield event
+            if found:
+                yield found
+        if len(cut.waiting) > _MAX_LINE:
+            raise UpstreamFailure("protocol", f"an event has more than {_MAX_LINE:,} bytes")
+    last = event_data(cut.last())
+    if last and last != DONE_DATA:
+        yield last
 
 
 async def _to_end(stream: EngineStream) -> None:
@@ -604,15 +606,16 @@ async def _to_end(stream: EngineStream) -> None:
 
 def _message_of(failure: UpstreamFailure) -> str:
     """The engine's own words about a request that it refused; they go to its requester only."""
-    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        return _error_text(msgspec.json.decode(failure.body))
-    return str(failure)
+    reason = engine_reason(failure.body)
+    if reason is None:
+        return f"the engine returned status {failure.status} without a reason"
+    return reason.message
 
 
 def _error_text(error: Any) -> str:
-    while isinstance(error, dict):
-        error = error.get("error") or error.get("message") or "no reason reported"
-    return str(error)[:500]
+    """The engine's own words in an error of a stream."""
+    reason = engine_reason(msgspec.json.encode(error))
+    return "no reason reported" if reason is None else reason.message
 
 
 def _json(value: Any) -> str:

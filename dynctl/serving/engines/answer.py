@@ -20,7 +20,12 @@ from dynctl.tokenization.detokenizer import (
     StopRules,
 )
 from dynctl.tokenization.dynamo_chat import wants_thinking
-from dynctl.tokenization.reasoning import CAN_BE_OFF, REASONING_PARSERS, ReasoningSplitter
+from dynctl.tokenization.reasoning import (
+    CAN_BE_OFF,
+    REASONING_PARSERS,
+    ReasoningSplitter,
+    TextReasoningSplitter,
+)
 from dynctl.tokenization.tool_calls import (
     SPACE,
     TOOL_CALL_PARSERS,
@@ -147,12 +152,15 @@ class _Calling:
 class Parsers(NamedTuple):
     """Names of the parsers that an answer needs, None for none.
 
-    ``forced``: the request forces a call, whose JSON the engine writes without marks.
+    ``forced``: the request forces a call, whose JSON the engine writes without marks. ``by_text``:
+    what they find depends on the text alone, not on its cut into tokens; else they find what
+    Dynamo's find.
     """
 
     reasoning: str | None = None
     tool_calls: str | None = None
     forced: bool = False
+    by_text: bool = False
 
 
 @dataclass(slots=True)
@@ -214,12 +222,17 @@ class EngineAnswer:
         self._ended: set[int] = set()
         self._begun: set[int] = set()
         self._splitters: list[ReasoningSplitter] = []
+        #: Whether the answer begins inside thoughts that no parser separates; None: one does.
+        self._thinking: bool | None = None
         if parsers.reasoning is not None and _parses_reasoning(options, parsers.reasoning):
             inside = REASONING_PARSERS[parsers.reasoning]
             prompted = self._prompted(request.token_ids)
+            kind = TextReasoningSplitter if parsers.by_text else ReasoningSplitter
             self._splitters = [
-                ReasoningSplitter(inside=inside, prompted=prompted) for _ in range(options.choices)
+                kind(inside=inside, prompted=prompted) for _ in range(options.choices)
             ]
+        elif parsers.by_text and parsers.tool_calls is not None:
+            self._thinking = self._prompted(request.token_ids)
         self._parsers = parsers
         self._new_call_id = new_call_id
         self._calling: list[_Calling] = []
@@ -234,8 +247,7 @@ class EngineAnswer:
         self._usage: dict[str, Any] = {}
         self._prompt_tokens = len(request.token_ids)
         self._output_tokens = 0
-        kind = "chatcmpl" if options.chat else "cmpl"
-        self._id = f"{kind}-{request_id}"
+        self._id = f"{'chatcmpl' if options.chat else 'cmpl'}-{request_id}"
         self._created = created
         self._wants_ids = options.nvext.wants("completion_token_ids")
         self._wants_reason = options.nvext.wants("stop_reason")
@@ -308,7 +320,8 @@ class EngineAnswer:
         events = () if held is None or self.stopped else self._output(held)
         nothing = EngineOutput(token_ids=[])
         for index, choice in self._choices.items():
-            if index not in self._ended and (text := choice.flush()):
+            text = "" if index in self._ended else choice.flush()
+            if text or (self._splitters and self._splitters[index].holding):
                 events += self._delta(index, text, "stop", nothing, (), None, hidden=False)
         return events + self._last_calls()
 
@@ -374,6 +387,8 @@ class EngineAnswer:
         delta = _Delta(index, text, self._first(index), finish)
         if self._splitters:
             self._split(self._splitters[index], delta, len(ids))
+            if finish is not None:
+                self._end_reasoning(self._splitters[index], delta)
         if finish is not None:
             self._finished = True
         options = self._options
@@ -397,9 +412,10 @@ class EngineAnswer:
         name, options = self._parsers.tool_calls, self._options
         form = None if name is None else call_format(name, options.tools)
         if self._parsers.forced:
-            return GuidedSplitter(form, forced_function(options.tool_choice))
+            function = forced_function(options.tool_choice)
+            return GuidedSplitter(form, function, by_text=self._parsers.by_text)
         assert form is not None
-        return ToolCallSplitter(form)
+        return ToolCallSplitter(form, by_text=self._parsers.by_text, thinking=self._thinking)
 
     def _separated(self, delta: _Delta) -> tuple[bytes, ...]:
         """The events of a piece in which calls are looked for."""
@@ -500,6 +516,8 @@ class EngineAnswer:
                 continue
             if self._parsers.tool_calls is None:
                 continue
+            if self._parsers.by_text and not self._parsers.forced:
+                continue  # a stream has found the same
             text = "".join(choice.text)
             found = self._called_in(text)
             if found is not None:
@@ -541,6 +559,12 @@ class EngineAnswer:
         if reasoning or (before and not answer):
             self._reasoning_tokens += tokens
         self._reasoned[delta.index] = bool(reasoning or (before and not answer))
+
+    def _end_reasoning(self, splitter: ReasoningSplitter, delta: _Delta) -> None:
+        """The last piece brings along what was held back."""
+        answer, reasoning = splitter.end()
+        delta.text = (delta.text or "") + answer or delta.text
+        delta.reasoning = (delta.reasoning or "") + reasoning or delta.reasoning
 
     def _prompted(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt ends with the beginning of reasoning."""
@@ -740,8 +764,11 @@ class EngineAnswer:
         _join_nvext(self._nvext, delta.nvext)
 
 
-def parsers_of(options: EngineOptions, runtime: Mapping[str, Any]) -> Parsers:
-    """The parsers that the model's card asks for; ``runtime``: its runtime_config.
+def parsers_of(
+    options: EngineOptions, runtime: Mapping[str, Any], *, by_text: bool = False
+) -> Parsers:
+    """The parsers that the model's card asks for; ``runtime``: its runtime_config. ``by_text`` as
+    of :class:`Parsers`.
 
     Raises RequestError (501) for a parser that is not supported, where it would read the answer.
     """
@@ -770,7 +797,7 @@ def parsers_of(options: EngineOptions, runtime: Mapping[str, Any]) -> Parsers:
         known = ", ".join(REASONING_PARSERS)
         problem = f"reasoning_parser {reasoning} of the model is not supported; supported: {known}"
         raise _unsupported("messages", problem)
-    return Parsers(reasoning, tools, forced)
+    return Parsers(reasoning, tools, forced, by_text)
 
 
 def _unsupported(field: str, problem: str) -> RequestError:

@@ -11,7 +11,16 @@ Endpoint = Literal[
 ]
 """The inference endpoints, by their names in metrics."""
 
-BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
+#: The end of an event: the end of a line, and an empty line. Servers end lines in all three ways.
+BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r)")
+#: The last two bytes of it, whatever the ends of lines are.
+_TWO_ENDS: Final = (b"\n\n", b"\n\r", b"\r\r")
+#: How a part of a stream ends that is whole events. There are other ways, which are rare.
+WHOLE_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
+#: The largest event that is passed on.
+EVENT_BYTES: Final = 16 * 1024 * 1024
+#: The data of the event that ends the streams of chats and completions.
+DONE_DATA: Final = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +70,72 @@ BY_PATH: Final = {api.path: api for api in _ALL}
 
 
 class EventCut:
-    """Cuts a stream into its events. Bytes of an event that is not complete are searched once: of
-    a large one that arrives in small pieces a second look at each would block all requests."""
+    """Cuts a stream at the ends of its events: they pass whole, or not at all.
+
+    Bytes of an event that is not complete are searched once: of a large one that arrives in small
+    pieces a second look at each would block all requests.
+    """
+
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._pending = bytearray()
+        #: The begun event. It is always the same object.
+        self.waiting = bytearray()
 
-    @property
-    def waiting(self) -> int:
-        """Bytes of an event that is not complete."""
-        return len(self._pending)
-
-    def rest(self) -> bytes:
-        """What is left at the end of the stream."""
-        return bytes(self._pending)
+    def whole(self, piece: bytes) -> bytes:
+        """The bytes of the events that the next bytes complete; a piece of whole events is passed
+        on as it is."""
+        waiting = self.waiting
+        if not waiting and piece.endswith(WHOLE_EVENTS):
+            return piece
+        end = _last_end(bytes(waiting[-1:]) or b"\n", piece)
+        if not waiting and end == len(piece):
+            return piece
+        if not end:
+            waiting += piece
+            return b""
+        events = bytes(waiting) + piece[:end]
+        waiting[:] = piece[end:]
+        return events
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that the next bytes complete, without the blank lines after them."""
-        begin, start = 0, max(0, len(self._pending) - 3)
-        self._pending += piece
-        events = []
-        while (found := BLANK_LINE.search(self._pending, start)) is not None:
-            events.append(bytes(self._pending[begin : found.start()]))
-            begin = start = found.end()
-        del self._pending[:begin]
-        return events
+        return events_of(self.whole(piece))
+
+    def last(self) -> bytes:
+        """The last event of a stream that is complete, with the blank line that it should have
+        had; empty where the event is not whole: its data are neither JSON nor ``[DONE]``."""
+        event = bytes(self.waiting).rstrip(b"\r\n")
+        data = event_data(event)
+        return event + b"\n\n" if data == DONE_DATA or _is_json(data) else b""
+
+
+def _last_end(before: bytes, piece: bytes) -> int:
+    """The place after the last event that ends in a piece, 0 without one. ``before``: the byte in
+    front of the piece."""
+    at = max(map(piece.rfind, _TWO_ENDS))
+    end = at + 2
+    if at < 0:
+        if before + piece[:1] not in _TWO_ENDS:
+            return 0
+        end = 1
+    return end + piece.startswith(b"\r\n", end - 1)
+
+
+def events_of(whole: bytes) -> list[bytes]:
+    """The events in bytes that are whole events, without the blank lines after them."""
+    return [event for part in BLANK_LINE.split(whole) if (event := part.strip(b"\r\n"))]
+
+
+def _is_json(data: bytes) -> bool:
+    """Whether the data of an event is a whole object or array."""
+    if data[:1] not in (b"{", b"["):
+        return False
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 class _Typed(msgspec.Struct):

@@ -1,11 +1,16 @@
 """The failures between the router and an engine, each with a name."""
 
+import html
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 import aiohttp
+import msgspec
 
 from dynctl.adapters.ports import RequestPlaneError
-from dynctl.base.errors import CONNECTION_REFUSED, network_reason
+from dynctl.base.errors import CONNECTION_REFUSED, network_reason, single_line
 
 _UNAVAILABLE = 503
 _TOO_LARGE = 413
@@ -90,3 +95,101 @@ def control_failure(where: str, error: Exception) -> UpstreamFailure:
     if isinstance(error, aiohttp.ClientError):
         return UpstreamFailure("protocol", f"{where}: {type(error).__name__}")
     raise error
+
+
+#: Characters of an engine's reason that a client gets.
+_REASON_CHARS: Final = 2000
+_WORD_CHARS: Final = 100
+_MOST_PROBLEMS: Final = 8
+_DEPTH: Final = 4
+#: The fields in which servers write why they refuse, in the order in which they are tried: OpenAI's
+#: and vLLM's, SGLang's and gRPC's, FastAPI's, and those of proxies.
+_REASONS: Final = (
+    *("error", "message", "detail", "msg", "reason", "error_message", "description", "errors"),
+    *("error_description", "title"),
+)
+_SCRIPTS: Final = re.compile(
+    r"<(script|style|title)\b.*?(?:</\1\s*>|\Z)", re.DOTALL | re.IGNORECASE
+)
+_TAGS: Final = re.compile(r"<[^>]*>?")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReason:
+    """Why an engine refused a request, in its own words: one line, bounded, without control
+    characters. ``type``, ``code`` and ``param`` as in OpenAI's errors, where it has them."""
+
+    message: str
+    type: str | None = None
+    code: int | str | None = None
+    param: str | None = None
+
+
+def engine_reason(body: bytes) -> EngineReason | None:
+    """The reason in the body of an engine's error, whatever its shape; None without one."""
+    try:
+        plain = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        plain = _as_text(body.decode("utf-8", "replace"))
+    text = _reason(plain, _DEPTH)
+    if not text.strip() and isinstance(plain, dict | list) and plain:
+        text = body.decode("utf-8", "replace")  # a shape that is not known
+    message = single_line(text, _REASON_CHARS)
+    if not message:
+        return None
+    shown = _error_object(plain)
+    code = shown.get("code")
+    named = isinstance(code, (int, str)) and not isinstance(code, bool)
+    return EngineReason(
+        message,
+        _word(shown.get("type") or shown.get("error_type")),
+        (_word(code) if isinstance(code, str) else code) if named else None,
+        _word(shown.get("param")),
+    )
+
+
+def _reason(plain: Any, depth: int) -> str:
+    """The first text under a field with a reason; empty without one."""
+    if isinstance(plain, str):
+        return plain
+    if depth == 0:
+        return ""
+    if isinstance(plain, list):
+        problems = (_problem(each, depth - 1) for each in plain[:_MOST_PROBLEMS])
+        return "; ".join(filter(None, problems))
+    if isinstance(plain, dict):
+        # A short text in "error" is a title where there is a message beside it.
+        names = _REASONS if not isinstance(plain.get("error"), str) else (*_REASONS[1:], "error")
+        texts = (_reason(plain.get(name), depth - 1) for name in names)
+        return next((text for text in texts if text.strip()), "")
+    return ""
+
+
+def _problem(plain: Any, depth: int) -> str:
+    """An entry of a list of problems; FastAPI's have the place of each."""
+    text = _reason(plain, depth)
+    place = plain.get("loc") if isinstance(plain, dict) else None
+    if text and isinstance(place, list) and place:
+        return ".".join(str(step)[:_WORD_CHARS] for step in place[:_MOST_PROBLEMS]) + f": {text}"
+    return text
+
+
+def _error_object(plain: Any) -> Mapping[str, Any]:
+    """The object with the type, the code and the field of an error."""
+    if isinstance(plain, list) and plain:
+        plain = plain[0]
+    if not isinstance(plain, dict):
+        return {}
+    error = plain.get("error")
+    return error if isinstance(error, dict) else plain
+
+
+def _word(value: Any) -> str | None:
+    return single_line(value, _WORD_CHARS) or None if isinstance(value, str) else None
+
+
+def _as_text(text: str) -> str:
+    """A body that is not JSON, without the tags of a web page."""
+    if not text.lstrip().startswith("<"):
+        return text
+    return html.unescape(_TAGS.sub(" ", _SCRIPTS.sub(" ", text)))

@@ -19,6 +19,7 @@ import msgspec
 from dynctl.adapters.dynamo.call_home import Receiver
 from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import RequestError, WireError
+from dynctl.base.errors import single_line
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.config import DynamoConfig, Limits
 from dynctl.serving.engines.answer import (
@@ -232,7 +233,10 @@ class PlaneDispatch:
         if call.token_ids is None:
             raise _unsupported("; ".join(call.request.notes), parsed.prompt_field)
         card = self._registry.card_of(*served)
-        parsers = NO_PARSERS if card is None else parsers_of(options, card.runtime_config)
+        parsers = NO_PARSERS
+        if card is not None:
+            by_text = self._dynamo.answers_by_text
+            parsers = parsers_of(options, card.runtime_config, by_text=by_text)
         request = engine_request(
             options,
             call.token_ids,
@@ -810,5 +814,5 @@ def _reported(origin: str, item: EngineItem) -> UpstreamFailure:
     reason = printable(str(found.get("reason") or "an error that its log has"))
     public = found.get("public")
     text = public.get("message") if isinstance(public, dict) else None
-    body = error_body(status, text[:_MAX_PUBLIC] if isinstance(text, str) else "")
+    body = error_body(status, single_line(text, _MAX_PUBLIC) if isinstance(text, str) else "")
     return UpstreamFailure("status", f"{origin} reported {reason}", status=status, body=body)

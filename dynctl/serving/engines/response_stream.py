@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
+from dynctl.serving.engines.apis import EVENT_BYTES, WHOLE_EVENTS, EventCut
 from dynctl.serving.engines.failures import UpstreamFailure
 
 #: Bytes that wait for the reader before the connection is paused.
@@ -18,6 +19,9 @@ _BUFFER_BYTES: Final = 256 * 1024
 #: One chunk of a stream; engines send a few hundred bytes.
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
+#: A head before that of the response (100, 103). A proxy sends one or two; 101 is another protocol.
+_INFORMATIONAL: Final = re.compile(rb"HTTP/1\.[01] 1(?!01)[0-9][0-9](?: [^\r\n]*)?\r\n")
+_MOST_INFORMATIONAL: Final = 8
 _SIZE_LINE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:[ \t]*;[^\r\n]*)?")
 _SIZE_LINE_BYTES: Final = 256
 #: The first bytes of a chunk of 16 to 4,095 bytes -> the bytes of the whole chunk, as they were
@@ -25,6 +29,8 @@ _SIZE_LINE_BYTES: Final = 256
 _WHOLE: Final[dict[bytes, int]] = {}
 _WHOLE_BYTES: Final = 5
 _WHOLE_MOST: Final = 8192
+#: The end of a chunk of whole events.
+_ENDS_WHOLE: Final = tuple(end + b"\r\n" for end in WHOLE_EVENTS)
 _WHOLE_BEGIN: Final = re.compile(rb"[0-9a-fA-F]{2,3}\r\n")
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: A line feed, or another control character, would split what is passed on, or reach a terminal.
@@ -72,11 +78,14 @@ class EngineStream:
         "_bounds",
         "_buffered",
         "_connection",
+        "_cut",
         "_failure",
         "_first_byte_s",
+        "_informational",
         "_last_read",
         "_length",
         "_loop",
+        "_needed",
         "_paused",
         "_pieces",
         "_pipe",
@@ -110,11 +119,15 @@ class EngineStream:
         self._pieces: list[bytes] = []
         self._buffered = 0
         self._paused = False
-        self._tail = b""
+        #: What is not read yet: it is incomplete until it has ``_needed`` bytes.
+        self._tail = bytearray()
+        self._needed = 0
+        self._informational = 0
         self._length = 0
         self._failure: UpstreamFailure | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pipe: Callable[[bytes], None] | None = None
+        self._cut = EventCut()
         self._first_byte_s = bounds.first_byte_s if first_byte_s is None else first_byte_s
         self._started = False
         self._born = self._last_read = self._loop.time()
@@ -158,22 +171,29 @@ class EngineStream:
         return b"".join(parts)
 
     async def pipe(
-        self, write: Callable[[bytes], None], seen: Callable[[list[bytes]], int]
+        self,
+        write: Callable[[bytes], None],
+        seen: Callable[[list[bytes]], int],
+        cut: EventCut,
     ) -> bool:
-        """Write whole chunks, with their frames, as they arrive.
+        """Write chunks of whole events, with their frames, as they arrive.
 
         For a chunked response without unread pieces. ``write`` is that of a transport; RuntimeError
-        means that it is closed. ``seen`` gets the chunks that were written
-        since its last call, and returns after how many bytes it wants the next; 0: the other side
-        is full. Returns True at the end; False when there is something for :meth:`readany`: the
-        other side is full, or the last chunks arrived together with the end, so that both can be
-        passed on in one write. Raises UpstreamFailure.
+        means that it is closed. ``seen`` gets the chunks that were written since its last call, and
+        returns after how many bytes it wants the next; 0: the other side is full. ``cut`` holds the
+        event that is not complete, here and where the caller reads on.
+
+        Returns True at the end; False when there is something for :meth:`readany`: the other side
+        is full, or the last chunks arrived together with the end, so that both can be passed on in
+        one write. Raises UpstreamFailure.
         """
         if not self.chunked or self._pieces:
             return self.exhausted
         written: list[bytes] = []
         left = seen(written)
         time, known, keep = self._loop.time, _WHOLE.get, written.append
+        tail, waiting = self._tail, cut.waiting
+        self._cut = cut
 
         def look() -> None:
             nonlocal left
@@ -195,11 +215,16 @@ class EngineStream:
                 look()
 
         def take(data: bytes) -> None:
-            # One whole chunk, as engines write an event: in one function, for a frontend does
-            # this more often than anything else.
+            # One chunk of whole events, as engines write them: in one function, for a frontend
+            # does this more often than anything else.
             nonlocal left
             size = len(data)
-            if known(data[:_WHOLE_BYTES]) == size and data.endswith(b"\r\n") and not self._tail:
+            if (
+                known(data[:_WHOLE_BYTES]) == size
+                and data.endswith(_ENDS_WHOLE)
+                and not tail
+                and not waiting
+            ):
                 self._last_read = time()
                 try:
                     write(data)
@@ -245,9 +270,14 @@ class EngineStream:
         if self._failure is not None:
             return
         self._last_read = self._loop.time()
-        if self._tail:
-            data = self._tail + data
-            self._tail = b""
+        tail = self._tail
+        if tail:
+            tail += data
+            if len(tail) < self._needed:
+                return
+            data = bytes(tail)
+            tail.clear()
+            self._needed = 0
         if not self.status:
             data = self._parse_head(data)
             if not self.status:
@@ -310,17 +340,24 @@ class EngineStream:
             waiter.set_result(None)
 
     def _parse_head(self, data: bytes) -> bytes:
-        """Parse status and headers; returns the bytes after them. Keeps an incomplete head."""
+        """Parse status and headers; returns the bytes after them. Keeps an incomplete head, and
+        skips those of informational responses."""
         end = data.find(b"\r\n\r\n")
+        while 0 <= end <= self._bounds.header_bytes and _INFORMATIONAL.match(data):
+            self._informational += 1
+            if self._informational > _MOST_INFORMATIONAL:
+                self._protocol(f"more than {_MOST_INFORMATIONAL} informational responses")
+                return b""
+            data = data[end + 4 :]
+            end = data.find(b"\r\n\r\n")
         if end < 0 or end > self._bounds.header_bytes:
             if len(data) > self._bounds.header_bytes:
                 self._protocol("headers too long")
-            self._tail = data
+            self._tail += data
             return b""
         first, *lines = data[:end].split(b"\r\n")
         status = _STATUS.fullmatch(first)
         if status is None or status[2].startswith(b"1"):
-            # No request of ours can cause an interim response.
             self._protocol("not a final HTTP/1.1 response")
             return b""
         headers: dict[str, str] = {}
@@ -377,6 +414,8 @@ class EngineStream:
         """Take whole chunks: piped with their frames, or kept without."""
         position, total, ends = 0, len(data), False
         piped = self._pipe
+        # Whether each chunk is whole events.
+        whole = not self._cut.waiting
         while position < total:
             line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
             if line < 0:
@@ -393,22 +432,29 @@ class EngineStream:
                 break
             after = line + 2 + size
             if after + 2 > total:
+                self._needed = after + 2 - position
                 break
             if data[after : after + 2] != b"\r\n":
                 self._protocol("chunk longer than its size")
                 return
             if piped is None:
                 self._keep(data[line + 2 : after])
+            elif whole:
+                whole = data.endswith(WHOLE_EVENTS, line + 2, after)
             position = after + 2
         if piped is not None and position and ends:
             self._end_pipe()
             self._chunks(data)
             return
         if piped is not None and position:
-            piped(data if position == total else data[:position])
+            chunks = data if position == total else data[:position]
+            if whole:
+                piped(chunks)
+            else:
+                self._pipe_events(chunks, piped)
         rest = data[position:] if position else data
         if not ends:
-            self._tail = rest
+            self._tail += rest
             return
         # After the last chunk: trailers, if any, and an empty line.
         line = rest.find(b"\r\n")
@@ -421,7 +467,21 @@ class EngineStream:
         elif len(rest) > self._bounds.header_bytes:
             self._protocol("trailers too long")
         else:
-            self._tail = rest
+            self._tail += rest
+
+    def _pipe_events(self, chunks: bytes, pipe: Callable[[bytes], None]) -> None:
+        """Pipe the whole events in these chunks, in a chunk of their own."""
+        contents, at = [], 0
+        while at < len(chunks):
+            line = chunks.index(b"\r\n", at)
+            after = line + 2 + (_chunk_size(chunks[at:line]) or 0)
+            contents.append(chunks[line + 2 : after])
+            at = after + 2
+        events = self._cut.whole(contents[0] if len(contents) == 1 else b"".join(contents))
+        if events:
+            pipe(b"%x\r\n%b\r\n" % (len(events), events))
+        if len(self._cut.waiting) > EVENT_BYTES:
+            self._protocol("an event is longer than the maximum")
 
     def _keep(self, piece: bytes) -> None:
         if not piece:

@@ -154,12 +154,17 @@ class Upstream:
 
 
 async def _refused(stream: EngineStream) -> UpstreamFailure:
+    body = b""
     try:
-        body = await stream.read(_ERROR_ANSWER_BYTES)
+        # The beginning of a longer one, or of one that breaks off, has the reason.
+        while len(body) < _ERROR_ANSWER_BYTES and (piece := await stream.readany()):
+            body += piece
     except UpstreamFailure:
-        body = b""
+        pass
     finally:
         stream.close()
+    if stream.headers.get("content-encoding", "identity").lower() != "identity":
+        body = b""
     if stream.status < 400:
         return UpstreamFailure(
             "protocol", f"{stream.origin} returned status {stream.status}; expected 200"
@@ -168,6 +173,6 @@ async def _refused(stream: EngineStream) -> UpstreamFailure:
         "status",
         f"{stream.origin} returned status {stream.status}",
         status=stream.status,
-        body=body,
+        body=body[:_ERROR_ANSWER_BYTES],
         retry_after=stream.headers.get("retry-after"),
     )

@@ -144,10 +144,12 @@ def _forbidden(http: web.Request, problem: str) -> HttpError:
 
 
 def require_json(http: web.Request) -> None:
-    """Raises HttpError 415 for a body that is not JSON.
+    """Raises HttpError 415 for a body that is not JSON, as Dynamo, vLLM and SGLang refuse it.
 
     Without this check a web page could send one: forms and text need no permission of the server.
     """
+    if http.headers.get("content-type") == "application/json":
+        return
     if http.can_read_body and http.content_type != "application/json":
         raise HttpError(
             415,
@@ -186,12 +188,11 @@ def guarded(
 
 def keyed(handler: Handler, keys: ApiKeys, token: str | None) -> Handler:
     """``handler`` for clients with a valid key, within its limits, and for operators with the
-    token. Without keys for every client; a web page has to send JSON, which needs permission."""
+    token; without keys for every client. Bodies have to be JSON."""
 
     @wraps(handler)
     async def open_to_all(http: web.Request) -> web.StreamResponse:
-        if "origin" in http.headers or http.headers.get("sec-fetch-site") in _OTHER_SITES:
-            require_json(http)
+        require_json(http)
         return await handler(http)
 
     if not keys.required:
@@ -200,11 +201,13 @@ def keyed(handler: Handler, keys: ApiKeys, token: str | None) -> Handler:
     @wraps(handler)
     async def behind(http: web.Request) -> web.StreamResponse:
         if over_unix_socket(http) or (token is not None and has_token(http, token)):
+            require_json(http)
             return await handler(http)
         scheme, offered = _client_key(http)
         key = keys.find(offered) if scheme == "bearer" else None
         if key is None:
             raise _no_key(offered)
+        require_json(http)
         with keys.use(key):
             return await handler(http)
 

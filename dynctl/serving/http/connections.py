@@ -22,7 +22,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, cast
 
-from aiohttp import web
+from aiohttp import web, web_response
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
@@ -34,6 +34,11 @@ from dynctl.serving.http.start import accept
 from dynctl.serving.refusal import HttpError
 
 _log = logging.getLogger(__name__)
+
+# aiohttp adds a Server header to every answer, with its own version and Python's, which tell an
+# attacker what to try. There is no setting for it, and a signal would not see answers to bytes that
+# are not HTTP.
+vars(web_response)["SERVER_SOFTWARE"] = "dynctl"
 
 #: Connections of a listener for operators and health checks: few programs use it.
 FEW: Final = 64

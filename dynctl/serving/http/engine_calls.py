@@ -7,10 +7,11 @@ route by, so the engines take turns.
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from dynctl.serving.config import FrontendConfig
-from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.http.auth import Handler, is_operator
 from dynctl.serving.http.bodies import bodies_of
@@ -89,6 +90,11 @@ class EngineCalls:
             if status >= 500:
                 problem = f"{worker.name} returned status {status}"
                 continue
+            if status >= 400 and not _is_json(body):
+                reason = engine_reason(body)
+                text = f"the engine returned status {status} without a reason"
+                text = text if reason is None else reason.message
+                raise HttpError(status, f"{path}: {text}", "upstream_error", status)
             return web.Response(
                 status=status, body=body, headers={"content-type": "application/json"}
             )
@@ -128,6 +134,14 @@ class EngineCalls:
 
     def _is_away(self, worker: Worker) -> bool:
         return self._service.router.registry.unavailable_reason(worker.worker_id) is not None
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _names_model(body: bytes) -> bool:

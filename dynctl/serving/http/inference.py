@@ -83,6 +83,8 @@ class Inference:
         self._flow = flow
         self._config = config
         self._keys = keys
+        #: Chat templates that failed; there are as many as models.
+        self._broken: set[str] = set()
         self.in_flight = 0
         #: Requests whose body is complete: a client that sends slowly holds no place.
         self._working = 0
@@ -404,9 +406,10 @@ class Inference:
                 400, str(error), "invalid_request_error", "invalid_prompt", param=error.field
             ) from None
         except TemplateError as error:
+            self._broken_template(error)
             raise HttpError(
-                400, f"messages: {error}", "invalid_request_error", "invalid_prompt",
-                param="messages",
+                400, f"messages: the chat template of {base} failed: {error.reason}",
+                "invalid_request_error", "invalid_prompt", param="messages",
             ) from None  # fmt: skip
         except HashingError as error:
             raise HttpError(
@@ -424,6 +427,12 @@ class Inference:
         if bad_pin is not None:
             raise bad_pin
         return prepared
+
+    def _broken_template(self, error: TemplateError) -> None:
+        """Log where the template is, once: clients get the reason without the path."""
+        if error.origin not in self._broken:
+            self._broken.add(error.origin)
+            _log.warning("%s: this chat template fails for some requests (400)", error.origin)
 
     async def _as_dynamo(
         self, model: str, worker_set: str | None, chat: ChatRequest, prompts: list[Prompt]

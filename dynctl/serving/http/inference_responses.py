@@ -10,8 +10,16 @@ from aiohttp import HttpVersion11, web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.errors import ErrorDetails
-from dynctl.serving.engines.apis import Api, EventCut, event_data, event_name
-from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.apis import (
+    DONE_DATA,
+    EVENT_BYTES,
+    Api,
+    EventCut,
+    event_data,
+    event_name,
+    events_of,
+)
+from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.flow import Answer, GaveUp
 from dynctl.serving.refusal import HttpError, attempts_of
@@ -23,10 +31,9 @@ from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from dynctl.wire.responses import ResponsesRequest
 from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 
-_EVENT_BYTES = 16 * 1024 * 1024
-_DONE = b"data: [DONE]"
-#: The end of a chunk and the size of the next one.
-_FRAME = re.compile(rb"\r\n(?:[0-9a-fA-F]{1,8}\r\n)?")
+#: The last event, in the end of a stream: generated text cannot have it, for a line of JSON has no
+#: ends of lines.
+_DONE = re.compile(rb"[\r\n]data: ?\[DONE\]")
 #: The end of a stream in which its last events are looked for: [DONE], and usage before it.
 _TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
@@ -107,17 +114,16 @@ async def pass_stream(
             response, answer, service, record, nvext, blocks, limit, detailed=detailed
         )
         return response, failed
-    end = b""
+    cut, end = EventCut(), b"\n"
 
-    def seen(piece: bytes, before: bytes = b"") -> None:
+    def seen(piece: bytes) -> None:
         nonlocal end
         events = piece.count(b"data:")
         record.output_events += events
         record.output_bytes += len(piece)
         if blocks is not None:
             blocks.add(events)
-        short = len(piece) < _TAIL_BYTES
-        end = (end + before + piece if short else piece)[-_TAIL_BYTES:]
+        end = (end + piece if len(piece) < _TAIL_BYTES else piece)[-_TAIL_BYTES:]
         if record.output_bytes > limit:
             upstream.abandon(_too_long(upstream, limit))
 
@@ -127,7 +133,7 @@ async def pass_stream(
         """Look at several chunks that were passed on at once: it costs less than at each. Returns
         after how many bytes to look again; 0: the client lags, or left."""
         if chunks:
-            seen(b"".join(chunks), b"\r\n")
+            seen(b"".join(chunks))
         if transport is None or transport.is_closing():
             return 0
         if transport.get_write_buffer_size() >= _LAGGING_BYTES:
@@ -139,19 +145,28 @@ async def pass_stream(
     framed = upstream.chunked and http.version >= HttpVersion11
     try:
         while piece:
-            seen(piece)
+            whole = cut.whole(piece)
+            if whole:
+                seen(whole)
+            else:
+                _check_waiting(cut, upstream)
             if upstream.exhausted and _is_done(end):
                 _ended(record, end)
-                await response.write_eof(piece)
+                await response.write_eof(whole)
                 return response, None
-            await response.write(piece)
-            if framed and transport and await upstream.pipe(transport.write, count):
+            if whole:
+                await response.write(whole)
+            if framed and transport and await upstream.pipe(transport.write, count, cut):
                 break
             piece = await upstream.readany()
+        last = cut.last()
+        if last:
+            seen(last)
+            await response.write(last)
         if not _is_done(end):
             raise _cut_short(upstream)
     except UpstreamFailure as failure:
-        await _end_with_error(response, end, failure, detailed=detailed())
+        await _end_with_error(response, failure, detailed=detailed())
         return response, failure
     _ended(record, end)
     await response.write_eof()
@@ -172,18 +187,23 @@ async def pass_events(
     """As :func:`pass_stream`, for streams of events with names; the bytes stay as they are."""
     upstream = answer.response
     response = await _begin(http, answer, record, headers)
-    watch = _Events(api, record, blocks)
+    watch, cut = _Events(api, record, blocks), EventCut()
     piece = answer.head
     try:
         while piece:
             record.output_bytes += len(piece)
             if record.output_bytes > limit:
                 raise _too_long(upstream, limit)
-            watch.feed(piece)
-            if watch.waiting > _EVENT_BYTES:
-                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without an end")
-            await response.write(piece)
+            whole = cut.whole(piece)
+            _check_waiting(cut, upstream)
+            if whole:
+                watch.take(whole)
+                await response.write(whole)
             piece = await upstream.readany()
+        last = cut.last()
+        if last:
+            watch.take(last)
+            await response.write(last)
         if watch.error is not None:
             problem = f"{upstream.origin} reported an error in its stream"
             raise UpstreamFailure("status", problem, status=500, shown=True)
@@ -206,8 +226,7 @@ async def pass_events(
                 "param": None,
                 "sequence_number": watch.count,
             }
-        gap = b"\n\n" if watch.waiting else b""
-        await response.write(gap + b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n")
+        await response.write(b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n")
         await response.write_eof()
         return response, failure
     await response.write_eof()
@@ -221,22 +240,15 @@ class _Events:
         self._api = api
         self._record = record
         self._blocks = blocks
-        self._cut = EventCut()
-        #: Whole events so far.
+        #: Events so far.
         self.count = 0
         self.ended = False
         self.error: bytes | None = None
 
-    @property
-    def waiting(self) -> int:
-        """Bytes of an event that is not complete."""
-        return self._cut.waiting
-
-    def feed(self, piece: bytes) -> None:
-        """Take the next bytes of the stream."""
-        for event in self._cut.feed(piece):
-            if event.strip():
-                self._take(event)
+    def take(self, whole: bytes) -> None:
+        """Take the next bytes of the stream, which are whole events."""
+        for event in events_of(whole):
+            self._take(event)
 
     def _take(self, event: bytes) -> None:
         data = event_data(event)
@@ -271,39 +283,49 @@ async def _pass_annotated(
     upstream = answer.response
     piece, first, done = answer.head, True, False
     cut, last = EventCut(), b""
+
+    async def passed(event: bytes) -> None:
+        nonlocal first, done, last
+        if first and nvext.wants("worker_id"):
+            event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
+        first = False
+        is_end = event_data(event) == DONE_DATA
+        done = done or is_end
+        if not is_end:
+            last = event
+        elif nvext.wants("timing"):
+            extra = _timing_event(last, answer.plan, service, record)
+            await response.write(extra + b"\n\n")
+        record.output_events += 1
+        record.output_bytes += len(event) + 2
+        if record.output_bytes > limit:
+            raise _too_long(upstream, limit)
+        if blocks is not None:
+            blocks.add(1)
+        await response.write(event + b"\n\n")
+
     try:
         while piece:
             for event in cut.feed(piece):
-                if first and nvext.wants("worker_id"):
-                    event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
-                first = False
-                done = done or _is_done(event)
-                if not event.startswith(_DONE):
-                    last = event
-                if event.startswith(_DONE) and nvext.wants("timing"):
-                    extra = _timing_event(last, answer.plan, service, record)
-                    await response.write(extra + b"\n\n")
-                record.output_events += 1
-                record.output_bytes += len(event) + 2
-                if record.output_bytes > limit:
-                    raise _too_long(upstream, limit)
-                if blocks is not None:
-                    blocks.add(1)
-                await response.write(event + b"\n\n")
-            if cut.waiting > _EVENT_BYTES:
-                raise UpstreamFailure("protocol", f"{upstream.origin} sent an event without an end")
+                await passed(event)
+            _check_waiting(cut, upstream)
             piece = await upstream.readany()
-        pending = cut.rest()
-        if not done and not _is_done(pending):
+        for event in events_of(cut.last()):
+            await passed(event)
+        if not done:
             raise _cut_short(upstream)
         _ended(record, last[-_TAIL_BYTES:])
     except UpstreamFailure as failure:
-        await _end_with_error(response, b"\n\n", failure, detailed=detailed())
+        await _end_with_error(response, failure, detailed=detailed())
         return failure
-    if pending:
-        await response.write(pending)
     await response.write_eof()
     return None
+
+
+def _check_waiting(cut: EventCut, upstream: EngineStream) -> None:
+    """Raise UpstreamFailure if an event is too long."""
+    if len(cut.waiting) > EVENT_BYTES:
+        raise UpstreamFailure("protocol", f"{upstream.origin}: an event is longer than the maximum")
 
 
 def _ended(record: RequestRecord, end: bytes) -> None:
@@ -315,10 +337,7 @@ def _ended(record: RequestRecord, end: bytes) -> None:
 
 def _is_done(end: bytes) -> bool:
     """Whether the end of a stream, with or without the frames of chunks, has the last event."""
-    if _DONE in end or b"data:[DONE]" in end:
-        return True
-    unframed = _FRAME.sub(b"", end)
-    return _DONE in unframed or b"data:[DONE]" in unframed
+    return _DONE.search(end) is not None
 
 
 def _cut_short(upstream: EngineStream) -> UpstreamFailure:
@@ -330,17 +349,15 @@ def _too_long(upstream: EngineStream, limit: int) -> UpstreamFailure:
 
 
 async def _end_with_error(
-    response: web.StreamResponse, last: bytes, failure: UpstreamFailure, *, detailed: bool
+    response: web.StreamResponse, failure: UpstreamFailure, *, detailed: bool
 ) -> None:
-    """The status line was sent already, so the error is an event, after the end of a cut one."""
+    """The status line was sent already, so the error is an event."""
     if failure.shown:
         await response.write_eof()
         return
     text = _failed_text(failure, detailed=detailed)
     body = msgspec.json.encode({"error": {"message": text, "type": "upstream_error", "code": 502}})
-    whole = last.endswith((b"\n\n", b"\n\n\r\n")) or not last
-    gap = b"" if whole else b"\n\n"
-    await response.write(gap + b"data: " + body + b"\n\n")
+    await response.write(b"data: " + body + b"\n\n")
     await response.write_eof()
 
 
@@ -524,40 +541,26 @@ def outcome_of(error: HttpError) -> str:
 
 
 def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
-    """The engine's failure as an error response, with the engine's own message if it has one."""
+    """The engine's failure as an error response, with the engine's own reason if it has one."""
     failure = error.failure
     record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
-    headers = {} if failure.retry_after is None else {"retry-after": failure.retry_after}
-    details = ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts))
-    error_body = _engine_error(failure.body)
-    if error_body is not None:
-        code = error_body.get("code")
-        status = failure.status or 502
-        # What an engine says about the request is for the client; the rest may name the engine.
-        public = "" if status < 500 else _ENGINE_FAILED
-        return HttpError(
-            status,
-            str(error_body.get("message") or failure),
-            str(error_body.get("type") or "upstream_error"),
-            code if isinstance(code, (int, str)) else status,
-            param=error_body.get("param") if isinstance(error_body.get("param"), str) else None,
-            details=details,
-            headers=headers,
-            public=public,
-        )
     status = failure.status or (504 if failure.kind == "timeout" else 502)
+    message, public = str(failure), _ENGINE_FAILED
+    reason = engine_reason(failure.body)
+    if reason is not None:
+        message = reason.message
+    elif failure.kind == "status" and record.attempts:
+        message = f"{record.attempts[-1][0]} returned status {status} without a reason"
+    if status < 500:
+        # What an engine says about the request is for the client; the rest may name the engine.
+        public = f"the engine returned status {status} without a reason" if reason is None else ""
     return HttpError(
-        status, str(failure), "upstream_error", status, details=details, headers=headers,
-        public=_ENGINE_FAILED,
-    )  # fmt: skip
-
-
-def _engine_error(body: bytes) -> Mapping[str, Any] | None:
-    try:
-        plain = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(plain, dict):
-        return None
-    error = plain.get("error", plain)
-    return error if isinstance(error, dict) else None
+        status,
+        message,
+        (reason and reason.type) or "upstream_error",
+        status if reason is None or reason.code is None else reason.code,
+        param=None if reason is None else reason.param,
+        details=ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts)),
+        headers={} if failure.retry_after is None else {"retry-after": failure.retry_after},
+        public=public,
+    )

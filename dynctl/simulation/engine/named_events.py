@@ -241,6 +241,7 @@ NOT_SIMULATED: Final[dict[str, dict[str, Callable[[Any], bool]]]] = {
         **_SAMPLED,
         "logprobs": lambda value: value is not None and value is not False,
         "echo": bool,
+        "prompt_embeds": bool,
         "suffix": bool,
     },
     "responses": {

@@ -265,6 +265,11 @@ def parse_embed(
         raise wrong_field(
             "dimensions", f"expected at most {MAX_DIMENSIONS}, got {request.dimensions}"
         )
+    if request.encoding_format not in ("float", "base64"):
+        found = request.encoding_format[:40]
+        raise wrong_field("encoding_format", f"expected float or base64, got {found!r}")
+    if request.not_modelled is not None:
+        raise wrong_field("input", "this engine simulates embeddings of texts and token ids only")
     dp_rank = _dp_rank(extra, headers, config)
     _handoff(extra, config)
     runs = []
@@ -329,7 +334,7 @@ def chat_tokens(request: ChatRequest, tokenizer: ModelTokenizer) -> list[int]:
     except PromptError as error:
         raise ApiError(400, str(error), param=error.field) from None
     except TemplateError as error:
-        raise wrong_field("messages", str(error)) from None
+        raise wrong_field("messages", f"the chat template failed: {error.reason}") from None
 
 
 def prompt_tokens(text: str, tokenizer: ModelTokenizer) -> list[int]:

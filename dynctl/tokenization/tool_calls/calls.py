@@ -60,10 +60,11 @@ class Parsed(NamedTuple):
 class CallFormat(Protocol):
     """How a model writes calls.
 
-    ``starts``, ``ends``: the marks. ``cuts``: a whole answer that its length ends, without a call,
-    is cut at its first start mark. ``hides``: marks without a call are removed from what users
-    read. ``tried``: when held text is parsed, beside at each end mark: ``json``, when a JSON value
-    ends in it; else at each occurrence of this text, or never if it is empty.
+    ``starts``, ``ends``: the marks. ``loose_starts``: marks that begin calls, too, but for Dynamo
+    only where a piece has a whole one. ``cuts``: a whole answer that its length ends, without a
+    call, is cut at its first start mark. ``hides``: marks without a call are removed from what
+    users read. ``tried``: when held text is parsed, beside at each end mark: ``json``, when a JSON
+    value ends in it; else at each occurrence of this text, or never if it is empty.
     """
 
     @property
@@ -71,6 +72,9 @@ class CallFormat(Protocol):
 
     @property
     def ends(self) -> tuple[str, ...]: ...
+
+    @property
+    def loose_starts(self) -> tuple[str, ...]: ...
 
     @property
     def cuts(self) -> bool: ...

@@ -31,6 +31,7 @@ class DeepseekFormat:
     fenced: bool
     starts: tuple[str, ...] = (_BEGIN,)
     ends: tuple[str, ...] = (_END,)
+    loose_starts: tuple[str, ...] = (_CALL_BEGIN,)
     cuts: bool = True
     hides: bool = False
     tried: str = _CALL_END

@@ -48,6 +48,7 @@ class _AnyMark:
         "{",
     )
     ends: tuple[str, ...] = ()
+    loose_starts: tuple[str, ...] = ()
     cuts = hides = False
     tried = ""
 
@@ -68,8 +69,10 @@ class GuidedSplitter(ToolCallSplitter):
     ``function``: the name that every call has to have; None if any function may be called.
     """
 
-    def __init__(self, form: CallFormat | None, function: str | None) -> None:
-        super().__init__(_AnyMark() if form is None else form)
+    def __init__(
+        self, form: CallFormat | None, function: str | None, *, by_text: bool = False
+    ) -> None:
+        super().__init__(_AnyMark() if form is None else form, by_text=by_text)
         self._function = function
         self._hold("")
 
@@ -83,7 +86,11 @@ class GuidedSplitter(ToolCallSplitter):
     def holding(self) -> bool:
         return self._inside or bool(self._begun)
 
-    def feed(self, piece: str) -> list[Part]:
+    @property
+    def _inside_call(self) -> bool:
+        return self._inside
+
+    def _feed(self, piece: str) -> list[Part]:
         if self._inside:
             self._held += piece
             self._bound()
@@ -91,7 +98,7 @@ class GuidedSplitter(ToolCallSplitter):
             return self._ended(sent)
         text, self._begun = self._begun + piece, ""
         parts = self._outside(text)
-        if first_mark(self._held, self.form.starts) == 0:
+        if first_mark(self._held, self._starts) == 0:
             parts += self._ended({})
         return parts
 
@@ -100,8 +107,8 @@ class GuidedSplitter(ToolCallSplitter):
         self._begun = self._held = ""
         self._inside = False
         if inside and held:
-            return self._rebuilt(held, {})
-        return Part(begun) if begun else None
+            return self._last(self._rebuilt(held, {}))
+        return self._last(Part(begun)) if begun else None
 
     def cut(self, text: str) -> str:
         """As in ToolCallSplitter; without a mark all of the text was to be calls."""

@@ -45,6 +45,7 @@ class JsonFormat:
     drops: bool = False
     leading: bool = False
     ends_at: Literal["mark", "bracket", "piece"] = "piece"
+    loose_starts: tuple[str, ...] = ()
     cuts: bool = True
     tried: str = "json"
 

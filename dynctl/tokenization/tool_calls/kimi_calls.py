@@ -33,6 +33,7 @@ class KimiFormat:
 
     starts: tuple[str, ...] = (*_BEGINS, _CALL_BEGIN)
     ends: tuple[str, ...] = _ENDS
+    loose_starts: tuple[str, ...] = ()
     cuts: bool = True
     hides: bool = False
     tried: str = ""

@@ -40,6 +40,7 @@ class PythonicFormat:
 
     starts: tuple[str, ...] = ("__NEVER_MATCH__",)
     ends: tuple[str, ...] = ()
+    loose_starts: tuple[str, ...] = _MARKS[:1]
     cuts: bool = False
     hides: bool = False
     tried: str = "]"

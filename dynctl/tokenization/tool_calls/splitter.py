@@ -1,7 +1,10 @@
-"""Separate calls of tools from generated text, piece by piece, as Dynamo 1.6 does it."""
+"""Separate calls of tools from generated text: by the text alone, or piece by piece, as Dynamo 1.6
+does it."""
 
+import re
 from typing import NamedTuple
 
+from dynctl.tokenization.reasoning import THINK, THINK_END, begun_mark
 from dynctl.tokenization.tool_calls.calls import (
     MAX_CALLS,
     MAX_HELD,
@@ -34,11 +37,31 @@ class ToolCallSplitter:
 
     Text is passed on at once. It is held back from a start mark, or from what may be a call, until
     the calls are whole, or the answer ends.
+
+    ``by_text``: the calls and the text are the same however the text is cut into pieces. A call
+    inside ``<think>`` is text, and so is what comes first where ``thinking`` is true; white space
+    after calls that no text follows is left out. Else pieces are read as Dynamo reads them, where
+    the cut decides on some calls.
     """
 
-    def __init__(self, form: CallFormat) -> None:
+    def __init__(
+        self, form: CallFormat, *, by_text: bool = False, thinking: bool | None = None
+    ) -> None:
         self.form = form
         self.calls = 0
+        self._by_text = by_text
+        self._starts = form.starts
+        self._thinking = bool(thinking)
+        self._thinks = by_text and thinking is not None
+        # White space after a call, until text follows; None: no call was the last part.
+        self._blank: str | None = None
+        if by_text:
+            more = (THINK,) if self._thinks else ()
+            self._starts = (*form.starts, *form.loose_starts, *more)
+            self._brackets = tuple(each for each in "{[" if form.may_begin(each))
+            self._begins = _any_of({mark[0] for mark in self._starts} | set("{["))
+            lasts = {mark[-1] for mark in (*form.ends, form.tried) if mark and mark != "json"}
+            self._completes = _any_of(lasts | set("}]"))
         self._parsed = 0
         # What may be the beginning of a mark; and the text since a call may have begun.
         self._begun = self._held = ""
@@ -60,6 +83,74 @@ class ToolCallSplitter:
 
         Raises ToolCallError where the calls exceed a bound.
         """
+        if not self._by_text:
+            return self._feed(piece)
+        parts: list[Part] = []
+        at = 0
+        while at < len(piece):
+            if self._thinking:
+                at = self._think(piece, at, parts)
+                continue
+            end = self._step(piece, at)
+            parts += self._feed(piece[at:end])
+            at = end
+            if self._thinks and self._held.startswith(THINK):
+                self._held = ""
+                self._thinking = True
+                parts.append(Part(THINK))
+        return self._without_blanks(_merged(parts))
+
+    def _step(self, piece: str, at: int) -> int:
+        """The end of the next part of a piece that is read at once: it depends on the text alone,
+        or nothing can begin or be complete before it."""
+        if self._begun or self._waiting is not None:
+            return at + 1
+        found = (self._completes if self._inside_call else self._begins).search(piece, at)
+        if found is None:
+            return len(piece)
+        return found.end() if self._inside_call or found.start() == at else found.start()
+
+    @property
+    def _inside_call(self) -> bool:
+        return bool(self._held)
+
+    def _think(self, piece: str, at: int, parts: list[Part]) -> int:
+        """Pass thoughts on, up to their end; returns the place after them in the piece."""
+        text, known = self._begun + piece[at:], len(self._begun)
+        self._begun = ""
+        end = text.find(THINK_END)
+        if end >= 0:
+            end += len(THINK_END)
+            self._thinking = False
+            parts.append(Part(text[:end]))
+            return at + end - known
+        begun = begun_mark(text, THINK_END)
+        self._begun = text[begun:]
+        if begun:
+            parts.append(Part(text[:begun]))
+        return len(piece)
+
+    def _without_blanks(self, parts: list[Part]) -> list[Part]:
+        """The parts without white space after calls, which text that follows brings along."""
+        kept = []
+        for part in parts:
+            if part.calls or part.pieces:
+                self._blank = ""
+                kept.append(part)
+            elif self._blank is None or part.text is None:
+                kept.append(part)
+            elif stripped(part.text):
+                kept.append(Part(self._blank + part.text))
+                self._blank = None
+            else:
+                self._blank += part.text
+        return kept
+
+    def _may_begin(self, text: str) -> bool:
+        """Whether text without a start mark may be the beginning of a call."""
+        return text.endswith(self._brackets) if self._by_text else self.form.may_begin(text)
+
+    def _feed(self, piece: str) -> list[Part]:
         if self._held:
             self._held += piece
             self._bound()
@@ -67,24 +158,24 @@ class ToolCallSplitter:
         text, self._begun = self._begun + piece, ""
         parts = self._outside(text)
         # What only may be a call is looked at with the next piece, and so are calls after calls.
-        if first_mark(self._held, self.form.starts) == 0:
+        if first_mark(self._held, self._starts) == 0:
             parts += self._completed()
         return parts
 
     def _outside(self, text: str) -> list[Part]:
         """The parts of text while nothing is held."""
         parts = []
-        found = first_mark(text, self.form.starts)
+        found = first_mark(text, self._starts)
         if found is not None:
             if found:
                 parts.append(Part(text[:found]))
             self._hold(text[found:])
             return parts
-        cut = _begun(text, self.form.starts)
+        cut = _begun(text, self._starts)
         if cut is not None:
             self._begun = text[cut:]
             text = text[:cut]
-        elif self.form.may_begin(text):
+        elif self._may_begin(text):
             self._hold(text)
             return parts
         if text:
@@ -96,8 +187,12 @@ class ToolCallSplitter:
         begun, held = self._begun, self._held
         self._begun = self._held = ""
         if held:
-            return self._part(held, self.form.parse(held, final=True))
-        return Part(begun) if begun else None
+            return self._last(self._part(held, self.form.parse(held, final=True)))
+        return self._last(Part(begun)) if begun else None
+
+    def _last(self, part: Part) -> Part | None:
+        """The last part, without white space after calls."""
+        return part if not self._by_text else next(iter(self._without_blanks([part])), None)
 
     def cut(self, text: str) -> str:
         """What users read of a whole text without a call, whose length ended it."""
@@ -189,6 +284,25 @@ class ToolCallSplitter:
         for mark in self.form.ends:
             held = held.replace(mark, "")
         return Part(stripped(held))
+
+
+def _any_of(characters: set[str]) -> re.Pattern[str]:
+    return re.compile("[" + re.escape("".join(sorted(characters))) + "]")
+
+
+def _merged(parts: list[Part]) -> list[Part]:
+    """The parts with texts that follow each other as one."""
+    merged: list[Part] = []
+    texts: list[str] = []
+    for part in parts:
+        if part.text is not None and not part.calls and not part.pieces:
+            texts.append(part.text)
+            continue
+        if texts:
+            merged.append(Part("".join(texts)))
+            texts = []
+        merged.append(part)
+    return [*merged, Part("".join(texts))] if texts else merged
 
 
 def first_mark(text: str, marks: tuple[str, ...]) -> int | None:

@@ -56,6 +56,7 @@ class XmlFormat:
     parameter: Tags = ("<parameter=", "</parameter>")
     strict: bool = False
     schemas: Schemas = field(default_factory=dict)
+    loose_starts: tuple[str, ...] = ()
     cuts: bool = True
     hides: bool = False
     tried: str = ""

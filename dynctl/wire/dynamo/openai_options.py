@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.base.json_fields import describe
 from dynctl.wire.dynamo.engine_request import (
     EngineRequest,
     OutputOptions,
@@ -45,8 +46,10 @@ _StopIds = Annotated[list[TokenId], Meta(min_length=1, max_length=_MAX_STOPS)]
 
 
 class _StreamOptions(Struct):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    """Clients send null for what they leave out."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class _Common(Struct, kw_only=True):
@@ -231,8 +234,8 @@ def read_engine_options(body: Mapping[str, Any]) -> EngineOptions:
         chat=chat,
         model=read.model,
         stream=read.stream,
-        include_usage=usage.include_usage or not read.stream,
-        continuous_usage=usage.continuous_usage_stats,
+        include_usage=bool(usage.include_usage) or not read.stream,
+        continuous_usage=bool(usage.continuous_usage_stats),
         choices=read.n or 1,
         logprobs=wanted,
         token_names=bool(read.return_tokens_as_token_ids),
@@ -319,7 +322,7 @@ def _check(read: _Chat | _Completion, nvext: NvExt) -> None:
             raise RequestError(400, "out_of_range", "logit_bias", problem)
         number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not number or not -100 <= bias <= 100:
-            problem = "expected numbers from -100 to 100"
+            problem = f"expected numbers from -100 to 100, got {describe(bias)}"
             raise RequestError(400, "out_of_range", "logit_bias", problem)
 
 

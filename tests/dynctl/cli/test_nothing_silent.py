@@ -276,6 +276,7 @@ def test_serve_names_every_variable_of_a_source(
         (["--response-port", "1234"], "--response-port has no effect without --discovery"),
         (["--migration-limit", "2"], "--migration-limit has no effect without --discovery"),
         (["--migration-max-seq-len", "2"], "--migration-max-seq-len has no effect"),
+        (["--answer-parsing", "dynamo-1.6"], "--answer-parsing has no effect without --discovery"),
         (["--namespace-prefix", "a"], "--namespace-prefix has no effect without --discovery"),
         (["--event-plane", "nats"], "--event-plane has no effect without --discovery"),
         (["--discovery", "mem", "--event-plane", "nats"], "without --router-replica-sync"),

@@ -389,3 +389,19 @@ def test_a_required_domain_without_its_prefix_names_the_taint(dynctl):
     assert (ran.code, "the taint of a domain is dynamo.topology/zone=zone-a" in shown) == (1, True)
     ran = dynctl("route", "--demo", DEMO, "--require-taint", "dynamo.topology/zone=zone-c")
     assert (ran.code, "the taint of a domain" in ran.out) == (1, False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt_embeds": "AAAA"},
+        {"prompt": None, "prompt_embeds": ["AAAA"]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+    ],
+)
+def test_what_cannot_be_counted_is_routed_with_a_doubt(dynctl, tmp_path, body):
+    file = tmp_path / "body.json"
+    file.write_text(json.dumps(body))
+    ran = dynctl("route", "--messages", str(file), "--demo", "-o", "json")
+    assert (ran.code, ran.err) == (0, "")
+    assert "cache overlap not modelled" in ran.out

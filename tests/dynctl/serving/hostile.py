@@ -36,7 +36,8 @@ class HostileEngine:
 
         app = web.Application()
         app.router.add_get("/health", health)
-        for path in ("chat/completions", "embeddings", "responses", "messages"):
+        paths = ("chat/completions", "completions", "embeddings", "responses", "messages")
+        for path in (*paths, "messages/count_tokens"):
             app.router.add_post(f"/v1/{path}", chat)
         return app
 

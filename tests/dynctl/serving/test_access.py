@@ -174,7 +174,7 @@ async def test_a_web_page_sends_no_chat_without_permission():
             ({**plain, **page}, 415),
             ({**plain, "sec-fetch-site": "cross-site"}, 415),
             ({**page, "content-type": "application/json"}, 200),
-            (plain, 200),
+            (plain, 415),
         ):
             body = json.dumps({**BODY, "max_tokens": 1})
             async with fleet.client.post(url, data=body, headers=headers) as answer:
@@ -182,6 +182,37 @@ async def test_a_web_page_sends_no_chat_without_permission():
                 assert "access-control-allow-origin" not in answer.headers
         async with fleet.client.options(url, headers=page) as answer:
             assert answer.status in (404, 405)
+
+
+#: Endpoints that read no body, or that read a form.
+OTHER_BODIES = {("POST", "/ping"), ("POST", "/ui/session"), ("POST", "/ui/leave")}
+
+
+@pytest.mark.parametrize("router", [False, True], ids=["frontend", "router"])
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/json", "junk"]
+)
+async def test_a_body_that_is_not_json_is_415(router: bool, kind: str | None):
+    """Everywhere, and whoever sends it: Dynamo, vLLM and SGLang refuse it, too."""
+    headers = {} if kind is None else {"content-type": kind}
+    values: dict[str, Any] = {"api_token": "t0ken"}
+    async with (
+        site([{"name": "a0"}], health=SLOW_HEALTH, kind=FrontendWithPage, **values) as fleet,
+        aiohttp.ClientSession(
+            skip_auto_headers=["content-type"], headers={"authorization": "Bearer t0ken"}
+        ) as client,
+    ):
+        process = await _other(fleet, **values) if router else fleet.frontend
+        try:
+            for method, path in endpoints(process) - OTHER_BODIES:
+                if method != "POST":
+                    continue
+                url = process.url + path.replace("{worker}", "a0").replace("{", "").replace("}", "")
+                async with client.post(url, data=json.dumps(BODY), headers=headers) as answer:
+                    assert answer.status == 415, (path, answer.status, await answer.text())
+        finally:
+            if router:
+                await process.close()
 
 
 async def test_without_a_token_programs_of_this_machine_are_operators():

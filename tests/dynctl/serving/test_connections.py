@@ -296,6 +296,22 @@ async def test_a_client_that_reads_slowly_stays():
         assert (server.place.open, server.place.not_read) == (0, 1)
 
 
+async def test_no_answer_names_the_versions_of_libraries():
+    async with site(ENGINE) as fleet:
+        for sent in (
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+            b"GET /nothing HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+            b"\x16\x03\x01 not HTTP\r\n\r\n",
+        ):
+            async with raw(fleet.frontend.port) as client:
+                await client.send(sent)
+                head = (await client.closed()).partition(b"\r\n\r\n")[0].lower()
+            assert head.startswith(b"http/1.")
+            assert b"\r\nserver: dynctl" in head
+            assert b"aiohttp" not in head
+            assert b"python" not in head
+
+
 async def after_head(port: int, path: str) -> bytes:
     """What follows the head of the answer to HEAD on the same connection."""
     live = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

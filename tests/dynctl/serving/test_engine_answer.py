@@ -357,3 +357,67 @@ def test_a_stream_that_a_worker_ends_shows_no_reason() -> None:
         },
         "[DONE]",
     ]
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+#: Cards, prompts and whole texts, with the answer, the reasoning and the number of calls.
+BY_TEXT: list[tuple[dict[str, str], str, tuple[str | None, str | None, int]]] = [
+    ({"reasoning_parser": "qwen3"}, "<think>so</think>yes", ("yes", "so", 0)),
+    ({"reasoning_parser": "qwen3"}, "yes <thi", ("yes <thi", None, 0)),
+    ({"reasoning_parser": "deepseek_r1"}, "<think>so</think>yes", ("yes", "so", 0)),
+    ({"reasoning_parser": "step3"}, "so</thin", (None, "so</thin", 0)),
+    (
+        {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"},
+        f"<think>maybe {CALL}</think>{CALL}\n",
+        (None, f"maybe {CALL}", 1),
+    ),
+    (
+        {"tool_call_parser": "hermes"},
+        f"<think>maybe {CALL}</think>ok {CALL}\n {CALL}\n",
+        (f"<think>maybe {CALL}</think>ok ", None, 2),
+    ),
+    ({"tool_call_parser": "hermes"}, f"{CALL}\n\nand more", ("\n\nand more", None, 1)),
+]
+
+
+def in_pieces(
+    card: dict[str, str], pieces: list[str], *, stream: bool
+) -> tuple[str | None, str | None, int, str]:
+    """The content, the reasoning, the number of calls and the finish reason of an answer."""
+    chosen = options(stream=stream, tools=TOOLS)
+    request = engine_request(chosen, [70], eos_token_ids=[1])
+    parsers = parsers_of(chosen, card, by_text=True)
+    made = EngineAnswer(chosen, request, decoder(), request_id="7", created=3, parsers=parsers)
+    outputs = [output(69, text=piece) for piece in pieces]
+    sent = fed(made, *outputs, output(1, text="", finish_reason="stop"))
+    if not stream:
+        (choice,) = json.loads(made.body())["choices"]
+        message, finish = choice["message"], choice["finish_reason"]
+        calls = message.get("tool_calls", [])
+        return message["content"], message.get("reasoning_content"), len(calls), finish
+    choices = [each["choices"][0] for each in events(sent + b"".join(made.end())) if "id" in each]
+    deltas = [each["delta"] for each in choices]
+    content = "".join(each.get("content") or "" for each in deltas)
+    reasoning = "".join(each.get("reasoning_content") or "" for each in deltas)
+    calls = [call for each in deltas for call in each.get("tool_calls", [])]
+    (finish,) = [each["finish_reason"] for each in choices if each["finish_reason"]]
+    return content or None, reasoning or None, len(calls), finish
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("card", "text", "expected"), BY_TEXT)
+@given(st.lists(st.integers(1, 9), max_size=40))
+def test_an_answer_does_not_depend_on_its_cut_into_tokens(
+    stream: bool,
+    card: dict[str, str],
+    text: str,
+    expected: tuple[str | None, str | None, int],
+    sizes: list[int],
+) -> None:
+    finish = "tool_calls" if expected[2] else "stop"
+    pieces, rest = [], text
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    for cut in ([*pieces, rest], [text], list(text)):
+        assert in_pieces(card, cut, stream=stream) == (*expected, finish)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.serving.engines import http_client, response_stream
+from dynctl.serving.engines.apis import EventCut
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.http_client import EngineClient
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
@@ -76,7 +77,14 @@ async def piped(stream: EngineStream, take: Callable[[bytes], bool]) -> bool:
         was, ready = ready, True
         return int(was)
 
-    return await stream.pipe(write, seen)
+    return await stream.pipe(write, seen, EveryByte())
+
+
+class EveryByte(EventCut):
+    """Takes each part of a stream for whole events."""
+
+    def whole(self, piece: bytes) -> bytes:
+        return piece
 
 
 async def whole(client, url, limit=1_000_000):
@@ -103,6 +111,8 @@ async def test_the_request_as_it_is_sent():
         (HEAD + b"content-length: 5\r\n\r\nhello", b"hello"),
         (HEAD + b"Content-Length: 0\r\n\r\n", b""),
         (CHUNKED + b"3\r\nabc\r\n0\r\ntrailer: x\r\n\r\n", b"abc"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + STREAM, b"hello, world"),
+        (b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * 2 + STREAM, b"hello, world"),
     ],
 )
 async def test_an_answer_cut_at_every_byte_reads_the_same(answer, body):
@@ -164,6 +174,12 @@ async def test_a_stream_that_is_closed_early_cuts_its_connection():
         ),
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "protocol", "not a final HTTP/1.1"),
         ([b"HTTP/1.1 101 Switching\r\n\r\n"], "protocol", "not a final HTTP/1.1"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n" * 9 + STREAM], "protocol", "more than 8 informational"),
+        (
+            [b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n", None],
+            "reset",
+            "closed the connection",
+        ),
         ([HEAD + b"no colon\r\n\r\n"], "protocol", "malformed header"),
         ([HEAD + b"a b: c\r\n\r\n"], "protocol", "malformed header"),
         ([HEAD + b" folded: c\r\n\r\n"], "protocol", "malformed header"),

@@ -248,6 +248,23 @@ async def test_another_path_is_routed_by_load_and_by_its_model() -> None:
         assert (await site.request().refused({"model": "no"}, path="/v1/other"))[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "demo", "prompt_embeds": "AAAA"}),
+        ("/v1/completions", {"model": "demo", "prompt": None, "prompt_embeds": ["AAAA"]}),
+        (
+            "/v1/chat/completions",
+            {"model": "demo", "messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
+        ),
+    ],
+)
+async def test_what_cannot_be_counted_is_routed_by_load(path: str, body: dict[str, Any]) -> None:
+    async with gateway(TWO) as site:
+        answer = await site.request().ask(body, path=path)
+        assert ext_proc.DESTINATION in set_headers(answer)
+
+
 @pytest.mark.parametrize("name", ["grpc mode", "observability", "body first", "twice", "nothing"])
 async def test_what_cannot_be_processed_ends_the_stream_with_a_reason(name: str) -> None:
     request = message("ProcessingRequest")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.serving.config import Limits
-from dynctl.serving.engines.apis import BLANK_LINE, EventCut, event_name
+from dynctl.serving.engines.apis import EventCut, event_name
+from dynctl.serving.engines.failures import engine_reason
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, site
 from tests.dynctl.serving.hostile import (
@@ -44,7 +46,18 @@ def failures(fleet) -> dict[tuple[str, str], int]:
     return dict(fleet.service.engine_failures)
 
 
+def compressed(content_type: str) -> Behaviour:
+    """An answer that is compressed, although the request accepts none."""
+
+    async def behave(_: web.Request) -> web.StreamResponse:
+        headers = {"content-type": content_type, "content-encoding": "gzip"}
+        return web.Response(body=b"\x1f\x8b", headers=headers)
+
+    return behave
+
+
 BAD_STREAMS = {
+    "a compressed stream": compressed("text/event-stream"),
     "a web page": answers(HTML, "text/html"),
     "a web page that claims to be events": answers(HTML),
     "JSON instead of events": answers(JSON, "application/json"),
@@ -60,6 +73,7 @@ BAD_STREAMS = {
     "binary": streams(b"\x00\x01\x02\x03" * 8),
 }
 BAD_BODIES = {
+    "a compressed body": compressed("application/json"),
     "a web page": answers(HTML, "text/html"),
     "a web page that claims to be JSON": answers(HTML, "application/json"),
     "half of an object": answers(JSON[:-1], "application/json"),
@@ -206,31 +220,25 @@ async def test_a_defect_within_a_stream_cuts_it_and_sends_no_second_head(monkeyp
     assert "ZeroDivisionError" in caplog.text
 
 
-class Searched:
+class Searched(bytes):
     """Counts the bytes in which ends of events are looked for."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    total = 0
 
-    def search(self, data: bytes, start: int) -> re.Match[bytes] | None:
-        self.bytes += len(data) - start
-        return BLANK_LINE.search(data, start)
+    def rfind(self, *args: Any) -> int:
+        Searched.total += len(self)
+        return super().rfind(*args)
 
 
-async def test_an_event_in_many_pieces_is_searched_once(monkeypatch):
+def test_an_event_in_many_pieces_is_searched_once():
     """With a look at all of it for each piece, 4 MiB stopped every request for minutes."""
-    pieces, piece = 300, b"data: " + b"x" * 1000
-    searched = Searched()
-    monkeypatch.setattr("dynctl.serving.engines.apis.BLANK_LINE", searched)
-    async with (
-        hostile(streams(EVENT, *[piece] * pieces, pause=0.001)) as engines,
-        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
-    ):
-        status, events, _ = await fleet.stream(nvext={"extra_fields": ["timing"]})
-        assert status == 200
-        assert "without [DONE]" in events[-1]["error"]["message"]
-    size = len(EVENT) + pieces * len(piece)
-    assert size <= searched.bytes <= 2 * size
+    Searched.total = 0
+    cut, piece = EventCut(), Searched(b"data: " + b"x" * 1000)
+    for _ in range(300):
+        assert cut.whole(piece) == b""
+    assert Searched.total == 3 * 300 * len(piece)
+    assert len(cut.whole(b"\n\n")) == 300 * len(piece) + 2
+    assert not cut.waiting
 
 
 async def test_events_before_the_first_output_are_read_once(monkeypatch):
@@ -255,12 +263,101 @@ async def test_events_before_the_first_output_are_read_once(monkeypatch):
     assert pieces <= read <= pieces + 2
 
 
-@given(st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\r", b"\n\n", b"data: x"]), max_size=30))
-def test_events_are_cut_as_a_whole_stream_is(pieces: list[bytes]):
-    cut = EventCut()
-    found = [event for piece in pieces for event in cut.feed(piece)]
-    *events, rest = BLANK_LINE.split(b"".join(pieces))
-    assert (found, cut.rest(), cut.waiting) == (events, rest, len(rest))
+ENDS = st.sampled_from(["\n", "\r\n", "\r"])
+LINES = st.sampled_from(["data: x", 'data: {"a": 1}', ": ping", "event: e", "data:", "id"])
+
+
+@given(
+    st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=6),
+    ENDS,
+    st.sampled_from(["", "dat", "data: x", ": p"]),
+    st.lists(st.integers(0, 200), max_size=10),
+)
+def test_events_are_cut_as_a_whole_stream_is(
+    lines: list[list[str]], end: str, rest: str, places: list[int]
+):
+    """Whatever the ends of lines are, and wherever the stream is cut."""
+    events = [end.join(event).encode() for event in lines]
+    whole = b"".join(event + 2 * end.encode() for event in events)
+    stream = whole + rest.encode()
+    cuts = sorted({0, len(stream), *(at for at in places if at < len(stream))})
+    pieces = [stream[a:b] for a, b in pairwise(cuts)]
+    cut, other = EventCut(), EventCut()
+    assert [event for piece in pieces for event in cut.feed(piece)] == events
+    assert cut.waiting.strip(b"\n") == rest.encode()
+    passed = b""
+    for piece in pieces:
+        passed += other.whole(piece)
+        assert not passed or passed.endswith((b"\n\n", b"\r\n\r\n", b"\r\r", b"\r\n\r"))
+    assert passed + other.waiting == stream
+
+
+async def test_half_an_event_is_not_passed_on_when_the_engine_dies():
+    for half in (
+        b'data: {"id":"x","choices":[{"ind',
+        b"dat",
+        b"data: [DO",
+        b"data: [DONE]",
+        b": pi",
+    ):
+        for annotated in (False, True):
+            for pieces in ((EVENT, half), (EVENT + half,), (EVENT[:9], EVENT[9:] + half)):
+                behave = streams(*pieces, dies=True, pause=0.001)
+                async with (
+                    hostile(behave) as engines,
+                    site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+                ):
+                    nvext = {"extra_fields": ["timing"]} if annotated else {}
+                    body = chat_body("hi", stream=True, nvext=nvext)
+                    async with fleet.client.post(
+                        fleet.url("/v1/chat/completions"), json=body
+                    ) as answer:
+                        token, error, rest = (await answer.read()).split(b"\n\n")
+                    assert token + b"\n\n" == EVENT
+                    assert json.loads(error[5:])["error"]["type"] == "upstream_error"
+                    assert rest == b""
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_half_a_named_event_is_not_passed_on_when_the_engine_dies(path: str):
+    delta = b'event: x.delta\ndata: {"type": "x.delta"}\n\n'
+    for half in (b"event: x", b"event: message_stop\ndata: {", delta[:-1]):
+        async with (
+            hostile(streams(delta, half, dies=True, pause=0.001)) as engines,
+            site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+        ):
+            body = chat_body("hi", stream=True, max_tokens=5) | {"input": "hi"}
+            async with fleet.client.post(fleet.url(path), json=body) as answer:
+                token, error, rest = (await answer.read()).split(b"\n\n")
+            assert token + b"\n\n" == delta
+            assert error.startswith(b"event: error\ndata: {")
+            assert rest == b""
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]", b"data: [DONE]\n", b"data:[DONE]\r\n"])
+@pytest.mark.parametrize("annotated", [False, True])
+async def test_an_end_without_a_blank_line_is_an_end(end: bytes, annotated: bool):
+    async with (
+        hostile(streams(EVENT, end)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        nvext = {"extra_fields": ["timing"]} if annotated else {}
+        body = chat_body("hi", stream=True, nvext=nvext)
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), json=body) as answer:
+            whole = await answer.read()
+        assert whole.endswith(end.rstrip() + b"\n\n")
+        assert not failures(fleet)
+
+
+async def test_generated_text_is_not_the_end_of_a_stream():
+    text = EVENT.replace(b'"x"', b'"data: [DONE]"')
+    async with (
+        hostile(streams(EVENT, text, dies=True)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        _, events, _ = await fleet.stream()
+        assert "error" in events[-1]
+        assert failures(fleet)
 
 
 @pytest.mark.parametrize("split", range(1, len(DONE)))
@@ -371,3 +468,107 @@ async def test_a_client_that_does_not_read_stops_its_engine():
         finally:
             writer.transport.abort()
         await fleet.idle()
+
+
+REASONS = {
+    "OpenAI": (b'{"error":{"message":"why","type":"T","code":"c","param":"p"}}', "why"),
+    "vLLM without its key": (b'{"error":"Unauthorized"}', "Unauthorized"),
+    "TGI": (
+        b'{"error":"Input validation error","error_type":"validation"}',
+        "Input validation error",
+    ),
+    "SGLang": (b'{"object":"error","message":"why","type":"T","code":400}', "why"),
+    "FastAPI": (b'{"detail":"Not here"}', "Not here"),
+    "FastAPI's list": (
+        b'{"detail":[{"loc":["body","n"],"msg":"a"},{"loc":["query",0],"msg":"b"}]}',
+        "body.n: a; query.0: b",
+    ),
+    "a problem document": (b'{"title":"Bad","detail":"why","status":400}', "why"),
+    "Spring": (b'{"status":400,"error":"Bad Request","message":"why"}', "why"),
+    "nested": (b'{"error":{"error":{"detail":{"msg":"why"}}}}', "why"),
+    "a list": (b'[{"error":{"message":"why"}}]', "why"),
+    "texts": (b'{"errors":["a","b"]}', "a; b"),
+    "a JSON string": (b'"why"', "why"),
+    "text": (b"  why\r\n\tso ", "why so"),
+    "a web page": (
+        b"<html><head><title>x</title><style>a{}</style></head><body><h1>502 Bad</h1>a &amp; b",
+        "502 Bad a & b",
+    ),
+    "a shape that is not known": (b'{"wrong": 1}', '{"wrong": 1}'),
+    "control characters": (b'{"error":"a\\u0000\\u001b[31m\\u202eb"}', "a??[31m?b"),
+    "not UTF-8": (b"a\xff", "a\N{REPLACEMENT CHARACTER}"),
+    "much": (b"x" * 70_000, "x" * 1997 + "..."),
+    "half of an object": (b'{"error": "a', '{"error": "a'),
+    "nothing": (b"", None),
+    "an empty object": (b"{}", None),
+    "null": (b"null", None),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), REASONS.values(), ids=REASONS.keys())
+def test_the_reason_of_an_engine_is_read_in_every_shape(body: bytes, message: str | None):
+    reason = engine_reason(body)
+    assert (None if reason is None else reason.message) == message
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["error", "message", "detail", "loc", "code"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=300) | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_every_body_has_a_bounded_printable_reason_or_none(body: bytes):
+    reason = engine_reason(body)
+    if reason is not None:
+        assert 0 < len(reason.message) <= 2000
+        assert reason.message.isprintable()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seen", [{}, {"x-forwarded-for": "10.0.0.1"}], ids=["operator", "client"])
+@pytest.mark.parametrize(("status", "body"), [(401, b'{"error":"Unauthorized"}'), (422, b"why")])
+async def test_clients_get_the_status_and_the_reason_of_the_engine(
+    stream: bool, seen: dict[str, str], status: int, body: bytes
+):
+    async with (
+        hostile(answers(body, "text/plain", status)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        url, chat = fleet.url("/v1/chat/completions"), chat_body("hi", stream=stream)
+        async with fleet.client.post(url, json=chat, headers=seen) as answer:
+            assert answer.status == status
+            message = (await answer.json())["error"]["message"]
+        assert message in ("Unauthorized", "why")
+        engines[0].behave = answers(b"", "text/plain", status)
+        async with fleet.client.post(url, json=chat, headers=seen) as answer:
+            assert answer.status == status
+            message = (await answer.json())["error"]["message"]
+        who = "the engine" if seen else "e0"
+        assert message == f"{who} returned status {status} without a reason"
+
+
+async def test_an_error_as_the_first_event_has_its_own_status():
+    event = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
+    async with (
+        hostile(answers(event + DONE), answers(GOOD)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        status, body = await sent(fleet)
+        while not engines[0].seen:
+            status, body = await sent(fleet)
+        assert (status, json.loads(body)["error"]["message"]) == (400, "too long")
+
+
+async def test_a_small_request_gets_the_reason_of_the_engine_as_json():
+    async with (
+        hostile(answers(b"<h1>not that way</h1>", "text/html", 400)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        status, body, _ = await fleet.post("/v1/messages/count_tokens", chat_body("hi"))
+        assert status == 400
+        assert body["error"]["message"] == "/v1/messages/count_tokens: not that way"

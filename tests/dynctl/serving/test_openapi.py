@@ -136,7 +136,7 @@ _ACCEPTED: dict[str, dict[str, Any]] = {
 _REFUSED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": []},
     "/v1/completions": {"prompt": 5},
-    "/v1/embeddings": {"input": "hi", "encoding_format": "hex"},
+    "/v1/embeddings": {"input": 5},
     "/v1/responses": {"input": "hi", "stream": "yes"},
     "/v1/messages": {"messages": [{"role": "user", "content": 7}]},
     "/v1/messages/count_tokens": {"messages": [{"content": "hi"}]},

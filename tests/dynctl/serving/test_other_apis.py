@@ -297,7 +297,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(path: str) -> None:
     status, stream, _, record = await streamed(path, streams(begun, TEXT[path][:9], dies=True))
     assert (status, record.outcome) == (200, "upstream_error")
     assert stream.startswith(begun)
-    name, data = named(stream[len(begun) :].partition(b"\n\n")[2])[-1]
+    ((name, data),) = named(stream[len(begun) :])
     assert (name, data["type"]) == ("error", "error")
     if path == MESSAGES:
         assert data["error"]["type"] == "api_error"

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
@@ -135,7 +138,7 @@ async def test_the_bound_of_a_stream_holds_to_the_byte(spare: int):
     for _ in range(300):
         passing.arrive(framed(EVENT))
     assert not passing.wire.abort.called
-    passing.arrive(framed(b"x" * spare))
+    passing.arrive(framed(b"x" * spare + b"\n\n"))
     assert passing.wire.abort.called
     failure = await passing.ends()
     assert failure is not None
@@ -175,6 +178,62 @@ async def test_what_was_passed_on_counts_when_the_engine_fails():
     assert failure is not None
     assert failure.kind == "reset"
     assert passing.record.output_events == 6
+
+
+EVENTS = st.sampled_from(
+    [EVENT, DONE[:-2] + b"x" + DONE[-2:], b": ping\r\n\r\n", b"data: {\rdata: }\r\r"]
+)
+
+
+@given(
+    st.lists(EVENTS, max_size=8),
+    st.sampled_from([b"", b"d", EVENT[:-1], EVENT[:20]]),
+    st.lists(st.integers(0, 400), max_size=8),
+    st.lists(st.integers(0, 600), max_size=8),
+)
+def test_only_whole_events_pass(
+    events: list[bytes], half: bytes, chunks: list[int], reads: list[int]
+):
+    """However an engine cuts its stream into chunks, and the network the chunks into reads."""
+
+    def pieces(data: bytes, places: list[int]) -> list[bytes]:
+        cuts = sorted({0, len(data), *(at for at in places if at < len(data))})
+        return [data[a:b] for a, b in pairwise(cuts)]
+
+    async def passed() -> bytes:
+        client = Client()
+        passing = Passing(client)
+        await passing.start()
+        stream = b"".join(map(framed, pieces(b"".join(events) + half, chunks)))
+        for read in pieces(stream, reads):
+            passing.arrive(read)
+        passing.stream.ended(None)
+        assert await passing.ends() is not None
+        assert not b"".join(client.passed) or client.passed[-1].endswith(b"\r\n")
+        return unframed(b"".join(client.passed))
+
+    assert asyncio.run(passed()) == b"".join(events)
+
+
+def unframed(frames: bytes) -> bytes:
+    """The contents of whole chunks."""
+    contents = b""
+    while frames:
+        size, _, rest = frames.partition(b"\r\n")
+        at = int(size, 16)
+        assert rest[at : at + 2] == b"\r\n"
+        contents, frames = contents + rest[:at], rest[at + 2 :]
+    return contents
+
+
+async def test_an_event_without_an_end_is_bounded(monkeypatch):
+    monkeypatch.setattr("dynctl.serving.engines.response_stream.EVENT_BYTES", 1000)
+    passing = Passing(Client())
+    await passing.start()
+    for _ in range(21):
+        passing.arrive(framed(b"x" * 50))
+    assert passing.wire.abort.called
+    assert "an event is longer than the maximum" in str(await passing.ends())
 
 
 async def test_a_client_that_left_ends_the_pipe():

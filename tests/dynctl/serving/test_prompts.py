@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,12 +12,21 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.prompts import Prompt, PromptTokenizers, prompts_of
-from dynctl.tokenization import DEMO_MODEL_DIR
+from dynctl.serving.prompts import Prompt, PromptTokenizers, dynamo_chat, prompts_of
+from dynctl.tokenization import DEMO_MODEL_DIR, PromptError
 from dynctl.wire.anthropic import parse_messages_request
 from dynctl.wire.openai import parse_chat_request, parse_completion_request
 from dynctl.wire.responses import parse_responses_request
-from tests.dynctl.serving.fleets import TOKENIZER, WORDS, chat_body, site, until, zone
+from tests.dynctl.serving.fleets import (
+    SLOW_HEALTH,
+    TOKENIZER,
+    WORDS,
+    chat_body,
+    site,
+    until,
+    zone,
+)
+from tests.dynctl.serving.hostile import answers, hostile, specs
 
 IDS = {"extra_fields": ["worker_id"]}
 
@@ -69,6 +79,33 @@ async def test_a_truncated_prompt_is_predicted_as_the_engine_reads_it():
         hop = result["decode"]
         assert result["tokens"] == 64
         assert hop["candidates"][0]["overlap_blocks"] == 3  # the last token is always computed
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt_embeds": "AAAA"}),
+        ("/v1/completions", {"prompt": None, "prompt_embeds": ["AAAA"]}),
+        ("/v1/completions", {"prompt": "", "prompt_embeds": "AAAA"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "new"}]}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ["text"]}]}),
+        ("/v1/embeddings", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/embeddings", {"input": [{"image": "data:,"}], "encoding_format": "bytes"}),
+    ],
+)
+async def test_what_cannot_be_counted_is_routed_by_load(path: str, fields: dict[str, Any]):
+    good = answers(b'{"choices": [], "data": []}', "application/json")
+    async with (
+        hostile(good) as engines,
+        site([], workers=specs(engines), model_path=DEMO_MODEL_DIR, health=SLOW_HEALTH) as fleet,
+    ):
+        body = {"model": "demo", **fields}
+        if path != "/v1/embeddings" or "input" in body:  # a dry run takes messages for a chat
+            _, result, _ = await fleet.post("/v1/route", body)
+            assert "cache overlap not modelled" in json.dumps(result)
+            assert result["decode"]["candidates"][0]["overlap_blocks"] in (None, 0)
+        assert (await fleet.post(path, body))[0] == 200
+        assert engines[0].seen == 1
 
 
 async def test_a_body_without_a_model_is_answered_while_one_model_is_served():
@@ -314,3 +351,12 @@ def test_sglang_fills_in_the_tools_of_other_apis(given: dict[str, Any]):
             ]
         ]
         assert prompt.to_tokenize_body("m")["tools"] == parsed.tools
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"continue_final_message": True, "add_generation_prompt": False}]
+)
+def test_parts_that_dynamo_refuses_are_named(more: dict[str, Any]):
+    body = {"model": "m", "messages": [{"role": "user", "content": ["text"]}], **more}
+    with pytest.raises(PromptError, match="expected an object, got a string"):
+        dynamo_chat(TOKENIZER, parse_chat_request(body))

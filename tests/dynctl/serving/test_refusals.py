@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import shutil
 
 import msgspec
 import pytest
 
 from dynctl.serving.config import HealthConfig, Limits
 from dynctl.serving.http.auth import _is_loopback
+from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import Booked, RouterConfig, preset
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until
 from tests.dynctl.serving.hostile import GOOD, answers, hangs, hostile, specs
@@ -39,7 +41,9 @@ async def test_bad_requests_name_the_field(raw, status, param, says):
     async with site(ONE) as fleet:
         # A busy machine may not answer the first probe in time.
         await until(lambda: bool(fleet.service.models()))
-        async with fleet.client.post(fleet.url("/v1/chat/completions"), data=raw) as answer:
+        json_type = {"content-type": "application/json"}
+        url = fleet.url("/v1/chat/completions")
+        async with fleet.client.post(url, data=raw, headers=json_type) as answer:
             body = await answer.json()
             assert answer.status == status, body
             assert answer.headers["x-dynctl-decision"]
@@ -217,7 +221,8 @@ async def test_a_body_that_never_ends_is_not_waited_for():
         host, port = "127.0.0.1", fleet.frontend.port
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+            b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
         )
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
@@ -235,3 +240,22 @@ async def test_bodies_in_flight_have_a_bound_together():
         assert "3000 bytes" in body["error"]["message"]
         first.cancel()
         await fleet.idle()
+
+
+async def test_a_broken_template_shows_its_reason_and_not_its_path(tmp_path, caplog):
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, model)
+    template = "{% for m in messages %}{{ m.name.upper() }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    async with site(ONE, model_path=model) as fleet:
+        for headers in ({}, {"x-forwarded-for": "10.0.0.1"}):
+            for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
+                body = chat_body("hi", max_tokens=4) | {"input": "hi"}
+                async with fleet.client.post(fleet.url(path), json=body, headers=headers) as answer:
+                    text = await answer.text()
+                assert answer.status == 400, text
+                assert "the chat template of demo failed: " in text
+                assert "has no attribute 'name'" in text
+                assert str(tmp_path) not in text
+    (line,) = [line for line in caplog.messages if str(model / "chat_template.jinja") in line]
+    assert line.endswith("this chat template fails for some requests (400)")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from dynctl.wire.openai import (
     apply_headers,
     parse_chat_request,
     parse_completion_request,
+    parse_embedding_request,
     reported_usage,
 )
 
@@ -148,14 +150,9 @@ def test_prompt_forms(prompt, prompts):
             "messages[0].content: expected a string or an array of parts, got an integer",
         ),
         (
-            chat(messages=[{"role": "user", "content": ["x"]}]),
+            chat(messages=[{"role": "user", "content": [5]}]),
             "wrong_type",
-            "messages[0].content[0]: expected an object, got a string",
-        ),
-        (
-            chat(messages=[{"role": "user", "content": [{}]}]),
-            "missing_field",
-            "messages[0].content[0].type: is required",
+            "messages[0].content[0]: expected an object, got an integer",
         ),
         (
             chat(messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]),
@@ -202,7 +199,7 @@ def test_prompt_forms(prompt, prompts):
             "wrong_type",
             "max_completion_tokens: expected an integer, got 1.5",
         ),
-        (chat(n=0), "out_of_range", "n: expected an integer from 1 to 128, got 0"),
+        (chat(n=0), "out_of_range", "n: expected an integer from 1 to 16384, got 0"),
         (chat(user=[]), "wrong_type", "user: expected a string, got an array"),
         (chat(nvext=1), "wrong_type", "nvext: expected an object, got 1"),
     ],
@@ -235,6 +232,85 @@ def test_bad_prompt(prompt, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:,"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "data:,"}},
+        {"type": "refusal", "refusal": "no"},
+        {"type": "a type of later versions"},
+        {"image_url": "https://example.com/a.png"},
+        "a string, which vLLM takes too",
+        {},
+    ],
+)
+def test_parts_that_only_an_engine_reads_are_not_refused(part):
+    request = parse_chat_request(chat(messages=[{"role": "user", "content": [part]}]))
+    assert not request.text_only
+
+
+EMBEDDED = "cache overlap not modelled: the prompt has embeddings"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompts"),
+    [
+        ({"prompt_embeds": "AAAA"}, ("",)),
+        ({"prompt": None, "prompt_embeds": "AAAA"}, ("",)),
+        ({"prompt": "", "prompt_embeds": ["AAAA"]}, ("",)),
+        ({"prompt": [], "prompt_embeds": ["AAAA", "BBBB"]}, ("", "")),
+        ({"prompt": "x", "prompt_embeds": "A" * 21_844}, ("", "x")),
+        ({"prompt": [[1], [2]], "prompt_embeds": "AAAA"}, ("", (1,), (2,))),
+    ],
+)
+def test_embeddings_of_a_prompt_are_not_modelled(fields, prompts):
+    request = parse_completion_request({"model": "m", **fields})
+    assert (request.prompts, request.not_modelled) == (prompts, EMBEDDED)
+    assert request.unread_tokens == (2 if "x" in prompts else 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt_embeds": 5}, "a base64 string or an array of base64 strings, got an integer"),
+        ({"prompt_embeds": ["AAAA"] * 4097}, "prompt_embeds: expected at most 4096 entries"),
+        ({"prompt_embeds": None}, "prompt: is required"),
+    ],
+)
+def test_bad_embeddings_of_a_prompt(body, message):
+    with pytest.raises(RequestError) as caught:
+        parse_completion_request(body)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "prompts", "reason"),
+    [
+        ({"messages": [HELLO]}, (HELLO["content"],), "the engine renders the messages"),
+        ({"input": [{"text": "x"}, {"image": "a"}]}, ("x", ""), "the input has more than text"),
+    ],
+)
+def test_embeddings_of_what_only_an_engine_reads(body, prompts, reason):
+    request = parse_embedding_request({"model": "m", "encoding_format": "bytes", **body})
+    assert request.prompts == prompts
+    assert request.not_modelled == f"cache overlap not modelled: {reason}"
+
+
+NULLS = (
+    *("stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "user", "stop"),
+    *("tools", "nvext", "temperature", "chat_template_kwargs", "documents", "cache_salt"),
+)
+
+
+def test_null_is_not_given():
+    for parse, body in ((parse_chat_request, chat()), (parse_completion_request, completion())):
+        request = parse(body | dict.fromkeys(NULLS))
+        assert request == replace(parse(body), body=request.body)
+        options = {"include_usage": None, "continuous_usage_stats": None, "later": None}
+        assert not parse(body | {"stream_options": options}).include_usage
+
+
 def test_body_over_the_limit():
     body = json.dumps(chat()).encode()
     assert parse_chat_request(body, max_bytes=len(body)).model == "m"
@@ -249,7 +325,7 @@ def test_body_over_the_limit():
     [
         chat(messages=[{"role": "user", "content": {"secret": "sesame"}}]),
         chat(messages="sesame"),
-        chat(messages=[{"role": "user", "content": ["sesame"]}]),
+        chat(messages=[{"role": "user", "content": [["sesame"]]}]),
         chat(tools=["sesame"]),
         b'{"messages": "sesame',
     ],

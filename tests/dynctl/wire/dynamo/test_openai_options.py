@@ -200,3 +200,37 @@ def test_controls_of_nvext_reach_the_worker() -> None:
     assert built.stop_conditions.max_thinking_tokens == 5
     assert built.annotations == ["x"]
     assert built.extra_args == {"nvext": {"cache_salt": "s"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 3}, "temperature: expected a number from 0 to 2, got 3"),
+        ({"temperature": -0.5}, "temperature: expected a number from 0 to 2, got -0.5"),
+        ({"top_p": 0}, "top_p: expected a number above 0 and at most 1, got 0"),
+        ({"top_p": 1.5}, "top_p: expected a number above 0 and at most 1, got 1.5"),
+        ({"min_p": 2}, "min_p: expected a number from 0 to 1, got 2"),
+        ({"presence_penalty": 5}, "presence_penalty: expected a number from -2 to 2, got 5"),
+        ({"frequency_penalty": -3}, "frequency_penalty: expected a number from -2 to 2, got -3"),
+        (
+            {"repetition_penalty": 0},
+            "repetition_penalty: expected a number above 0 and at most 2, got 0",
+        ),
+        ({"top_k": -2}, "top_k: expected an integer from -1 to 2147483647, got -2"),
+        ({"top_logprobs": 50}, "top_logprobs: expected an integer from 0 to 20, got 50"),
+        ({"n": 0}, "n: expected an integer from 1 to 128, got 0"),
+        ({"logit_bias": {"1": 101}}, "logit_bias: expected numbers from -100 to 100, got 101"),
+    ],
+)
+def test_a_number_outside_its_range_names_the_range(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        read_engine_options(body(**fields))
+    assert str(error.value) == message
+
+
+def test_null_in_stream_options_is_not_given() -> None:
+    null = {"include_usage": None, "continuous_usage_stats": None}
+    options = read_engine_options(body(stream=True, stream_options=null))
+    assert (options.include_usage, options.continuous_usage) == (False, False)
+    options = read_engine_options(body(stream=True, stream_options={**null, "include_usage": True}))
+    assert (options.include_usage, options.continuous_usage) == (True, False)
