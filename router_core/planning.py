@@ -18,22 +18,26 @@ from router_core.pairs import chooses_pairs, following_costs
 from router_core.policy_classes import PolicyClass
 from router_core.router_queue import score
 from router_core.routing_view import Pin, RoutingRequest, RoutingView, SelectionContext
-from router_core.selection import eligible, role_mask, select
+from router_core.selection import eligible, select
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, TaintConstraint
 from router_core.topology import ImpliedConstraints, TransferGroups, implied_constraints
 from router_core.worker_sets import slots_of
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, Role, Worker
 
 
-def stages(view: RoutingView, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
+def stages(
+    view: RoutingView, model: str, worker_set: str | None = None, served_name: str | None = None
+) -> tuple[Stage, ...]:
     """The hops of a request of ``model`` on the current fleet: prefill and decode, or aggregated.
 
     Disaggregated if a prefill worker is available, unless only aggregated workers could decode.
+    ``worker_set`` and ``served_name`` are those of the request.
     """
     registry = view.registry
-    prefill = role_mask(registry, model, Role.PREFILL, worker_set) & ~registry.unavailable
-    decode = role_mask(registry, model, Role.DECODE, worker_set)
-    if prefill and (decode or not role_mask(registry, model, Role.AGGREGATED, worker_set)):
+    serving = registry.serving(model, served_name, worker_set)
+    prefill = serving & registry.role(Role.PREFILL) & ~registry.unavailable
+    decode = serving & registry.role(Role.DECODE)
+    if prefill and (decode or not serving & registry.role(Role.AGGREGATED)):
         return ("prefill", "decode")
     return ("aggregated",)
 
@@ -50,7 +54,8 @@ def plan(
     ``required`` is checked here, before dispatch: a plan without a decode worker is a refusal
     although its prefill hop has a winner.
     """
-    if stages(view, request.model, request.worker_set) == ("aggregated",):
+    hops = stages(view, request.model, request.worker_set, request.served_name)
+    if hops == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
         if view.queue is not None:
             decision = _queued(view, request, decision)
@@ -113,7 +118,7 @@ def one_hop(
     if stage == "prefill":
         prefill = _select(view, request, stage, sample=sample, detail=detail, pairs=False)
         if prefill.winner is None:
-            return replace(made, prefill=_alone(view, prefill))
+            return replace(made, prefill=_alone(view, request, prefill))
         try:
             derived = _implied(view, request.model, prefill.worker)
         except PolicyUnderivable as error:
@@ -125,7 +130,7 @@ def one_hop(
         raise ValueError(f"stage: expected prefill or decode, got {stage!r}")
     if after is None:
         decode = _select(view, request, stage, sample=sample, detail=detail)
-        return replace(made, decode=_alone(view, decode))
+        return replace(made, decode=_alone(view, request, decode))
     try:
         derived = _implied(view, request.model, after)
     except PolicyUnderivable as error:
@@ -133,7 +138,7 @@ def one_hop(
         return replace(made, decode=_underivable(decode, error))
     decode, relaxed = _decode(view, request, after, derived, sample, detail)
     return replace(
-        made, decode=_alone(view, decode), implied=_stated(view, derived), relaxed=relaxed
+        made, decode=_alone(view, request, decode), implied=_stated(view, derived), relaxed=relaxed
     )
 
 
@@ -161,9 +166,9 @@ def pin_of(request: RoutingRequest, stage: Stage) -> Pin | None:
     return request.pin_decode or request.pin_prefill
 
 
-def workers_of(view: RoutingView, model: str, stage: Stage) -> int:
-    """The number of registered workers of a model that can serve a hop."""
-    slots = slots_of(view.registry.model(model) & _roles(view, stage))
+def workers_of(view: RoutingView, request: RoutingRequest, stage: Stage) -> int:
+    """The number of registered workers that can serve a hop of the request."""
+    slots = slots_of(_serving(view, request) & _roles(view, stage))
     return len({view.registry.ref(slot).worker_id for slot in slots})
 
 
@@ -206,13 +211,24 @@ def _underivable(decision: Decision, error: PolicyUnderivable) -> Decision:
     return replace(decision, outcome="policy_underivable", winner=None, message=str(error))
 
 
-def _alone(view: RoutingView, decision: Decision) -> Decision:
+def _alone(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
     """The decision, with a message if the pool has no worker of the hop's role."""
     role = Role.PREFILL if decision.stage == "prefill" else Role.DECODE
-    if decision.winner is not None or role_mask(view.registry, decision.model, role):
+    if decision.winner is not None or _serving(view, request) & view.registry.role(role):
         return decision
-    message = f"no {role.value} worker is registered for model {decision.model!r}"
-    return replace(decision, message=message)
+    return replace(decision, message=_no_worker(request, f"{role.value} "))
+
+
+def _serving(view: RoutingView, request: RoutingRequest) -> int:
+    """The slots of all workers that serve the name of the request."""
+    return view.registry.serving(request.model, request.served_name, request.worker_set)
+
+
+def _no_worker(request: RoutingRequest, role: str = "") -> str:
+    """That no worker, or none of a role, serves the model or the name of the request."""
+    if request.served_name is None:
+        return f"no {role}worker is registered for model {request.model!r}"
+    return f"no {role}worker of model {request.model!r} serves the name {request.served_name!r}"
 
 
 def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
@@ -483,13 +499,13 @@ def _with_message(view: RoutingView, request: RoutingRequest, decision: Decision
 
 
 def _missing_role(view: RoutingView, request: RoutingRequest, decision: Decision) -> str | None:
-    model, chosen = decision.model, request.worker_set
-    if not view.registry.model(model):
-        return f"no worker is registered for model {model!r}"
-    roles = {role for role in Role if role_mask(view.registry, model, role, chosen)}
+    model, registry = decision.model, view.registry
+    if not registry.serving(model, request.served_name):
+        return _no_worker(request)
+    serving = _serving(view, request)
+    roles = {role for role in Role if serving & registry.role(role)}
     if decision.stage != "aggregated":
-        missing = Role.DECODE not in roles
-        return f"no decode worker is registered for model {model!r}" if missing else None
+        return None if Role.DECODE in roles else _no_worker(request, "decode ")
     last = decision.emptied_by()
     if Role.DECODE not in roles or last is None or last.filter != "role":
         return None

@@ -58,8 +58,9 @@ class RoutingRequest:
     memory or on disk are not found. In a batch of prompts ``isl_tokens`` is their sum,
     ``lengths`` has the tokens of each prompt and ``more_hashes`` the hashes of each after the
     first. ``worker_set``: only workers of
-    this set, chosen before. ``is_eagle``: the workers decode speculatively, so that a block is
-    complete only with the token behind it. ``lora_name`` is the adapter, ``salted`` whether there
+    this set, chosen before. ``served_name``: the name in the request where it is another name of
+    ``model`` (an alias, a LoRA adapter): only workers that serve it. ``is_eagle``: the workers
+    decode speculatively, so that a block is complete only with the token behind it. ``lora_name`` is the adapter, ``salted`` whether there
     is a cache salt; both are part of the hashes already, and the salt itself is not kept.
     ``notes`` are copied into every decision on the request. ``policy_class``, ``priority``,
     ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
@@ -91,6 +92,7 @@ class RoutingRequest:
     arrived_at: float = 0.0
     session: Session | None = None
     chained: bool = False
+    served_name: str | None = None
 
     @classmethod
     def from_tokens(

@@ -71,7 +71,6 @@ class FleetCard(msgspec.Struct, frozen=True):
 
     worker: dict[str, Any]
     reason: str | None = None
-    adapters: tuple[str, ...] = ()
     bootstrap: tuple[str, int] | None = None
     forward_authorization: bool = False
     given: bool = False
@@ -128,6 +127,7 @@ class SentRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     strict_priority: int = 0
     session: str | None = None
     chained: bool = False
+    served_name: str | None = None
 
     @property
     def size(self) -> int:
@@ -390,6 +390,7 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.strict_priority,
         None if request.session is None else request.session.key,
         request.chained,
+        request.served_name,
     )
 
 
@@ -421,6 +422,7 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         now,
         None if sent.session is None else Session(sent.session, now),
         sent.chained,
+        sent.served_name,
     )
     _check(request, block_size)
     return request
@@ -446,6 +448,8 @@ def _check(request: RoutingRequest, block_size: int) -> None:
         raise _wrong("id", "expected 1 to 256 printable characters")
     if request.session is not None and len(request.session.key) > 64:
         raise _wrong("session", "expected a key of at most 64 characters")
+    if request.served_name is not None and not 0 < len(request.served_name) <= 256:
+        raise _wrong("served_name", "expected 1 to 256 characters")
     if request.block_size != block_size:
         raise _wrong("block_size", f"expected {block_size}, got {request.block_size}")
     if not 0 <= request.isl_tokens <= _MOST_TOKENS:

@@ -185,7 +185,6 @@ class RoutingService:
         self.held: set[str] = set()
         #: LoRA adapter -> its base model, and the ids of the workers that have it.
         self.adapters: Mapping[str, tuple[str, frozenset[int]]] = {}
-        self._adapters_of: dict[int, tuple[str, ...]] = {}
         #: Other name of a model -> the model.
         self.aliases: Mapping[str, str] = {}
         #: Responses that went on with another worker.
@@ -247,6 +246,11 @@ class RoutingService:
             return adapter[0]
         return name if self.router.registry.model(name) else None
 
+    def served_name(self, name: str) -> str | None:
+        """The name that the workers of a request must serve, where it is not their model's own:
+        an alias or an adapter, which a part of them may have."""
+        return name if name in self.aliases or name in self.adapters else None
+
     def block_size(self, model: str, worker_set: str | None = None) -> int:
         """Tokens per block of the model's workers, or of those of a worker set."""
         size = None if worker_set is None else self._block_sizes.get((model, worker_set))
@@ -266,7 +270,7 @@ class RoutingService:
         self,
         model: str,
         *,
-        lora_name: str | None = None,
+        served_name: str | None = None,
         pins: Iterable[Pin | None] = (),
         likely: bool = False,
     ) -> str | None:
@@ -278,7 +282,7 @@ class RoutingService:
         """
         if model not in self._sets:
             return None
-        shares = self._shares(model, lora_name)
+        shares = self._shares(model, served_name)
         for pin in pins:
             worker = None if pin is None else self.router.registry.get(pin.worker_id)
             own = () if worker is None else worker.worker_sets
@@ -289,12 +293,12 @@ class RoutingService:
         passed = accumulate(shares.values())
         return next(name for name, end in zip(shares, passed, strict=True) if drawn < end)
 
-    def _shares(self, model: str, lora_name: str | None) -> dict[str, int]:
-        """Worker set of the model -> its available workers, those with the adapter."""
-        reason = self.router.registry.unavailable_reason
-        having = None if lora_name is None else self.adapters[lora_name][1]
+    def _shares(self, model: str, served_name: str | None) -> dict[str, int]:
+        """Worker set of the model -> its available workers, those that serve the name."""
+        registry = self.router.registry
+        usable = registry.serving(model, served_name) & ~registry.unavailable
         return {
-            name: sum(reason(one) is None and (having is None or one in having) for one in members)
+            name: sum(bool(registry.mask_of((one,)) & usable) for one in members)
             for name, members in self._sets[model].items()
         }
 
@@ -316,22 +320,18 @@ class RoutingService:
         priority: int = 0,
         strict_priority: int = 0,
         worker_set: str | None = None,
+        served_name: str | None = None,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
 
         ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
-        request): it is routed by load, and its decisions have this note. ``lora_name`` is a key of
-        :attr:`adapters`: only workers that have the adapter are candidates. ``session``: made by
-        :meth:`session`. ``policy_class``, ``priority`` and ``strict_priority`` are for the router
-        queue. ``worker_set``: see :meth:`draw_worker_set`.
+        request): it is routed by load, and its decisions have this note. ``lora_name`` is the
+        adapter, which is part of the hashes. ``served_name``: see :meth:`served_name`.
+        ``session``: made by :meth:`session`. ``policy_class``, ``priority`` and
+        ``strict_priority`` are for the router queue. ``worker_set``: see :meth:`draw_worker_set`.
         """
         started = self.clock()
-        if lora_name is not None:
-            having = self.adapters[lora_name][1]
-            if allowed_worker_ids is not None:
-                having &= allowed_worker_ids
-            allowed_worker_ids = having
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
         if not_modelled is None:
             found = await self.tokenizers.tokenize_batch(model, batch, worker_set)
@@ -372,6 +372,7 @@ class RoutingService:
             strict_priority=strict_priority,
             arrived_at=started,
             chained=True,
+            served_name=served_name,
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
@@ -508,7 +509,7 @@ class RoutingService:
         """That the request may go to another worker set than the one of this dry run."""
         if request.model not in self._sets:
             return
-        found = self._shares(request.model, request.lora_name)
+        found = self._shares(request.model, request.served_name)
         drawn = {name: count for name, count in found.items() if count}
         if len(drawn) > 1:
             total = sum(drawn.values())
@@ -660,23 +661,10 @@ class RoutingService:
             self._show_cordon(worker)
         return applied
 
-    def set_adapters(self, worker_id: int, names: tuple[str, ...]) -> None:
-        """The LoRA adapters that a registered worker has now."""
-        if self._adapters_of.get(worker_id, ()) != names:
-            self._adapters_of[worker_id] = names
-            self.changes += 1
-            self._gather_names()
-
-    def adapters_of(self, worker_id: int) -> tuple[str, ...]:
-        """The LoRA adapters of a registered worker."""
-        return self._adapters_of.get(worker_id, ())
-
     def remove_worker(self, worker_id: int) -> Applied:
         worker = self.router.registry.get(worker_id)
         applied = self.apply(WorkerLost(worker_id))
         self._problems.pop(worker_id, None)
-        if self._adapters_of.pop(worker_id, ()):
-            self._gather_names()
         if worker is not None:
             self.conditions.forget(worker.name)
             if worker.model not in self.models():
@@ -782,11 +770,9 @@ class RoutingService:
         """One base for each adapter and alias: where several models have one of that name, the
         first."""
         found: dict[str, dict[str, set[int]]] = {}
-        for worker_id, names in self._adapters_of.items():
-            worker = self.router.registry.get(worker_id)
-            if worker is not None:
-                for name in names:
-                    found.setdefault(name, {}).setdefault(worker.model, set()).add(worker_id)
+        for worker in self.router.registry:
+            for name in worker.adapters:
+                found.setdefault(name, {}).setdefault(worker.model, set()).add(worker.worker_id)
         first = {name: min(by_base.items()) for name, by_base in found.items()}
         models = set(self.models())
         self.aliases = {

@@ -350,6 +350,7 @@ class RouterComponent:
             allowed_worker_ids=None if allowed is None else frozenset(allowed),
             local_hashes=tuple(hashes.local),
             lora_name=hints.lora_name or None,
+            served_name=service.served_name(hints.lora_name or ""),
             salted=bool(hints.cache_salt),
             is_eagle=eagle,
             priority=hints.priority or 0,

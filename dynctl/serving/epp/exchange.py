@@ -430,6 +430,7 @@ class Exchange:
         prepared = await service.prepare(
             model, Prompt(text=""), decision_id=record.decision_id, not_modelled=note,
             lora_name=name if name in service.adapters else None,
+            served_name=service.served_name(name),
         )  # fmt: skip
         known = length.isascii() and length.isdigit() and len(length) < 12
         tokens = int(length) // CHARS_PER_TOKEN if known else 1

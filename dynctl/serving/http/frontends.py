@@ -495,16 +495,14 @@ class FrontendsApi:
         for worker in router.registry:
             member = self._fleet.by_id(worker.worker_id)
             reason = router.registry.unavailable_reason(worker.worker_id)
-            adapters = service.adapters_of(worker.worker_id)
             if member is None:
-                cards.append(FleetCard(worker.to_dict(), reason, adapters))
+                cards.append(FleetCard(worker.to_dict(), reason))
                 continue
             spec = member.spec
             cards.append(
                 FleetCard(
                     worker.to_dict(),
                     reason,
-                    adapters,
                     member.bootstrap,
                     spec.forward_authorization,
                     member.source != "api" and spec.api_key_env is None,

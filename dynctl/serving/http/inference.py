@@ -371,9 +371,10 @@ class Inference:
         if base is None:
             raise self.unknown_model(parsed.model)
         lora = parsed.model if parsed.model in self._service.adapters else None
+        served_name = self._service.served_name(parsed.model)
         pins = nvext.pin_prefill, nvext.pin_decode
         worker_set = self._service.draw_worker_set(
-            base, lora_name=lora, pins=pins, likely=record.endpoint == "route"
+            base, served_name=served_name, pins=pins, likely=record.endpoint == "route"
         )
         length = self._service.context_length(base, worker_set)
         prompts, not_modelled = prompts_of(parsed, length)
@@ -398,6 +399,7 @@ class Inference:
                 policy_class=policy_class,
                 priority=nvext.agent_hints.priority or 0,
                 strict_priority=nvext.agent_hints.strict_priority or 0,
+                served_name=served_name,
             )
         except PromptError as error:
             raise HttpError(

@@ -569,6 +569,8 @@ def _options(request: RoutingRequest) -> dict[str, object]:
             options[name] = [pin.worker_id, pin.dp_rank]
     if request.allowed_worker_ids is not None:
         options["allowed"] = sorted(request.allowed_worker_ids)
+    if request.served_name is not None:
+        options["served_name"] = request.served_name
     if request.policy_class is not None:
         options["policy_class"] = request.policy_class
     if request.strict_priority:
