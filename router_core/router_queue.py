@@ -256,7 +256,7 @@ class RouterQueue:
         queue._number = plain["number"]
         for row in plain["entries"]:
             lane = row[-1]
-            entry = QueueEntry(*row[:-1], tuple(lane) if isinstance(lane, list) else lane)
+            entry = QueueEntry(*row[:-1], lane=tuple(lane) if isinstance(lane, list) else lane)
             if entry.request_id in queue._entries:
                 raise SnapshotError(f"queue: request {entry.request_id} occurs twice")
             queue._put(entry)

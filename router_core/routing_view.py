@@ -60,8 +60,9 @@ class RoutingRequest:
     first. ``worker_set``: only workers of
     this set, chosen before. ``served_name``: the name in the request where it is another name of
     ``model`` (an alias, a LoRA adapter): only workers that serve it. ``is_eagle``: the workers
-    decode speculatively, so that a block is complete only with the token behind it. ``lora_name`` is the adapter, ``salted`` whether there
-    is a cache salt; both are part of the hashes already, and the salt itself is not kept.
+    decode speculatively, so that a block is complete only with the token behind it. ``lora_name``
+    is the adapter, ``salted`` whether there is a cache salt; both are part of the hashes already,
+    and the salt itself is not kept.
     ``notes`` are copied into every decision on the request. ``policy_class``, ``priority``,
     ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
     the router queue. ``session``: the session of the request, where the client named one.

@@ -246,7 +246,9 @@ async def test_an_engine_with_other_names_is_read_again_at_its_first_404(
         having.models.pop()
         other.models.append({"id": "short"})
         for name in ("v", "w"):
-            fleet.frontend.fleet.get(name).facts_at = fleet.service.clock() + 3600
+            member = fleet.frontend.fleet.get(name)
+            assert member is not None
+            member.facts_at = fleet.service.clock() + 3600
         having.refuses = True
         status, _, _ = await fleet.post(
             "/v1/chat/completions", {**chat_body("x"), "model": "short"}
