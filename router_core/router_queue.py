@@ -255,8 +255,9 @@ class RouterQueue:
         queue = cls(known=plain["known"])
         queue._number = plain["number"]
         for row in plain["entries"]:
-            lane = row[-1]
-            entry = QueueEntry(*row[:-1], lane=tuple(lane) if isinstance(lane, list) else lane)
+            *fields, lane = row
+            fields.append(tuple(lane) if isinstance(lane, list) else lane)
+            entry = QueueEntry(*fields)
             if entry.request_id in queue._entries:
                 raise SnapshotError(f"queue: request {entry.request_id} occurs twice")
             queue._put(entry)
