@@ -67,6 +67,8 @@ class RoutingRequest:
     ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
     the router queue. ``session``: the session of the request, where the client named one.
     ``chained``: the hashes are known to be chains, because this program made them of tokens.
+    ``streams``: its first output is seen, which ends its prefill load; the response of a request
+    that does not stream comes as a whole.
     """
 
     id: str
@@ -94,6 +96,7 @@ class RoutingRequest:
     session: Session | None = None
     chained: bool = False
     served_name: str | None = None
+    streams: bool = True
 
     @classmethod
     def from_tokens(

@@ -128,6 +128,7 @@ class SentRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str | None = None
     chained: bool = False
     served_name: str | None = None
+    streams: bool = True
 
     @property
     def size(self) -> int:
@@ -391,6 +392,7 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         None if request.session is None else request.session.key,
         request.chained,
         request.served_name,
+        request.streams,
     )
 
 
@@ -423,6 +425,7 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         None if sent.session is None else Session(sent.session, now),
         sent.chained,
         sent.served_name,
+        sent.streams,
     )
     _check(request, block_size)
     return request

@@ -238,6 +238,7 @@ class RequestFlow:
     async def _aggregated(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
         decision = plan.final
         self._service.book(decision, request, call.record)
+        self._service.prefill_ends.begin(decision, request)
         self._service.decided(plan, request, call.record)
         response, head = await self._dispatch(call, decision, self._hops.whole(call))
         return Answer(response, head, call, plan.settled())
@@ -405,6 +406,11 @@ class RequestFlow:
             call.on_output = partial(self._goes_on, call.request.id, decision, began)
         else:
             call.moved = None
+            call.on_output = None
+            if not call.stream:
+                call.on_output = partial(
+                    self._begins, call.request.id, call.record, decision, began
+                )
         response = await self._open(call, decision, message, quick=call.stream)
         if call.resume is not None:
             return response, b""  # its reader waits for it already
@@ -432,6 +438,13 @@ class RequestFlow:
         """A response that moved has its first output from the new worker."""
         self._service.prefill_done(request_id)
         self._answered(decision, began, quick=True)
+
+    def _begins(
+        self, request_id: str, record: RequestRecord, decision: Decision, began: float
+    ) -> None:
+        """A response that its client gets as a whole has its first output, where workers stream."""
+        record.first_token_at = self._service.clock()
+        self._goes_on(request_id, decision, began)
 
     async def _continue(self, call: Call, response: EngineStream, failure: UpstreamFailure) -> None:
         """Continue a response that its worker lost on another worker, after the tokens so far.
@@ -552,6 +565,7 @@ class RequestFlow:
         if error.failure.fatal:
             tries.died.append(error.worker.name)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
+        call.record.first_token_at = None  # the client got nothing of it
         self._fleet.report_failure(error.worker.worker_id, error.failure, error.sent_at)
 
     def _may_try_again(self, tries: _Tries) -> bool:

@@ -30,6 +30,7 @@ from dynctl.health.evaluation import FleetHealth
 from dynctl.planning.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.admission import Admission
 from dynctl.serving.config import SMALL_FLEET
+from dynctl.serving.prefill_ends import PrefillEnds
 from dynctl.serving.prompts import (
     NOT_MODELLED,
     Prompt,
@@ -173,6 +174,8 @@ class RoutingService:
         self.traces: Traces | None = None
         #: The requests that wait in the router queue.
         self.admission = Admission(self)
+        #: The prefills of requests whose first output is not seen.
+        self.prefill_ends = PrefillEnds(self)
         self.tasks = Supervisor(self._health.task_failed, self._health.task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
@@ -321,6 +324,7 @@ class RoutingService:
         strict_priority: int = 0,
         worker_set: str | None = None,
         served_name: str | None = None,
+        streams: bool = True,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
@@ -373,6 +377,7 @@ class RoutingService:
             arrived_at=started,
             chained=True,
             served_name=served_name,
+            streams=streams,
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
@@ -527,8 +532,10 @@ class RoutingService:
 
     def prefill_ended(self, decision: Decision, sent: float) -> None:
         """The prefill of a decision, sent to its worker at ``sent``, had its first output."""
+        now = self.clock()
+        self.prefill_ends.measured(decision, now - sent)
         if self.prefill_model is not None:
-            self.prefill_times.ended(self.prefill_model, decision, sent, self.clock())
+            self.prefill_times.ended(self.prefill_model, decision, sent, now)
 
     def advance(self) -> None:
         """Let the prefill tokens whose duration is predicted fall to those of this moment."""
@@ -564,6 +571,13 @@ class RoutingService:
 
     def prefill_done(self, request_id: str) -> Applied:
         """The first output token arrived."""
+        if self.prefill_ends.running:
+            self.prefill_ends.forget(request_id)
+        return self.apply(PrefillDone(request_id))
+
+    def prefill_over(self, request_id: str) -> Applied:
+        """The prompt is computed, as events of the worker show or as is estimated; its first output
+        is not seen."""
         return self.apply(PrefillDone(request_id))
 
     def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
@@ -573,6 +587,8 @@ class RoutingService:
         self, request_id: str, stage: Stage | None = None, *, computed: bool = True
     ) -> Applied:
         """The request ended on one hop or all. Not ``computed``: it never reached the engine."""
+        if self.prefill_ends.running:
+            self.prefill_ends.forget(request_id)
         return self.apply(Freed(request_id, stage, computed))
 
     # -- changes ---------------------------------------------------------------------------
@@ -598,6 +614,8 @@ class RoutingService:
         if isinstance(change, KvEvent):
             kind = type(change.event).__name__.removeprefix("Blocks").removeprefix("Window").lower()
             self.kv_events[kind, applied.code] += 1
+            if self.prefill_ends.running:
+                self.prefill_ends.stored(change)
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
             self._fleet_changed()
         return applied

@@ -209,11 +209,13 @@ class Inference:
         call: Call,
     ) -> web.StreamResponse:
         service, record = self._service, call.record
-        record.first_token_at = service.clock()
         record.status = 200
-        service.prefill_done(call.request.id)
-        for observer in service.observers:
-            observer.on_first_token(record)
+        if call.stream:
+            record.first_token_at = service.clock()
+            service.prefill_done(call.request.id)
+        if record.first_token_at is not None:
+            for observer in service.observers:
+                observer.on_first_token(record)
         headers = self._headers(record)
         if not call.stream:
             record.take_usage(answer.head)
@@ -400,6 +402,7 @@ class Inference:
                 priority=nvext.agent_hints.priority or 0,
                 strict_priority=nvext.agent_hints.strict_priority or 0,
                 served_name=served_name,
+                streams=self._streams(parsed),
             )
         except PromptError as error:
             raise HttpError(
@@ -426,6 +429,12 @@ class Inference:
         if bad_pin is not None:
             raise bad_pin
         return prepared
+
+    def _streams(self, parsed: ChatRequest | CompletionRequest) -> bool:
+        """Whether the first output of the request is seen. Workers of a Dynamo deployment stream
+        whatever the client gets, and embeddings come when the prompt is computed."""
+        of_dynamo = self._config.dynamo is not None
+        return parsed.stream or of_dynamo or isinstance(parsed, EmbeddingRequest)
 
     async def _as_dynamo(
         self, model: str, worker_set: str | None, chat: ChatRequest, prompts: list[Prompt]

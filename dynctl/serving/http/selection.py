@@ -195,6 +195,8 @@ class SelectionApi:
             made = made[:1]
         for hop in made:
             service.book(hop, request, record)
+        if plan.prefill is None:
+            service.prefill_ends.begin(plan.final, request)
         self.bookings[request.id] = Booking(
             request, record, plan.prefill, service.clock(), plan.bypass, owner, attempt,
             first=plan.prefill or plan.decode, expected=expected,

@@ -86,6 +86,12 @@ class RequestRecord:
             self.reported_output = output
 
     @property
+    def answered(self) -> bool:
+        """Whether the client got output. A response that came as a whole has no known time of its
+        first token (``first_token_at``)."""
+        return self.first_token_at is not None or self.outcome == "success"
+
+    @property
     def output_tokens(self) -> int:
         """Tokens that were generated, as the engine reported; else the events of the stream."""
         return self.output_events if self.reported_output is None else self.reported_output

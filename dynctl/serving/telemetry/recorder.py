@@ -323,7 +323,7 @@ class Recorder(ServiceObserver):
                 record.outcome,
                 record.prompt_tokens if record.prompt_tokens is not None else record.isl_tokens,
                 record.cached_tokens,
-                output if first is not None else None,
+                output if record.answered else None,
                 None if first is None else first - record.received_at,
                 itl,
                 record.queued_s,
