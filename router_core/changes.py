@@ -172,7 +172,7 @@ class OutputBlock:
 class Freed:
     """The request ended on the given hop, or on all of its hops where ``stage`` is None.
 
-    ``computed`` False: it never reached the engine, which therefore does not have its prompt.
+    ``computed`` False: the engine did not accept it, and therefore does not have its prompt.
     """
 
     request_id: str

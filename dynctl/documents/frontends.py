@@ -264,8 +264,8 @@ class Block(msgspec.Struct, frozen=True, tag="block"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="end"):
-    """A hop of the request ended, or (``stage`` None) the request. Not ``computed``: it never
-    reached the engine."""
+    """A hop of the request ended, or (``stage`` None) the request. Not ``computed``: the engine
+    did not accept it."""
 
     id: str
     attempt: int

@@ -99,14 +99,24 @@ class GaveUp(Exception):
 
 
 class _HopFailed(Exception):
+    """A hop failed. ``accepted``: the engine had begun a response that is no error, so that it has
+    the prompt."""
+
     def __init__(
-        self, failure: UpstreamFailure, worker: Worker, stage: Stage, sent_at: float | None = None
+        self,
+        failure: UpstreamFailure,
+        worker: Worker,
+        stage: Stage,
+        sent_at: float | None = None,
+        *,
+        accepted: bool = False,
     ) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.worker = worker
         self.stage = stage
         self.sent_at = sent_at
+        self.accepted = accepted
 
 
 class _DecodeGone(Exception):
@@ -189,7 +199,7 @@ class RequestFlow:
                     return await self._bootstrapped(call, request, plan, address)
                 return await self._prefill_then_decode(call, request, plan, tries)
             except _HopFailed as error:
-                service.free(call.request.id, error.stage, computed=error.failure.sent)
+                service.free(call.request.id, error.stage, computed=error.accepted)
                 service.free(call.request.id)
                 self._note(call, tries, error)
                 if len(tries.died) >= _MOST_DEAD:
@@ -267,7 +277,7 @@ class RequestFlow:
             try:
                 response, head = await self._dispatch(call, decode, message)
             except _HopFailed as error:
-                service.free(request.id, "decode", computed=error.failure.sent)
+                service.free(request.id, "decode", computed=error.accepted)
                 if error.failure.sent or tries.count + 1 >= self._limits.attempts:
                     raise
                 # Nothing reached the engine, so the blocks still wait to be pulled.
@@ -287,7 +297,8 @@ class RequestFlow:
             return self._hops.handed_over(answer)
         except UpstreamFailure as failure:
             self._trace_lost(call, decision, failure)
-            raise _HopFailed(failure, worker, "prefill", began) from failure
+            accepted = _accepted(response, failure)
+            raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
         except ValueError as error:
             unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
             raise _HopFailed(unreadable, worker, "prefill") from error
@@ -329,16 +340,19 @@ class RequestFlow:
     async def _bootstrap_prefill(self, call: Call, decision: Decision, message: Any) -> None:
         worker, began = _winner(decision), self._service.clock()
         response = await self._open(call, decision, message, quick=False)
+        accepted = False
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
+            accepted = True
             self._answered(decision, began, quick=False)
             call.record.take_usage(answer, prefill=True)
         except UpstreamFailure as failure:
             self._trace_lost(call, decision, failure)
-            raise _HopFailed(failure, worker, "prefill", began) from failure
+            accepted = _accepted(response, failure)
+            raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
         finally:
             self._ended(worker, response)
-            self._service.free(call.request.id, "prefill")
+            self._service.free(call.request.id, "prefill", computed=accepted)
         call.record.prefill_done_at = self._service.clock()
 
     # -- dispatching -----------------------------------------------------------------------
@@ -428,7 +442,8 @@ class RequestFlow:
             self._ended(worker, response)
             if isinstance(error, UpstreamFailure):
                 self._trace_lost(call, decision, error)
-                raise _HopFailed(error, worker, decision.stage, began) from error
+                accepted = _accepted(response, error)
+                raise _HopFailed(error, worker, decision.stage, began, accepted=accepted) from error
             raise
         self._waits_no_more(worker, response)
         self._answered(decision, began, quick=call.stream)
@@ -621,6 +636,11 @@ def _tokens_before(decision: Decision) -> int:
 
 def _first_worker(plan: RoutingPlan) -> Worker:
     return _winner(plan.prefill if plan.prefill is not None else plan.final)
+
+
+def _accepted(response: EngineStream, failure: UpstreamFailure) -> bool:
+    """Whether an engine that failed had begun a response that is no error."""
+    return response.started and failure.kind not in ("status", "protocol")
 
 
 def _check_type(response: EngineStream, expected: str) -> None:

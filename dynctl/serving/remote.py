@@ -632,6 +632,7 @@ class RemoteRouting(RoutingService):
                     None,
                     record.outcome or "internal",
                     record.output_tokens,
+                    computed=record.answered,
                 )
             )
 

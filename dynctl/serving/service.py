@@ -586,7 +586,8 @@ class RoutingService:
     def free(
         self, request_id: str, stage: Stage | None = None, *, computed: bool = True
     ) -> Applied:
-        """The request ended on one hop or all. Not ``computed``: it never reached the engine."""
+        """The request ended on one hop or all. Not ``computed``: the engine did not accept
+        it, so that it earns no cache credit."""
         if self.prefill_ends.running:
             self.prefill_ends.forget(request_id)
         return self.apply(Freed(request_id, stage, computed))

@@ -217,7 +217,7 @@ class RouterComponent:
                     again = None
                     if not begun and self._may_try_again(failed):
                         request = excluding(request, ref[:1], service.router.registry)
-                        service.free(request.id, computed=error.kind not in _NOT_BEGUN)
+                        service.free(request.id, computed=False)
                         again, _ = await self._bookings.place(
                             request, lambda _: False, attempt=len(failed)
                         )

@@ -626,8 +626,8 @@ class Exchange:
         self._release()
         self._picker.inference.in_flight -= 1
         service.held.discard(record.decision_id)
-        service.free(record.decision_id)
         record.outcome = record.outcome or outcome
+        service.free(record.decision_id, computed=record.answered)
         if record.outcome == "cancelled":
             record.status = record.status or 499
         record.finished_at = service.clock()

@@ -143,7 +143,7 @@ class Inference:
         finally:
             self.in_flight -= 1
             service.held.discard(decision_id)
-            service.free(decision_id)
+            service.free(decision_id, computed=record.answered)
             record.finished_at = service.clock()
             for observer in service.observers:
                 observer.on_finished(record)
