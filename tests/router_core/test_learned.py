@@ -415,18 +415,18 @@ def test_a_block_counts_while_a_booking_may_bring_it_and_if_one_did(
 ) -> None:
     """Whatever bookings of the same prompts run at a time, those that fail leave no credit."""
     index = kind()
+    hop: c.Stage = "aggregated"
     running: dict[int, tuple[int, tuple[int, ...]]] = {}
     brought: set[tuple[int, int]] = set()
     for now, (number, slot, path, blocks, computed, restores) in enumerate(steps):
         if number in running:
             ended_slot, ended = running.pop(number)
-            index.end((str(number), "aggregated"), float(now), computed=computed)
+            index.end((str(number), hop), float(now), computed=computed)
             if computed:
                 brought |= {(ended_slot, block) for block in ended}
         else:
             running[number] = slot, path[:blocks]
-            key = (str(number), "aggregated")
-            index.learn(slot, path[:blocks], float(now), None, key)
+            index.learn(slot, path[:blocks], float(now), None, (str(number), hop))
         held = brought | {(slot, b) for slot, blocks in running.values() for b in blocks}
         if restores:
             again = kind()

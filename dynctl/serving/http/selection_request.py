@@ -72,6 +72,7 @@ class SelectionReader:
             strict_priority=selection.strict_priority,
             arrived_at=self._service.clock(),
             chained=selection.sequence_hashes is None,
+            streams=selection.stream,
         )
 
     def _model(self, selection: SelectRequest) -> str:

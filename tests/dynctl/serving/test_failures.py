@@ -130,6 +130,7 @@ async def test_an_engine_that_answers_only_errors_earns_no_cache_credit(stream: 
         assert router.cached_blocks(0) == 0
         set_fault(fleet, "a0", refuse=0)
         member = fleet.frontend.fleet.get("a0")
+        assert member is not None
         member.probe_now.set()
         await until(lambda: unavailable(fleet, "a0") is None)
         async with asyncio.timeout(patience(10)):
