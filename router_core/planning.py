@@ -24,6 +24,11 @@ from router_core.topology import ImpliedConstraints, TransferGroups, implied_con
 from router_core.worker_sets import slots_of
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, Role, Worker
 
+#: Domains in one note.
+_MOST_NAMED = 4
+#: Why the priority of a request changes nothing.
+QUEUE_OFF = "the router queue is off (it needs router_queue_threshold, in mode kv)"
+
 
 def stages(
     view: RoutingView, model: str, worker_set: str | None = None, served_name: str | None = None
@@ -57,19 +62,16 @@ def plan(
     hops = stages(view, request.model, request.worker_set, request.served_name)
     if hops == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
-        if view.queue is not None:
-            decision = _queued(view, request, decision)
+        decision = _queued(view, request, decision)
         return RoutingPlan(request.id, request.model, None, _with_message(view, request, decision))
     prefill = _select_prefill(view, request, samples[0], detail)
     bypass = None
     if view.config.skips_prefill:
         bypass, alone = _bypass(view, request, prefill, samples[1], detail)
         if bypass.bypassed and alone is not None:
-            if view.queue is not None:
-                alone = _queued(view, request, alone)
+            alone = _queued(view, request, alone)
             return RoutingPlan(request.id, request.model, None, alone, bypass=bypass)
-    if view.queue is not None:
-        prefill = _queued(view, request, prefill)
+    prefill = _queued(view, request, prefill)
     made = continue_plan(view, request, prefill, sample=samples[1], detail=detail)
     return made if bypass is None else replace(made, bypass=bypass)
 
@@ -123,8 +125,7 @@ def one_hop(
             derived = _implied(view, request.model, prefill.worker)
         except PolicyUnderivable as error:
             return replace(made, prefill=_underivable(prefill, error))
-        if view.queue is not None:
-            prefill = _queued(view, request, prefill)
+        prefill = _queued(view, request, prefill)
         return replace(made, prefill=prefill, implied=_stated(view, derived))
     if stage != "decode":
         raise ValueError(f"stage: expected prefill or decode, got {stage!r}")
@@ -190,6 +191,13 @@ def _decode(
         view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
     )
     relaxed = False
+    if decode.outcome == "all_busy" and derived.relaxable:
+        wanted = ", ".join(item.taint for item in derived.constraints)
+        message = (
+            f"every decode worker with {wanted} is busy; the fallback policy crosses the domain "
+            "only where it has none"
+        )
+        decode = replace(decode, message=message)
     if decode.outcome == "no_eligible_worker" and derived.relaxable:
         free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
         if free.winner is not None:
@@ -198,6 +206,8 @@ def _decode(
             decode, relaxed = replace(free, notes=(*free.notes, note)), True
     if derived.note and view.config.applies_taints:
         decode = replace(decode, notes=(*decode.notes, derived.note))
+    if decode.winner is None and derived.constraints and pin_of(request, "prefill") is None:
+        decode = _with_served_domains(view, request, decode)
     return _with_message(view, request, decode), relaxed
 
 
@@ -237,14 +247,17 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     A refused request does not wait, nor does one whose class has no threshold.
     """
     queue, inputs = view.queue, decision.inputs
-    if queue is None or inputs is None or decision.winner is None:
+    if queue is None:
+        return _without_queue(request, decision, QUEUE_OFF)
+    if inputs is None or decision.winner is None:
         return decision
     table = view.policy_classes.table(request.model, view.config)
     cached = inputs.most_overlap * request.block_size
     uncached = max(0, request.isl_tokens - cached)
     policy = table.class_of(request.policy_class, uncached)
     if not policy.queues:
-        return decision
+        why = f"the class {policy.name} of the router queue has no threshold"
+        return _without_queue(request, decision, why)
     found = Queueing(
         policy.name,
         policy.queue_policy,
@@ -267,6 +280,14 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     key = (-request.strict_priority, -value, math.inf)
     ahead = queue.ahead(request.model, policy.name, key)
     return replace(decision, queue=replace(found, backlog=backlog, ahead=ahead))
+
+
+def _without_queue(request: RoutingRequest, decision: Decision, why: str) -> Decision:
+    """The decision of a request that never waits, with a note if its place in the queue is set."""
+    if not (request.priority or request.strict_priority or request.policy_class):
+        return decision
+    note = f"{request.queue_fields}: no effect on routing, {why}"
+    return replace(decision, notes=(*decision.notes, note))
 
 
 def _over(
@@ -440,6 +461,12 @@ def _select_prefill(
         return _with_message(view, request, replace(free, funnel=funnel))
     if _only_busy(view, request):
         decision = replace(decision, outcome="all_busy")
+        if view.policy is not None and view.policy.enforcement == "fallback":
+            message = (
+                "every decode worker in the domains of the prefill workers is busy; the fallback "
+                "policy crosses a domain only where it has none"
+            )
+            decision = replace(decision, message=message)
     return _with_message(view, request, decision)
 
 
@@ -460,18 +487,45 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
     mask = groups.free
     crossing = 0
     for group in groups.groups:
-        if view.registry.taint(group.taint) & decode:
+        taint = view.registry.taint(group.taint)
+        if taint & decode:
             mask |= group.mask
-        elif group.relaxable and decode:
+        elif group.relaxable and decode and not taint & _decode_if_none_was_busy(view, request):
             crossing |= group.mask
     return mask, crossing
+
+
+def _decode_if_none_was_busy(view: RoutingView, request: RoutingRequest) -> int:
+    """The slots that pass all filters of the decode hop, busy or not."""
+    calm = tuple(one for one in view.profile.filters if one.name != "busy")
+    return eligible(view, _context(view, request, "decode"), calm)
+
+
+def _with_served_domains(view: RoutingView, request: RoutingRequest, decode: Decision) -> Decision:
+    """The refusal of a decode hop, with a note on the domains that could have served the request:
+    the prefill worker was chosen without regard to decode."""
+    if view.config.decode_capacity_guard or not view.config.applies_taints:
+        return decode
+    prefill = eligible(view, _context(view, request, "prefill"), view.profile.filters)
+    decoding = eligible(view, _context(view, request, "decode"), view.profile.filters)
+    served = [
+        group.taint
+        for group in _groups(view).groups
+        if group.mask & prefill and view.registry.taint(group.taint) & decoding
+    ]
+    if not served:
+        return decode
+    note = (
+        f"{', '.join(served[:_MOST_NAMED])} has prefill and decode workers for this request: with "
+        "decode_capacity_guard such domains are chosen"
+    )
+    return replace(decode, notes=(*decode.notes, note))
 
 
 def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
     """Whether a domain with a prefill worker would have a decode worker if none was busy."""
     prefill = eligible(view, _context(view, request, "prefill"), view.profile.filters)
-    calm = tuple(one for one in view.profile.filters if one.name != "busy")
-    decode = eligible(view, _context(view, request, "decode"), calm)
+    decode = _decode_if_none_was_busy(view, request)
     return any(
         group.mask & prefill and view.registry.taint(group.taint) & decode
         for group in _groups(view).groups

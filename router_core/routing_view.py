@@ -137,6 +137,12 @@ class RoutingRequest:
         )
 
     @property
+    def queue_fields(self) -> str:
+        """The fields that are set for its place in the router queue, as text."""
+        names = ("priority", "strict_priority", "policy_class")
+        return ", ".join(name for name in names if getattr(self, name))
+
+    @property
     def prompt_blocks(self) -> int:
         """Complete blocks of the prompt."""
         return max(0, self.isl_tokens - self.is_eagle) // self.block_size

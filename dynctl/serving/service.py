@@ -190,6 +190,8 @@ class RoutingService:
         self.adapters: Mapping[str, tuple[str, frozenset[int]]] = {}
         #: Other name of a model -> the model.
         self.aliases: Mapping[str, str] = {}
+        #: Whether the log has that a request asked for a place in the queue, which is off.
+        self._queue_named = False
         #: Responses that went on with another worker.
         self.moved = 0
         self.started_at = clock()
@@ -556,6 +558,13 @@ class RoutingService:
     def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
         """Notify the observers of the plan that the request is dispatched by."""
         record.plan = plan
+        record.unused = request.queue_fields if plan.first.queue is None else ""
+        if record.unused and not self._queue_named:
+            self._queue_named = True
+            _log.warning(
+                "request %s sets %s, which has no effect: requests do not wait here "
+                "(--router-queue-threshold); this is logged once", request.id, record.unused,
+            )  # fmt: skip
         if plan.relaxed and plan.prefill is not None and plan.prefill.worker is not None:
             wanted = ", ".join(item.taint for item in plan.implied)
             self.set_condition(
