@@ -217,6 +217,14 @@ async def test_a_name_of_one_engine_is_routed_to_that_engine_alone(
             status, _, _ = await fleet.post("/v1/chat/completions", body)
             assert status == 200
         assert (having.served, other.served) == ([name] * 6, [])
+        _, listed = await fleet.get("/v1/workers")
+        names = {row["name"]: row.get("other_names") for row in listed["workers"]}
+        assert names == {"v": ["short", "tuned"], "w": None}
+        status, answer, _ = await fleet.post(
+            "/busy_threshold", {"model": name, "active_prefill_tokens_threshold": 5}
+        )
+        assert status == 404
+        assert "another name of 'demo'" in answer["error"]
         _, answer, _ = await fleet.post("/v1/route", {**chat_body("x"), "model": name})
         hop = answer["decode"]
         assert [row["worker"] for row in hop["candidates"]] == ["v"]
