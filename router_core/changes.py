@@ -130,7 +130,7 @@ class Enqueued:
 
     ``isl_tokens`` of the prompt, of them ``cached_tokens`` on the worker that has most.
     ``arrived_at``: its arrival, in seconds of the clock of all changes. ``lane``: the worker and
-    rank that it is pinned to.
+    rank that it is pinned to, or the name in the request where it is another name of the model.
     """
 
     request_id: str
@@ -141,7 +141,7 @@ class Enqueued:
     arrived_at: float
     priority: int = 0
     strict_priority: int = 0
-    lane: tuple[int, int | None] | None = None
+    lane: tuple[int, int | None] | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class OutputBlock:
 class Freed:
     """The request ended on the given hop, or on all of its hops where ``stage`` is None.
 
-    ``computed`` False: it never reached the engine, which therefore does not have its prompt.
+    ``computed`` False: the engine did not accept it, and therefore does not have its prompt.
     """
 
     request_id: str

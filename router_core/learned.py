@@ -1,12 +1,13 @@
 """Indexes that are learned from bookings: for ranks that do not report what they cache, and for the
 time until a rank's report arrives.
 
-A prompt's complete blocks count as cached on the rank that got it, from the booking on. They are
-forgotten a time after the last booking that had them (`LearnedIndex`), or when the rank needs the
-memory (`RecencyIndex`), and earlier where all ranks have more blocks than they may: the oldest
-first, and of one prompt the last block first. So a rank that has a block always has all blocks
-before it. Source: approximate mode of Dynamo 1.6 (time or recency) and 0.9 (size). It is an
-estimate: engines evict when they need memory, and other routers book too.
+A prompt's complete blocks count as cached on the rank that got it, from the booking on. A block
+that no booking brings, because the rank accepts none of their prompts, is forgotten with the last
+of them. The others are forgotten a time after the last booking that had them (`LearnedIndex`), or
+when the rank needs the memory (`RecencyIndex`), and earlier where all ranks have more blocks than
+they may: the oldest first, and of one prompt the last block first. So a rank that has a block
+always has all blocks before it. Source: approximate mode of Dynamo 1.6 (time or recency) and 0.9
+(size). It is an estimate: engines evict when they need memory, and other routers book too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MOST_LEARNED = 2**20
 
 
 class Lease(NamedTuple):
-    """A booking that runs: the slot, its blocks, those that were new, and its time in the index.
+    """A booking that runs: the slot, its blocks, those that no earlier booking is known to have
+    brought (``fresh``), and its time in the index.
 
     ``blocks`` is empty where blocks in use are not kept from being forgotten.
     """
@@ -49,7 +51,7 @@ class LearnedIndex:
     """
 
     __slots__ = (
-        "_due", "_gone", "_held", "_last", "_leases", "_owners", "_pruning", "_size",
+        "_due", "_gone", "_held", "_last", "_leases", "_owners", "_pruning", "_size", "_unproven",
         "keep", "live", "most", "ttl_s",
     )  # fmt: skip
 
@@ -73,6 +75,8 @@ class LearnedIndex:
         self._pruning = False
         self._leases: dict[Key, Lease] = {}
         """request and hop -> its booking, while it runs and can still be unlearned or held"""
+        self._unproven: dict[int, dict[int, int]] = {}
+        """slot -> block that no ended booking has brought -> running bookings that may bring it"""
         self._last = -inf
         """time of the last booking; each booking has another, so that it marks its blocks"""
 
@@ -114,6 +118,7 @@ class LearnedIndex:
         now = self._last = now if now > self._last else nextafter(self._last, inf)
         fresh = self._take(slot, sequence_hashes, now)
         if key is not None:
+            fresh = self._doubted(slot, sequence_hashes, fresh)
             self._lease(key, slot, sequence_hashes, fresh, now)
         self.live |= 1 << slot
         self._trim(slot, capacity)
@@ -121,16 +126,15 @@ class LearnedIndex:
         self.sweep(2 * len(sequence_hashes), now)
 
     def end(self, key: Key, now: float, *, computed: bool = True) -> None:
-        """The booking of ``key`` ended. Not ``computed``: its prompt never reached the engine, so
-        the blocks that only this booking brought are forgotten."""
+        """The booking of ``key`` ended. Not ``computed``: the engine did not accept its prompt, so
+        the blocks that no other booking brought or may bring are forgotten."""
         lease = self._leases.pop(key, None)
-        if lease is None or computed:
+        if lease is None:
             return
+        unlearned = self._proven(lease, computed=computed)
         held: dict[int, float] = self._held.get(lease.slot, OrderedDict())
-        for block in lease.fresh:
-            # Where a later booking had the block, the engine may have computed it.
-            if held.get(block) == lease.at:
-                del held[block]
+        for block in unlearned:
+            if held.pop(block, None) is not None:
                 self._disown(lease.slot, block)
 
     def clear(self, slot: int) -> int:
@@ -139,6 +143,7 @@ class LearnedIndex:
         if held is None:
             return 0
         self.live &= ~(1 << slot)
+        self._unproven.pop(slot, None)
         self._leases = {key: one for key, one in self._leases.items() if one.slot != slot}
         self._due = [entry for entry in self._due if entry[1] != slot]
         self._due.sort()
@@ -194,6 +199,7 @@ class LearnedIndex:
         made._gone = {slot: gone.copy() for slot, gone in self._gone.items()}
         made._due = self._due.copy()
         made._leases = self._leases.copy()
+        made._unproven = {slot: counts.copy() for slot, counts in self._unproven.items()}
         made.live, made._size, made._pruning = self.live, self._size, self._pruning
         made._last = self._last
         return made
@@ -210,7 +216,9 @@ class LearnedIndex:
                 "request": list(key),
                 "slot": one.slot,
                 "leased": list(one.blocks),
-                "fresh": list(one.fresh),
+                "fresh": [
+                    block for block in one.fresh if block in self._unproven.get(one.slot, ())
+                ],
                 "at": one.at,
             }
             for key, one in self._leases.items()
@@ -251,6 +259,42 @@ class LearnedIndex:
         self._size += len(fresh)
         return fresh
 
+    def _doubted(self, slot: int, blocks: Sequence[int], fresh: list[int]) -> list[int]:
+        """The blocks of a booking that only running bookings may bring: its new ones, and those
+        of others that run."""
+        unproven = self._unproven.get(slot)
+        if unproven is None:
+            if not fresh:
+                return fresh
+            unproven = self._unproven[slot] = {}
+        for block in fresh:
+            unproven.setdefault(block, 0)
+        if len(fresh) < len(blocks):
+            fresh = [block for block in reversed(blocks) if block in unproven]
+        for block in fresh:
+            unproven[block] += 1
+        return fresh
+
+    def _proven(self, lease: Lease, *, computed: bool) -> list[int]:
+        """End the doubt about the blocks of a booking; those that no booking has brought."""
+        unproven = self._unproven.get(lease.slot)
+        if unproven is None:
+            return []
+        unlearned = []
+        for block in lease.fresh:
+            left = unproven.get(block)
+            if left is None:
+                continue
+            if left > 1 and not computed:
+                unproven[block] = left - 1
+                continue
+            del unproven[block]
+            if not computed:
+                unlearned.append(block)
+        if not unproven:
+            del self._unproven[lease.slot]
+        return unlearned
+
     def _trim(self, slot: int, capacity: int | None) -> None:
         """Forget the oldest blocks of a slot that has more than ``capacity``."""
         if capacity:
@@ -274,6 +318,10 @@ class LearnedIndex:
     def _restore(self, key: Key, lease: Lease) -> None:
         self._leases[key] = lease
         self._last = max(self._last, lease.at)
+        if lease.fresh:
+            unproven = self._unproven.setdefault(lease.slot, {})
+            for block in lease.fresh:
+                unproven[block] = unproven.get(block, 0) + 1
 
     def _unforgettable(self, slot: int) -> int:
         """Blocks of a slot that cannot be forgotten now, and are not in ``_held``."""
@@ -332,14 +380,14 @@ class RecencyIndex(LearnedIndex):
         now = self._last = now if now > self._last else nextafter(self._last, inf)
         slot = lease.slot
         held, used = self._held_of(slot, now), self._in_use[slot]
-        unlearned = frozenset(() if computed else lease.fresh)
+        unlearned = frozenset(self._proven(lease, computed=computed))
         for block in reversed(lease.blocks):
             count, at = used[block]
             if count > 1:
                 used[block] = (count - 1, at)
                 continue
             del used[block]
-            if block in unlearned and at == lease.at:
+            if block in unlearned:
                 self._disown(slot, block)
             else:
                 held[block] = now

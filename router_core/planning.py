@@ -18,22 +18,31 @@ from router_core.pairs import chooses_pairs, following_costs
 from router_core.policy_classes import PolicyClass
 from router_core.router_queue import score
 from router_core.routing_view import Pin, RoutingRequest, RoutingView, SelectionContext
-from router_core.selection import eligible, role_mask, select
+from router_core.selection import eligible, select
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints, TaintConstraint
 from router_core.topology import ImpliedConstraints, TransferGroups, implied_constraints
 from router_core.worker_sets import slots_of
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, Role, Worker
 
+#: Domains in one note.
+_MOST_NAMED = 4
+#: Why the priority of a request changes nothing.
+QUEUE_OFF = "the router queue is off (it needs router_queue_threshold, in mode kv)"
 
-def stages(view: RoutingView, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
+
+def stages(
+    view: RoutingView, model: str, worker_set: str | None = None, served_name: str | None = None
+) -> tuple[Stage, ...]:
     """The hops of a request of ``model`` on the current fleet: prefill and decode, or aggregated.
 
     Disaggregated if a prefill worker is available, unless only aggregated workers could decode.
+    ``worker_set`` and ``served_name`` are those of the request.
     """
     registry = view.registry
-    prefill = role_mask(registry, model, Role.PREFILL, worker_set) & ~registry.unavailable
-    decode = role_mask(registry, model, Role.DECODE, worker_set)
-    if prefill and (decode or not role_mask(registry, model, Role.AGGREGATED, worker_set)):
+    serving = registry.serving(model, served_name, worker_set)
+    prefill = serving & registry.role(Role.PREFILL) & ~registry.unavailable
+    decode = serving & registry.role(Role.DECODE)
+    if prefill and (decode or not serving & registry.role(Role.AGGREGATED)):
         return ("prefill", "decode")
     return ("aggregated",)
 
@@ -50,21 +59,19 @@ def plan(
     ``required`` is checked here, before dispatch: a plan without a decode worker is a refusal
     although its prefill hop has a winner.
     """
-    if stages(view, request.model, request.worker_set) == ("aggregated",):
+    hops = stages(view, request.model, request.worker_set, request.served_name)
+    if hops == ("aggregated",):
         decision = _select(view, request, "aggregated", sample=samples[0], detail=detail)
-        if view.queue is not None:
-            decision = _queued(view, request, decision)
+        decision = _queued(view, request, decision)
         return RoutingPlan(request.id, request.model, None, _with_message(view, request, decision))
     prefill = _select_prefill(view, request, samples[0], detail)
     bypass = None
     if view.config.skips_prefill:
         bypass, alone = _bypass(view, request, prefill, samples[1], detail)
         if bypass.bypassed and alone is not None:
-            if view.queue is not None:
-                alone = _queued(view, request, alone)
+            alone = _queued(view, request, alone)
             return RoutingPlan(request.id, request.model, None, alone, bypass=bypass)
-    if view.queue is not None:
-        prefill = _queued(view, request, prefill)
+    prefill = _queued(view, request, prefill)
     made = continue_plan(view, request, prefill, sample=samples[1], detail=detail)
     return made if bypass is None else replace(made, bypass=bypass)
 
@@ -113,19 +120,18 @@ def one_hop(
     if stage == "prefill":
         prefill = _select(view, request, stage, sample=sample, detail=detail, pairs=False)
         if prefill.winner is None:
-            return replace(made, prefill=_alone(view, prefill))
+            return replace(made, prefill=_alone(view, request, prefill))
         try:
             derived = _implied(view, request.model, prefill.worker)
         except PolicyUnderivable as error:
             return replace(made, prefill=_underivable(prefill, error))
-        if view.queue is not None:
-            prefill = _queued(view, request, prefill)
+        prefill = _queued(view, request, prefill)
         return replace(made, prefill=prefill, implied=_stated(view, derived))
     if stage != "decode":
         raise ValueError(f"stage: expected prefill or decode, got {stage!r}")
     if after is None:
         decode = _select(view, request, stage, sample=sample, detail=detail)
-        return replace(made, decode=_alone(view, decode))
+        return replace(made, decode=_alone(view, request, decode))
     try:
         derived = _implied(view, request.model, after)
     except PolicyUnderivable as error:
@@ -133,7 +139,7 @@ def one_hop(
         return replace(made, decode=_underivable(decode, error))
     decode, relaxed = _decode(view, request, after, derived, sample, detail)
     return replace(
-        made, decode=_alone(view, decode), implied=_stated(view, derived), relaxed=relaxed
+        made, decode=_alone(view, request, decode), implied=_stated(view, derived), relaxed=relaxed
     )
 
 
@@ -161,9 +167,9 @@ def pin_of(request: RoutingRequest, stage: Stage) -> Pin | None:
     return request.pin_decode or request.pin_prefill
 
 
-def workers_of(view: RoutingView, model: str, stage: Stage) -> int:
-    """The number of registered workers of a model that can serve a hop."""
-    slots = slots_of(view.registry.model(model) & _roles(view, stage))
+def workers_of(view: RoutingView, request: RoutingRequest, stage: Stage) -> int:
+    """The number of registered workers that can serve a hop of the request."""
+    slots = slots_of(_serving(view, request) & _roles(view, stage))
     return len({view.registry.ref(slot).worker_id for slot in slots})
 
 
@@ -185,6 +191,13 @@ def _decode(
         view, request, "decode", constraints=merged, sample=sample, detail=detail, source=source
     )
     relaxed = False
+    if decode.outcome == "all_busy" and derived.relaxable:
+        wanted = ", ".join(item.taint for item in derived.constraints)
+        message = (
+            f"every decode worker with {wanted} is busy; the fallback policy crosses the domain "
+            "only where it has none"
+        )
+        decode = replace(decode, message=message)
     if decode.outcome == "no_eligible_worker" and derived.relaxable:
         free = _select(view, request, "decode", sample=sample, detail=detail, source=source)
         if free.winner is not None:
@@ -193,6 +206,8 @@ def _decode(
             decode, relaxed = replace(free, notes=(*free.notes, note)), True
     if derived.note and view.config.applies_taints:
         decode = replace(decode, notes=(*decode.notes, derived.note))
+    if decode.winner is None and derived.constraints and pin_of(request, "prefill") is None:
+        decode = _with_served_domains(view, request, decode)
     return _with_message(view, request, decode), relaxed
 
 
@@ -206,13 +221,24 @@ def _underivable(decision: Decision, error: PolicyUnderivable) -> Decision:
     return replace(decision, outcome="policy_underivable", winner=None, message=str(error))
 
 
-def _alone(view: RoutingView, decision: Decision) -> Decision:
+def _alone(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
     """The decision, with a message if the pool has no worker of the hop's role."""
     role = Role.PREFILL if decision.stage == "prefill" else Role.DECODE
-    if decision.winner is not None or role_mask(view.registry, decision.model, role):
+    if decision.winner is not None or _serving(view, request) & view.registry.role(role):
         return decision
-    message = f"no {role.value} worker is registered for model {decision.model!r}"
-    return replace(decision, message=message)
+    return replace(decision, message=_no_worker(request, f"{role.value} "))
+
+
+def _serving(view: RoutingView, request: RoutingRequest) -> int:
+    """The slots of all workers that serve the name of the request."""
+    return view.registry.serving(request.model, request.served_name, request.worker_set)
+
+
+def _no_worker(request: RoutingRequest, role: str = "") -> str:
+    """That no worker, or none of a role, serves the model or the name of the request."""
+    if request.served_name is None:
+        return f"no {role}worker is registered for model {request.model!r}"
+    return f"no {role}worker of model {request.model!r} serves the name {request.served_name!r}"
 
 
 def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> Decision:
@@ -221,14 +247,17 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     A refused request does not wait, nor does one whose class has no threshold.
     """
     queue, inputs = view.queue, decision.inputs
-    if queue is None or inputs is None or decision.winner is None:
+    if queue is None:
+        return _without_queue(request, decision, QUEUE_OFF)
+    if inputs is None or decision.winner is None:
         return decision
     table = view.policy_classes.table(request.model, view.config)
     cached = inputs.most_overlap * request.block_size
     uncached = max(0, request.isl_tokens - cached)
     policy = table.class_of(request.policy_class, uncached)
     if not policy.queues:
-        return decision
+        why = f"the class {policy.name} of the router queue has no threshold"
+        return _without_queue(request, decision, why)
     found = Queueing(
         policy.name,
         policy.queue_policy,
@@ -251,6 +280,14 @@ def _queued(view: RoutingView, request: RoutingRequest, decision: Decision) -> D
     key = (-request.strict_priority, -value, math.inf)
     ahead = queue.ahead(request.model, policy.name, key)
     return replace(decision, queue=replace(found, backlog=backlog, ahead=ahead))
+
+
+def _without_queue(request: RoutingRequest, decision: Decision, why: str) -> Decision:
+    """The decision of a request that never waits, with a note if its place in the queue is set."""
+    if not (request.priority or request.strict_priority or request.policy_class):
+        return decision
+    note = f"{request.queue_fields}: no effect on routing, {why}"
+    return replace(decision, notes=(*decision.notes, note))
 
 
 def _over(
@@ -424,6 +461,12 @@ def _select_prefill(
         return _with_message(view, request, replace(free, funnel=funnel))
     if _only_busy(view, request):
         decision = replace(decision, outcome="all_busy")
+        if view.policy is not None and view.policy.enforcement == "fallback":
+            message = (
+                "every decode worker in the domains of the prefill workers is busy; the fallback "
+                "policy crosses a domain only where it has none"
+            )
+            decision = replace(decision, message=message)
     return _with_message(view, request, decision)
 
 
@@ -444,18 +487,45 @@ def _capacity(view: RoutingView, request: RoutingRequest) -> tuple[int | None, i
     mask = groups.free
     crossing = 0
     for group in groups.groups:
-        if view.registry.taint(group.taint) & decode:
+        taint = view.registry.taint(group.taint)
+        if taint & decode:
             mask |= group.mask
-        elif group.relaxable and decode:
+        elif group.relaxable and decode and not taint & _decode_if_none_was_busy(view, request):
             crossing |= group.mask
     return mask, crossing
+
+
+def _decode_if_none_was_busy(view: RoutingView, request: RoutingRequest) -> int:
+    """The slots that pass all filters of the decode hop, busy or not."""
+    calm = tuple(one for one in view.profile.filters if one.name != "busy")
+    return eligible(view, _context(view, request, "decode"), calm)
+
+
+def _with_served_domains(view: RoutingView, request: RoutingRequest, decode: Decision) -> Decision:
+    """The refusal of a decode hop, with a note on the domains that could have served the request:
+    the prefill worker was chosen without regard to decode."""
+    if view.config.decode_capacity_guard or not view.config.applies_taints:
+        return decode
+    prefill = eligible(view, _context(view, request, "prefill"), view.profile.filters)
+    decoding = eligible(view, _context(view, request, "decode"), view.profile.filters)
+    served = [
+        group.taint
+        for group in _groups(view).groups
+        if group.mask & prefill and view.registry.taint(group.taint) & decoding
+    ]
+    if not served:
+        return decode
+    note = (
+        f"{', '.join(served[:_MOST_NAMED])} has prefill and decode workers for this request: with "
+        "decode_capacity_guard such domains are chosen"
+    )
+    return replace(decode, notes=(*decode.notes, note))
 
 
 def _only_busy(view: RoutingView, request: RoutingRequest) -> bool:
     """Whether a domain with a prefill worker would have a decode worker if none was busy."""
     prefill = eligible(view, _context(view, request, "prefill"), view.profile.filters)
-    calm = tuple(one for one in view.profile.filters if one.name != "busy")
-    decode = eligible(view, _context(view, request, "decode"), calm)
+    decode = _decode_if_none_was_busy(view, request)
     return any(
         group.mask & prefill and view.registry.taint(group.taint) & decode
         for group in _groups(view).groups
@@ -483,13 +553,13 @@ def _with_message(view: RoutingView, request: RoutingRequest, decision: Decision
 
 
 def _missing_role(view: RoutingView, request: RoutingRequest, decision: Decision) -> str | None:
-    model, chosen = decision.model, request.worker_set
-    if not view.registry.model(model):
-        return f"no worker is registered for model {model!r}"
-    roles = {role for role in Role if role_mask(view.registry, model, role, chosen)}
+    model, registry = decision.model, view.registry
+    if not registry.serving(model, request.served_name):
+        return _no_worker(request)
+    serving = _serving(view, request)
+    roles = {role for role in Role if serving & registry.role(role)}
     if decision.stage != "aggregated":
-        missing = Role.DECODE not in roles
-        return f"no decode worker is registered for model {model!r}" if missing else None
+        return None if Role.DECODE in roles else _no_worker(request, "decode ")
     last = decision.emptied_by()
     if Role.DECODE not in roles or last is None or last.filter != "role":
         return None

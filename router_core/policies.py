@@ -25,8 +25,10 @@ class ModelFilter:
         return view.registry.model(context.request.model)
 
     def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
-        model = view.registry.worker(slot).model
-        return Reason("model", model, context.request.model, f"serves {model}")
+        model, name = view.registry.worker(slot).model, context.request.model
+        if model == view.registry.model_of(name):
+            return _does_not_serve(model, name)
+        return Reason("model", model, name, f"serves {model}")
 
 
 class WorkerSetFilter:
@@ -42,6 +44,20 @@ class WorkerSetFilter:
         own = ", ".join(view.registry.worker(slot).worker_sets) or None
         message = f"belongs to the worker set {own}" if own else "belongs to no worker set"
         return Reason("worker_set", own, context.request.worker_set, message)
+
+
+class ServedNameFilter:
+    """Pass workers that serve the name in the request, where it is another name of the model."""
+
+    name = "served_name"
+
+    def mask(self, view: RoutingView, context: SelectionContext) -> int | None:
+        name = context.request.served_name
+        return None if name is None else view.registry.model(name)
+
+    def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
+        name = context.request.served_name or ""
+        return _does_not_serve(view.registry.worker(slot).model, name)
 
 
 class RoleFilter:
@@ -223,6 +239,7 @@ class WorkerFilter:
 FILTERS: tuple[Filter, ...] = (
     ModelFilter(),
     WorkerSetFilter(),
+    ServedNameFilter(),
     RoleFilter(),
     AllowedFilter(),
     AvailableFilter(),
@@ -277,9 +294,13 @@ PROFILES: dict[str, Profile] = {
     ),
     # Of the ranks of the named worker the one with the fewest requests.
     "direct": Profile(
-        "direct", (*FILTERS[:3], DirectFilter(), *FILTERS[3:]), active_requests_scorer
+        "direct", (*FILTERS[:4], DirectFilter(), *FILTERS[4:]), active_requests_scorer
     ),
 }
+
+
+def _does_not_serve(model: str, name: str) -> Reason:
+    return Reason("served_name", model, name, f"does not serve the name {name}")
 
 
 def _has_instead(worker: Worker, taint: str) -> str | None:

@@ -122,6 +122,16 @@ class WorkerRegistry:
         """Slots whose worker serves ``name``: a model, an alias of one, or a LoRA adapter."""
         return self._models.get(name, 0)
 
+    def serving(
+        self, model: str, served_name: str | None = None, worker_set: str | None = None
+    ) -> int:
+        """Slots whose worker serves ``model``, its other name ``served_name`` too, and belongs to
+        ``worker_set``; None: of any."""
+        mask = self.model(model)
+        if served_name is not None:
+            mask &= self.model(served_name)
+        return mask if worker_set is None else mask & self.worker_set(worker_set)
+
     def model_of(self, name: str) -> str:
         """The model of the first rank that serves ``name``; ``name`` itself where none does."""
         mask = self.model(name)

@@ -184,9 +184,11 @@ class Router:
             classes = NO_CLASSES
         return self._view(config, load, busy, what_if, transfer, classes)
 
-    def stages(self, model: str, worker_set: str | None = None) -> tuple[Stage, ...]:
+    def stages(
+        self, model: str, worker_set: str | None = None, served_name: str | None = None
+    ) -> tuple[Stage, ...]:
         """The hops of a request of ``model`` (:func:`planning.stages`)."""
-        return planning.stages(self.view(), model, worker_set)
+        return planning.stages(self.view(), model, worker_set, served_name)
 
     def plan(
         self,
@@ -236,7 +238,7 @@ class Router:
 
     def overlap_scores(self, request: RoutingRequest) -> dict[WorkerWithDpRank, int]:
         """Leading prompt blocks that each rank of the request's model has cached; 0 for none."""
-        mask = self.registry.model(request.model)
+        mask = self.registry.serving(request.model, request.served_name)
         slots = slots_of(mask)
         held = self._cached(request, slots, mask)
         return {self.registry.ref(slot): blocks for slot, blocks in zip(slots, held, strict=True)}
@@ -259,7 +261,7 @@ class Router:
         Only load booked by this router counts. Cached blocks are not computed again, and prompt
         blocks that running requests hold are not counted twice.
         """
-        mask = self.registry.model(request.model)
+        mask = self.registry.serving(request.model, request.served_name)
         slots = slots_of(mask)
         shared = dict(self.load.shared_blocks(request.sequence_hashes, mask).items())
         loads = {}
@@ -283,7 +285,7 @@ class Router:
         model, name = request.model, queueing.policy_class
         policy = self.policy_classes.table(model, self.config).named(name)
         if policy is not None:
-            workers = planning.workers_of(self.view(), model, first.stage)
+            workers = planning.workers_of(self.view(), request, first.stage)
             full = self.queue.full(model, policy, workers, self.config.router_queue_max_requests)
             if full is not None:
                 return full
@@ -297,7 +299,7 @@ class Router:
             request.arrived_at,
             request.priority,
             request.strict_priority,
-            None if pin is None else (pin.worker_id, pin.dp_rank),
+            request.served_name if pin is None else (pin.worker_id, pin.dp_rank),
         )
 
     def next_turn(self, model: str, admissible: Callable[[QueueEntry], bool]) -> Turn | None:
@@ -316,7 +318,7 @@ class Router:
     def _pin_is_busy(self, entry: QueueEntry, table: PolicyTable) -> bool:
         """Whether every rank that a request is pinned to is above the limit of its class."""
         policy = table.named(entry.policy_class)
-        if entry.lane is None or policy is None:
+        if entry.lane is None or isinstance(entry.lane, str) or policy is None:
             return False
         worker_id, rank = entry.lane
         slots = self.registry.slots(worker_id)

@@ -19,8 +19,9 @@ from router_core.decision import LimitKind, QueueFull
 from router_core.errors import SnapshotError
 from router_core.policy_classes import PolicyClass, PolicyTable
 
-#: Worker and rank of a pinned request; None: any worker.
-Lane = tuple[int, int | None] | None
+#: Worker and rank of a pinned request, or the name that it uses in place of its model's, which not
+#: all workers serve; None: any worker.
+Lane = tuple[int, int | None] | str | None
 #: Order within a class, the lowest first: negated strict priority and score, number of arrival.
 Key = tuple[float, float, float]
 
@@ -148,7 +149,8 @@ class RouterQueue:
         have to wait. Changes nothing.
 
         Only the head of a lane is tried: requests for any worker form one lane, those pinned to
-        one rank another, so that a busy worker does not hold back the others. A class whose heads
+        one rank or for one other name of the model another, so that a busy worker does not hold
+        back the others. A class whose heads
         are all blocked keeps its credit and earns none.
         """
         ring = self._ring(model, table)
@@ -239,7 +241,7 @@ class RouterQueue:
                 [
                     e.request_id, e.model, e.policy_class, e.isl_tokens, e.cached_tokens,
                     e.queued_at, e.number, e.score, e.strict_priority,
-                    None if e.lane is None else list(e.lane),
+                    list(e.lane) if isinstance(e.lane, tuple) else e.lane,
                 ]
                 for e in self._entries.values()
             ],
@@ -253,8 +255,9 @@ class RouterQueue:
         queue = cls(known=plain["known"])
         queue._number = plain["number"]
         for row in plain["entries"]:
-            lane = row[-1]
-            entry = QueueEntry(*row[:-1], *([] if lane is None else [tuple(lane)]))
+            *fields, lane = row
+            fields.append(tuple(lane) if isinstance(lane, list) else lane)
+            entry = QueueEntry(*fields)
             if entry.request_id in queue._entries:
                 raise SnapshotError(f"queue: request {entry.request_id} occurs twice")
             queue._put(entry)

@@ -58,13 +58,17 @@ class RoutingRequest:
     memory or on disk are not found. In a batch of prompts ``isl_tokens`` is their sum,
     ``lengths`` has the tokens of each prompt and ``more_hashes`` the hashes of each after the
     first. ``worker_set``: only workers of
-    this set, chosen before. ``is_eagle``: the workers decode speculatively, so that a block is
-    complete only with the token behind it. ``lora_name`` is the adapter, ``salted`` whether there
-    is a cache salt; both are part of the hashes already, and the salt itself is not kept.
+    this set, chosen before. ``served_name``: the name in the request where it is another name of
+    ``model`` (an alias, a LoRA adapter): only workers that serve it. ``is_eagle``: the workers
+    decode speculatively, so that a block is complete only with the token behind it. ``lora_name``
+    is the adapter, ``salted`` whether there is a cache salt; both are part of the hashes already,
+    and the salt itself is not kept.
     ``notes`` are copied into every decision on the request. ``policy_class``, ``priority``,
     ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
     the router queue. ``session``: the session of the request, where the client named one.
     ``chained``: the hashes are known to be chains, because this program made them of tokens.
+    ``streams``: its first output is seen, which ends its prefill load; the response of a request
+    that does not stream comes as a whole.
     """
 
     id: str
@@ -91,6 +95,8 @@ class RoutingRequest:
     arrived_at: float = 0.0
     session: Session | None = None
     chained: bool = False
+    served_name: str | None = None
+    streams: bool = True
 
     @classmethod
     def from_tokens(
@@ -129,6 +135,12 @@ class RoutingRequest:
             local_hashes=tuple(hashes.local),
             chained=True,
         )
+
+    @property
+    def queue_fields(self) -> str:
+        """The fields that are set for its place in the router queue, as text."""
+        names = ("priority", "strict_priority", "policy_class")
+        return ", ".join(name for name in names if getattr(self, name))
 
     @property
     def prompt_blocks(self) -> int:

@@ -24,7 +24,7 @@ from router_core.cost_inputs import cost_inputs
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
 from router_core.devices import DeviceBudget
 from router_core.load_order import LazyColumn, levels_of
-from router_core.registry import CandidateSet, WorkerRegistry
+from router_core.registry import CandidateSet
 from router_core.routing_view import (
     Filter,
     RoutingView,
@@ -32,7 +32,7 @@ from router_core.routing_view import (
 )
 from router_core.sessions import BoundWorker
 from router_core.worker_sets import nth_slot, slots_of
-from router_core.workers import Role, WorkerWithDpRank
+from router_core.workers import WorkerWithDpRank
 
 #: Rejections per filter that a refusal on the request path explains; a dry run has all.
 MAX_REFUSAL_REASONS = 64
@@ -45,6 +45,8 @@ SIZE_UNKNOWN = (
 
 #: Candidates from which the order of load decides; below it the columns are cheaper.
 _ORDERED_FROM = 64
+#: Filters after which no worker is left because none is registered for the request.
+_OF_NO_WORKER = ("model", "worker_set", "served_name", "role")
 
 #: Ranks of one such class whose costs are computed one by one.
 _SMALL_CLASS = 16
@@ -409,7 +411,7 @@ def _rejections(
 def _refused(funnel: Sequence[FunnelStep], context: SelectionContext) -> Outcome:
     """The outcome of a funnel without candidates."""
     last = funnel[-1] if funnel else None
-    if last is None or not last.entered or last.filter in ("model", "worker_set", "role"):
+    if last is None or not last.entered or last.filter in _OF_NO_WORKER:
         return "no_workers"
     if last.filter == "busy":
         return "all_busy"
@@ -426,11 +428,3 @@ def eligible(view: RoutingView, context: SelectionContext, filters: Sequence[Fil
         if passing is not None:
             mask &= passing
     return mask
-
-
-def role_mask(
-    registry: WorkerRegistry, model: str, role: Role, worker_set: str | None = None
-) -> int:
-    """Registered ranks of a model (and of a set of workers) with a role, available or not."""
-    mask = registry.model(model) & registry.role(role)
-    return mask if worker_set is None else mask & registry.worker_set(worker_set)

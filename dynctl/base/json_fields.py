@@ -68,6 +68,13 @@ def read_integer(value: Any, path: str, low: int, high: int) -> int:
     return value
 
 
+def read_boolean(value: Any, path: str) -> bool:
+    """``true`` or ``false``; raises RequestError."""
+    if not isinstance(value, bool):
+        raise wrong_type(path, "true or false", value)
+    return value
+
+
 def read_number(value: Any, path: str) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -71,7 +71,6 @@ class FleetCard(msgspec.Struct, frozen=True):
 
     worker: dict[str, Any]
     reason: str | None = None
-    adapters: tuple[str, ...] = ()
     bootstrap: tuple[str, int] | None = None
     forward_authorization: bool = False
     given: bool = False
@@ -128,6 +127,8 @@ class SentRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     strict_priority: int = 0
     session: str | None = None
     chained: bool = False
+    served_name: str | None = None
+    streams: bool = True
 
     @property
     def size(self) -> int:
@@ -263,8 +264,8 @@ class Block(msgspec.Struct, frozen=True, tag="block"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="end"):
-    """A hop of the request ended, or (``stage`` None) the request. Not ``computed``: it never
-    reached the engine."""
+    """A hop of the request ended, or (``stage`` None) the request. Not ``computed``: the engine
+    did not accept it."""
 
     id: str
     attempt: int
@@ -390,6 +391,8 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.strict_priority,
         None if request.session is None else request.session.key,
         request.chained,
+        request.served_name,
+        request.streams,
     )
 
 
@@ -421,6 +424,8 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         now,
         None if sent.session is None else Session(sent.session, now),
         sent.chained,
+        sent.served_name,
+        sent.streams,
     )
     _check(request, block_size)
     return request
@@ -446,6 +451,8 @@ def _check(request: RoutingRequest, block_size: int) -> None:
         raise _wrong("id", "expected 1 to 256 printable characters")
     if request.session is not None and len(request.session.key) > 64:
         raise _wrong("session", "expected a key of at most 64 characters")
+    if request.served_name is not None and not 0 < len(request.served_name) <= 256:
+        raise _wrong("served_name", "expected 1 to 256 characters")
     if request.block_size != block_size:
         raise _wrong("block_size", f"expected {block_size}, got {request.block_size}")
     if not 0 <= request.isl_tokens <= _MOST_TOKENS:

@@ -19,6 +19,7 @@ from dynctl.base.json_fields import (
     U32_MAX,
     U64_MAX,
     read_array,
+    read_boolean,
     read_integer,
     read_number,
     read_object,
@@ -72,6 +73,7 @@ _KNOWN: Final = (
     "policy_class",
     "priority",
     "strict_priority",
+    "stream",
 )
 
 
@@ -91,7 +93,8 @@ class SelectRequest:
     ``hops``: ``prefill`` books the prefill hop alone: decode is decided again when prefill is done,
     or by another router. ``decode`` decides the decode hop alone.
     ``expected_output_tokens``: by which the weight of its blocks falls while it generates.
-    ``policy_class``, ``priority`` and ``strict_priority`` are for the router queue.
+    ``policy_class``, ``priority`` and ``strict_priority`` are for the router queue. ``stream``
+    False: the response comes as a whole, so the client cannot report the first output.
     """
 
     model: str | None
@@ -112,6 +115,7 @@ class SelectRequest:
     policy_class: str | None = None
     priority: int = 0
     strict_priority: int = 0
+    stream: bool = True
 
 
 class SelectedHop(msgspec.Struct, frozen=True):
@@ -243,6 +247,7 @@ def parse_select(body: Mapping[str, Any]) -> SelectRequest:
         policy_class=_optional_text(found, "policy_class", 128),
         priority=_integer(found, "priority", -_I32, _I32 - 1),
         strict_priority=_integer(found, "strict_priority", 0, U32_MAX),
+        stream=read_boolean(found.get("stream", True), "stream"),
     )
 
 

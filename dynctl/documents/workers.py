@@ -87,7 +87,8 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
     ``device``: ``cpu`` or the kind of its accelerator; absent where it is unknown.
     ``worker_sets``: the sets that it serves, of a Dynamo; prefill workers hand over to decode
-    workers of these sets only. Absent where it has none.
+    workers of these sets only. Absent where it has none. ``other_names``: aliases and adapters that
+    requests may use in place of the model; absent without one.
     """
 
     name: str
@@ -107,6 +108,12 @@ class WorkerRow(msgspec.Struct, frozen=True):
     ranks: Sequence[RankRow] = []
     device: str | UnsetType = UNSET
     worker_sets: list[str] | UnsetType = UNSET
+    other_names: list[str] | UnsetType = UNSET
+
+    @property
+    def served_names(self) -> list[str]:
+        """The names by which requests reach it."""
+        return [self.model, *(self.other_names or ())]
 
     @property
     def cordoned(self) -> bool:
@@ -305,6 +312,7 @@ def worker_row(worker: Worker, ranks: Sequence[RankRow], reason: str | None = No
         ranks=ranks,
         device=UNSET if worker.device is None else worker.device,
         worker_sets=list(worker.worker_sets) or UNSET,
+        other_names=list(worker.served_names[1:]) or UNSET,
     )
 
 

@@ -31,6 +31,7 @@ from router_core import TOPOLOGY_PREFIX, canonical_taint, topology_of
 #: Filter -> the name of what remains, in the funnel line.
 _STEPS = {
     "worker_set": "of the worker set",
+    "served_name": "with the name",
     "direct": "named by the request",
     "allowed": "allowed",
     "available": "answering",
@@ -321,7 +322,7 @@ def remedies(result: RouteResult) -> Iterator[tuple[str, str]]:
         " entered, none left",
     )
     nearest = min(step.rejected, key=_distance, default=None)
-    alike = ("model", "role", "direct")
+    alike = ("model", "served_name", "role", "direct")
     if nearest is not None and len(step.rejected) > 1 and step.filter not in alike:
         yield "nearest", f"{nearest.worker}: {short_taints(nearest.message)}"
     yield "admits", _admits(hop, step, nearest, result)
@@ -621,6 +622,11 @@ def _admits(
     role = hop.stage
     if step.filter == "model":
         return f"a worker that serves {result.model}"
+    if step.filter == "served_name":
+        name = nearest.limit if nearest is not None else "the requested name"
+        return (
+            f"a worker of {result.model} that serves the name {name}: GET /v1/models of an engine"
+        )
     if step.filter == "role":
         return f"a worker that can serve the {role} hop: start one with --role {role}"
     if step.filter == "direct":

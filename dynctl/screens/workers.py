@@ -186,6 +186,8 @@ def worker_detail(result: WorkerDetail, canvas: Canvas) -> str:
     ]
     if worker.device is not UNSET:
         pairs.insert(4, ("device", worker.device))
+    if worker.other_names is not UNSET:
+        pairs.insert(3, ("other names", ", ".join(worker.other_names)))
     lines = [f"{label:<13} {text}" for label, text in pairs]
     return "\n".join(lines) + "\n\n" + rank_loads(worker, canvas)
 

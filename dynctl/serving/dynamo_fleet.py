@@ -292,7 +292,6 @@ class DynamoFleet(Fleet):
         if member.worker != worker:
             member.worker = worker
             member.bootstrap = _bootstrap(item.card)
-            self._service.set_adapters(worker.worker_id, worker.adapters)
         self._regroup(member, worker)
 
     def _remove(self, member: Member) -> None:
@@ -302,7 +301,6 @@ class DynamoFleet(Fleet):
         if member.task is not None:
             member.task.cancel()
         self._regroup(member, None)
-        self._service.set_adapters(member.spec.worker_id, ())
         self._service.conditions.forget(name)
         for key in [key for key in self._service.engine_failures if key[0] == name]:
             del self._service.engine_failures[key]

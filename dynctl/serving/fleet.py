@@ -53,8 +53,6 @@ from router_core import Cleared, IndexConnected, IndexMarked, KvEvent, Worker
 
 _log = logging.getLogger(__name__)
 
-#: LoRA adapters of one engine; more are not routed.
-_MAX_ADAPTERS = 256
 #: Maximum probes of the whole fleet per second: in a large fleet each engine is probed less often.
 _PROBES_A_SECOND = 100
 #: Maximum readings of engines' metrics per second: each is about 100 kB.
@@ -66,6 +64,9 @@ _FACTS_S = 30.0
 _LATE = 0.25
 _MOST_EXCUSED = 5
 _OVERLOADED = 503
+_NOT_FOUND = 404
+#: Seconds between two readings of an engine's names because it does not serve one.
+_NAMES_S = 1.0
 WAITING = "waiting for its first health probe"
 #: Conditions of an engine's events; they end when the index starts empty.
 _OF_EVENTS = (
@@ -115,7 +116,8 @@ class Member:
     output of a request.
     ``read_at``: the earliest time at which an index over its bound is read again, for the
     ``rereads``-th time. ``waiting``: rank -> requests that wait in the engine, by its last report;
-    ``load_at`` and ``facts_at``: the earliest time of the next reading, by the service's clock.
+    ``load_at`` and ``facts_at``: the earliest time of the next reading, by the service's clock;
+    ``named_at``: the time of the last reading of its names.
     """
 
     spec: WorkerSpec
@@ -136,6 +138,7 @@ class Member:
     output_at: float = float("-inf")
     load_at: float = 0.0
     facts_at: float = 0.0
+    named_at: float = float("-inf")
     gone: bool = False
     restarts_seen: int = 0
     read_at: float = 0.0
@@ -443,6 +446,8 @@ class Fleet:
         """A request to the engine, sent at ``sent_at``, failed: a refused connection ejects it,
         others probe it, and too many of them eject it."""
         member = self._by_id.get(worker_id)
+        if member is not None and failure.status == _NOT_FOUND:
+            self._read_names(member)
         if member is None or not failure.of_engine:
             return
         self._service.engine_failures[member.spec.name, failure.kind] += 1
@@ -459,6 +464,13 @@ class Fleet:
             self._service.set_condition(codes.WORKER_EJECTED, name, reason)
             self._show(member)
             member.probe_now.set()  # for the time of its trial
+
+    def _read_names(self, member: Member) -> None:
+        """Read the names that the engine serves at once: it does not serve one any more."""
+        now = self._service.clock()
+        if now - member.named_at >= _NAMES_S:
+            member.named_at = member.facts_at = now
+            member.probe_now.set()
 
     # -- who gets requests -------------------------------------------------------------------
 
@@ -616,13 +628,14 @@ class Fleet:
         # An id that was not read before, as at a late first contact, is no restart.
         restarted = facts.engine_id != member.facts.engine_id and member.facts.engine_id is not None
         old = member.worker
-        changed = worker != member.worker
+        changed = worker != old
+        # Names come and go in a process whose caches stay.
+        renamed = changed and old is not None and worker == _with_names_of(worker, old)
         if changed:
             applied = self._service.upsert_worker(worker)
             if not applied.ok:
                 self._reject(member, applied.message)
                 return
-        self._service.set_adapters(spec.worker_id, facts.adapters[:_MAX_ADAPTERS])
         moved = facts.kv_events != member.facts.kv_events
         if restarted or member.gone:
             member.tokenize = None
@@ -635,7 +648,7 @@ class Fleet:
         renewed = (restarted or member.gone) and unnoticed
         # What was estimated of this process stays when its facts become more complete.
         estimated = old is not None and not old.kv_events and not sources
-        if first or renewed or ((changed or moved) and not estimated):
+        if first or renewed or (((changed and not renamed) or moved) and not estimated):
             self._follow(member, sources)
         member.gone = False
         self._service.clear_condition(codes.WORKER_UNREACHABLE, spec.name)
@@ -796,6 +809,11 @@ class Fleet:
             return None
         member.tokenize = True
         return tokens
+
+
+def _with_names_of(worker: Worker, old: Worker) -> Worker:
+    """The old worker with the other names and the adapters of this one."""
+    return replace(old, aliases=worker.aliases, adapters=worker.adapters)
 
 
 def _in_doubt(member: Member) -> bool:

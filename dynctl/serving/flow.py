@@ -99,14 +99,24 @@ class GaveUp(Exception):
 
 
 class _HopFailed(Exception):
+    """A hop failed. ``accepted``: the engine had begun a response that is no error, so that it has
+    the prompt."""
+
     def __init__(
-        self, failure: UpstreamFailure, worker: Worker, stage: Stage, sent_at: float | None = None
+        self,
+        failure: UpstreamFailure,
+        worker: Worker,
+        stage: Stage,
+        sent_at: float | None = None,
+        *,
+        accepted: bool = False,
     ) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.worker = worker
         self.stage = stage
         self.sent_at = sent_at
+        self.accepted = accepted
 
 
 class _DecodeGone(Exception):
@@ -189,7 +199,7 @@ class RequestFlow:
                     return await self._bootstrapped(call, request, plan, address)
                 return await self._prefill_then_decode(call, request, plan, tries)
             except _HopFailed as error:
-                service.free(call.request.id, error.stage, computed=error.failure.sent)
+                service.free(call.request.id, error.stage, computed=error.accepted)
                 service.free(call.request.id)
                 self._note(call, tries, error)
                 if len(tries.died) >= _MOST_DEAD:
@@ -238,6 +248,7 @@ class RequestFlow:
     async def _aggregated(self, call: Call, request: RoutingRequest, plan: RoutingPlan) -> Answer:
         decision = plan.final
         self._service.book(decision, request, call.record)
+        self._service.prefill_ends.begin(decision, request)
         self._service.decided(plan, request, call.record)
         response, head = await self._dispatch(call, decision, self._hops.whole(call))
         return Answer(response, head, call, plan.settled())
@@ -266,7 +277,7 @@ class RequestFlow:
             try:
                 response, head = await self._dispatch(call, decode, message)
             except _HopFailed as error:
-                service.free(request.id, "decode", computed=error.failure.sent)
+                service.free(request.id, "decode", computed=error.accepted)
                 if error.failure.sent or tries.count + 1 >= self._limits.attempts:
                     raise
                 # Nothing reached the engine, so the blocks still wait to be pulled.
@@ -286,7 +297,8 @@ class RequestFlow:
             return self._hops.handed_over(answer)
         except UpstreamFailure as failure:
             self._trace_lost(call, decision, failure)
-            raise _HopFailed(failure, worker, "prefill", began) from failure
+            accepted = _accepted(response, failure)
+            raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
         except ValueError as error:
             unreadable = UpstreamFailure("protocol", f"{worker.name}: {error}")
             raise _HopFailed(unreadable, worker, "prefill") from error
@@ -328,16 +340,19 @@ class RequestFlow:
     async def _bootstrap_prefill(self, call: Call, decision: Decision, message: Any) -> None:
         worker, began = _winner(decision), self._service.clock()
         response = await self._open(call, decision, message, quick=False)
+        accepted = False
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
+            accepted = True
             self._answered(decision, began, quick=False)
             call.record.take_usage(answer, prefill=True)
         except UpstreamFailure as failure:
             self._trace_lost(call, decision, failure)
-            raise _HopFailed(failure, worker, "prefill", began) from failure
+            accepted = _accepted(response, failure)
+            raise _HopFailed(failure, worker, "prefill", began, accepted=accepted) from failure
         finally:
             self._ended(worker, response)
-            self._service.free(call.request.id, "prefill")
+            self._service.free(call.request.id, "prefill", computed=accepted)
         call.record.prefill_done_at = self._service.clock()
 
     # -- dispatching -----------------------------------------------------------------------
@@ -405,6 +420,11 @@ class RequestFlow:
             call.on_output = partial(self._goes_on, call.request.id, decision, began)
         else:
             call.moved = None
+            call.on_output = None
+            if not call.stream:
+                call.on_output = partial(
+                    self._begins, call.request.id, call.record, decision, began
+                )
         response = await self._open(call, decision, message, quick=call.stream)
         if call.resume is not None:
             return response, b""  # its reader waits for it already
@@ -422,7 +442,8 @@ class RequestFlow:
             self._ended(worker, response)
             if isinstance(error, UpstreamFailure):
                 self._trace_lost(call, decision, error)
-                raise _HopFailed(error, worker, decision.stage, began) from error
+                accepted = _accepted(response, error)
+                raise _HopFailed(error, worker, decision.stage, began, accepted=accepted) from error
             raise
         self._waits_no_more(worker, response)
         self._answered(decision, began, quick=call.stream)
@@ -432,6 +453,13 @@ class RequestFlow:
         """A response that moved has its first output from the new worker."""
         self._service.prefill_done(request_id)
         self._answered(decision, began, quick=True)
+
+    def _begins(
+        self, request_id: str, record: RequestRecord, decision: Decision, began: float
+    ) -> None:
+        """A response that its client gets as a whole has its first output, where workers stream."""
+        record.first_token_at = self._service.clock()
+        self._goes_on(request_id, decision, began)
 
     async def _continue(self, call: Call, response: EngineStream, failure: UpstreamFailure) -> None:
         """Continue a response that its worker lost on another worker, after the tokens so far.
@@ -554,6 +582,7 @@ class RequestFlow:
         if error.failure.fatal:
             tries.died.append(error.worker.name)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
+        call.record.first_token_at = None  # the client got nothing of it
         self._fleet.report_failure(error.worker.worker_id, error.failure, error.sent_at)
 
     def _may_try_again(self, tries: _Tries) -> bool:
@@ -609,6 +638,11 @@ def _tokens_before(decision: Decision) -> int:
 
 def _first_worker(plan: RoutingPlan) -> Worker:
     return _winner(plan.prefill if plan.prefill is not None else plan.final)
+
+
+def _accepted(response: EngineStream, failure: UpstreamFailure) -> bool:
+    """Whether an engine that failed had begun a response that is no error."""
+    return response.started and failure.kind not in ("status", "protocol")
 
 
 def _check_type(response: EngineStream, expected: str) -> None:

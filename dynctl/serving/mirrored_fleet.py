@@ -82,7 +82,6 @@ class MirroredFleet(Fleet):
             member.worker = worker
             self._regroup(member, worker)
         self._upstream.authorize(endpoint, self._key(card))
-        self._service.set_adapters(worker.worker_id, card.adapters)
         member.bootstrap = card.bootstrap
         member.facts = replace(member.facts, sglang=card.sglang)
         self._any_sglang = self._any_sglang or card.sglang

@@ -595,6 +595,12 @@ class RemoteRouting(RoutingService):
                 self.link.report(FirstOutput(request_id, known.attempt))
         return super().prefill_done(request_id)
 
+    def prefill_over(self, request_id: str) -> Applied:
+        known = self._requests.get(request_id)
+        if known is not None:
+            known.first_output = True  # the router finds it out by itself
+        return super().prefill_over(request_id)
+
     def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
         known = self._requests.get(request_id)
         if known is not None and known.placed:
@@ -626,6 +632,7 @@ class RemoteRouting(RoutingService):
                     None,
                     record.outcome or "internal",
                     record.output_tokens,
+                    computed=record.answered,
                 )
             )
 

@@ -30,6 +30,7 @@ from dynctl.health.evaluation import FleetHealth
 from dynctl.planning.prefill_load import PrefillModel, PrefillTimes, predicted_plan
 from dynctl.serving.admission import Admission
 from dynctl.serving.config import SMALL_FLEET
+from dynctl.serving.prefill_ends import PrefillEnds
 from dynctl.serving.prompts import (
     NOT_MODELLED,
     Prompt,
@@ -173,6 +174,8 @@ class RoutingService:
         self.traces: Traces | None = None
         #: The requests that wait in the router queue.
         self.admission = Admission(self)
+        #: The prefills of requests whose first output is not seen.
+        self.prefill_ends = PrefillEnds(self)
         self.tasks = Supervisor(self._health.task_failed, self._health.task_recovered)
         #: (kind of event, result code) -> how many; kinds are stored, removed, cleared.
         self.kv_events: Counter[tuple[str, str]] = Counter()
@@ -185,9 +188,10 @@ class RoutingService:
         self.held: set[str] = set()
         #: LoRA adapter -> its base model, and the ids of the workers that have it.
         self.adapters: Mapping[str, tuple[str, frozenset[int]]] = {}
-        self._adapters_of: dict[int, tuple[str, ...]] = {}
         #: Other name of a model -> the model.
         self.aliases: Mapping[str, str] = {}
+        #: Whether the log has that a request asked for a place in the queue, which is off.
+        self._queue_named = False
         #: Responses that went on with another worker.
         self.moved = 0
         self.started_at = clock()
@@ -247,6 +251,11 @@ class RoutingService:
             return adapter[0]
         return name if self.router.registry.model(name) else None
 
+    def served_name(self, name: str) -> str | None:
+        """The name that the workers of a request must serve, where it is not their model's own:
+        an alias or an adapter, which a part of them may have."""
+        return name if name in self.aliases or name in self.adapters else None
+
     def block_size(self, model: str, worker_set: str | None = None) -> int:
         """Tokens per block of the model's workers, or of those of a worker set."""
         size = None if worker_set is None else self._block_sizes.get((model, worker_set))
@@ -266,7 +275,7 @@ class RoutingService:
         self,
         model: str,
         *,
-        lora_name: str | None = None,
+        served_name: str | None = None,
         pins: Iterable[Pin | None] = (),
         likely: bool = False,
     ) -> str | None:
@@ -278,7 +287,7 @@ class RoutingService:
         """
         if model not in self._sets:
             return None
-        shares = self._shares(model, lora_name)
+        shares = self._shares(model, served_name)
         for pin in pins:
             worker = None if pin is None else self.router.registry.get(pin.worker_id)
             own = () if worker is None else worker.worker_sets
@@ -289,12 +298,12 @@ class RoutingService:
         passed = accumulate(shares.values())
         return next(name for name, end in zip(shares, passed, strict=True) if drawn < end)
 
-    def _shares(self, model: str, lora_name: str | None) -> dict[str, int]:
-        """Worker set of the model -> its available workers, those with the adapter."""
-        reason = self.router.registry.unavailable_reason
-        having = None if lora_name is None else self.adapters[lora_name][1]
+    def _shares(self, model: str, served_name: str | None) -> dict[str, int]:
+        """Worker set of the model -> its available workers, those that serve the name."""
+        registry = self.router.registry
+        usable = registry.serving(model, served_name) & ~registry.unavailable
         return {
-            name: sum(reason(one) is None and (having is None or one in having) for one in members)
+            name: sum(bool(registry.mask_of((one,)) & usable) for one in members)
             for name, members in self._sets[model].items()
         }
 
@@ -316,22 +325,19 @@ class RoutingService:
         priority: int = 0,
         strict_priority: int = 0,
         worker_set: str | None = None,
+        served_name: str | None = None,
+        streams: bool = True,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
 
         ``not_modelled`` is why the prompt cannot be tokenized here (images, a template in the
-        request): it is routed by load, and its decisions have this note. ``lora_name`` is a key of
-        :attr:`adapters`: only workers that have the adapter are candidates. ``session``: made by
-        :meth:`session`. ``policy_class``, ``priority`` and ``strict_priority`` are for the router
-        queue. ``worker_set``: see :meth:`draw_worker_set`.
+        request): it is routed by load, and its decisions have this note. ``lora_name`` is the
+        adapter, which is part of the hashes. ``served_name``: see :meth:`served_name`.
+        ``session``: made by :meth:`session`. ``policy_class``, ``priority`` and
+        ``strict_priority`` are for the router queue. ``worker_set``: see :meth:`draw_worker_set`.
         """
         started = self.clock()
-        if lora_name is not None:
-            having = self.adapters[lora_name][1]
-            if allowed_worker_ids is not None:
-                having &= allowed_worker_ids
-            allowed_worker_ids = having
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
         if not_modelled is None:
             found = await self.tokenizers.tokenize_batch(model, batch, worker_set)
@@ -372,6 +378,8 @@ class RoutingService:
             strict_priority=strict_priority,
             arrived_at=started,
             chained=True,
+            served_name=served_name,
+            streams=streams,
         )
         longest = max(one.count for one in found)
         return Prepared(request, tokens, tokenize_s, len(found), longest)
@@ -508,7 +516,7 @@ class RoutingService:
         """That the request may go to another worker set than the one of this dry run."""
         if request.model not in self._sets:
             return
-        found = self._shares(request.model, request.lora_name)
+        found = self._shares(request.model, request.served_name)
         drawn = {name: count for name, count in found.items() if count}
         if len(drawn) > 1:
             total = sum(drawn.values())
@@ -526,8 +534,10 @@ class RoutingService:
 
     def prefill_ended(self, decision: Decision, sent: float) -> None:
         """The prefill of a decision, sent to its worker at ``sent``, had its first output."""
+        now = self.clock()
+        self.prefill_ends.measured(decision, now - sent)
         if self.prefill_model is not None:
-            self.prefill_times.ended(self.prefill_model, decision, sent, self.clock())
+            self.prefill_times.ended(self.prefill_model, decision, sent, now)
 
     def advance(self) -> None:
         """Let the prefill tokens whose duration is predicted fall to those of this moment."""
@@ -548,6 +558,13 @@ class RoutingService:
     def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
         """Notify the observers of the plan that the request is dispatched by."""
         record.plan = plan
+        record.unused = request.queue_fields if plan.first.queue is None else ""
+        if record.unused and not self._queue_named:
+            self._queue_named = True
+            _log.warning(
+                "request %s sets %s, which has no effect: requests do not wait here "
+                "(--router-queue-threshold); this is logged once", request.id, record.unused,
+            )  # fmt: skip
         if plan.relaxed and plan.prefill is not None and plan.prefill.worker is not None:
             wanted = ", ".join(item.taint for item in plan.implied)
             self.set_condition(
@@ -563,6 +580,13 @@ class RoutingService:
 
     def prefill_done(self, request_id: str) -> Applied:
         """The first output token arrived."""
+        if self.prefill_ends.running:
+            self.prefill_ends.forget(request_id)
+        return self.apply(PrefillDone(request_id))
+
+    def prefill_over(self, request_id: str) -> Applied:
+        """The prompt is computed, as events of the worker show or as is estimated; its first output
+        is not seen."""
         return self.apply(PrefillDone(request_id))
 
     def output_block(self, request_id: str, decay_fraction: float | None = None) -> Applied:
@@ -571,7 +595,10 @@ class RoutingService:
     def free(
         self, request_id: str, stage: Stage | None = None, *, computed: bool = True
     ) -> Applied:
-        """The request ended on one hop or all. Not ``computed``: it never reached the engine."""
+        """The request ended on one hop or all. Not ``computed``: the engine did not accept
+        it, so that it earns no cache credit."""
+        if self.prefill_ends.running:
+            self.prefill_ends.forget(request_id)
         return self.apply(Freed(request_id, stage, computed))
 
     # -- changes ---------------------------------------------------------------------------
@@ -597,6 +624,8 @@ class RoutingService:
         if isinstance(change, KvEvent):
             kind = type(change.event).__name__.removeprefix("Blocks").removeprefix("Window").lower()
             self.kv_events[kind, applied.code] += 1
+            if self.prefill_ends.running:
+                self.prefill_ends.stored(change)
         elif isinstance(change, (WorkerUpserted, WorkerLost, ConfigSet)) and applied.ok:
             self._fleet_changed()
         return applied
@@ -660,23 +689,10 @@ class RoutingService:
             self._show_cordon(worker)
         return applied
 
-    def set_adapters(self, worker_id: int, names: tuple[str, ...]) -> None:
-        """The LoRA adapters that a registered worker has now."""
-        if self._adapters_of.get(worker_id, ()) != names:
-            self._adapters_of[worker_id] = names
-            self.changes += 1
-            self._gather_names()
-
-    def adapters_of(self, worker_id: int) -> tuple[str, ...]:
-        """The LoRA adapters of a registered worker."""
-        return self._adapters_of.get(worker_id, ())
-
     def remove_worker(self, worker_id: int) -> Applied:
         worker = self.router.registry.get(worker_id)
         applied = self.apply(WorkerLost(worker_id))
         self._problems.pop(worker_id, None)
-        if self._adapters_of.pop(worker_id, ()):
-            self._gather_names()
         if worker is not None:
             self.conditions.forget(worker.name)
             if worker.model not in self.models():
@@ -782,11 +798,9 @@ class RoutingService:
         """One base for each adapter and alias: where several models have one of that name, the
         first."""
         found: dict[str, dict[str, set[int]]] = {}
-        for worker_id, names in self._adapters_of.items():
-            worker = self.router.registry.get(worker_id)
-            if worker is not None:
-                for name in names:
-                    found.setdefault(name, {}).setdefault(worker.model, set()).add(worker_id)
+        for worker in self.router.registry:
+            for name in worker.adapters:
+                found.setdefault(name, {}).setdefault(worker.model, set()).add(worker.worker_id)
         first = {name: min(by_base.items()) for name, by_base in found.items()}
         models = set(self.models())
         self.aliases = {

@@ -299,9 +299,12 @@ class DryRun:
         hashes, prompt = self.hashes(worker_set), self._prompt
         prefill, decode = self._pins(worker_set)
         hints = self._parsed.nvext.agent_hints
+        # As a frontend: an alias or an adapter is routed by the model of the workers that have it.
+        own = self.model in self._router.registry.models()
         return RoutingRequest(
             id=self._id(),
-            model=self.model,
+            model=self.model if own else min(w.model for w in self._workers),
+            served_name=None if own else self.model,
             isl_tokens=prompt.count,
             block_size=sizes[0],
             sequence_hashes=hashes.sequence,

@@ -143,6 +143,7 @@ def request_of(arrived: Arrived) -> RoutingRequest:
         policy_class=options.get("policy_class"),
         arrived_at=arrived.at,
         session=Session(arrived.session, arrived.at) if arrived.session else None,
+        served_name=options.get("served_name"),
     )
 
 

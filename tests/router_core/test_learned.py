@@ -396,8 +396,48 @@ def test_a_prompt_that_never_reached_its_engine_is_unlearned(policy: str) -> Non
     # Blocks 1 and 2 were there before, and c may have computed block 3.
     assert made.overlap_scores(request(65)) == {made.registry.ref(0): 3}
     made.apply(c.Freed("c", computed=False), 0.0)
-    assert made.overlap_scores(request(65)) == {made.registry.ref(0): 3}
-    assert made.cached_blocks(0) == 3
+    assert made.overlap_scores(request(65)) == {made.registry.ref(0): 2}
+    assert made.cached_blocks(0) == 2
+
+
+@pytest.mark.parametrize("kind", [LearnedIndex, RecencyIndex])
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4), st.integers(0, 1), st.sampled_from(PATHS), st.integers(1, 6),
+            st.booleans(), st.booleans(),
+        ),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_a_block_counts_while_a_booking_may_bring_it_and_if_one_did(
+    kind: type[LearnedIndex], steps: list[tuple[int, int, tuple[int, ...], int, bool, bool]]
+) -> None:
+    """Whatever bookings of the same prompts run at a time, those that fail leave no credit."""
+    index = kind()
+    hop: c.Stage = "aggregated"
+    running: dict[int, tuple[int, tuple[int, ...]]] = {}
+    brought: set[tuple[int, int]] = set()
+    for now, (number, slot, path, blocks, computed, restores) in enumerate(steps):
+        if number in running:
+            ended_slot, ended = running.pop(number)
+            index.end((str(number), hop), float(now), computed=computed)
+            if computed:
+                brought |= {(ended_slot, block) for block in ended}
+        else:
+            running[number] = slot, path[:blocks]
+            index.learn(slot, path[:blocks], float(now), None, (str(number), hop))
+        held = brought | {(slot, b) for slot, blocks in running.values() for b in blocks}
+        if restores:
+            again = kind()
+            again.load(index.dump())
+            index = again
+        for asked in PATHS:
+            found = index.find_matches(asked, 0b11)
+            for slot in range(2):
+                depth = next((n for n, b in enumerate(asked) if (slot, b) not in held), len(asked))
+                assert found.get(slot) == depth
+        assert len(index) == len(held)
 
 
 def test_a_decode_worker_has_the_prompt_after_the_hand_off() -> None:

@@ -264,7 +264,11 @@ class Conservation(RuleBasedStateMachine):
         self.waiting: set[str] = set()
         self.count = 0
 
-    @rule(tokens=st.integers(0, 200), first=st.booleans(), lane=st.sampled_from([None, (1, 0)]))
+    @rule(
+        tokens=st.integers(0, 200),
+        first=st.booleans(),
+        lane=st.sampled_from([None, (1, 0), "alias"]),
+    )
     def enter(self, tokens: int, first: bool, lane: Any) -> None:
         name = f"r{self.count}"
         self.count += 1

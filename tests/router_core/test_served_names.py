@@ -109,6 +109,58 @@ def test_masks_are_those_of_the_registered_workers(
     assert set(registry.models()) == {w.model for w in present}
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["aggregated", "prefill", "decode"]), NAMES, NAMES),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from(["x", "y", "z"]),
+    st.booleans(),
+)
+def test_the_workers_of_a_request_serve_its_name_or_say_that_they_do_not(
+    rows: list[tuple[str, tuple[str, ...], tuple[str, ...]]], name: str, queued: bool
+) -> None:
+    """Whatever names the workers of a model have, no hop goes to a worker without the name."""
+    workers = [
+        named(number, role=role, aliases=aliases, adapters=adapters)
+        for number, (role, aliases, adapters) in enumerate(rows, 1)
+    ]
+    made = router(*workers, **({"router_queue_threshold": 1.0} if queued else {}))
+    plan = made.plan(replace(request(40), served_name=name), detail=True)
+    for hop in (plan.prefill, plan.decode):
+        if hop is None:
+            continue
+        assert all(name in one.served_names for one in hop.workers)
+        step = next(step for step in hop.funnel if step.filter == "served_name")
+        without = {one.name for one in workers if name not in one.served_names}
+        assert {one.worker.name for one in step.rejected} == without
+        assert {one.reason.message for one in step.rejected} <= {f"does not serve the name {name}"}
+    serving = {one.role.value for one in workers if name in one.served_names}
+    if not serving:
+        assert plan.final.outcome == "no_workers"
+        assert plan.final.summary() == f"no worker of model '{MODEL}' serves the name '{name}'"
+    if "aggregated" in serving or {"prefill", "decode"} <= serving:
+        assert plan.ok
+
+
+def test_a_pool_of_prefill_workers_without_the_name_is_not_used_for_it() -> None:
+    made = router(
+        named(1, role="prefill"),
+        named(2, role="decode"),
+        named(3, aliases=("other",)),
+    )
+    assert made.stages(MODEL) == ("prefill", "decode")
+    assert made.stages(MODEL, None, "other") == ("aggregated",)
+    plan = made.plan(replace(request(40), served_name="other"))
+    assert (plan.prefill, plan.final.worker and plan.final.worker.name) == (None, "w3")
+    made.apply(WorkerUpserted(named(1, role="prefill", aliases=("third",))), 0.0)
+    alone = made.plan(replace(request(40), served_name="third"))
+    assert alone.final.summary() == f"no decode worker of model '{MODEL}' serves the name 'third'"
+    hop = made.plan_hop(replace(request(40), served_name="third"), "decode")
+    assert hop.final.summary() == f"no decode worker of model '{MODEL}' serves the name 'third'"
+
+
 def test_requests_for_an_alias_or_an_adapter_take_turns_as_those_for_the_model() -> None:
     made = router(
         *(named(number, aliases=("other",), adapters=("law",)) for number in (1, 2, 3)),

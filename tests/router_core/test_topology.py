@@ -292,6 +292,42 @@ def test_fallback_does_not_cross_to_avoid_busy_workers() -> None:
     assert (plan.ok, plan.relaxed, plan.final.outcome) == (False, False, "all_busy")
 
 
+@pytest.mark.parametrize("guard", [True, False])
+@pytest.mark.seed("dep-topology: routing failures: no same-domain decode workers: fallback")
+def test_the_refusal_of_busy_decode_workers_says_what_fallback_means(guard: bool) -> None:
+    fleet = policy_fleet(
+        "fallback",
+        *two_zones(decode_in_a=True),
+        active_prefill_tokens_threshold=10,
+        decode_capacity_guard=guard,
+    )
+    apply_all(fleet, LoadReported(2, 0, active_prefill_tokens=11))
+    plan = fleet.plan(request(40), detail=True)
+    assert plan.refusal is not None
+    assert plan.refusal.outcome == "all_busy"
+    assert "busy; the fallback policy crosses" in plan.refusal.summary()
+    assert "only where it has none" in plan.refusal.summary()
+    for hop in (plan.prefill, plan.decode):
+        assert not [s for s in (hop.funnel if hop is not None else ()) if s.skipped]
+    apply_all(fleet, WorkerLost(2))
+    assert fleet.plan(request(40)).relaxed, "a domain without decode workers is crossed"
+
+
+@pytest.mark.seed("dep-topology: routing failures: prefill without decode: fail")
+def test_without_the_guard_a_refusal_names_the_domains_that_could_serve_the_request() -> None:
+    workers = [*two_zones(decode_in_a=False), worker(6, "pB", "prefill", zone="b")]
+    fleet = policy_fleet("required", *workers, decode_capacity_guard=False)
+    apply_all(fleet, stored(1, 2))
+    plan = fleet.plan(request(40))
+    assert plan.refusal is plan.decode
+    assert plan.final.notes == (
+        "dynamo.topology/zone=b has prefill and decode workers for this request: with "
+        "decode_capacity_guard such domains are chosen",
+    )
+    apply_all(fleet, WorkerLost(6))
+    assert fleet.plan(request(40)).final.notes == ()
+
+
 def test_fallback_without_any_decode_worker_is_refused_before_dispatch() -> None:
     fleet = policy_fleet("fallback", *two_zones(decode_in_a=True))
     for worker_id in (2, 3):

@@ -55,7 +55,9 @@ def list_workers(
         rows = [
             row
             for row in every
-            if model in (None, row.model) and role in (None, row.role) and wanted.matches(row)
+            if model in (None, *row.served_names)
+            and role in (None, row.role)
+            and wanted.matches(row)
         ]
         rows = ordered(rows)
         if sort_by is not None:

@@ -217,7 +217,7 @@ class RouterComponent:
                     again = None
                     if not begun and self._may_try_again(failed):
                         request = excluding(request, ref[:1], service.router.registry)
-                        service.free(request.id, computed=error.kind not in _NOT_BEGUN)
+                        service.free(request.id, computed=False)
                         again, _ = await self._bookings.place(
                             request, lambda _: False, attempt=len(failed)
                         )
@@ -350,6 +350,7 @@ class RouterComponent:
             allowed_worker_ids=None if allowed is None else frozenset(allowed),
             local_hashes=tuple(hashes.local),
             lora_name=hints.lora_name or None,
+            served_name=service.served_name(hints.lora_name or ""),
             salted=bool(hints.cache_salt),
             is_eagle=eagle,
             priority=hints.priority or 0,

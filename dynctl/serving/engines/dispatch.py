@@ -54,7 +54,8 @@ class Call:
     companion: asyncio.Task[None] | None = field(default=None, repr=False)
     #: Continues the response of a call on another worker, where workers support that.
     move: "Move | None" = field(default=None, repr=False)
-    #: Called with the first output of the worker that continues a response.
+    #: Called with the first output of the worker that continues a response, or that streams one
+    #: which its client gets as a whole.
     on_output: Callable[[], None] | None = field(default=None, repr=False)
     #: Workers that lost the response.
     lost: set[int] = field(default_factory=set)

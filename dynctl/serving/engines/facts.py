@@ -31,6 +31,8 @@ _WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised
 _COUNT_MAX: Final = 2**40
 _SERVER_INFO = ("/server_info", "/get_server_info")
 _MOST_PORT = 65535
+#: LoRA adapters of one engine; more are not routed.
+_MAX_ADAPTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,7 @@ def build_worker(
             endpoint=spec.url,
             device=spec.device,
             aliases=tuple(name for name in names if name != served),
+            adapters=facts.adapters[:_MAX_ADAPTERS],
         )
     except (WorkerError, ValueError, TypeError) as error:
         raise WorkerSpecError(f"worker {spec.name}: {error}") from None

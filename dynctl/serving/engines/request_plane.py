@@ -336,6 +336,7 @@ class PlaneDispatch:
             stream.on_output = call.on_output
             link.catch_up()
         elif not message.prefill:
+            stream.on_output = call.on_output
             if call.move is not None:
                 stream.move = partial(call.move, call)
             stream.moves_left = self._moves(call, registered)
@@ -472,7 +473,7 @@ class PlaneStream(EngineStream):
         self._moving: asyncio.Task[None] | None = None
         #: The responses that the worker has not begun, with this one as long as it is one of them.
         self.waiting: set[EngineStream] | None = None
-        #: Called once with the first output of the worker that the response moved to.
+        #: Called once with the first output of the worker, or of the one that it moved to.
         self.on_output: Callable[[], None] | None = None
 
     def moved_to(self, link: _Link, origin: str) -> None:

@@ -145,6 +145,11 @@ class EngineStream:
         """Whether the response is complete and was read to its end."""
         return self.done and not self._pieces
 
+    @property
+    def started(self) -> bool:
+        """Whether output has arrived."""
+        return self._started
+
     async def readany(self) -> bytes:
         """The part of the body that has arrived, at least a byte; empty at its end."""
         while not self._pieces:

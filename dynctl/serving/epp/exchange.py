@@ -171,6 +171,7 @@ class Exchange:
         self._blocks: OutputBlocks | None = None
         self._task: asyncio.Task[None] | None = None
         self._collecting = self._answered = self._over = False
+        self._whole = self._begun = False
         self._tail = b""
         self._began = self._seen = picker.service.clock()
 
@@ -386,6 +387,7 @@ class Exchange:
         for hop in (plan.prefill, plan.decode):
             if hop is not None:
                 service.book(hop, request, record)
+        service.prefill_ends.begin(plan.first, request)
         service.decided(plan, request, record)
         record.dispatched_at = service.clock()
         member = self._picker.fleet.by_id(plan.final.require().worker_id)
@@ -430,6 +432,7 @@ class Exchange:
         prepared = await service.prepare(
             model, Prompt(text=""), decision_id=record.decision_id, not_modelled=note,
             lora_name=name if name in service.adapters else None,
+            served_name=service.served_name(name),
         )  # fmt: skip
         known = length.isascii() and length.isdigit() and len(length) < 12
         tokens = int(length) // CHARS_PER_TOKEN if known else 1
@@ -503,6 +506,7 @@ class Exchange:
         status = message.headers.get(":status", "")
         record.status = int(status) if status.isascii() and status.isdigit() else 0
         self._answered = True
+        self._whole = message.headers.get("content-type", "").startswith("application/json")
         self._report(record.status)
         added = {DECISION_HEADER: record.decision_id} if self._request is not None else {}
         self._call.send(
@@ -517,8 +521,7 @@ class Exchange:
         record, body = self._record, message.body
         assert record is not None
         if body:
-            if record.first_token_at is None:
-                self._first_output(record)
+            self._first_output(record)
             events = body.count(b"data:")
             record.output_events += events
             record.output_bytes += len(body)
@@ -537,12 +540,16 @@ class Exchange:
     def _first_output(self, record: RequestRecord) -> None:
         """The engine sent its first output: the prompt is computed."""
         service, plan, request = self._service, self._plan, self._request
-        record.first_token_at = service.clock()
-        if plan is None or request is None or record.status >= 400:
+        if self._begun or plan is None or request is None or record.status >= 400:
             return
+        self._begun = True
         service.prefill_done(request.id)
         if plan.prefill is not None:
             service.free(request.id, "prefill")
+        if self._whole or not request.streams:
+            return  # the response came as a whole: when its first token was made is not known
+        record.first_token_at = service.clock()
+        if plan.prefill is not None:
             record.prefill_done_at = record.first_token_at
         elif record.dispatched_at is not None and plan.final.parameters.track_prefill_tokens:
             service.prefill_ended(plan.final, record.dispatched_at)
@@ -619,8 +626,8 @@ class Exchange:
         self._release()
         self._picker.inference.in_flight -= 1
         service.held.discard(record.decision_id)
-        service.free(record.decision_id)
         record.outcome = record.outcome or outcome
+        service.free(record.decision_id, computed=record.answered)
         if record.outcome == "cancelled":
             record.status = record.status or 499
         record.finished_at = service.clock()

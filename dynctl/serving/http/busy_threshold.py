@@ -96,6 +96,12 @@ class BusyThresholds:
         )
 
     def _not_found_message(self, model: str, *, writes: bool) -> str:
+        base = self._service.base_model(model)
+        if base is not None:
+            return (
+                f"Model '{model}' not found. It is another name of '{base}': thresholds are those "
+                "of the model."
+            )
         if writes:
             return f"Model '{model}' not found. Thresholds can only be set for discovered models."
         known = ", ".join(self._service.models()) or "none"

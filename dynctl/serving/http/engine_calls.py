@@ -115,12 +115,10 @@ class EngineCalls:
         base = service.base_model(name) if name else None
         if name and base is None:
             raise self._inference.unknown_model(name).for_client()
-        having = service.adapters[name][1] if name in service.adapters else None
         found = [
             worker
             for worker in service.router.registry
-            if (base is None or worker.model == base)
-            and (having is None or worker.worker_id in having)
+            if base is None or (worker.model == base and name in worker.served_names)
         ]
         web_ones = [one for one in found if (one.endpoint or "").startswith("http")]
         if found and not web_ones:

@@ -59,7 +59,7 @@ from dynctl.serving.http.selection_request import naming_fields
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from router_core import Progressed, RoutingPlan, RoutingRequest, Stage
+from router_core import Decision, Progressed, RoutingPlan, RoutingRequest, Stage
 
 #: Seconds without a message after which a frontend is taken for dead.
 LEASE_S: Final = 10.0
@@ -383,6 +383,7 @@ class FrontendsApi:
             return 0
         find, config = service.router.registry.get, service.router.config
         prefill, booked = None, 0
+        final: Decision | None = None
         record = RequestRecord(
             request.id, request.id, "select", service.clock(), service.wall(), request.model,
             isl_tokens=request.isl_tokens,
@@ -394,6 +395,7 @@ class FrontendsApi:
                 continue
             if decision.winner is None:
                 continue
+            final = decision
             if hop.stage == "prefill":
                 prefill = decision
             booked |= service.apply(service.router.booking(decision, request)).ok
@@ -402,6 +404,8 @@ class FrontendsApi:
         if running.first_output:
             service.prefill_done(request.id)
             record.first_token_at = service.clock()
+        elif prefill is None and final is not None:
+            service.prefill_ends.begin(final, request)
         self._selection.bookings[request.id] = Booking(
             request,
             record,
@@ -495,16 +499,14 @@ class FrontendsApi:
         for worker in router.registry:
             member = self._fleet.by_id(worker.worker_id)
             reason = router.registry.unavailable_reason(worker.worker_id)
-            adapters = service.adapters_of(worker.worker_id)
             if member is None:
-                cards.append(FleetCard(worker.to_dict(), reason, adapters))
+                cards.append(FleetCard(worker.to_dict(), reason))
                 continue
             spec = member.spec
             cards.append(
                 FleetCard(
                     worker.to_dict(),
                     reason,
-                    adapters,
                     member.bootstrap,
                     spec.forward_authorization,
                     member.source != "api" and spec.api_key_env is None,

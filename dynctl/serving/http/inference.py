@@ -145,7 +145,7 @@ class Inference:
         finally:
             self.in_flight -= 1
             service.held.discard(decision_id)
-            service.free(decision_id)
+            service.free(decision_id, computed=record.answered)
             record.finished_at = service.clock()
             for observer in service.observers:
                 observer.on_finished(record)
@@ -211,11 +211,13 @@ class Inference:
         call: Call,
     ) -> web.StreamResponse:
         service, record = self._service, call.record
-        record.first_token_at = service.clock()
         record.status = 200
-        service.prefill_done(call.request.id)
-        for observer in service.observers:
-            observer.on_first_token(record)
+        if call.stream:
+            record.first_token_at = service.clock()
+            service.prefill_done(call.request.id)
+        if record.first_token_at is not None:
+            for observer in service.observers:
+                observer.on_first_token(record)
         headers = self._headers(record)
         if not call.stream:
             record.take_usage(answer.head)
@@ -373,9 +375,10 @@ class Inference:
         if base is None:
             raise self.unknown_model(parsed.model)
         lora = parsed.model if parsed.model in self._service.adapters else None
+        served_name = self._service.served_name(parsed.model)
         pins = nvext.pin_prefill, nvext.pin_decode
         worker_set = self._service.draw_worker_set(
-            base, lora_name=lora, pins=pins, likely=record.endpoint == "route"
+            base, served_name=served_name, pins=pins, likely=record.endpoint == "route"
         )
         length = self._service.context_length(base, worker_set)
         prompts, not_modelled = prompts_of(parsed, length)
@@ -400,6 +403,8 @@ class Inference:
                 policy_class=policy_class,
                 priority=nvext.agent_hints.priority or 0,
                 strict_priority=nvext.agent_hints.strict_priority or 0,
+                served_name=served_name,
+                streams=self._streams(parsed),
             )
         except PromptError as error:
             raise HttpError(
@@ -433,6 +438,12 @@ class Inference:
         if error.origin not in self._broken:
             self._broken.add(error.origin)
             _log.warning("%s: this chat template fails for some requests (400)", error.origin)
+
+    def _streams(self, parsed: ChatRequest | CompletionRequest) -> bool:
+        """Whether the first output of the request is seen. Workers of a Dynamo deployment stream
+        whatever the client gets, and embeddings come when the prompt is computed."""
+        of_dynamo = self._config.dynamo is not None
+        return parsed.stream or of_dynamo or isinstance(parsed, EmbeddingRequest)
 
     async def _as_dynamo(
         self, model: str, worker_set: str | None, chat: ChatRequest, prompts: list[Prompt]

@@ -45,6 +45,8 @@ _SSE = "text/event-stream"
 QUEUE_CLASS_HEADER: Final = "x-dynctl-queue-class"
 QUEUE_AHEAD_HEADER: Final = "x-dynctl-queue-ahead"
 QUEUE_WAIT_HEADER: Final = "x-dynctl-queue-wait-ms"
+#: Fields of the request for the router queue that had no effect: it cannot wait here.
+QUEUE_UNUSED_HEADER: Final = "x-dynctl-queue-unused"
 _ENGINE_FAILED = "the engine failed; try again"
 
 
@@ -418,7 +420,10 @@ def timing(plan: RoutingPlan, service: RoutingService, record: RequestRecord) ->
 
 
 def queue_headers(record: RequestRecord) -> dict[str, str]:
-    """What the router queue did with the request; nothing for one that did not wait."""
+    """What the router queue did with the request; nothing for one that did not wait, unless it
+    names fields for the queue that have no effect."""
+    if record.unused:
+        return {QUEUE_UNUSED_HEADER: record.unused}
     queue = None if record.plan is None else record.plan.first.queue
     if queue is None or (record.queued_s is None and queue.refused is None):
         return {}

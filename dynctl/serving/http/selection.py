@@ -163,7 +163,8 @@ class SelectionApi:
         earlier = self.bookings.pop(request.id, None)
         began = service.clock()
         if earlier is not None:
-            service.free(request.id)
+            # The engine of that attempt failed.
+            service.free(request.id, computed=earlier.record.first_token_at is not None)
         plan = self._decide(request, hops)
         if plan.waits and earlier is None and not may_wait:
             return plan, []
@@ -195,6 +196,8 @@ class SelectionApi:
             made = made[:1]
         for hop in made:
             service.book(hop, request, record)
+        if plan.prefill is None:
+            service.prefill_ends.begin(plan.final, request)
         self.bookings[request.id] = Booking(
             request, record, plan.prefill, service.clock(), plan.bypass, owner, attempt,
             first=plan.prefill or plan.decode, expected=expected,
@@ -285,8 +288,8 @@ class SelectionApi:
             request = booking.request = replace(request, allowed_worker_ids=allowed)
         booking.record.prefill_done_at = service.clock()
         self._prefill_ended(booking)
-        # Also a decode hop that failed.
-        service.free(request.id)
+        service.free(request.id, "prefill")
+        service.free(request.id, computed=False)  # a decode hop that failed
         plan = replace(service.continue_plan(request, booking.prefill), bypass=booking.bypass)
         service.decided(plan, request, booking.record)
         if plan.decode is not None and plan.decode.winner is not None:
@@ -337,7 +340,8 @@ class SelectionApi:
         ``?outcome=success|error|cancelled`` go into the metrics."""
         booking = self._booking(http)
         stage, tokens, outcome = _ending(http)
-        self.ended(booking, stage, tokens, outcome)
+        accepted = outcome == "success" or booking.record.first_token_at is not None
+        self.ended(booking, stage, tokens, outcome, computed=accepted)
         return json_response(self._state(booking))
 
     def ended(
@@ -350,7 +354,7 @@ class SelectionApi:
         computed: bool = True,
     ) -> None:
         """End a hop, or (``stage`` None) the booking; ``outcome`` is that of the record. Not
-        ``computed``: it never reached the engine."""
+        ``computed``: the engine did not accept it."""
         alone = booking.first is not None and booking.first.stage == "prefill"
         if alone and computed and outcome == "success" and stage in (None, "prefill"):
             self._prefill_ended(booking)

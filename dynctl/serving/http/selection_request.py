@@ -63,6 +63,7 @@ class SelectionReader:
             if allowed is None
             else frozenset(self._worker(one, "allowed_worker_ids") for one in allowed),
             lora_name=selection.lora_name or None,
+            served_name=self._served_name(selection),
             salted=bool(selection.cache_salt),
             is_eagle=eagle,
             session=self._service.session(selection.session_id),
@@ -71,6 +72,7 @@ class SelectionReader:
             strict_priority=selection.strict_priority,
             arrived_at=self._service.clock(),
             chained=selection.sequence_hashes is None,
+            streams=selection.stream,
         )
 
     def _model(self, selection: SelectRequest) -> str:
@@ -82,11 +84,19 @@ class SelectionReader:
             raise bad_request(
                 f"model: required, one of: {known}", param="model", code="missing_field"
             )
-        if selection.model not in models:
+        base = self._service.base_model(selection.model)
+        if base is None:
             unread = self._service.may_serve(selection.model)
             error = unknown_model(selection.model, models, unread, by="router")
             raise replace(error, code="unknown_model") if error.status == 404 else error
-        return selection.model
+        return base
+
+    def _served_name(self, selection: SelectRequest) -> str | None:
+        """The alias or the adapter that the workers must serve."""
+        service = self._service
+        name = selection.model and service.served_name(selection.model)
+        adapter = selection.lora_name
+        return adapter if adapter and service.served_name(adapter) else name or None
 
     def _pin(self, pin: PinRef | None) -> Pin | None:
         if pin is None:

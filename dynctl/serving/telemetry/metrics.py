@@ -216,7 +216,7 @@ class Metrics(ServiceObserver):
         seen["dynamo_frontend_request_duration_seconds"].observe(ended - record.received_at, model)
         if record.tokenize_s:
             seen["dynamo_frontend_tokenize_seconds"].observe(record.tokenize_s)
-        if record.first_token_at is None or record.plan is None:
+        if not record.answered or record.plan is None:
             return
         seen["dynamo_frontend_input_sequence_tokens"].observe(record.isl_tokens, model)
         hop = record.plan.prefill or record.plan.decode
@@ -225,7 +225,7 @@ class Metrics(ServiceObserver):
         tokens = record.output_tokens
         seen["dynamo_frontend_output_sequence_tokens"].observe(tokens, model)
         self._counters["dynamo_frontend_output_tokens_total"].inc(model, tokens)
-        if tokens > 1 and record.output_events > 1:
+        if record.first_token_at is not None and tokens > 1 and record.output_events > 1:
             # The mean, once for each gap: the chunks of a stream are not timed one by one.
             mean = (ended - record.first_token_at) / (tokens - 1)
             latency = seen["dynamo_frontend_inter_token_latency_seconds"]

@@ -39,7 +39,8 @@ class RequestRecord:
     ``tenant``: a keyed digest of its cache salt, empty without one; ``output_limit``: the most
     tokens that it may generate, None without a limit.
     ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
-    others waited when it was admitted. ``began``: the head of its stream was sent. ``trace``: its
+    others waited when it was admitted. ``unused``: its fields for the router queue, where it could
+    not have waited. ``began``: the head of its stream was sent. ``trace``: its
     open spans, None where it is not traced.
     """
 
@@ -71,6 +72,7 @@ class RequestRecord:
     reported_output: int | None = None
     queued_s: float | None = None
     queue_depth: int = 0
+    unused: str = ""
     tenant: str = ""
     output_limit: int | None = None
     trace: "OpenTrace | None" = None
@@ -84,6 +86,12 @@ class RequestRecord:
             self.prompt_tokens, self.cached_tokens = prompt, cached
         if not prefill:
             self.reported_output = output
+
+    @property
+    def answered(self) -> bool:
+        """Whether the client got output. A response that came as a whole has no known time of its
+        first token (``first_token_at``)."""
+        return self.first_token_at is not None or self.outcome == "success"
 
     @property
     def output_tokens(self) -> int:

@@ -330,7 +330,7 @@ class Recorder(ServiceObserver):
                 record.outcome,
                 record.prompt_tokens if record.prompt_tokens is not None else record.isl_tokens,
                 record.cached_tokens,
-                output if first is not None else None,
+                output if record.answered else None,
                 None if first is None else first - record.received_at,
                 itl,
                 record.queued_s,
@@ -583,6 +583,8 @@ def _options(request: RoutingRequest) -> dict[str, object]:
             options[name] = [pin.worker_id, pin.dp_rank]
     if request.allowed_worker_ids is not None:
         options["allowed"] = sorted(request.allowed_worker_ids)
+    if request.served_name is not None:
+        options["served_name"] = request.served_name
     if request.policy_class is not None:
         options["policy_class"] = request.policy_class
     if request.strict_priority:

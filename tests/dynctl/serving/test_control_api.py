@@ -31,7 +31,17 @@ SCALARS = st.none() | st.booleans() | NUMBERS | TEXTS
 FIELDS = st.sampled_from(
     ["model", "clear", "prompt", "messages", "nvext", "role", "content", "token_ids", "isl_tokens"]
     + ["block_hashes", "sequence_hashes", "constraints", "pins", "allowed_worker_ids", "hops"]
-    + ["decay_fraction", "request_id", "cache_salt", "lora_name", "max_tokens", "n", "url", "name"]
+    + [
+        "decay_fraction",
+        "request_id",
+        "stream",
+        "cache_salt",
+        "lora_name",
+        "max_tokens",
+        "n",
+        "url",
+        "name",
+    ]
     + ["dp", "block-size", "total-blocks", "max-num-batched-tokens", "domains", "bootstrap"]
     + ["worker_id", "dp_rank", "routing_constraints", "required_taints", "preferred_taints"]
     + ["agent_hints", "osl", "priority", "extra_fields", "annotations", "decode_worker_id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Engine:
         self.server_info: dict[str, Any] | None = None
         self.server_info_path = "/server_info"
         self.served: list[str] = []
+        self.refuses = False
         self.url = ""
 
     def vllm(self, *, block_size: int = 32, blocks: int = 500, ranks: int = 1) -> None:
@@ -62,6 +64,8 @@ class Engine:
             if path == self.server_info_path and self.server_info is not None:
                 return web.json_response(self.server_info)
             if path == "/v1/chat/completions":
+                if self.refuses:
+                    raise web.HTTPNotFound
                 self.served.append((await request.json())["model"])
                 return web.json_response({"choices": []})
             raise web.HTTPNotFound
@@ -194,10 +198,73 @@ async def test_adapters_that_come_and_go_are_noticed_and_a_failed_reading_change
         at = member.facts_at
         await until(lambda: member.facts_at > at)
         assert fleet.service.base_model("tuned") == "demo"
-        assert worker(fleet) is first
+        assert worker(fleet) == replace(first, adapters=("tuned",))
         engine.models = kept[:1]
         await until(lambda: fleet.service.base_model("tuned") is None)
-        assert worker(fleet) is first
+        assert worker(fleet) == first
+
+
+@pytest.mark.parametrize("name", ["short", "tuned"])
+async def test_a_name_of_one_engine_is_routed_to_that_engine_alone(
+    engines: list[Engine], name: str
+):
+    """An alias and an adapter are names of the engines that list them, not of their model."""
+    having, other = engines
+    having.models += [{"id": "short"}, LORA]
+    specs = (f"{having.url},name=v", f"{other.url},name=w")
+    async with site([], workers=specs, health=QUICK) as fleet:
+        for number in range(6):
+            body = {**chat_body(f"prompt {number}"), "model": name}
+            status, _, _ = await fleet.post("/v1/chat/completions", body)
+            assert status == 200
+        assert (having.served, other.served) == ([name] * 6, [])
+        _, listed = await fleet.get("/v1/workers")
+        names = {row["name"]: row.get("other_names") for row in listed["workers"]}
+        assert names == {"v": ["short", "tuned"], "w": None}
+        status, answer, _ = await fleet.post(
+            "/busy_threshold", {"model": name, "active_prefill_tokens_threshold": 5}
+        )
+        assert status == 404
+        assert "another name of 'demo'" in answer["error"]
+        _, answer, _ = await fleet.post("/v1/route", {**chat_body("x"), "model": name})
+        hop = answer["decode"]
+        assert [row["worker"] for row in hop["candidates"]] == ["v"]
+        step = next(step for step in hop["funnel"] if step["filter"] == "served_name")
+        assert (step["entered"], step["left"]) == (2, 1)
+        assert [(row["worker"], row["message"]) for row in step["rejected"]] == [
+            ("w", f"does not serve the name {name}")
+        ]
+        _, answer, _ = await fleet.post("/v1/route", {**chat_body("x"), "model": "demo"})
+        assert len(answer["decode"]["candidates"]) == 2
+        fleet.service.cordon("v", cordoned=True)
+        status, answer, _ = await fleet.post(
+            "/v1/chat/completions", {**chat_body("x"), "model": name}
+        )
+        assert status == 503
+        assert "cordoned" in str(answer)
+
+
+async def test_an_engine_with_other_names_is_read_again_at_its_first_404(
+    engines: list[Engine],
+):
+    """Between two readings of its facts an engine may lose a name: a restart that was not seen."""
+    having, other = engines
+    having.models.append({"id": "short"})
+    specs = (f"{having.url},name=v", f"{other.url},name=w")
+    async with site([], workers=specs, health=QUICK) as fleet:
+        having.models.pop()
+        other.models.append({"id": "short"})
+        for name in ("v", "w"):
+            member = fleet.frontend.fleet.get(name)
+            assert member is not None
+            member.facts_at = fleet.service.clock() + 3600
+        having.refuses = True
+        status, _, _ = await fleet.post(
+            "/v1/chat/completions", {**chat_body("x"), "model": "short"}
+        )
+        assert status == 404
+        await until(lambda: fleet.service.base_model("short") is None)
+        assert worker(fleet).aliases == ()
 
 
 @pytest.mark.parametrize("number", [10**30, 2**64, -1, 1.5, True, "7"])

@@ -27,6 +27,8 @@ from tests.dynctl.serving.fleets import (
     until,
     zone,
 )
+from tests.dynctl.serving.test_remote import several
+from tests.waiting import patience
 
 TWO = [{"name": "a0"}, {"name": "a1"}]
 IDS = {"extra_fields": ["worker_id"]}
@@ -101,6 +103,69 @@ async def test_the_engines_own_words_come_back_when_all_of_them_fail():
         assert "refuses requests" in body["error"]["message"]
         assert {row["worker"] for row in body["error"]["dynctl"]["attempts"]} == {"a0", "a1"}
         await fleet.idle()
+
+
+NO_EVENTS = {"kv_events": "", "replay": ""}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("status", [400, 500, 503])
+async def test_an_engine_that_answers_only_errors_earns_no_cache_credit(stream: bool, status: int):
+    """With estimated caches repeated prompts would be drawn to it until it is ejected."""
+    engines = [{"name": "a0", **NO_EVENTS}]
+    async with site(engines, health=SLOW_HEALTH) as fleet:
+        set_fault(fleet, "a0", refuse=status)
+        router = fleet.service.router
+
+        async def asked() -> int:
+            body = chat_body(f"same {WORDS}", max_tokens=2, stream=stream)
+            answer, _, _ = await fleet.post("/v1/chat/completions", body)
+            return answer
+
+        async with asyncio.TaskGroup() as group:  # at the same time, and one after the other
+            tasks = [group.create_task(asked()) for _ in range(2)]
+        assert 200 not in {task.result() for task in tasks}
+        assert await asked() != 200
+        await fleet.idle()
+        assert router.cached_blocks(0) == 0
+        set_fault(fleet, "a0", refuse=0)
+        member = fleet.frontend.fleet.get("a0")
+        assert member is not None
+        member.probe_now.set()
+        await until(lambda: unavailable(fleet, "a0") is None)
+        async with asyncio.timeout(patience(10)):
+            while await asked() != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert router.cached_blocks(0) > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_a_client_left_before_its_output_earns_no_cache_credit(stream: bool):
+    engines = [{"name": "a0", **NO_EVENTS, "speedup_ratio": 1.0, "prefill_tokens_per_s": 1.0}]
+    async with site(engines, health=SLOW_HEALTH) as fleet:
+        body = chat_body(f"same {WORDS}", max_tokens=2, stream=stream)
+        task = asyncio.create_task(fleet.post("/v1/chat/completions", body))
+        await until(lambda: fleet.load()["a0"][0] == 1)
+        assert fleet.service.router.cached_blocks(0) > 0, "the next one would be sent there too"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await fleet.idle()
+        assert fleet.service.router.cached_blocks(0) == 0
+
+
+async def test_the_router_of_several_frontends_gives_no_credit_for_errors_either():
+    engines = ({"name": "a0", **NO_EVENTS},)
+    async with several(engines, router={"health": SLOW_HEALTH}) as fleet:
+        fleet.engines["a0"].engine.faults.update({"refuse": 400})
+        for site_ in fleet.frontends:
+            status, _, _ = await site_.chat(f"same {WORDS}")
+            assert status == 400
+        await until(lambda: fleet.booked() == 0)
+        assert fleet.router.service.router.cached_blocks(0) == 0
+        fleet.engines["a0"].engine.faults.update({"refuse": 0})
+        status, _, _ = await fleet.frontends[0].chat(f"same {WORDS}")
+        assert status == 200
+        assert fleet.router.service.router.cached_blocks(0) > 0
 
 
 async def test_a_clients_mistake_is_answered_by_the_engine_and_not_retried():

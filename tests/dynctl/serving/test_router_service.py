@@ -482,6 +482,65 @@ async def test_a_booking_outlives_its_worker_until_its_client_says_so():
 # -- reading -----------------------------------------------------------------------------------
 
 
+async def test_a_booking_without_stream_ends_its_prefill_by_the_events_of_the_worker():
+    async with routing(worker(1)) as (client, service, _, _):
+        body = {"token_ids": TOKENS, "stream": False, "request_id": "r"}
+        assert (await client.post("/v1/select_and_book", json=body)).status == 201
+        assert await loads(client) == {1: (1, 34, 2)}
+        store(service.router, 1, TOKENS[:16])
+        hashed = hash_prompt(TOKENS, 16)
+        last = BlocksStored(hashed.sequence[0], hashed.sequence[1:], hashed.local[1:])
+        assert service.apply(KvEvent(1, 0, last)).ok
+        assert await loads(client) == {1: (1, 0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "serving"),
+    [
+        ({"model": "other"}, {2}),
+        ({"model": "law"}, {3}),
+        ({"model": "tiny", "lora_name": "law"}, {3}),
+        ({"model": "tiny", "lora_name": "unlisted"}, {1, 2, 3}),
+        ({"model": "tiny"}, {1, 2, 3}),
+    ],
+)
+async def test_a_name_is_that_of_the_workers_which_list_it(asked, serving):
+    named = (
+        worker(1),
+        replace(worker(2), aliases=("other",)),
+        replace(worker(3), adapters=("law",)),
+    )
+    async with routing(*named) as (client, _, _, _):
+        chosen = set()
+        for number in range(9):
+            body = {"token_ids": TOKENS, "request_id": f"r{number}", **asked}
+            answer = await client.post("/v1/select_and_book", json=body)
+            assert answer.status == 201, await answer.text()
+            chosen.add((await answer.json())["decode"]["worker_id"])
+        assert chosen == serving
+
+
+@pytest.mark.parametrize(
+    ("ending", "first", "cached"),
+    [
+        ("?outcome=error", False, 0),
+        ("?outcome=cancelled", False, 0),
+        ("?outcome=error", True, 2),
+        ("", False, 2),
+    ],
+)
+async def test_a_request_that_its_engine_did_not_accept_earns_no_cache_credit(
+    ending, first, cached
+):
+    async with routing(replace(worker(1), kv_events=False)) as (client, service, _, _):
+        body = {"token_ids": TOKENS, "request_id": "r"}
+        assert (await client.post("/v1/select_and_book", json=body)).status == 201
+        if first:
+            await client.post("/v1/bookings/r/first_token")
+        assert (await client.delete(f"/v1/bookings/r{ending}")).status == 200
+        assert service.router.cached_blocks(0) == cached
+
+
 async def test_overlap_scores():
     async with routing() as (client, service, _, _):
         store(service.router, 2, range(16))
@@ -550,6 +609,7 @@ async def test_loads_of_one_model():
         ),
         ({"token_ids": [1], "request_id": "a/b"}, 400, "request_id", "without '/'"),
         ({"token_ids": [1], "request_id": "a\nb"}, 400, "request_id", "printable"),
+        ({"token_ids": [1], "stream": 1}, 400, "stream", "expected true or false"),
         ({"token_ids": [1], "hops": "two"}, 400, "hops", "expected all, prefill or decode"),
         ({"token_ids": [1], "temperature": 1}, 400, "body.temperature", "unknown field"),
     ],
