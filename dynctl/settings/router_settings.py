@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from router_core import (
     PRESETS,
     SETTINGS,
     ConfigError,
+    Only,
     RouterConfig,
     Setting,
     find_setting,
@@ -180,12 +182,13 @@ def resolve(
         raise UsageProblem(str(error), hint) from None
     _refuse_contradictions(config, sources)
     policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
+    naming = partial(as_typed, sources=sources)
     for key in SETTINGS:
-        warnings += _texts(no_effect(key, _typed_name(key, sources), config, _flag))
+        warnings += _texts(no_effect(key, _typed_name(key, sources), config, naming))
     for key, value in PRESETS[name].items():
         if key not in values and value != SETTINGS[key].default:
             warnings += _texts(
-                no_effect(key, f"preset {name}: {key} {_shown(value)}", config, _flag)
+                no_effect(key, f"preset {name}: {key} {_shown(value)}", config, naming)
             )
     warnings += _unknown_variables(variables)
     return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
@@ -271,17 +274,55 @@ def no_effect(
         yield NoEffect(name, f"{typed} has no effect: {setting.dry_run}", True)
         return
     for only in setting.only:
-        other = getattr(config, only.setting)
-        if only.holds(config):
+        # One name may set both, as the 0.9 overlap score weight does.
+        if not only.holds(config) and naming(only.setting) != typed:
+            yield NoEffect(name, f"{typed} has no effect {_unmet(only, config, naming)}", False)
+            return
+
+
+def needs_dynamo(resolved: Resolved) -> Iterator[str]:
+    """Warnings for what is set and needs the workers of a Dynamo deployment, where there are none.
+
+    A setting that waits for another one has its warning in ``resolved`` already.
+    """
+    for name, setting in SETTINGS.items():
+        typed = _typed_name(name, resolved.sources)
+        if typed is None or not setting.dynamo or not getattr(resolved.config, name):
             continue
-        if other is None:
-            names = [naming(one) for one in (only.setting, only.instead) if one]
-            why = f"without {' or '.join(names)}"
-        else:
-            needed = " or ".join(map(_shown, only.values))
-            why = f"with {naming(only.setting)} {_shown(other)}: expected {needed}"
-        yield NoEffect(name, f"{typed} has no effect {why}", False)
-        return
+        if all(only.holds(resolved.config) for only in setting.only):
+            yield (
+                f"without the workers of a Dynamo deployment {typed} has no effect: specify the "
+                "deployment with --discovery"
+            )
+
+
+def _unmet(only: Only, config: RouterConfig, naming: Callable[[str], str]) -> str:
+    """What a setting lacks to have an effect: ``without A or B``, ``with A 1: expected 2``."""
+    value, name = getattr(config, only.setting), naming(only.setting)
+    separator = ", or "
+    if value is None or value is False:
+        text, separator = f"without {name}", " or "
+    elif value is True:
+        text, separator = f"with {name}", ": expected "
+    elif only.values:
+        text = f"with {name} {_shown(value)}: expected {' or '.join(map(_shown, only.values))}"
+    else:
+        text = f"with {name} {value:g}: expected more than 0"
+    other = only.instead
+    while other is not None:
+        text, separator = f"{text}{separator}{_condition(other, naming)}", ", or "
+        other = other.instead
+    return text
+
+
+def _condition(only: Only, naming: Callable[[str], str]) -> str:
+    """A condition as a user sets it, with the value that it needs."""
+    name = naming(only.setting)
+    if SETTINGS[only.setting].type is not bool:
+        return " ".join((name, *map(_shown, only.values[:1])))
+    if only.values != (False,):
+        return name
+    return f"--no-{name.removeprefix('--')}" if name.startswith("--") else f"{name}=false"
 
 
 def bounds(setting: Setting) -> str:
@@ -361,7 +402,15 @@ def _typed(spelling: Spelling, texts: Mapping[str, str | bool]) -> str:
 def _typed_name(name: str, sources: Mapping[str, str]) -> str | None:
     """The flag or variable that set a setting, None where the preset did."""
     kind, _, text = sources[name].partition(" ")
-    return None if kind == "preset" else text
+    return text if kind in ("flag", "env") else None
+
+
+def as_typed(name: str, sources: Mapping[str, str]) -> str:
+    """The flag or variable of a setting as the user typed it; its flag where it was not typed, and
+    for a switch, which may have been typed as off."""
+    if SETTINGS[name].type is bool or name not in sources:
+        return _flag(name)
+    return _typed_name(name, sources) or _flag(name)
 
 
 def _in_seconds(setting: Setting, text: str) -> str:
@@ -485,7 +534,7 @@ def _refuse_bypass(config: RouterConfig, sources: Mapping[str, str]) -> None:
         given, "conditional disaggregation", {"router_mode": "kv", "use_kv_events": True},
         config, sources,
     )  # fmt: skip
-    unmet = _without_line(config, _flag)
+    unmet = _without_line(config, partial(as_typed, sources=sources))
     if unmet:
         raise UsageProblem(unmet, "set one of them, or use the policy isl-bounding")
 
@@ -526,7 +575,14 @@ def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> 
     if model == "none":
         return
     given = f"{_typed_name(_LOAD_MODEL, sources) or _flag(_LOAD_MODEL)} {model}"
-    missing = [_flag(name) for name in _MODELLED_BY if getattr(config, name) is None]
+    spelled = [_typed_name(name, sources) for name in _MODELLED_BY]
+    older = any(text == ROUTER_OPTIONS[name].flags[-1] for name, text in
+                zip(_MODELLED_BY, spelled, strict=True))  # fmt: skip
+    missing = [
+        ROUTER_OPTIONS[name].flags[-1 if older else 0]
+        for name in _MODELLED_BY
+        if getattr(config, name) is None
+    ]
     # Measured durations need no description of what is measured.
     optional = model == "measured" and (
         len(missing) == len(_MODELLED_BY) and config.ais_tp_size is None

@@ -82,7 +82,7 @@ def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
     if resolved.config.router_prefill_load_model != "none":
         from dynctl.planning.prefill_load import prefill_model
 
-        model = prefill_model(resolved.config)
+        model = prefill_model(resolved.config, resolved.sources)
     if resolved.config.router_kv_transfer_qos is not None:
         from dynctl.serving.transfer_file import configured_table
 

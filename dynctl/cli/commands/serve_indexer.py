@@ -8,6 +8,7 @@ import typer
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.access_options import index_peers, secret
+from dynctl.cli.option_groups import Needs
 from dynctl.cli.serving_options import (
     LISTEN,
     Announce,
@@ -58,12 +59,14 @@ def indexer(
             help="Block size of the engines of --workers.",
             rich_help_panel=_ENGINES,
         ),
+        Needs(("workers",)),
     ] = None,
     model_name: Annotated[
         str,
         typer.Option(
             metavar="NAME", help="Model of the engines of --workers.", rich_help_panel=_ENGINES
         ),
+        Needs(("workers",)),
     ] = "default",
     routing_group: Annotated[
         str,
@@ -72,6 +75,7 @@ def indexer(
             help="Routing group of the engines of --workers.",
             rich_help_panel=_ENGINES,
         ),
+        Needs(("workers",)),
     ] = "default",
     peers: Annotated[
         str,
@@ -98,6 +102,7 @@ def indexer(
             help="Time between two snapshots; one is written at the end too.",
             rich_help_panel=_PEERS,
         ),
+        Needs(("snapshot",)),
     ] = 30.0,
     api_token: ApiToken = None,
     token_file: Annotated[

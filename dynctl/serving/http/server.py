@@ -29,6 +29,7 @@ from dynctl.base.errors import UsageProblem, file_problem, network_reason
 from dynctl.health import conditions as codes
 from dynctl.planning.prefill_load import prefill_model
 from dynctl.serving.config import (
+    DEFAULT_BLOCK_SIZE,
     INDEX_BYTES_PER_BLOCK,
     DynamoConfig,
     FrontendConfig,
@@ -144,8 +145,8 @@ class Frontend:
             self.service = RoutingService(
                 config.router,
                 tokenizers,
-                default_block_size=config.block_size,
-                prefill_model=prefill_model(config.router),
+                default_block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+                prefill_model=prefill_model(config.router, config.origins),
                 policy_classes=policy_classes(config.router),
                 router=router,
             )

@@ -69,6 +69,7 @@ BESIDE = {
         "router_session_affinity_ttl_secs": "60",
         "router_session_affinity_mode": "soft",
     },
+    "router_reset_states": {"router_durable_kv_events": "true"},
     "router_queue_policy": {"router_queue_threshold": "4"},
     "router_queue_max_requests": {"router_queue_threshold": "4"},
     "router_queue_max_wait_secs": {"router_queue_threshold": "4"},
@@ -381,7 +382,7 @@ def test_commands_name_options_without_effect(dynctl: Any, line: str, named: str
     assert (ran.code, ran.err) == (0, f"warning: {named}\n")
 
 
-#: Options of other programs in dynctl's texts: kubectl, engines, Dynamo and its operator.
+#: Options of other programs in dynctl's texts: kubectl, engines, Dynamo and its operator, hf.
 FOREIGN = frozenset(
     (
         *("--api-group", "--config", "--field-selector", "--overwrite", "--patch-file"),
@@ -389,7 +390,7 @@ FOREIGN = frozenset(
         *("--disaggregation-mode", "--is-decode-worker", "--is-prefill-worker"),
         *("--enable-cache-report", "--enable-prompt-tokens-details", "--kv-events-config"),
         *("--page-size", "--prefix-caching-hash-algo", "--publish-events-and-metrics"),
-        *("--served-model-name", "--durable-kv-events"),
+        *("--served-model-name", "--durable-kv-events", "--local-dir"),
         "--router-session-affinity-ttl-secs",
     )
 )
