@@ -167,9 +167,11 @@ def worker_environment() -> "TopologyConfig | None":
     import os
     import time
 
-    from dynctl.base.worker_environment import read_worker_environment
+    from dynctl.base.worker_environment import read_worker_environment, variables_without_effect
     from dynctl.screens.render import talk
 
+    for name in variables_without_effect(os.environ):
+        talk(f"warning: {name} has no effect without DYN_TOPOLOGY_ENABLED=true")
     return read_worker_environment(
         os.environ,
         now=time.monotonic,
