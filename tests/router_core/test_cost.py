@@ -359,3 +359,27 @@ def test_columns_equal_the_formula_written_out(
     for (_, p, d), o, cost in zip(rows, overlap, total_costs(terms, None, len(rows)), strict=True):
         expected = scale * max(0.0, (p + isl) / 16 - credit * o) + d + blocks
         assert cost == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: overlap weight: 0")
+def test_weight_zero_counts_blocks_and_not_requests() -> None:
+    """As in Dynamo 1.6.1: four requests with one prompt are the blocks of one."""
+    pure = {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
+    hashes = tuple(request(64).sequence_hashes)
+    for weight, loads in ((0.0, {"w1": 8.0, "w2": 8.0}), (1.0, {"w1": 12.0, "w2": 9.0})):
+        fleet = router(worker(1), worker(2), decode_active_request_weight=weight, **pure)
+        for number in range(5):
+            holder = 1 if number < 4 else 2
+            booked = Booked(f"r{number}", "aggregated", holder, 0, sequence_hashes=hashes)
+            apply_all(fleet, booked)
+        other = request(64, seed=1)
+        assert costs(fleet, other) == loads
+
+
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: temperature 1.0+")
+@pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.731), (2.0, 0.622), (10.0, 0.525)])
+@pytest.mark.parametrize("dearer", [1.01, 2.0, 1e6])
+def test_of_two_workers_the_cheaper_one_is_never_even(
+    temperature: float, share: float, dearer: float
+) -> None:
+    assert probabilities([1.0, dearer], temperature)[0] == pytest.approx(share, abs=5e-4)
