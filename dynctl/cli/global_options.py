@@ -269,7 +269,7 @@ _PREFIX = "global_"
 _DISCOVERY = ("discovery", "file_kv", "etcd_endpoints")
 #: What is read where the discovery backend is the memory of the process.
 _IN_MEMORY = OUTPUT | {"discovery", "dyn_namespace", "nats_server", "timeout"}
-_DISCOVERY_VARIABLES = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
+DISCOVERY_VARIABLES = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
 _OWN_WORKERS = (
     *(("--worker", "worker"), ("--workers-file", "workers_file"), ("--router", "router")),
 )
@@ -354,7 +354,7 @@ def with_globals(
         dynamo = _serves_dynamo(options, path, arguments)
         alone = local and not dynamo
         warnings = [
-            *_without_effect(options, path, alone, frozenset(redeclared)),
+            *_without_effect(options, path, alone, frozenset(redeclared), dynamo),
             *_unmet_needs(context, path, needs, arguments, dynamo),
         ]
         for warning in warnings:
@@ -371,14 +371,14 @@ _CLUSTER_ALONE = "topology sync"
 
 
 def _without_effect(
-    options: GlobalOptions, path: str, local: bool, own: frozenset[str]
+    options: GlobalOptions, path: str, local: bool, own: frozenset[str], dynamo: bool = False
 ) -> Iterator[str]:
     """The options that were given and have no effect. Raises UsageProblem for those of a source,
     where `serve` would start without what they name."""
     read = OUTPUT - _NOT_READ.get(path, frozenset())
     given = options.given - read - own - _ALSO_READ.get(path, frozenset())
     serves = local and path.startswith("serve ")
-    if serves:
+    if serves or (path == "serve epp" and not dynamo):
         yield from (
             f"{name} has no effect on {path}: it has no source"
             for name in PLANE_VARIABLES
@@ -434,7 +434,7 @@ def _unmet_needs(
 
     ``dynamo``: its workers are those of a Dynamo deployment.
     """
-    parameters = {parameter.name: parameter for parameter in context.command.params}
+    parameters: dict[str, Any] = {str(one.name): one for one in context.command.params}
     for name, need in needs.items():
         source = context.get_parameter_source(name)
         if source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
@@ -453,7 +453,7 @@ def _unmet(
     path: str,
     need: Needs,
     arguments: Mapping[str, Any],
-    parameters: Mapping[str | None, Any],
+    parameters: Mapping[str, Any],
     dynamo: bool,
 ) -> str:
     """Why an option has no effect; empty where it has one."""
@@ -494,8 +494,8 @@ def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any])
     if path == "serve router":
         return arguments.get("endpoint") is not None
     if path == "serve epp":
-        own = any(arguments.get(name) for name in ("worker", "workers_file", "pool"))
-        return not own and _served_backend(options) is not None
+        engines = any(arguments.get(name) for name in ("worker", "workers_file", "pool"))
+        return not engines and _served_backend(options) is not None
     if path != "serve frontend":
         return False
     own = [flag for flag, name in _OWN_WORKERS if arguments.get(name)]
@@ -505,7 +505,7 @@ def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any])
             f"{named[0]} and {own[0]}: set only one of them",
             "the workers of a frontend are those in Dynamo's discovery, or those specified",
         )
-    return bool(named or any(os.environ.get(name) for name in _DISCOVERY_VARIABLES)) and not own
+    return bool(named or any(os.environ.get(name) for name in DISCOVERY_VARIABLES)) and not own
 
 
 def _flag(name: str) -> str:

@@ -260,6 +260,19 @@ OBSERVING = fields_of(
     ),
 )
 
+#: Options that steer routing beside the router's settings; `config show` lists them too.
+STEERING = (
+    fields_of(ServingOptions, only=("model_name", "block_size", "index_memory")),
+    fields_of(
+        AccessOptions,
+        only=(
+            *("first_byte_timeout", "idle_timeout", "eject_after", "eject_pause"),
+            *("eject_max_pause", "panic_threshold", "router_replica_bind", "router_replica_peer"),
+            *("router_replica_nats", "router_replica_group", "index_peer"),
+        ),
+    ),
+)
+
 #: Options that are fields of FrontendConfig as they are.
 _FIELDS = (
     *("workers_file", "model_path", "trust_template", "tokenizer", "model_name", "block_size"),

@@ -337,7 +337,7 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_AIC_TP_SIZE",
     ),
     "encoder_cuda_to_cpu_ratio": _option(
-        "throughput of a non-CPU worker relative to a CPU worker; the CPU workers' share is rounded "
+        "throughput of a non-CPU worker relative to a CPU worker; CPU workers' share is rounded "
         "down: with one worker of each and ratio 8, the 9th running request is the first there",
         "--encoder-cuda-to-cpu-ratio",
         "DYN_ENCODER_CUDA_TO_CPU_RATIO",

@@ -47,7 +47,7 @@ BYPASS_FLAG = "--router-conditional-disagg-config"
 BYPASS_VARIABLE = "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG"
 _BYPASS_KEY: Final = "router_conditional_disagg_config"
 _SKIPPING: Final = "conditional_disagg_enabled"
-_BYPASS_FIELDS: Final = {
+BYPASS_FIELDS: Final = {
     name: f"conditional_disagg_{name}"
     for name in (
         "policy",
@@ -229,7 +229,7 @@ def parse_assignments(
         values |= found
         typed |= dict.fromkeys(found, f"--set {text.strip()}")
     config = config.with_values(values)
-    if values.keys() & {_SKIPPING, *_BYPASS_FIELDS.values()}:
+    if values.keys() & {_SKIPPING, *BYPASS_FIELDS.values()}:
         unmet = _without_line(config, _key)
         if unmet:
             raise ConfigError(unmet)
@@ -468,7 +468,7 @@ def _bypass(kind: str, texts: Mapping[str, str | bool]) -> dict[str, Any]:
         raise UsageProblem(
             str(error),
             """for example {"policy":"isl_or_load","prefill_busy_threshold":0.5}; fields: """
-            + ", ".join(_BYPASS_FIELDS),
+            + ", ".join(BYPASS_FIELDS),
         ) from None
     for name, value in found.items():
         own = _current(name, kind)
@@ -490,7 +490,7 @@ def _bypass_config(where: str, text: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: expected a JSON object, got {text[:80]!r}")
     found = {}
     for field_name, value in parsed.items():
-        name = _BYPASS_FIELDS.get(field_name)
+        name = BYPASS_FIELDS.get(field_name)
         if name is None:
             raise ConfigError(f"{where}: unknown field {field_name[:80]!r}")
         if SETTINGS[name].choices and isinstance(value, str):
@@ -519,7 +519,7 @@ def _without_line(config: RouterConfig, naming: Callable[[str], str]) -> str:
 
 def _refuse_bypass(config: RouterConfig, sources: Mapping[str, str]) -> None:
     """Raise UsageProblem where conditional disaggregation cannot work, as Dynamo does."""
-    whole = [name for name in _BYPASS_FIELDS.values() if _typed_name(name, sources) in
+    whole = [name for name in BYPASS_FIELDS.values() if _typed_name(name, sources) in
              (BYPASS_FLAG, BYPASS_VARIABLE)]  # fmt: skip
     if not config.conditional_disagg_enabled:
         if whole:

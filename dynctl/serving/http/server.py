@@ -47,7 +47,7 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.flow import RequestFlow
-from dynctl.serving.http.admin import Admin
+from dynctl.serving.http.admin import Admin, serving_values
 from dynctl.serving.http.auth import Handler, checked_token, guarded, keyed
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
 from dynctl.serving.http.connections import (
@@ -186,6 +186,7 @@ class Frontend:
             token=config.api_token,
             preset=config.preset,
             sources=config.origins,
+            serving=serving_values(config),
             enabled=config.admin_api,
         )
         self.exchange = IndexExchange(service, self.fleet, config.api_token)
