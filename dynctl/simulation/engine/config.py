@@ -419,7 +419,7 @@ def without_effect(
         if not option.needs or (typed == option.env and not env.get(option.env)):
             continue
         missing = [need for need in option.needs if not _is_met(config, need)]
-        value = getattr(config.faults if option.fault else config, option.field)
+        value = given.get(option.flag.removeprefix("--"), env.get(option.env))
         if len(missing) == len(option.needs) and (value or option.type is bool):
             flags = [f"--{_flag(need).replace('=', ' ')}" for need in missing]
             found.append(f"{typed} has no effect without {' or '.join(flags)}")
