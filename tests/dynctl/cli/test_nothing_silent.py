@@ -457,9 +457,6 @@ ALONE = frozenset(
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 @pytest.mark.parametrize("command", ["frontend", "router", "epp"])
-@pytest.mark.seed("router-guide: arguments: --serve-indexer")
-@pytest.mark.seed("router-guide: arguments: --use-remote-indexer")
-@pytest.mark.seed("smart-routing-guide-0.9: replicas: --router-reset-states")
 def test_a_router_setting_alone_has_an_effect_or_is_named(
     dynctl: Any, started: list[Any], command: str, name: str
 ) -> None:
