@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.errors import UsageProblem, without_credentials
-from dynctl.cli.option_groups import Needs, fields_of
-from dynctl.cli.shared_options import seconds
+from dynctl.cli.option_groups import fields_of
+from dynctl.cli.shared_options import Needs, seconds
 
 if TYPE_CHECKING:
     from dynctl.serving.config import HealthConfig, ReplicaConfig

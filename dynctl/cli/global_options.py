@@ -26,8 +26,7 @@ from dynctl.base.options import (
     OutputFormat,
     formats_of,
 )
-from dynctl.cli.option_groups import Needs
-from dynctl.cli.shared_options import seconds
+from dynctl.cli.shared_options import Needs, seconds
 
 PANEL = "Global options"
 DYNAMO = "Global options for a live Dynamo"

@@ -3,31 +3,8 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_type_hints
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """An option has an effect only while others of its command are set.
-
-    It stands beside the ``typer.Option`` of its annotation. ``parameters``: one of these must be
-    set, which None, False, an empty value and ``unset`` are not. ``dynamo``: the workers must be
-    those of a Dynamo deployment, or must not be. ``without``: none of these must be set.
-    ``not_on``: commands on which it has no effect, and the place where it has one.
-    """
-
-    parameters: tuple[str, ...] = ()
-    unset: Any = None
-    dynamo: bool | None = None
-    without: tuple[str, ...] = ()
-    not_on: Mapping[str, str] = field(default_factory=dict)
-
-    def is_set(self, value: Any) -> bool:
-        """Whether a parameter of ``parameters`` or ``without`` is set, by its value."""
-        if value is None or value is False or value == self.unset:
-            return False
-        return not (isinstance(value, (str, list, tuple)) and not value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +83,5 @@ def with_options(
     return decorate
 
 
-def _default(option: Field[Any]) -> Any:
-    return inspect.Parameter.empty if option.default is MISSING else option.default
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default

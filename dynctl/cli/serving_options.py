@@ -17,9 +17,9 @@ from dynctl.cli.access_options import (
     limits_of,
     replicas_of,
 )
-from dynctl.cli.option_groups import Needs, fields_of
+from dynctl.cli.option_groups import fields_of
 from dynctl.cli.router_flags import split_preset
-from dynctl.cli.shared_options import memory_of, one_choice, seconds, size_of
+from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds, size_of
 
 if TYPE_CHECKING:
     from dynctl.serving.config import FrontendConfig

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.access_options import AccessOptions
+from dynctl.cli.access_options import AccessOptions, health_of, index_peers, replicas_of
 from dynctl.cli.commands.serve import EventPlane, MigrationLimit, MigrationTokens, NamespacePrefix
 from dynctl.cli.global_options import DISCOVERY_VARIABLES
 from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS, split_preset
 from dynctl.cli.serving_options import STEERING, ServingOptions
+from dynctl.cli.shared_options import memory_of, one_choice
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument, ConfigReport, SettingRow
@@ -68,7 +69,9 @@ def show_config(
     else:
         if os.environ.get(VARIABLE):
             apply_context(options)  # raises UsageProblem for an unknown context
+        one_choice("--event-plane", event_plane or "zmq", ("zmq", "nats"))
         report = _local(router_flags, _steering(context))
+        _check(serving, access, report)
         if advise:
             report = _advised(report, None)
     for warning in report.warnings:
@@ -117,6 +120,15 @@ def _steering(context: typer.Context) -> list[SettingRow]:
             )
         )
     return rows
+
+
+def _check(serving: ServingOptions, access: AccessOptions, report: ConfigReport) -> None:
+    """Raise UsageProblem for values with which `serve frontend` would not start."""
+    memory_of("--index-memory", serving.index_memory)
+    index_peers(access.index_peer)
+    health_of(access)
+    values = {row.name: row.value for row in report.settings}
+    replicas_of(access, values["router_replica_sync"])
 
 
 def _is_typed(row: SettingRow) -> bool:

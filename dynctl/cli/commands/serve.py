@@ -19,7 +19,7 @@ from dynctl.cli.access_options import (
     limits_of,
     secret,
 )
-from dynctl.cli.option_groups import Needs, with_options
+from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS
 from dynctl.cli.serving_options import (
     LOGS,
@@ -30,7 +30,7 @@ from dynctl.cli.serving_options import (
     ServingOptions,
     frontend_config,
 )
-from dynctl.cli.shared_options import memory_of, one_choice, seconds, size_of
+from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds, size_of
 
 _SHARED = "A router in another process"
 DYNAMO_HINT = (

@@ -18,10 +18,10 @@ from dynctl.cli.commands.serve import (
     NamespacePrefix,
     dynamo_config,
 )
-from dynctl.cli.option_groups import Needs, with_options
+from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS
 from dynctl.cli.serving_options import SERVING, ServingOptions, frontend_config
-from dynctl.cli.shared_options import seconds, size_of
+from dynctl.cli.shared_options import Needs, seconds, size_of
 
 _GATEWAY = "Gateway"
 _POOL = "Workers of an InferencePool"

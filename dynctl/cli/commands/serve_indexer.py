@@ -8,7 +8,6 @@ import typer
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.access_options import index_peers, secret
-from dynctl.cli.option_groups import Needs
 from dynctl.cli.serving_options import (
     LISTEN,
     Announce,
@@ -18,7 +17,7 @@ from dynctl.cli.serving_options import (
     LogFormat,
     LogLevel,
 )
-from dynctl.cli.shared_options import memory_of, one_choice, seconds
+from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds
 from dynctl.documents.index_dump import RegisteredRank
 
 _ENGINES = "Engines"

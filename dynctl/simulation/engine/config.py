@@ -98,7 +98,6 @@ class EngineConfig:
     can_prefill: bool = _option(
         True,
         "A decode engine prefills a request that arrives without a hand-off.",
-        needs=("role=decode",),
     )
     host: str = _option("127.0.0.1", "Address to listen on.")
     advertise_host: str = _option(

@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -537,7 +538,7 @@ def test_settings_of_a_dynamo_deployment_count_with_discovery(
     assert f"without the workers of a Dynamo deployment {given[0]} has no effect" in ran.err
 
 
-#: Options of `serve` with an effect on their own, for each command; {} and None: of all.
+#: Options of `serve` with an effect on their own, for each command.
 EFFECTIVE: dict[str, frozenset[str]] = {
     "frontend": frozenset(
         (
@@ -579,19 +580,23 @@ VALUES = {
 }  # fmt: skip
 
 
+@cache
+def _commands() -> Any:
+    """The commands of `serve`, by name."""
+    root: Any = typer.main.get_command(build_app())
+    return root.commands["serve"].commands
+
+
 def _served() -> Iterator[tuple[str, str]]:
     """Each command of `serve` with each of its own options."""
-    serve: Any = typer.main.get_command(build_app())
     for command in EFFECTIVE:
-        for parameter in serve.commands["serve"].commands[command].params:
+        for parameter in _commands()[command].params:
             if not parameter.name.startswith(("global_", "router_flag_")):
                 yield command, parameter.name
 
 
 def _typed(command: str, name: str, folder: Path) -> list[str]:
-    serve: Any = typer.main.get_command(build_app())
-    parameters = serve.commands["serve"].commands[command].params
-    option = next(one for one in parameters if one.name == name)
+    option = next(one for one in _commands()[command].params if one.name == name)
     flag = str(option.opts[0])
     if option.is_flag:
         return [option.secondary_opts[0] if option.default is True else flag]
@@ -719,12 +724,18 @@ def test_config_show_lists_every_option_of_serve_that_steers_routing(dynctl: Any
     report = dynctl("config", "show", "-o", "json").json
     flags = {row["flag"] for row in report["settings"] + report["serving"]}
     aliases = {name for row in report["settings"] for name in row["aliases"]}
-    panels = ("Router", "Busy", "KV-transfer", "Conditional", "Older", "Other routers of")
+    panels: tuple[str, ...] = (
+        "Router",
+        "Busy",
+        "KV-transfer",
+        "Conditional",
+        "Older",
+        "Other routers of",
+    )
     panels += ("Limits of engines", "Not supported")
-    serve: Any = typer.main.get_command(build_app())
     steering = {
         str(option.opts[0])
-        for option in serve.commands["serve"].commands["frontend"].params
+        for option in _commands()["frontend"].params
         if str(getattr(option, "rich_help_panel", None)).startswith(panels)
     } | {"--kv-cache-block-size"}
     assert steering - {"--preset"} <= flags | aliases
