@@ -23,15 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dynctl.base.options import WORKER_VARIABLES
 from router_core import ModelRuntimeConfig, WorkerError
 
 #: What DYN_TOPOLOGY_ENABLED turns on.
-VARIABLES = (
-    "DYN_TOPOLOGY_MOUNT_PATH",
-    "DYN_KV_TRANSFER_DOMAIN",
-    "DYN_KV_TRANSFER_ENFORCEMENT",
-    "DYN_KV_TRANSFER_PREFERRED_WEIGHT",
-)
+VARIABLES = WORKER_VARIABLES[1:]
 DEFAULT_MOUNT_PATH = "/etc/dynamo/topology"
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 30.0

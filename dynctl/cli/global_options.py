@@ -22,6 +22,7 @@ from dynctl.base.options import (
     PLANE_VARIABLES,
     READ_BY,
     SOURCES,
+    WORKER_VARIABLES,
     GlobalOptions,
     OutputFormat,
     formats_of,
@@ -365,6 +366,8 @@ def with_globals(
     return _with_signature(command, own)
 
 
+#: Servers that are no workers: what a worker publishes is set on the worker.
+_ROUTERS = frozenset({"serve frontend", "serve router", "serve epp", "serve observe"})
 #: Reads a Kubernetes cluster and nothing else.
 _CLUSTER_ALONE = "topology sync"
 
@@ -381,6 +384,12 @@ def _without_effect(
         yield from (
             f"{name} has no effect on {path}: it has no source"
             for name in PLANE_VARIABLES
+            if os.environ.get(name)
+        )
+    if path in _ROUTERS:
+        yield from (
+            f"{name} has no effect on {path}: set it on the workers"
+            for name in WORKER_VARIABLES
             if os.environ.get(name)
         )
     if path in _OWN_CHECKS or not given:

@@ -338,9 +338,11 @@ def frontend_config(
                 "--router-replica-sync alone shares load with its routers, over its event plane",
             )
     elif not shared and resolved.config.router_replica_sync and replicas is None:
+        nats = os.environ.get("NATS_SERVER")
         talk(
             "warning: no replica to share load with: set --router-replica-bind and "
             "--router-replica-peer, or --router-replica-nats"
+            + (" (NATS_SERVER is for the workers of a Dynamo deployment)" if nats else "")
         )
     return FrontendConfig(
         **more,

@@ -64,7 +64,8 @@ _NOT_READ: Final = {
 }
 _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
 #: Variables of Dynamo's router that other parts read.
-_READ_ELSEWHERE: Final = ("DYN_ROUTER_SNAPSHOT_THRESHOLD",)
+SNAPSHOT_VARIABLE: Final = "DYN_ROUTER_SNAPSHOT_THRESHOLD"
+_READ_ELSEWHERE: Final = (SNAPSHOT_VARIABLE,)
 _LOAD_MODEL: Final = "router_prefill_load_model"
 #: What an estimate of the prefill load model needs to know.
 _MODELLED_BY: Final = ("ais_backend", "ais_system", "ais_model_path")
@@ -191,6 +192,10 @@ def resolve(
                 no_effect(key, f"preset {name}: {key} {_shown(value)}", config, naming)
             )
     warnings += _unknown_variables(variables)
+    if SNAPSHOT_VARIABLE in variables and not config.router_durable_kv_events:
+        warnings.append(
+            f"{SNAPSHOT_VARIABLE} has no effect without {_flag('router_durable_kv_events')}"
+        )
     return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
 
 

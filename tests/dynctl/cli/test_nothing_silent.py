@@ -15,7 +15,14 @@ import pytest
 import typer
 
 import dynctl as package
-from dynctl.base.options import OUTPUT, PLANE_VARIABLES, READ_BY, SOURCES, GlobalOptions
+from dynctl.base.options import (
+    OUTPUT,
+    PLANE_VARIABLES,
+    READ_BY,
+    SOURCES,
+    WORKER_VARIABLES,
+    GlobalOptions,
+)
 from dynctl.cli.app import build_app
 from dynctl.cli.global_options import _without_effect
 from dynctl.settings.router_options import ROUTER_OPTIONS
@@ -632,6 +639,7 @@ def test_an_option_of_serve_alone_has_an_effect_or_is_named(
         ("DYN_SYSTEM_HOST", []),
         ("DYNCTL_OTLP_SAMPLE_RATIO", []),
         ("DYNCTL_ROUTER_TOKEN", []),
+        ("DYN_ROUTER_SNAPSHOT_THRESHOLD", []),
     ],
 )
 def test_a_variable_without_effect_is_named_as_it_was_set(
@@ -645,6 +653,32 @@ def test_a_variable_without_effect_is_named_as_it_was_set(
     ran = dynctl("serve", "frontend", *command)
     assert (ran.code, len(started)) == (0, 1)
     assert f"warning: {variable} has no effect with" in ran.err
+
+
+@pytest.mark.parametrize("command", ["frontend", "router", "epp"])
+@pytest.mark.parametrize("variable", WORKER_VARIABLES)
+def test_a_variable_of_workers_is_named_on_a_router(
+    dynctl: Any,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    command: str,
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    ran = dynctl("serve", command, "--worker", "http://127.0.0.1:1")
+    expected = f"warning: {variable} has no effect on serve {command}: set it on the workers\n"
+    assert (ran.code, ran.err, len(started)) == (0, expected, 1)
+
+
+def test_a_server_of_nats_alone_shares_no_load(
+    dynctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATS_SERVER", "nats://127.0.0.1:4222")
+    for command in ("frontend", "router", "epp"):
+        own = ["--worker", "http://127.0.0.1:1"]
+        ran = dynctl("serve", command, *own, "--router-replica-sync")
+        assert f"NATS_SERVER has no effect on serve {command}" in ran.err
+        assert "or --router-replica-nats (NATS_SERVER is for the workers of a Dynamo" in ran.err
 
 
 @pytest.mark.parametrize("option", [one for one in OPTIONS if one.needs], ids=lambda one: one.field)
