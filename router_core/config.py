@@ -266,7 +266,9 @@ class RouterConfig:
     )
     """Weight of the preference, 0 to 1."""
     decode_capacity_guard: bool = _setting(
-        True, only=(_WITH_TAINTS, Only("router_pair_selection", ("greedy",))), own=True
+        True,
+        only=(_WITH_TAINTS, *_NOT_DIRECT, Only("router_pair_selection", ("greedy",))),
+        own=True,
     )
     """Choose only prefill workers whose domain has an eligible decode worker."""
     router_pair_selection: str = _setting(
@@ -437,7 +439,10 @@ class RouterConfig:
     )
     """Query a served indexer instead of keeping an index."""
     router_durable_kv_events: bool = _setting(
-        False, dynamo=True, dry_run="it is how a running router reads its events"
+        False,
+        dynamo=True,
+        only=(_WITH_EVENTS,),
+        dry_run="it is how a running router reads its events",
     )
     """Read KV events from JetStream (deprecated in Dynamo)."""
     router_reset_states: bool = _setting(

@@ -495,7 +495,7 @@ def _served_backend(options: GlobalOptions) -> str | None:
 
 
 def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any]) -> bool:
-    """Whether `serve frontend`, `router` or `epp` serves the workers of a Dynamo deployment.
+    """Whether the workers of `serve frontend`, `router` or `epp` are those of a Dynamo deployment.
 
     Raises UsageProblem where a frontend has both these and other workers.
     """
@@ -504,6 +504,8 @@ def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any])
     if path == "serve epp":
         engines = any(arguments.get(name) for name in ("worker", "workers_file", "pool"))
         return not engines and _served_backend(options) is not None
+    if path == "config show":  # of a frontend in this environment
+        return any(os.environ.get(name) for name in DISCOVERY_VARIABLES)
     if path != "serve frontend":
         return False
     own = [flag for flag, name in _OWN_WORKERS if arguments.get(name)]
