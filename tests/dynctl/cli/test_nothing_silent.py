@@ -655,6 +655,25 @@ def test_a_variable_without_effect_is_named_as_it_was_set(
     assert f"warning: {variable} has no effect with" in ran.err
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--system-host", "127.0.0.2", "--system-port", "0"],
+        ["--processes", "2", "--process-timeout", "5"],
+        ["--key-concurrency", "2", "--api-key", "k"],
+        ["--record-max-bytes", "1MiB", "--record", "FILE"],
+        ["--discovery", "mem", "--migration-limit", "2", "--response-port", "1234"],
+        ["--router", "http://127.0.0.1:1", "--router-token", "t"],
+        ["--router-durable-kv-events", "--router-reset-states", "--discovery", "mem"],
+    ],
+)
+def test_an_option_that_has_what_it_needs_is_silent(
+    dynctl: Any, started: list[Any], given: list[str]
+) -> None:
+    ran = dynctl("serve", "frontend", *given)
+    assert (ran.code, ran.err, len(started)) == (0, "", 1)
+
+
 @pytest.mark.parametrize("command", ["frontend", "router", "epp"])
 @pytest.mark.parametrize("variable", WORKER_VARIABLES)
 def test_a_variable_of_workers_is_named_on_a_router(

@@ -303,6 +303,11 @@ async def test_a_block_size_that_the_engine_does_not_have_is_a_condition(
         )
         differs = given is not None and given != reported
         assert condition(fleet) == (expected if differs else None)
+        _, document = await fleet.get("/v1/config")
+        rows = {row["name"]: row for row in document["serving"]}
+        source = "default" if given is None else "set at the start"
+        row = rows["kv_cache_block_size"]
+        assert (row["value"], row["source"]) == (given, source)
 
 
 async def test_a_model_name_that_the_engine_does_not_serve_is_a_condition(
