@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dynctl.cli.help import NOT_SUPPORTED
+from dynctl.cli.help import NOT_SUPPORTED, OLDER_NAMES
 from dynctl.cli.option_groups import only_given
 from dynctl.settings.router_options import ROUTER_OPTIONS, RouterOption
 from dynctl.settings.router_settings import (
@@ -22,7 +22,6 @@ POLICY_PANEL = "KV-transfer policy (for workers that publish none)"
 BUSY_PANEL = "Busy thresholds"
 QUEUE_PANEL = "Router queue"
 BYPASS_PANEL = "Conditional disaggregation"
-OLDER_PANEL = "Older names of router settings (a warning has the current name)"
 #: How help pages name a value of each type.
 _METAVARS = {int: "N", float: "X", str: "TEXT", bool: ""}
 
@@ -122,7 +121,7 @@ def _older(names: list[str], flag: str, option: RouterOption, metavar: str | Non
         *names,
         metavar=metavar,
         help=f"Older name of {option.flags[0]}." + (f" [{variable}]" if variable else ""),
-        rich_help_panel=OLDER_PANEL,
+        rich_help_panel=OLDER_NAMES,
         show_default=False,
     )
 
