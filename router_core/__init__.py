@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from router_core.transfer import BEYOND, Link, TransferTable
     from router_core.busy import REPORTED_TOKENS, THRESHOLD_SETTINGS, ThresholdSignal, Thresholds
     from router_core.config import (
-        DEFAULT_PRESET, PRESETS, SETTINGS, RouterConfig, Setting, find_setting,
+        DEFAULT_PRESET, PRESETS, SETTINGS, Only, RouterConfig, Setting, find_setting,
         legacy_overlap_weight, preset,
     )
     from router_core.hashing import (
@@ -103,7 +103,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "UNCONSTRAINED", "ImpliedConstraints", "RouterPolicy", "implied_constraints", "policy_conflict",
     "BEYOND", "Link", "TransferTable",
     "REPORTED_TOKENS", "THRESHOLD_SETTINGS", "ThresholdSignal", "Thresholds",
-    "DEFAULT_PRESET", "PRESETS", "SETTINGS", "RouterConfig", "Setting", "find_setting",
+    "DEFAULT_PRESET", "PRESETS", "SETTINGS", "Only", "RouterConfig", "Setting", "find_setting",
     "legacy_overlap_weight", "preset",
     "BlockHashes", "hash_prompt", "local_block_hashes", "sequence_hashes", "to_signed",
     "to_unsigned",
@@ -149,8 +149,8 @@ _MODULES = {
     "transfer": "BEYOND Link TransferTable",
     "busy": "REPORTED_TOKENS THRESHOLD_SETTINGS ThresholdSignal Thresholds",
     "config":
-        "DEFAULT_PRESET PRESETS SETTINGS RouterConfig Setting find_setting legacy_overlap_weight "
-        "preset",
+        "DEFAULT_PRESET PRESETS SETTINGS Only RouterConfig Setting find_setting "
+        "legacy_overlap_weight preset",
     "hashing": "BlockHashes hash_prompt local_block_hashes sequence_hashes to_signed to_unsigned",
     "prompt_hasher": "PromptHasher",
     "index": "IndexBound PrefixIndex",

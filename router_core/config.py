@@ -21,19 +21,24 @@ from router_core.taints import parse_domains
 class Only:
     """A setting has an effect only while ``setting`` has one of ``values``.
 
-    Without ``values``: only while it is set, or the setting ``instead`` is.
+    Without ``values``: only while an optional setting is set, a switch is true, a number is not 0.
+    ``instead``: this condition is enough too.
     """
 
     setting: str
     values: tuple[Any, ...] = ()
-    instead: str = ""
+    instead: Only | None = None
 
     def holds(self, config: RouterConfig) -> bool:
-        """Whether the other setting lets this one have its effect."""
+        """Whether the other settings let this one have its effect."""
         value = getattr(config, self.setting)
         if self.values:
-            return value in self.values
-        return value is not None or bool(self.instead and getattr(config, self.instead) is not None)
+            holds = value in self.values
+        elif SETTINGS[self.setting].optional:
+            holds = value is not None
+        else:
+            holds = bool(value)
+        return holds or (self.instead is not None and self.instead.holds(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,9 @@ class Setting:
     ``unbuilt_values`` only, where there are some): such a setting is checked and has no effect.
     ``without`` says what happens instead. ``only``: the other settings that it depends on.
     ``dry_run``: why a dry run cannot show its effect (that of ``dry_run_values`` only, where there
-    are some). Every warning about a setting without an effect comes from these four. ``own``:
-    Dynamo's router has no such setting.
+    are some). ``dynamo``: it has an effect only with the workers of a Dynamo deployment. Every
+    warning about a setting without an effect comes from these five. ``own``: Dynamo's router has no
+    such setting.
     """
 
     name: str
@@ -61,6 +67,7 @@ class Setting:
     only: tuple[Only, ...] = ()
     dry_run: str = ""
     dry_run_values: tuple[Any, ...] = ()
+    dynamo: bool = False
     own: bool = False
 
     @property
@@ -155,12 +162,36 @@ QUEUE_POLICIES = ("fcfs", "wspt", "lcfs")
 _IN_KV = (Only("router_mode", ("kv",)),)
 _NOT_IN_KV = (Only("router_mode", tuple(mode for mode in ROUTER_MODES if mode != "kv")),)
 _WITH_DOMAIN = Only("kv_transfer_domain")
-_WITH_EVENTS = Only("use_kv_events", (True,))
+_WITH_EVENTS = Only("use_kv_events")
 _WITHOUT_EVENTS = Only("use_kv_events", (False,))
 _BY_ISL = (POLICIES[0], POLICIES[2])
-_SKIPPING = (*_IN_KV, Only("conditional_disagg_enabled", (True,)))
+_SKIPPING = (*_IN_KV, Only("conditional_disagg_enabled"))
 _MODELLED = (Only("router_prefill_load_model", ("ais", "aic", "measured")),)
-_QUEUED = (*_IN_KV, Only("router_queue_threshold", instead="router_policy_config"))
+_TRACKING_PREFILL = Only("router_track_prefill_tokens")
+_QUEUED = (
+    *_IN_KV,
+    Only("router_queue_threshold", instead=Only("router_policy_config")),
+    _TRACKING_PREFILL,
+)
+#: What the router counts is in the cost of mode kv, and compared with busy thresholds in all modes.
+_COUNTING_BLOCKS = Only("router_mode", ("kv",), Only("active_decode_blocks_threshold"))
+_COUNTING_TOKENS = Only(
+    "router_mode",
+    ("kv",),
+    Only("active_prefill_tokens_threshold", (), Only("active_prefill_tokens_threshold_frac")),
+)
+#: Modes other than kv read taints and KV-transfer policies by this setting alone.
+_WITH_TAINTS = Only("router_mode", ("kv",), instead=Only("router_taints_in_all_modes"))
+#: The prefill term has the credit; without it, and on the decode hop of a request that may skip
+#: prefill, the decode term has.
+_CREDITING = Only(
+    "prefill_load_scale",
+    instead=Only(
+        "router_track_prefill_tokens",
+        (False,),
+        instead=Only("conditional_disagg_enabled"),
+    ),
+)
 _NOT_DIRECT = (Only("router_mode", tuple(mode for mode in ROUTER_MODES if mode != "direct")),)
 _WITH_SESSIONS = (*_NOT_DIRECT, Only("router_session_affinity_ttl_secs"))
 _SOFT_SESSIONS = (*_WITH_SESSIONS, Only("router_session_affinity_mode", ("soft",)))
@@ -185,23 +216,34 @@ class RouterConfig:
 
     router_mode: str = _setting("kv", choices=ROUTER_MODES)
     """Rule that chooses the worker."""
-    overlap_score_credit: float = _setting(1.0, low=0.0, only=_IN_KV)
+    overlap_score_credit: float = _setting(1.0, low=0.0, only=(*_IN_KV, _CREDITING))
     """Blocks of prefill credited per cached block."""
-    overlap_score_credit_decay: float = _setting(0.0, low=0.0, only=_IN_KV)
+    overlap_score_credit_decay: float = _setting(
+        0.0,
+        low=0.0,
+        only=(
+            *_IN_KV,
+            _TRACKING_PREFILL,
+            Only("overlap_score_credit"),
+            Only("prefill_load_scale"),
+        ),
+    )
     """How fast the credit falls on workers with more active prefill than the least loaded."""
-    prefill_load_scale: float = _setting(1.0, low=0.0, only=_IN_KV)
+    prefill_load_scale: float = _setting(1.0, low=0.0, only=(*_IN_KV, _TRACKING_PREFILL))
     """Weight of prefill blocks in the cost (0.9: the overlap score weight)."""
     decode_active_request_weight: float = _setting(0.0, low=0.0, only=_IN_KV)
     """Cost in blocks of each active request of a worker."""
     router_temperature: float = _setting(0.0, low=0.0, only=_IN_KV)
     """0 picks the lowest cost; above 0 samples, the higher the more evenly."""
-    router_track_active_blocks: bool = _setting(True, only=_IN_KV)
+    router_track_active_blocks: bool = _setting(True, only=(_COUNTING_BLOCKS,))
     """Count the blocks of running requests as decode load."""
     router_track_output_blocks: bool = _setting(False, dry_run=_RUNNING)
     """Also count the blocks that generation adds."""
-    router_assume_kv_reuse: bool = _setting(True, only=_IN_KV)
+    router_assume_kv_reuse: bool = _setting(
+        True, only=(_COUNTING_BLOCKS, Only("router_track_active_blocks"))
+    )
     """Count a prompt block that running requests share once per worker."""
-    router_track_prefill_tokens: bool = _setting(True, only=_IN_KV)
+    router_track_prefill_tokens: bool = _setting(True, only=(_COUNTING_TOKENS,))
     """Count prompt tokens that wait for their first output token as prefill load."""
     active_decode_blocks_threshold: float | None = _setting(None, low=0.0, high=1.0)
     """A rank is busy above this fraction of its KV blocks."""
@@ -209,20 +251,24 @@ class RouterConfig:
     """A rank is busy above this many active prefill tokens."""
     active_prefill_tokens_threshold_frac: float | None = _setting(None, low=0.0)
     """A rank is busy above this multiple of its max_num_batched_tokens (may exceed 1)."""
-    kv_transfer_domain: str | None = None
+    kv_transfer_domain: str | None = _setting(None, only=(_WITH_TAINTS,))
     """Topology domain of the router's own KV-transfer policy, for workers that publish none."""
-    kv_transfer_enforcement: str = _setting("required", choices=ENFORCEMENTS, only=(_WITH_DOMAIN,))
+    kv_transfer_enforcement: str = _setting(
+        "required", choices=ENFORCEMENTS, only=(_WITH_TAINTS, _WITH_DOMAIN)
+    )
     """``required`` never crosses the domain, ``preferred`` makes crossing cost more, ``fallback``
     crosses only when the domain has no decode worker."""
     kv_transfer_preferred_weight: float | None = _setting(
         None,
         low=0.0,
         high=1.0,
-        only=(_WITH_DOMAIN, Only("kv_transfer_enforcement", ("preferred",))),
+        only=(_WITH_TAINTS, _WITH_DOMAIN, Only("kv_transfer_enforcement", ("preferred",))),
     )
     """Weight of the preference, 0 to 1."""
     decode_capacity_guard: bool = _setting(
-        True, only=(Only("router_pair_selection", ("greedy",)),), own=True
+        True,
+        only=(_WITH_TAINTS, *_NOT_DIRECT, Only("router_pair_selection", ("greedy",))),
+        own=True,
     )
     """Choose only prefill workers whose domain has an eligible decode worker."""
     router_pair_selection: str = _setting(
@@ -279,7 +325,9 @@ class RouterConfig:
     router_taints_in_all_modes: bool = _setting(True, only=_NOT_IN_KV, own=True)
     """Apply taints and KV-transfer policies in modes other than kv too (off: as in Dynamo 1.6)."""
     router_on_degraded: str = _setting(
-        "discount", choices=("discount", "approximate", "load-only", "full"), only=_IN_KV
+        "discount",
+        choices=("discount", "approximate", "load-only", "full"),
+        only=(*_IN_KV, _WITH_EVENTS),
     )
     """What cached blocks count for while a rank's index is incomplete: ``discount`` half of them,
     ``approximate`` what this router sent there in the last ``router_ttl_secs``, ``load-only`` none,
@@ -321,16 +369,18 @@ class RouterConfig:
         0.8, low=0.0, high=1.0, only=_IN_KV, dry_run=_FILLED
     )
     """Approximate mode: fraction of the blocks kept by pruning."""
-    router_queue_threshold: float | None = _setting(None, low=0.0, only=_IN_KV)
+    router_queue_threshold: float | None = _setting(
+        None, low=0.0, only=(*_IN_KV, _TRACKING_PREFILL)
+    )
     """Requests wait while every worker that could take them holds more active prefill tokens than
     this multiple of its max_num_batched_tokens."""
     router_queue_policy: str = _setting(
         "fcfs",
         choices=QUEUE_POLICIES,
-        only=(*_IN_KV, Only("router_queue_threshold")),
+        only=(*_IN_KV, Only("router_queue_threshold"), _TRACKING_PREFILL),
     )
     """Order of the router queue."""
-    router_policy_config: str | None = _setting(None, only=_IN_KV)
+    router_policy_config: str | None = _setting(None, only=(*_IN_KV, _TRACKING_PREFILL))
     """File with the policy classes of the router queue, in place of threshold and policy."""
     router_queue_max_requests: int = _setting(
         4096, low=0, high=1_000_000, only=_QUEUED, dry_run=_WAITING
@@ -380,18 +430,24 @@ class RouterConfig:
         8.0, low=1.0, only=(Only("router_mode", ("device-aware-weighted",)),)
     )
     """Throughput of a non-CPU worker relative to a CPU worker."""
-    serve_indexer: bool = _setting(False, dry_run="a dry run serves no index")
+    serve_indexer: bool = _setting(False, dynamo=True, dry_run="a dry run serves no index")
     """Serve this router's index to other routers."""
     use_remote_indexer: bool = _setting(
-        False, dry_run="it decides where an index is kept, not what the workers cache"
+        False,
+        dynamo=True,
+        dry_run="it decides where an index is kept, not what the workers cache",
     )
     """Query a served indexer instead of keeping an index."""
     router_durable_kv_events: bool = _setting(
-        False, dry_run="it is how a running router reads its events"
+        False,
+        dynamo=True,
+        only=(_WITH_EVENTS,),
+        dry_run="it is how a running router reads its events",
     )
     """Read KV events from JetStream (deprecated in Dynamo)."""
     router_reset_states: bool = _setting(
         False,
+        dynamo=True,
         only=(Only("router_durable_kv_events"),),
         dry_run="it is what a running router does at its start",
     )

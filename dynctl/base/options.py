@@ -128,5 +128,11 @@ READ_BY: Final[Mapping[str, frozenset[str]]] = {
 #: a shell has them for other commands and programs.
 PLANE_VARIABLES: Final = (
     *("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS", "NATS_SERVER", "DYN_NAMESPACE"),
-    *("DYN_EVENT_PLANE", "DYN_REQUEST_PLANE"),
+    *("DYN_EVENT_PLANE", "DYN_REQUEST_PLANE", "DYN_EVENT_PLANE_HOST"),
+    "DYN_TCP_RESPONSE_STREAM_HOST",
+)
+#: Variables of workers, which publish what they set; the first turns the others on.
+WORKER_VARIABLES: Final = (
+    *("DYN_TOPOLOGY_ENABLED", "DYN_TOPOLOGY_MOUNT_PATH", "DYN_KV_TRANSFER_DOMAIN"),
+    *("DYN_KV_TRANSFER_ENFORCEMENT", "DYN_KV_TRANSFER_PREFERRED_WEIGHT"),
 )

@@ -1,7 +1,8 @@
 """The worker environment contract: where a worker reads its topology and KV transfer policy.
 
 Modelled on Dynamo 1.6.1, whose messages are reproduced word for word so that a runbook written
-for it stays valid. The variables are read once, at start:
+for it stays valid; where they do not name the variable, a sentence that does follows. The variables
+are read once, at start, and checked before the worker waits for a file:
 
     DYN_TOPOLOGY_ENABLED             true/1/on/yes turn it on; an unknown word warns and stays off
     DYN_TOPOLOGY_MOUNT_PATH          directory of domain files, default /etc/dynamo/topology
@@ -22,8 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dynctl.base.options import WORKER_VARIABLES
 from router_core import ModelRuntimeConfig, WorkerError
 
+#: What DYN_TOPOLOGY_ENABLED turns on.
+VARIABLES = WORKER_VARIABLES[1:]
 DEFAULT_MOUNT_PATH = "/etc/dynamo/topology"
 POLL_INTERVAL_S = 1.0
 POLL_TIMEOUT_S = 30.0
@@ -86,15 +90,45 @@ def read_worker_environment(
             "topology directory. Exiting."
         )
     mount = Path(env.get("DYN_TOPOLOGY_MOUNT_PATH", "").strip() or DEFAULT_MOUNT_PATH)
+    enforcement, weight = transfer_policy(env)
+    try:
+        # What registration would reject of the variables, with any value of the domain.
+        ModelRuntimeConfig(**TopologyConfig({domain: "-"}, domain, enforcement, weight).fields())
+    except WorkerError as error:
+        raise TopologyEnvironmentError(
+            f"{error} (DYN_KV_TRANSFER_DOMAIN, DYN_KV_TRANSFER_ENFORCEMENT and "
+            "DYN_KV_TRANSFER_PREFERRED_WEIGHT)"
+        ) from None
+    expect_directory(mount, "DYN_TOPOLOGY_MOUNT_PATH")
     domains = wait_for_domain(mount, domain, now=now, sleep=sleep, log=log)
-    enforcement, weight = _transfer_policy(env)
     config = TopologyConfig(domains, domain, enforcement, weight)
     try:
-        ModelRuntimeConfig(**config.fields())  # what registration would reject is rejected here
+        ModelRuntimeConfig(**config.fields())
     except WorkerError as error:
         raise TopologyEnvironmentError(f"{error} (topology files in {mount})") from None
     log(logging.INFO, f"Topology config: {config} (from {mount})")
     return config
+
+
+def variables_without_effect(env: Mapping[str, str]) -> list[str]:
+    """The variables that are set and have no effect, because DYN_TOPOLOGY_ENABLED is not set."""
+    if env.get("DYN_TOPOLOGY_ENABLED", "").strip():
+        return []
+    return [name for name in VARIABLES if env.get(name, "").strip()]
+
+
+def expect_directory(mount: Path, source: str) -> None:
+    """Raise TopologyEnvironmentError for a path that will never be a directory. One that does not
+    exist may still be mounted. ``source``: the option or variable that has it."""
+    try:
+        wrong = mount.exists() and not mount.is_dir()
+    except (OSError, ValueError):
+        wrong = True
+    if wrong:
+        raise TopologyEnvironmentError(
+            f"{source} is {str(mount)!r}, which is not a directory; expected the directory of "
+            "topology files. Exiting."
+        )
 
 
 def read_domain_files(mount: Path) -> dict[str, str]:
@@ -214,9 +248,10 @@ def wait_for_domain(
         sleep(min(POLL_INTERVAL_S, remaining))
 
 
-def _transfer_policy(
+def transfer_policy(
     env: Mapping[str, str],
 ) -> tuple[Literal["required", "preferred"], float | None]:
+    """Enforcement and weight of the variables. Raises TopologyEnvironmentError."""
     raw_weight = env.get("DYN_KV_TRANSFER_PREFERRED_WEIGHT", "").strip()
     try:
         weight = float(raw_weight) if raw_weight else None
@@ -229,7 +264,7 @@ def _transfer_policy(
     if enforcement not in ("required", "preferred"):
         raise TopologyEnvironmentError(
             "kv_transfer_enforcement must be 'required' or 'preferred', got "
-            f'"{enforcement}" (DYN_KV_TRANSFER_ENFORCEMENT)'
+            f'"{enforcement}". Set DYN_KV_TRANSFER_ENFORCEMENT to required or preferred'
         )
     if enforcement == "preferred" and weight is None:
         raise TopologyEnvironmentError(
@@ -240,7 +275,7 @@ def _transfer_policy(
         shown = weight if math.isfinite(weight) else "null"
         raise TopologyEnvironmentError(
             "kv_transfer_preferred_weight: Validation error: range "
-            f'[{{"value": Number({shown}), "min": Number(0.0), "max": Number(1.0)}}] '
-            "(DYN_KV_TRANSFER_PREFERRED_WEIGHT)"
+            f'[{{"value": Number({shown}), "min": Number(0.0), "max": Number(1.0)}}]'
+            f". DYN_KV_TRANSFER_PREFERRED_WEIGHT is {raw_weight}; expected a number from 0 to 1"
         )
     return ("required" if enforcement == "required" else "preferred"), weight

@@ -10,7 +10,7 @@ import typer
 
 from dynctl.base.errors import UsageProblem, without_credentials
 from dynctl.cli.option_groups import fields_of
-from dynctl.cli.shared_options import seconds
+from dynctl.cli.shared_options import Needs, seconds
 
 if TYPE_CHECKING:
     from dynctl.serving.config import HealthConfig, ReplicaConfig
@@ -74,6 +74,7 @@ class AccessOptions:
             "--key-requests-per-minute",
             "Requests that each key may start in a minute, in each of --processes",
         ),
+        Needs(("api_key", "api_key_file")),
     ] = 0
     key_concurrency: Annotated[
         int,
@@ -81,6 +82,7 @@ class AccessOptions:
             "--key-concurrency",
             "Requests of each key that may run at the same time, in each of --processes",
         ),
+        Needs(("api_key", "api_key_file")),
     ] = 0
     engine_api_key: Annotated[
         str | None,
@@ -92,9 +94,12 @@ class AccessOptions:
             "api-key-env= of a worker names the variable of its own key.",
             rich_help_panel=_ACCESS,
         ),
+        Needs(dynamo=False),
     ] = None
     engine_api_key_file: Annotated[
-        Path | None, _file("--engine-api-key-file", "File with the key for engines.", _ACCESS)
+        Path | None,
+        _file("--engine-api-key-file", "File with the key for engines.", _ACCESS),
+        Needs(dynamo=False),
     ] = None
     tls_cert: Annotated[
         Path | None,
@@ -125,6 +130,7 @@ class AccessOptions:
             help="Listen address of --system-port; a kubelet needs 0.0.0.0.",
             rich_help_panel=_ACCESS,
         ),
+        Needs(("system_port",), unset=-1),
     ] = "127.0.0.1"
     compressed_requests: Annotated[
         bool,
@@ -157,6 +163,7 @@ class AccessOptions:
             "its caller is.",
             rich_help_panel=_TRACES,
         ),
+        Needs(("otlp_endpoint",)),
     ] = 1.0
     header_timeout: Annotated[
         float,
@@ -197,6 +204,7 @@ class AccessOptions:
             rich_help_panel=_ENGINES,
             **_SECONDS,
         ),
+        Needs(not_on={"serve router": "set it on the frontends"}),
     ] = None
     idle_timeout: Annotated[
         float,
@@ -227,6 +235,7 @@ class AccessOptions:
             rich_help_panel=_ENGINES,
             **_SECONDS,
         ),
+        Needs(("eject_after",), unset=0),
     ] = 5.0
     eject_max_pause: Annotated[
         float,
@@ -236,6 +245,7 @@ class AccessOptions:
             rich_help_panel=_ENGINES,
             **_SECONDS,
         ),
+        Needs(("eject_after",), unset=0),
     ] = 300.0
     panic_threshold: Annotated[
         str,
@@ -257,6 +267,7 @@ class AccessOptions:
             "ZMQ. PORT: only from this host; tcp://HOST:PORT: from others too.",
             rich_help_panel=_REPLICAS,
         ),
+        Needs(without=("router",)),
     ] = None
     router_replica_peer: Annotated[
         list[str] | None,
@@ -267,6 +278,7 @@ class AccessOptions:
             help="The --router-replica-bind of another router, tcp://HOST:PORT (repeatable).",
             rich_help_panel=_REPLICAS,
         ),
+        Needs(without=("router",)),
     ] = None
     router_replica_nats: Annotated[
         str | None,
@@ -277,6 +289,7 @@ class AccessOptions:
             help="Share load over NATS in place of ZMQ: nats://HOST:PORT, several with commas.",
             rich_help_panel=_REPLICAS,
         ),
+        Needs(without=("router",)),
     ] = None
     router_replica_group: Annotated[
         str,
@@ -287,6 +300,7 @@ class AccessOptions:
             help="Over NATS only routers of one group share load.",
             rich_help_panel=_REPLICAS,
         ),
+        Needs(without=("router",)),
     ] = "default"
     index_peer: Annotated[
         list[str] | None,
@@ -299,6 +313,7 @@ class AccessOptions:
             "token.",
             rich_help_panel=_REPLICAS,
         ),
+        Needs(dynamo=False, without=("router",)),
     ] = None
 
 

@@ -7,7 +7,7 @@ the last one wins; repeatable options add up.
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,11 +22,12 @@ from dynctl.base.options import (
     PLANE_VARIABLES,
     READ_BY,
     SOURCES,
+    WORKER_VARIABLES,
     GlobalOptions,
     OutputFormat,
     formats_of,
 )
-from dynctl.cli.shared_options import seconds
+from dynctl.cli.shared_options import Needs, seconds
 
 PANEL = "Global options"
 DYNAMO = "Global options for a live Dynamo"
@@ -268,7 +269,7 @@ _PREFIX = "global_"
 _DISCOVERY = ("discovery", "file_kv", "etcd_endpoints")
 #: What is read where the discovery backend is the memory of the process.
 _IN_MEMORY = OUTPUT | {"discovery", "dyn_namespace", "nats_server", "timeout"}
-_DISCOVERY_VARIABLES = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
+DISCOVERY_VARIABLES = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
 _OWN_WORKERS = (
     *(("--worker", "worker"), ("--workers-file", "workers_file"), ("--router", "router")),
 )
@@ -325,6 +326,12 @@ def with_globals(
     own = [parameter for parameter in declared if parameter.annotation is not typer.Context]
     contexts = [parameter.name for parameter in declared if parameter not in own]
     redeclared = [parameter.name for parameter in own if parameter.name in _ANNOTATIONS]
+    needs = {
+        parameter.name: one
+        for parameter in own
+        for one in getattr(parameter.annotation, "__metadata__", ())
+        if isinstance(one, Needs)
+    }
 
     @functools.wraps(function)
     def command(**arguments: Any) -> Any:
@@ -344,8 +351,13 @@ def with_globals(
                 f"-o name: the answer of {path} has no names; expected one of "
                 f"{', '.join(formats_of(path))}"
             )
-        alone = local and not _serves_dynamo(options, path, arguments)
-        for warning in _without_effect(options, path, alone, frozenset(redeclared)):
+        dynamo = _serves_dynamo(options, path, arguments)
+        alone = local and not dynamo
+        warnings = [
+            *_without_effect(options, path, alone, frozenset(redeclared), dynamo),
+            *_unmet_needs(context, path, needs, arguments, dynamo),
+        ]
+        for warning in warnings:
             from dynctl.screens.render import talk
 
             talk(f"warning: {warning}")
@@ -354,22 +366,30 @@ def with_globals(
     return _with_signature(command, own)
 
 
+#: Servers that are no workers: what a worker publishes is set on the worker.
+_ROUTERS = frozenset({"serve frontend", "serve router", "serve epp", "serve observe"})
 #: Reads a Kubernetes cluster and nothing else.
 _CLUSTER_ALONE = "topology sync"
 
 
 def _without_effect(
-    options: GlobalOptions, path: str, local: bool, own: frozenset[str]
+    options: GlobalOptions, path: str, local: bool, own: frozenset[str], dynamo: bool = False
 ) -> Iterator[str]:
     """The options that were given and have no effect. Raises UsageProblem for those of a source,
     where `serve` would start without what they name."""
     read = OUTPUT - _NOT_READ.get(path, frozenset())
     given = options.given - read - own - _ALSO_READ.get(path, frozenset())
     serves = local and path.startswith("serve ")
-    if serves:
+    if serves or (path == "serve epp" and not dynamo):
         yield from (
             f"{name} has no effect on {path}: it has no source"
             for name in PLANE_VARIABLES
+            if os.environ.get(name)
+        )
+    if path in _ROUTERS:
+        yield from (
+            f"{name} has no effect on {path}: set it on the workers"
+            for name in WORKER_VARIABLES
             if os.environ.get(name)
         )
     if path in _OWN_CHECKS or not given:
@@ -411,6 +431,56 @@ def _without_effect(
             yield f"{_flag(name)} has no effect {place}"
 
 
+def _unmet_needs(
+    context: typer.Context,
+    path: str,
+    needs: Mapping[str, Needs],
+    arguments: Mapping[str, Any],
+    dynamo: bool,
+) -> Iterator[str]:
+    """The options of the command that were given, by flag or variable, and have no effect.
+
+    ``dynamo``: its workers are those of a Dynamo deployment.
+    """
+    parameters: dict[str, Any] = {str(one.name): one for one in context.command.params}
+    for name, need in needs.items():
+        source = context.get_parameter_source(name)
+        if source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
+            continue
+        why = _unmet(path, need, arguments, parameters, dynamo)
+        if why:
+            variables = parameters[name].envvar or ()
+            variables = [variables] if isinstance(variables, str) else variables
+            given = [one for one in variables if os.environ.get(one)]
+            from_variable = source.name == "ENVIRONMENT" and given
+            typed = given[0] if from_variable else parameters[name].opts[0]
+            yield f"{typed} has no effect {why}"
+
+
+def _unmet(
+    path: str,
+    need: Needs,
+    arguments: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    dynamo: bool,
+) -> str:
+    """Why an option has no effect; empty where it has one."""
+    if path in need.not_on:
+        return f"on {path}: {need.not_on[path]}"
+    for other in need.without:
+        if need.is_set(arguments.get(other)):
+            return f"with {parameters[other].opts[0]}: set it on dynctl serve router"
+    if need.dynamo is False and dynamo:
+        return "with the workers of a Dynamo deployment"
+    if need.dynamo and not dynamo:
+        return f"without {'--endpoint' if path == 'serve router' else '--discovery'}"
+    if not need.parameters or any(need.is_set(arguments.get(one)) for one in need.parameters):
+        return ""
+    flags = [parameters[one].opts[0] for one in need.parameters if one in parameters]
+    values = [f" above {need.unset}" if need.unset in (0, 1) else ""] * len(flags)
+    return "without " + " or ".join(map("".join, zip(flags, values, strict=True)))
+
+
 def _source(options: GlobalOptions) -> str | None:
     from dynctl.sources import source_read
 
@@ -425,12 +495,17 @@ def _served_backend(options: GlobalOptions) -> str | None:
 
 
 def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any]) -> bool:
-    """Whether `serve frontend` or `serve router` serves the workers of a Dynamo deployment.
+    """Whether the workers of `serve frontend`, `router` or `epp` are those of a Dynamo deployment.
 
     Raises UsageProblem where a frontend has both these and other workers.
     """
     if path == "serve router":
         return arguments.get("endpoint") is not None
+    if path == "serve epp":
+        engines = any(arguments.get(name) for name in ("worker", "workers_file", "pool"))
+        return not engines and _served_backend(options) is not None
+    if path == "config show":  # of a frontend in this environment
+        return any(os.environ.get(name) for name in DISCOVERY_VARIABLES)
     if path != "serve frontend":
         return False
     own = [flag for flag, name in _OWN_WORKERS if arguments.get(name)]
@@ -440,7 +515,7 @@ def _serves_dynamo(options: GlobalOptions, path: str, arguments: dict[str, Any])
             f"{named[0]} and {own[0]}: set only one of them",
             "the workers of a frontend are those in Dynamo's discovery, or those specified",
         )
-    return bool(named or any(os.environ.get(name) for name in _DISCOVERY_VARIABLES)) and not own
+    return bool(named or any(os.environ.get(name) for name in DISCOVERY_VARIABLES)) and not own
 
 
 def _flag(name: str) -> str:

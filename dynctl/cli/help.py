@@ -15,6 +15,10 @@ from dynctl.cli.quick_values import QuickValues
 #: Options under this heading have no effect yet: pages list only their names.
 NOT_SUPPORTED = "Not supported yet (validated and ignored)"
 
+#: Options under this heading are names that work and warn: help pages list them, completion does
+#: not offer them.
+OLDER_NAMES = "Older names of router settings (a warning has the current name)"
+
 #: Widths of the column of spellings, and of the gaps beside the meanings.
 _SPELLING, _NARROWEST, _GAPS = 30, 12, 4
 

@@ -19,14 +19,17 @@ class OptionGroup:
     collect: Callable[[dict[str, Any]], Any]
 
 
-def fields_of(kind: type, without: Collection[str] = ()) -> OptionGroup:
-    """The fields of a dataclass as options; those in ``without`` keep their defaults."""
+def fields_of(
+    kind: type, without: Collection[str] = (), only: Collection[str] | None = None
+) -> OptionGroup:
+    """The fields of a dataclass as options; those in ``without``, or not in ``only``, keep their
+    defaults."""
     hints = get_type_hints(kind, include_extras=True)
     return OptionGroup(
         {
             one.name: (hints[one.name], _default(one))
             for one in fields(kind)
-            if one.name not in without
+            if one.name not in without and (only is None or one.name in only)
         },
         lambda values: kind(**values),
     )

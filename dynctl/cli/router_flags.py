@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dynctl.cli.help import NOT_SUPPORTED
+from dynctl.cli.help import NOT_SUPPORTED, OLDER_NAMES
 from dynctl.cli.option_groups import only_given
-from dynctl.settings.router_options import ROUTER_OPTIONS
+from dynctl.settings.router_options import ROUTER_OPTIONS, RouterOption
 from dynctl.settings.router_settings import (
     BYPASS_FLAG,
     MISMATCH_FLAG,
@@ -97,6 +97,8 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
     if setting.type is bool:
         names = [f"{flag}/--no-{flag.removeprefix('--')}"]
         kind, metavar = bool, None
+    if deprecated:
+        return Annotated[kind | None, _older(names, flag, option, metavar)]
     default = setting.default
     shown = "none" if default is None else str(default).lower() if kind is bool else default
     limits = "" if setting.choices or kind is bool or not _bounded(setting) else bounds(setting)
@@ -104,12 +106,24 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
     annotation = typer.Option(
         *names,
         metavar=metavar,
-        hidden=deprecated,
         help=f"{option.help[0].upper()}{option.help[1:]}. [{extra}]",
         rich_help_panel=panel,
         show_default=False,
     )
     return Annotated[kind | None, annotation]
+
+
+def _older(names: list[str], flag: str, option: RouterOption, metavar: str | None) -> Any:
+    """The option of an older name, which help pages list under the current one."""
+    place = option.flags.index(flag)
+    variable = option.env[place] if place < len(option.env) else ""
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=f"Older name of {option.flags[0]}." + (f" [{variable}]" if variable else ""),
+        rich_help_panel=OLDER_NAMES,
+        show_default=False,
+    )
 
 
 def _bounded(setting: Setting) -> bool:

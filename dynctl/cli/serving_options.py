@@ -19,7 +19,7 @@ from dynctl.cli.access_options import (
 )
 from dynctl.cli.option_groups import fields_of
 from dynctl.cli.router_flags import split_preset
-from dynctl.cli.shared_options import memory_of, one_choice, seconds, size_of
+from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds, size_of
 
 if TYPE_CHECKING:
     from dynctl.serving.config import FrontendConfig
@@ -116,6 +116,7 @@ IndexMemory = Annotated[
         help="Memory for the index of cached blocks; above it the largest rank is read again.",
         rich_help_panel=LOGS,
     ),
+    Needs(without=("router",)),
 ]
 
 
@@ -172,19 +173,22 @@ class ServingOptions:
             help="Model of workers that do not report it.",
             rich_help_panel=WORKERS,
         ),
+        Needs(dynamo=False, without=("router",)),
     ] = None
     block_size: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--kv-cache-block-size",
             metavar="TOKENS",
             envvar="DYN_KV_CACHE_BLOCK_SIZE",
             min=1,
             max=4096,
-            help="Block size of workers that do not report it.",
+            help="Block size of workers that do not report it; where one reports another size, a "
+            "condition names it. [default: 16]",
             rich_help_panel=WORKERS,
         ),
-    ] = 16
+        Needs(dynamo=False, without=("router",)),
+    ] = None
     api_token: ApiToken = None
     log_decisions: Annotated[
         str,
@@ -225,6 +229,7 @@ class ServingOptions:
             help="Size at which the recording becomes FILE.old and a new one begins.",
             rich_help_panel=LOGS,
         ),
+        Needs(("record",)),
     ] = "1GiB"
     index_memory: IndexMemory = "4GiB"
     drain_timeout: DrainTimeout = 30.0
@@ -255,6 +260,19 @@ OBSERVING = fields_of(
     ),
 )
 
+#: Options that steer routing beside the router's settings; `config show` lists them too.
+STEERING = (
+    fields_of(ServingOptions, only=("model_name", "block_size", "index_memory")),
+    fields_of(
+        AccessOptions,
+        only=(
+            *("first_byte_timeout", "idle_timeout", "eject_after", "eject_pause"),
+            *("eject_max_pause", "panic_threshold", "router_replica_bind", "router_replica_peer"),
+            *("router_replica_nats", "router_replica_group", "index_peer"),
+        ),
+    ),
+)
+
 #: Options that are fields of FrontendConfig as they are.
 _FIELDS = (
     *("workers_file", "model_path", "trust_template", "tokenizer", "model_name", "block_size"),
@@ -277,7 +295,7 @@ def frontend_config(
     """
     from dynctl.screens.render import talk
     from dynctl.serving.config import FrontendConfig, Limits
-    from dynctl.settings.router_settings import resolve
+    from dynctl.settings.router_settings import needs_dynamo, resolve
 
     one_choice("--log-decisions", serving.log_decisions, ("off", "winner", "all"))
     one_choice("--log-format", serving.log_format, ("text", "json"))
@@ -296,33 +314,22 @@ def frontend_config(
         talk(f"warning: {warning}")
     if shared:
         _refuse_own_workers(serving)
-    for flag, name in (
-        ("--serve-indexer", "serve_indexer"),
-        ("--use-remote-indexer", "use_remote_indexer"),
-    ):
-        if getattr(resolved.config, name) and not dynamo:
-            talk(f"warning: without the workers of a Dynamo deployment {flag} has no effect")
+    if not dynamo and not shared:
+        for warning in needs_dynamo(resolved):
+            talk(f"warning: {warning}")
     decisions = size_of("--decision-memory", serving.decision_memory)
     recording = memory_of("--record-max-bytes", serving.record_max_bytes)
     index = memory_of("--index-memory", serving.index_memory)
     peers = index_peers(access.index_peer)
     if shared:
-        for spelled in _without_effect(serving, access, resolved.sources):
+        for spelled in _decided_elsewhere(resolved.sources):
             talk(f"warning: {spelled} has no effect with --router: set it on dynctl serve router")
     if dynamo and dynamo.event_plane and not resolved.config.router_replica_sync:
         talk("warning: --event-plane has no effect without --router-replica-sync")
-    if dynamo:
-        for spelled in _about_workers(serving, access):
-            talk(f"warning: {spelled} has no effect with the workers of a Dynamo deployment")
     operators = access_settings(access, serving.api_token)
     replicas = replicas_of(access, resolved.config.router_replica_sync)
     if shared:
         replicas = None  # the router shares the load of all its frontends
-    elif not dynamo and resolved.config.router_durable_kv_events:
-        talk(
-            "warning: no stream of KV events: --router-durable-kv-events is for the workers of a "
-            "Dynamo deployment; name it with --discovery"
-        )
     if dynamo:
         if replicas is not None:
             raise UsageProblem(
@@ -331,9 +338,11 @@ def frontend_config(
                 "--router-replica-sync alone shares load with its routers, over its event plane",
             )
     elif not shared and resolved.config.router_replica_sync and replicas is None:
+        nats = os.environ.get("NATS_SERVER")
         talk(
             "warning: no replica to share load with: set --router-replica-bind and "
             "--router-replica-peer, or --router-replica-nats"
+            + (" (NATS_SERVER is for the workers of a Dynamo deployment)" if nats else "")
         )
     return FrontendConfig(
         **more,
@@ -368,27 +377,12 @@ def _refuse_own_workers(serving: ServingOptions) -> None:
             )
 
 
-def _without_effect(
-    serving: ServingOptions, access: AccessOptions, sources: Mapping[str, str]
-) -> Iterator[str]:
-    """What is set and has no effect because another process decides."""
+def _decided_elsewhere(sources: Mapping[str, str]) -> Iterator[str]:
+    """The router settings that are set and have no effect because another process decides."""
     for name, source in sources.items():
         kind, _, spelled = source.partition(" ")
         if kind in ("flag", "env") and name != "overload_status_code":
             yield spelled
-    yield from _about_workers(serving, access)
-    if memory_of("--index-memory", serving.index_memory) != 4 << 30:
-        yield "--index-memory"
-
-
-def _about_workers(serving: ServingOptions, access: AccessOptions) -> Iterator[str]:
-    """What is set about workers that report it."""
-    if serving.model_name is not None:
-        yield "--model-name"
-    if serving.block_size != 16:
-        yield "--kv-cache-block-size"
-    if access.index_peer:
-        yield "--index-peer"
 
 
 def _truth(text: str) -> bool:

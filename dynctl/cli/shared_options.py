@@ -1,7 +1,7 @@
 """Options that several commands share, and how they are read."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -14,6 +14,30 @@ from dynctl.base.quantities import SIZES, duration, duration_text, size
 if TYPE_CHECKING:
     from dynctl.base.worker_environment import TopologyConfig
     from dynctl.simulation.engine.config import Option as EngineOption
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """An option has an effect only while others of its command are set.
+
+    It stands beside the ``typer.Option`` of its annotation. ``parameters``: one of these must be
+    set, which None, False, an empty value and ``unset`` are not. ``dynamo``: the workers must be
+    those of a Dynamo deployment, or must not be. ``without``: none of these must be set.
+    ``not_on``: commands on which it has no effect, and the place where it has one.
+    """
+
+    parameters: tuple[str, ...] = ()
+    unset: Any = None
+    dynamo: bool | None = None
+    without: tuple[str, ...] = ()
+    not_on: Mapping[str, str] = field(default_factory=dict)
+
+    def is_set(self, value: Any) -> bool:
+        """Whether a parameter of ``parameters`` or ``without`` is set, by its value."""
+        if value is None or value is False or value == self.unset:
+            return False
+        return not (isinstance(value, (str, list, tuple)) and not value)
+
 
 FailOn: TypeAlias = Annotated[
     str, typer.Option(metavar="LEVEL", help="Level for exit code 1: fail, or warn as well.")
@@ -167,9 +191,11 @@ def worker_environment() -> "TopologyConfig | None":
     import os
     import time
 
-    from dynctl.base.worker_environment import read_worker_environment
+    from dynctl.base.worker_environment import read_worker_environment, variables_without_effect
     from dynctl.screens.render import talk
 
+    for name in variables_without_effect(os.environ):
+        talk(f"warning: {name} has no effect without DYN_TOPOLOGY_ENABLED=true")
     return read_worker_environment(
         os.environ,
         now=time.monotonic,

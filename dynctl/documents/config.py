@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ class ConfigValue(msgspec.Struct, frozen=True):
 class ConfigDocument(msgspec.Struct, frozen=True):
     """The settings in force, and the busy thresholds of each model that has its own.
 
+    ``serving``: the options of the process that steer routing and are not settings of the router.
     ``prefill_load``: the prefill load model in sentences, absent without one.
     """
 
@@ -43,6 +44,7 @@ class ConfigDocument(msgspec.Struct, frozen=True):
     settings: list[ConfigValue]
     thresholds: dict[str, dict[str, float | int | None]] = {}
     prefill_load: list[str] | UnsetType = UNSET
+    serving: list[ConfigValue] = []
     kind: str = "RouterConfig"
     schema: int = SCHEMA
 
@@ -55,7 +57,7 @@ class ConfigDocument(msgspec.Struct, frozen=True):
 class SettingRow(msgspec.Struct, frozen=True):
     """One setting: its value, where that came from, what it may be and how it is set.
 
-    ``known``: as in ConfigValue.
+    ``known``: as in ConfigValue. ``aliases``: its other flags and variables.
     """
 
     name: str
@@ -68,17 +70,20 @@ class SettingRow(msgspec.Struct, frozen=True):
     help: str
     built: bool = True
     known: bool = True
+    aliases: list[str] = []
 
 
 class ConfigReport(msgspec.Struct, frozen=True):
     """The answer of `config show`. ``prefill_load``: the prefill load model in sentences, absent
-    without one. ``advice``: only with --advise."""
+    without one. ``serving``: the other options of `serve` that steer routing. ``advice``: only with
+    --advise."""
 
     source: str
     preset: str | None
     settings: list[SettingRow]
     warnings: list[str] = []
     prefill_load: list[str] | UnsetType = UNSET
+    serving: list[SettingRow] = []
     advice: list[ModelAdvice] | UnsetType = UNSET
     kind: str = "RouterConfig"
     schema: int = SCHEMA
@@ -94,11 +99,13 @@ def config_document(
     thresholds: Mapping[str, Mapping[str, float | int | None]] | None = None,
     unknown: Container[str] = (),
     prefill_load: list[str] | UnsetType = UNSET,
+    serving: Iterable[ConfigValue] = (),
 ) -> ConfigDocument:
     """The settings of ``config``, and where each value comes from.
 
     ``sources``: the sources at start. A value that differs from ``started`` was set while running.
-    ``unknown``: the settings whose values a live router does not export.
+    ``unknown``: the settings whose values a live router does not export. ``serving``: as in
+    ConfigDocument.
     """
     rows = []
     for name, setting in SETTINGS.items():
@@ -112,4 +119,4 @@ def config_document(
             source = "set while running"
         rows.append(ConfigValue(name, value, source, text, setting.built))
     own = {model: dict(values) for model, values in (thresholds or {}).items()}
-    return ConfigDocument(version, preset, rows, own, prefill_load)
+    return ConfigDocument(version, preset, rows, own, prefill_load, list(serving))

@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.quantities import percent
 from dynctl.settings.router_options import ROUTER_OPTIONS
+from dynctl.settings.router_settings import as_typed
 from dynctl.wire.model_config import WEIGHT_BYTES, ModelShape, UnknownSize, model_shape
 from router_core import (
     Decision,
@@ -325,15 +328,18 @@ class _Line:
         return 0.0, self._xy / self._xx
 
 
-def prefill_model(config: RouterConfig) -> PrefillModel | None:
+def prefill_model(
+    config: RouterConfig, sources: Mapping[str, str] = MappingProxyType({})
+) -> PrefillModel | None:
     """The model of the settings, None if it is off.
 
-    Raises UsageProblem naming the flag, for an unknown accelerator or a directory without a usable
+    ``sources``: where each setting comes from, so that an error names what the user typed. Raises
+    UsageProblem with that name, for an unknown accelerator or a directory without a usable
     ``config.json``.
     """
     if config.router_prefill_load_model == "none":
         return None
-    estimate = _estimate(config)
+    estimate = _estimate(config, partial(as_typed, sources=sources))
     if config.router_prefill_load_model == "measured":
         return Measured(estimate)
     if estimate is None:
@@ -344,7 +350,7 @@ def prefill_model(config: RouterConfig) -> PrefillModel | None:
     return estimate
 
 
-def _estimate(config: RouterConfig) -> Estimate | None:
+def _estimate(config: RouterConfig, typed: Callable[[str], str]) -> Estimate | None:
     system, path = config.ais_system, config.ais_model_path
     if system is None or path is None:
         return None
@@ -356,7 +362,7 @@ def _estimate(config: RouterConfig) -> Estimate | None:
         near = get_close_matches(system, ACCELERATORS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageProblem(
-            f"{_flag('ais_system')} {system}: unknown accelerator; expected one of "
+            f"{typed('ais_system')} {system}: unknown accelerator; expected one of "
             f"{', '.join(ACCELERATORS)}",
             f"{hint}or use {_flag('router_prefill_load_model')} measured, which needs none",
         )
@@ -366,8 +372,8 @@ def _estimate(config: RouterConfig) -> Estimate | None:
         shape = model_shape(read_model_config(directory), beside.get("quantization"))
     except (TokenizerError, UnknownSize) as error:
         raise UsageProblem(
-            f"{_flag('ais_model_path')} {path}: {error}",
-            "specify the directory of the model, with its config.json; dynctl downloads none",
+            f"{typed('ais_model_path')} {path}: {error}",
+            "specify the directory of the model, with its config.json",
         ) from None
     return Estimate(system, shape, config.ais_tp_size or 1, directory.name)
 

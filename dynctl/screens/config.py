@@ -23,6 +23,7 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
         Column("flag", "FLAG", lambda s: s.flag, lambda s: s.flag, rank=1, wide=True),
         Column("env", "ENVIRONMENT", lambda s: s.env, lambda s: s.env, rank=2, wide=True),
         Column("help", "MEANING", lambda s: s.help, lambda s: s.help, rank=4, wide=True),
+        Column("aliases", "ALSO", _aliases, _aliases, rank=5, wide=True),
     ]
     head = f"preset {result.preset or 'unknown'}, from {result.source}\n"
     changed = [
@@ -42,7 +43,7 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
         head = f"settings of {result.source}\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
     head += "\n"
     unbuilt = [setting.name for setting in result.settings if not setting.built]
-    text = head + table(columns, result.settings, canvas)
+    text = head + table(columns, [*result.settings, *result.serving], canvas)
     if unbuilt:
         note = f"not supported yet, validated and ignored: {', '.join(unbuilt)}"
         text += "\n" + "\n".join(canvas.paragraph(note, first="")) + "\n"
@@ -53,6 +54,10 @@ def config_report(result: ConfigReport, canvas: Canvas) -> str:
     for one in result.advice or ():
         text += "\n" + _advice(one, canvas)
     return text
+
+
+def _aliases(setting: SettingRow) -> str:
+    return ", ".join(setting.aliases)
 
 
 def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
@@ -88,6 +93,8 @@ def setting_text(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
     return amount(value) if isinstance(value, (int, float)) else str(value)
 
 

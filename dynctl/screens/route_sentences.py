@@ -451,6 +451,7 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
         ]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
         yield f"tie with {shown}: each is equally likely (1 in {len(hop.tied):,})."
+        yield from _requests_of_tied(hop)
         if hop is result.prefill:
             yield from _after_tie(result)
     elif hop.mode == "round-robin":
@@ -459,6 +460,23 @@ def _how(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
         margin = blocks(hop.margin) if hop.mode == "kv" else amount(hop.margin)
         unit = unit.removesuffix("s") if margin == "1" else unit
         yield f"wins by {margin} {unit} over {second_name}{_flip(hop)}."
+
+
+def _requests_of_tied(hop: DecisionResult) -> Iterator[str]:
+    """Why workers with different numbers of running requests cost the same in mode kv."""
+    if hop.mode != "kv" or any(term.name == "active_requests" for term in hop.terms):
+        return
+    tied = [
+        row.active_requests
+        for row in hop.candidates
+        if any(_is(row, ref.worker_id, ref.dp_rank) for ref in hop.tied)
+    ]
+    fewest, most = min(tied, default=0), max(tied, default=0)
+    if fewest != most:
+        yield (
+            f"They run {fewest:,} to {most:,} requests: a request counts by its blocks and prefill "
+            "tokens, not by number (--router-decode-active-request-weight counts the number too)."
+        )
 
 
 def _device_group(budget: DeviceBudgetRow) -> Iterator[str]:
@@ -470,6 +488,9 @@ def _device_group(budget: DeviceBudgetRow) -> Iterator[str]:
     cpus = plural(budget.cpu_requests, "request")
     others = plural(budget.accelerator_requests, "request")
     allowed = f"{others} on {plural(budget.accelerators, 'accelerator')} allow {budget.allowed_cpu}"
+    share = budget.accelerator_requests * budget.cpu_workers / (budget.ratio * budget.accelerators)
+    if budget.next != "cpu" and share > budget.cpu_requests:
+        allowed += f" ({share:.3g}, rounded down as in Dynamo)"
     yield (
         f"{'CPU workers' if budget.next == 'cpu' else 'accelerators'} are next: {allowed} on "
         f"{plural(budget.cpu_workers, 'CPU worker')} (ratio {amount(budget.ratio)}), which "

@@ -16,6 +16,8 @@ SMALL_FLEET = 16
 #: Memory of a distinct block in the index where prompts have one block; where they are long it is
 #: a quarter of that (docs/benchmarks.md).
 INDEX_BYTES_PER_BLOCK = 200
+#: Tokens in a KV block of workers for which neither they nor the user specify it.
+DEFAULT_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ class FrontendConfig:
     """Settings of a frontend process.
 
     ``workers`` are worker specs as on the command line (:mod:`dynctl.serving.engines.worker_spec`).
-    ``model_name`` is the model of workers that do not report one. ``log_decisions`` is one of
+    ``model_name`` is the model of workers that do not report one, ``block_size`` their tokens in a
+    KV block (None: ``DEFAULT_BLOCK_SIZE``). ``log_decisions`` is one of
     off, winner, all; ``log_format`` text or json. ``index_memory_bytes`` bounds the
     prefix index, ``decision_memory_bytes`` the decisions
     kept for ``why``. ``api_token``, if set, is required for writes and for routing details;
@@ -199,7 +202,7 @@ class FrontendConfig:
     workers: tuple[str, ...] = ()
     workers_file: Path | None = None
     workers_file_poll_s: float = 1.0
-    block_size: int = 16
+    block_size: int | None = None
     router_url: str | None = None
     router_token: str | None = field(default=None, repr=False)
     share_port: bool = False

@@ -653,7 +653,9 @@ class Fleet:
         member.gone = False
         self._service.clear_condition(codes.WORKER_UNREACHABLE, spec.name)
         self._service.clear_condition(codes.WORKER_REJECTED, spec.name)
-        differs = contradictions(spec, facts)
+        differs = contradictions(
+            spec, facts, model=self._config.model_name, block_size=self._config.block_size
+        )
         if differs is None:
             self._service.clear_condition(codes.SPEC_DIFFERS_FROM_ENGINE, spec.name)
         else:

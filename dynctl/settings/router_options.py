@@ -38,7 +38,8 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
     ),
     "prefill_load_scale": _option(
-        "weight of prefill blocks in the cost (0.9: the overlap score weight)",
+        "weight of prefill blocks in the cost (0.9: the overlap score weight, of which 0 ends the "
+        "cache credit too); at 0 a worker's load is its blocks, not its number of requests",
         "--router-prefill-load-scale",
         "--router-kv-overlap-score-weight",
         "--kv-overlap-score-weight",
@@ -52,7 +53,8 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
     ),
     "router_temperature": _option(
-        "0 picks the lowest cost; above 0 samples, the higher the more evenly",
+        "0 picks the lowest cost; above 0 samples, the higher the more evenly: of two workers the "
+        "cheaper gets 73 % at 1, 52 % at 10",
         "--router-temperature",
         "DYN_ROUTER_TEMPERATURE",
     ),
@@ -335,7 +337,8 @@ ROUTER_OPTIONS: dict[str, RouterOption] = {
         "DYN_AIC_TP_SIZE",
     ),
     "encoder_cuda_to_cpu_ratio": _option(
-        "throughput of a non-CPU worker relative to a CPU worker",
+        "throughput of a non-CPU worker relative to a CPU worker; CPU workers' share is rounded "
+        "down: with one worker of each and ratio 8, the 9th running request is the first there",
         "--encoder-cuda-to-cpu-ratio",
         "DYN_ENCODER_CUDA_TO_CPU_RATIO",
     ),

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from router_core import (
     PRESETS,
     SETTINGS,
     ConfigError,
+    Only,
     RouterConfig,
     Setting,
     find_setting,
@@ -45,7 +47,7 @@ BYPASS_FLAG = "--router-conditional-disagg-config"
 BYPASS_VARIABLE = "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG"
 _BYPASS_KEY: Final = "router_conditional_disagg_config"
 _SKIPPING: Final = "conditional_disagg_enabled"
-_BYPASS_FIELDS: Final = {
+BYPASS_FIELDS: Final = {
     name: f"conditional_disagg_{name}"
     for name in (
         "policy",
@@ -62,7 +64,8 @@ _NOT_READ: Final = {
 }
 _ROUTER_VARIABLES: Final = "DYN_ROUTER_"
 #: Variables of Dynamo's router that other parts read.
-_READ_ELSEWHERE: Final = ("DYN_ROUTER_SNAPSHOT_THRESHOLD",)
+SNAPSHOT_VARIABLE: Final = "DYN_ROUTER_SNAPSHOT_THRESHOLD"
+_READ_ELSEWHERE: Final = (SNAPSHOT_VARIABLE,)
 _LOAD_MODEL: Final = "router_prefill_load_model"
 #: What an estimate of the prefill load model needs to know.
 _MODELLED_BY: Final = ("ais_backend", "ais_system", "ais_model_path")
@@ -180,14 +183,19 @@ def resolve(
         raise UsageProblem(str(error), hint) from None
     _refuse_contradictions(config, sources)
     policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
+    naming = partial(as_typed, sources=sources)
     for key in SETTINGS:
-        warnings += _texts(no_effect(key, _typed_name(key, sources), config, _flag))
+        warnings += _texts(no_effect(key, _typed_name(key, sources), config, naming))
     for key, value in PRESETS[name].items():
         if key not in values and value != SETTINGS[key].default:
             warnings += _texts(
-                no_effect(key, f"preset {name}: {key} {_shown(value)}", config, _flag)
+                no_effect(key, f"preset {name}: {key} {_shown(value)}", config, naming)
             )
     warnings += _unknown_variables(variables)
+    if SNAPSHOT_VARIABLE in variables and not config.router_durable_kv_events:
+        warnings.append(
+            f"{SNAPSHOT_VARIABLE} has no effect without {_flag('router_durable_kv_events')}"
+        )
     return Resolved(config, name, sources, tuple(dict.fromkeys(warnings)))
 
 
@@ -226,7 +234,7 @@ def parse_assignments(
         values |= found
         typed |= dict.fromkeys(found, f"--set {text.strip()}")
     config = config.with_values(values)
-    if values.keys() & {_SKIPPING, *_BYPASS_FIELDS.values()}:
+    if values.keys() & {_SKIPPING, *BYPASS_FIELDS.values()}:
         unmet = _without_line(config, _key)
         if unmet:
             raise ConfigError(unmet)
@@ -271,17 +279,55 @@ def no_effect(
         yield NoEffect(name, f"{typed} has no effect: {setting.dry_run}", True)
         return
     for only in setting.only:
-        other = getattr(config, only.setting)
-        if only.holds(config):
+        # One name may set both, as the 0.9 overlap score weight does.
+        if not only.holds(config) and naming(only.setting) != typed:
+            yield NoEffect(name, f"{typed} has no effect {_unmet(only, config, naming)}", False)
+            return
+
+
+def needs_dynamo(resolved: Resolved) -> Iterator[str]:
+    """Warnings for what is set and needs the workers of a Dynamo deployment, where there are none.
+
+    A setting that waits for another one has its warning in ``resolved`` already.
+    """
+    for name, setting in SETTINGS.items():
+        typed = _typed_name(name, resolved.sources)
+        if typed is None or not setting.dynamo or not getattr(resolved.config, name):
             continue
-        if other is None:
-            names = [naming(one) for one in (only.setting, only.instead) if one]
-            why = f"without {' or '.join(names)}"
-        else:
-            needed = " or ".join(map(_shown, only.values))
-            why = f"with {naming(only.setting)} {_shown(other)}: expected {needed}"
-        yield NoEffect(name, f"{typed} has no effect {why}", False)
-        return
+        if all(only.holds(resolved.config) for only in setting.only):
+            yield (
+                f"without the workers of a Dynamo deployment {typed} has no effect: specify the "
+                "deployment with --discovery"
+            )
+
+
+def _unmet(only: Only, config: RouterConfig, naming: Callable[[str], str]) -> str:
+    """What a setting lacks to have an effect: ``without A or B``, ``with A 1: expected 2``."""
+    value, name = getattr(config, only.setting), naming(only.setting)
+    separator = ", or "
+    if value is None or value is False:
+        text, separator = f"without {name}", " or "
+    elif value is True:
+        text, separator = f"with {name}", ": expected "
+    elif only.values:
+        text = f"with {name} {_shown(value)}: expected {' or '.join(map(_shown, only.values))}"
+    else:
+        text = f"with {name} {value:g}: expected more than 0"
+    other = only.instead
+    while other is not None:
+        text, separator = f"{text}{separator}{_condition(other, naming)}", ", or "
+        other = other.instead
+    return text
+
+
+def _condition(only: Only, naming: Callable[[str], str]) -> str:
+    """A condition as a user sets it, with the value that it needs."""
+    name = naming(only.setting)
+    if SETTINGS[only.setting].type is not bool:
+        return " ".join((name, *map(_shown, only.values[:1])))
+    if only.values != (False,):
+        return name
+    return f"--no-{name.removeprefix('--')}" if name.startswith("--") else f"{name}=false"
 
 
 def bounds(setting: Setting) -> str:
@@ -361,7 +407,15 @@ def _typed(spelling: Spelling, texts: Mapping[str, str | bool]) -> str:
 def _typed_name(name: str, sources: Mapping[str, str]) -> str | None:
     """The flag or variable that set a setting, None where the preset did."""
     kind, _, text = sources[name].partition(" ")
-    return None if kind == "preset" else text
+    return text if kind in ("flag", "env") else None
+
+
+def as_typed(name: str, sources: Mapping[str, str]) -> str:
+    """The flag or variable of a setting as the user typed it; its flag where it was not typed, and
+    for a switch, which may have been typed as off."""
+    if SETTINGS[name].type is bool or name not in sources:
+        return _flag(name)
+    return _typed_name(name, sources) or _flag(name)
 
 
 def _in_seconds(setting: Setting, text: str) -> str:
@@ -419,7 +473,7 @@ def _bypass(kind: str, texts: Mapping[str, str | bool]) -> dict[str, Any]:
         raise UsageProblem(
             str(error),
             """for example {"policy":"isl_or_load","prefill_busy_threshold":0.5}; fields: """
-            + ", ".join(_BYPASS_FIELDS),
+            + ", ".join(BYPASS_FIELDS),
         ) from None
     for name, value in found.items():
         own = _current(name, kind)
@@ -441,7 +495,7 @@ def _bypass_config(where: str, text: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: expected a JSON object, got {text[:80]!r}")
     found = {}
     for field_name, value in parsed.items():
-        name = _BYPASS_FIELDS.get(field_name)
+        name = BYPASS_FIELDS.get(field_name)
         if name is None:
             raise ConfigError(f"{where}: unknown field {field_name[:80]!r}")
         if SETTINGS[name].choices and isinstance(value, str):
@@ -470,7 +524,7 @@ def _without_line(config: RouterConfig, naming: Callable[[str], str]) -> str:
 
 def _refuse_bypass(config: RouterConfig, sources: Mapping[str, str]) -> None:
     """Raise UsageProblem where conditional disaggregation cannot work, as Dynamo does."""
-    whole = [name for name in _BYPASS_FIELDS.values() if _typed_name(name, sources) in
+    whole = [name for name in BYPASS_FIELDS.values() if _typed_name(name, sources) in
              (BYPASS_FLAG, BYPASS_VARIABLE)]  # fmt: skip
     if not config.conditional_disagg_enabled:
         if whole:
@@ -485,7 +539,7 @@ def _refuse_bypass(config: RouterConfig, sources: Mapping[str, str]) -> None:
         given, "conditional disaggregation", {"router_mode": "kv", "use_kv_events": True},
         config, sources,
     )  # fmt: skip
-    unmet = _without_line(config, _flag)
+    unmet = _without_line(config, partial(as_typed, sources=sources))
     if unmet:
         raise UsageProblem(unmet, "set one of them, or use the policy isl-bounding")
 
@@ -526,7 +580,14 @@ def _refuse_contradictions(config: RouterConfig, sources: Mapping[str, str]) -> 
     if model == "none":
         return
     given = f"{_typed_name(_LOAD_MODEL, sources) or _flag(_LOAD_MODEL)} {model}"
-    missing = [_flag(name) for name in _MODELLED_BY if getattr(config, name) is None]
+    spelled = [_typed_name(name, sources) for name in _MODELLED_BY]
+    older = any(text == ROUTER_OPTIONS[name].flags[-1] for name, text in
+                zip(_MODELLED_BY, spelled, strict=True))  # fmt: skip
+    missing = [
+        ROUTER_OPTIONS[name].flags[-1 if older else 0]
+        for name in _MODELLED_BY
+        if getattr(config, name) is None
+    ]
     # Measured durations need no description of what is measured.
     optional = model == "measured" and (
         len(missing) == len(_MODELLED_BY) and config.ais_tp_size is None

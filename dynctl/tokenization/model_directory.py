@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,9 @@ MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 # Some tokenizer_config.json have 1e30 for "no limit".
 _NO_LIMIT = 1_000_000_000
+#: A model's name on the Hugging Face hub: ``org/name``, or ``name`` of the oldest ones.
+_HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}")
+_MOST_SNAPSHOTS = 64
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -39,14 +44,20 @@ def read_model_files(directory: Path) -> ModelFiles:
     """Read a directory. Raises :class:`TokenizerError` with the missing or invalid file."""
     if not directory.is_dir():
         raise TokenizerError(
-            f"model path {directory} is not a directory; expected one with a tokenizer.json"
+            f"model path {directory} is not a directory; expected one with a tokenizer.json; "
+            + getting_files(directory, "tokenizer.json")
         )
     tokenizer = _read(directory / "tokenizer.json", MAX_TOKENIZER_BYTES)
     if tokenizer is None:
+        snapshot = _snapshot(directory, "tokenizer.json")
         raise TokenizerError(
-            f"{directory / 'tokenizer.json'} does not exist; dynctl reads Hugging Face fast "
-            "tokenizers (a slow one is converted by AutoTokenizer.from_pretrained(..)"
-            ".save_pretrained(..))"
+            f"{directory / 'tokenizer.json'} does not exist; "
+            + (
+                f"the model's files are in {snapshot}"
+                if snapshot is not None
+                else "dynctl reads Hugging Face fast tokenizers (a slow one is converted by "
+                "AutoTokenizer.from_pretrained(..).save_pretrained(..))"
+            )
         )
     settings = read_json_object(directory / "tokenizer_config.json")
     model = read_json_object(directory / "config.json")
@@ -71,8 +82,53 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     """The ``config.json`` of a model directory; raises TokenizerError where there is none."""
     path = directory / "config.json"
     if not path.is_file():
-        raise TokenizerError(f"{path} does not exist")
+        raise TokenizerError(f"{path} does not exist; {getting_files(directory, path.name)}")
     return read_json_object(path)
+
+
+def getting_files(path: Path, file: str) -> str:
+    """How to get a directory with ``file`` where ``path`` is not one, as a part of a sentence.
+
+    ``path`` may be a model's name on the Hugging Face hub. Its files are looked up in the cache of
+    this host; nothing is downloaded.
+    """
+    snapshot = _snapshot(path, file)
+    if snapshot is not None:
+        return f"the model's files are in {snapshot}"
+    name = str(path)
+    if path.exists() or _HUB_NAME.fullmatch(name) is None:
+        return "hf download ORG/NAME --local-dir DIR makes a directory with the files of a model"
+    for cache in _hub_caches():
+        snapshot = _snapshot(cache / f"models--{name.replace('/', '--')}", file)
+        if snapshot is not None:
+            return f"the files of {name} are in the cache of this host: {snapshot}"
+    return (
+        f"for the model {name} of the Hugging Face hub, get its files with hf download {name} "
+        "--local-dir DIR, and specify DIR; dynctl downloads none"
+    )
+
+
+def _hub_caches() -> list[Path]:
+    """The directories in which the tools of Hugging Face keep models, the one in use first."""
+    named = [os.environ.get(key) for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")]
+    home = os.environ.get("HF_HOME")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    caches = [*named, home and f"{home}/hub", f"{base}/huggingface/hub"]
+    return [Path(os.path.expanduser(cache)) for cache in caches if cache]
+
+
+def _snapshot(model: Path, file: str) -> Path | None:
+    """The snapshot with ``file`` in a model's directory of that cache: of the branch main, else the
+    newest; None where there is none."""
+    try:
+        main = (model / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        main = ""
+    try:
+        found = [path.parent for path in model.glob(f"snapshots/*/{file}")][:_MOST_SNAPSHOTS]
+        return max(found, key=lambda path: (path.name == main, path.stat().st_mtime), default=None)
+    except OSError:
+        return None
 
 
 def _read(path: Path, limit: int) -> str | None:

@@ -367,6 +367,7 @@ async def test_what_another_router_has_not_read_stays(tmp_path: Path) -> None:
         assert await made.messages() == 7
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: --router-reset-states")
 async def test_a_reset_removes_messages_and_snapshot_once(tmp_path: Path) -> None:
     async with consuming(tmp_path) as made:
         js = made.client.jetstream()

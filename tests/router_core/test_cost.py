@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core.changes import Booked, ConfigSet, Freed, PrefillDone, Stage
-from router_core.config import preset
+from router_core.config import SETTINGS, RouterConfig, preset
 from router_core.cost import CostInputs, CostParameters, kv_terms, pick, probabilities, total_costs
 from router_core.load import PotentialLoad
 from router_core.routing_view import WhatIf
 from router_core.taints import constraints, preference_multiplier
+from router_core.workers import Role
 from tests.router_core.fleet import active, apply_all, costs, request, router, stored, worker
 
 
@@ -359,3 +360,73 @@ def test_columns_equal_the_formula_written_out(
     for (_, p, d), o, cost in zip(rows, overlap, total_costs(terms, None, len(rows)), strict=True):
         expected = scale * max(0.0, (p + isl) / 16 - credit * o) + d + blocks
         assert cost == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: overlap weight: 0")
+def test_weight_zero_counts_blocks_and_not_requests() -> None:
+    """As in Dynamo 1.6.1: four requests with one prompt are the blocks of one."""
+    pure = {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
+    hashes = tuple(request(64).sequence_hashes)
+    for weight, loads in ((0.0, {"w1": 8.0, "w2": 8.0}), (1.0, {"w1": 12.0, "w2": 9.0})):
+        fleet = router(worker(1), worker(2), decode_active_request_weight=weight, **pure)
+        for number in range(5):
+            holder = 1 if number < 4 else 2
+            booked = Booked(f"r{number}", "aggregated", holder, 0, sequence_hashes=hashes)
+            apply_all(fleet, booked)
+        other = request(64, seed=1)
+        assert costs(fleet, other) == loads
+
+
+@pytest.mark.seed("smart-routing-guide-0.9: tuning: temperature 1.0+")
+@pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.731), (2.0, 0.622), (10.0, 0.525)])
+@pytest.mark.parametrize("dearer", [1.01, 2.0, 1e6])
+def test_of_two_workers_the_cheaper_one_is_never_even(
+    temperature: float, share: float, dearer: float
+) -> None:
+    assert probabilities([1.0, dearer], temperature)[0] == pytest.approx(share, abs=5e-4)
+
+
+#: A cost setting, and settings with which it has no effect.
+WITHOUT_EFFECT = [
+    ("overlap_score_credit", {"prefill_load_scale": 0.0}),
+    ("overlap_score_credit_decay", {"router_track_prefill_tokens": False}),
+    ("overlap_score_credit_decay", {"overlap_score_credit": 0.0}),
+    ("overlap_score_credit_decay", {"prefill_load_scale": 0.0}),
+    ("prefill_load_scale", {"router_track_prefill_tokens": False}),
+    ("router_assume_kv_reuse", {"router_track_active_blocks": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "others"), WITHOUT_EFFECT)
+@given(
+    value=st.floats(0, 5),
+    cached=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+    running=st.lists(st.integers(0, 5), min_size=4, max_size=4),
+)
+def test_a_cost_setting_whose_condition_does_not_hold_changes_no_cost(
+    name: str, others: dict[str, object], value: float, cached: list[int], running: list[int]
+) -> None:
+    """What is named as without effect at the start has none on any hop."""
+    given_value = value > 2.5 if SETTINGS[name].type is bool else value
+
+    def all_costs(**settings: object) -> list[dict[str, float]]:
+        roles = (Role.AGGREGATED, Role.AGGREGATED), (Role.PREFILL, Role.DECODE)
+        found = []
+        for pair in roles:
+            fleet = router(
+                *(worker(n + 1, role=pair[n % 2]) for n in range(4)), **others, **settings
+            )
+            for n in range(4):
+                if cached[n]:
+                    apply_all(fleet, stored(n + 1, cached[n]))
+                held = (active(n + 1, f"{n}-{k}", prefill_tokens=k * 16) for k in range(running[n]))
+                apply_all(fleet, *held)
+            plan = fleet.plan(request(96))
+            hops = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
+            found += [{one.worker.name: one.cost for one in hop.rows()} for hop in hops]
+        return found
+
+    setting = SETTINGS[name]
+    config = RouterConfig().with_values({**others, name: given_value})
+    assert not all(only.holds(config) for only in setting.only)
+    assert all_costs(**{name: given_value}) == all_costs()

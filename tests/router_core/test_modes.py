@@ -204,6 +204,17 @@ def test_an_idle_fleet_sends_to_an_accelerator() -> None:
     assert {winner(made, n, n / 50) for n in range(50)} == {"gpu11", "gpu12"}
 
 
+@pytest.mark.seed("router-guide: modes: normalized load")
+def test_the_ninth_running_request_is_the_first_of_a_cpu_worker() -> None:
+    """One worker of each class, ratio 8: without rounding down it would be the second."""
+    made = mixed(1, 1)
+    placed = []
+    for number in range(10):
+        placed.append(winner(made, number))
+        apply_all(made, active(1 if placed[-1] == "cpu1" else 11, f"r{number}"))
+    assert placed == ["gpu11"] * 8 + ["cpu1", "gpu11"]
+
+
 def test_cpu_workers_get_nothing_until_the_accelerators_have_the_ratio() -> None:
     """The budget is rounded down: with one worker of each, 7 requests of 8 allow none."""
     made = mixed(1, 1)

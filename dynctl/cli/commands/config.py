@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.access_options import AccessOptions, health_of, index_peers, replicas_of
+from dynctl.cli.commands.serve import EventPlane, MigrationLimit, MigrationTokens, NamespacePrefix
+from dynctl.cli.global_options import DISCOVERY_VARIABLES
 from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS, split_preset
+from dynctl.cli.serving_options import STEERING, ServingOptions
+from dynctl.cli.shared_options import memory_of, one_choice
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument, ConfigReport, SettingRow
     from dynctl.wire.dynamo.frontend_metrics import Lengths
 
+_OF_DYNAMO = ("namespace_prefix", "event_plane", "migration_limit", "migration_max_seq_len")
 
-@with_options(router_flags=ROUTER_FLAGS)
+
+@with_options(router_flags=ROUTER_FLAGS, serving=STEERING[0], access=STEERING[1])
 def show_config(
     options: GlobalOptions,
+    context: typer.Context,
     *,
     advise: Annotated[
         bool,
@@ -27,9 +35,17 @@ def show_config(
             "--advise", help="Show values that fit the lengths of the requests of a live frontend."
         ),
     ] = False,
+    namespace_prefix: NamespacePrefix = None,
+    event_plane: EventPlane = None,
+    migration_limit: MigrationLimit = None,
+    migration_max_seq_len: MigrationTokens = None,
+    serving: ServingOptions,
+    access: AccessOptions,
     router_flags: Mapping[str, str | bool],
 ) -> int:
     """Show every router setting: value, source, bounds, flag and environment variable.
+
+    Below them: the other options of `serve frontend` that steer routing.
 
     With --frontend or --view: the settings of that router. Otherwise: the settings that
     `serve frontend` would use with these flags and this environment.
@@ -40,19 +56,22 @@ def show_config(
     from dynctl.sources import connect, names_source
 
     if names_source(options):
-        if router_flags:
+        typed = [*router_flags, *(row.flag for row in _steering(context) if _is_typed(row))]
+        if typed:
             raise UsageProblem(
-                f"{next(iter(router_flags))} is for a frontend to start; "
+                f"{typed[0]} is for a frontend to start; "
                 "remove it to see the settings of a running frontend"
             )
         source = connect(options)
-        report = remote_report(source.title, source.config())
+        report = remote_report(source.title, source.config(), _steering(context))
         if advise:
             report = _advised(report, source.lengths())
     else:
         if os.environ.get(VARIABLE):
             apply_context(options)  # raises UsageProblem for an unknown context
-        report = _local(router_flags)
+        one_choice("--event-plane", event_plane or "zmq", ("zmq", "nats"))
+        report = _local(router_flags, _steering(context))
+        _check(serving, access, report)
         if advise:
             report = _advised(report, None)
     for warning in report.warnings:
@@ -70,19 +89,68 @@ def _advised(report: ConfigReport, lengths: Mapping[str, Lengths] | None) -> Con
     return msgspec.structs.replace(report, advice=advise(lengths, values))
 
 
-def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
+def _steering(context: typer.Context) -> list[SettingRow]:
+    """The options of this command that steer routing and are not settings of the router."""
+    from dynctl.documents.config import SettingRow
+
+    names = {name for group in STEERING for name in group.options} | set(_OF_DYNAMO)
+    rows = []
+    for parameter in context.command.params:
+        if parameter.name not in names:
+            continue
+        option: Any = parameter
+        variable = option.envvar or ""
+        source = context.get_parameter_source(option.name)
+        kind = "default" if source is None else source.name
+        given = {"COMMANDLINE": f"flag {option.opts[0]}", "ENVIRONMENT": f"env {variable}"}
+        bounded = option if hasattr(option, "min") else option.type  # by the version of Typer
+        limits = [getattr(bounded, side, None) for side in ("min", "max")]
+        low, high = ("" if limit is None else f"{limit:g}" for limit in limits)
+        value = context.params[option.name]
+        rows.append(
+            SettingRow(
+                name=option.opts[0].removeprefix("--").replace("-", "_"),
+                value=list(value) if isinstance(value, tuple) else value,
+                source=given.get(kind, "default"),
+                default=option.default,
+                bounds=f"{option.metavar} {low}..{high}" if low or high else option.metavar or "",
+                flag=option.opts[0],
+                env=variable,
+                help=(option.help or "").rstrip("."),
+            )
+        )
+    return rows
+
+
+def _check(serving: ServingOptions, access: AccessOptions, report: ConfigReport) -> None:
+    """Raise UsageProblem for values with which `serve frontend` would not start."""
+    memory_of("--index-memory", serving.index_memory)
+    index_peers(access.index_peer)
+    health_of(access)
+    values = {row.name: row.value for row in report.settings}
+    replicas_of(access, values["router_replica_sync"])
+
+
+def _is_typed(row: SettingRow) -> bool:
+    return row.source.startswith("flag ")
+
+
+def _local(router_flags: Mapping[str, str | bool], steering: list[SettingRow]) -> ConfigReport:
     from msgspec import UNSET
 
     from dynctl.documents.config import ConfigReport
-    from dynctl.settings.router_settings import resolve
+    from dynctl.settings.router_settings import needs_dynamo, resolve
 
     flags, preset = split_preset(router_flags)
     resolved = resolve(flags, os.environ, preset_name=preset)
+    warnings = list(resolved.warnings)
+    if not any(os.environ.get(name) for name in DISCOVERY_VARIABLES):
+        warnings += needs_dynamo(resolved)
     model = None
     if resolved.config.router_prefill_load_model != "none":
         from dynctl.planning.prefill_load import prefill_model
 
-        model = prefill_model(resolved.config)
+        model = prefill_model(resolved.config, resolved.sources)
     if resolved.config.router_kv_transfer_qos is not None:
         from dynctl.serving.transfer_file import configured_table
 
@@ -92,19 +160,32 @@ def _local(router_flags: Mapping[str, str | bool]) -> ConfigReport:
         source="flags, environment and preset of this command",
         preset=resolved.preset,
         settings=_rows(values, resolved.sources, resolved.preset),
-        warnings=list(resolved.warnings),
+        serving=steering,
+        warnings=warnings,
         prefill_load=UNSET if model is None else model.describe(),
     )
 
 
-def remote_report(title: str, document: ConfigDocument) -> ConfigReport:
-    """The settings of a router."""
+def remote_report(
+    title: str, document: ConfigDocument, steering: Sequence[SettingRow] = ()
+) -> ConfigReport:
+    """The settings of a router. ``steering``: the options whose values may follow them."""
+    import msgspec
+
     from dynctl.documents.config import ConfigReport
 
     sources = {row.name: row.source for row in document.settings}
     unknown = {row.name for row in document.settings if not row.known}
     rows = _rows(document.values, sources, document.preset, unknown)
-    return ConfigReport(title, document.preset, rows, prefill_load=document.prefill_load)
+    options = {row.name: row for row in steering}
+    serving = [
+        msgspec.structs.replace(options[row.name], value=row.value, source=row.source)
+        for row in document.serving
+        if row.name in options
+    ]
+    return ConfigReport(
+        title, document.preset, rows, prefill_load=document.prefill_load, serving=serving
+    )
 
 
 def _rows(
@@ -131,7 +212,28 @@ def _rows(
             help=ROUTER_OPTIONS[name].help,
             built=setting.built,
             known=name not in unknown,
+            aliases=_aliases(name),
         )
         for name, setting in SETTINGS.items()
         if name in values
     ]
+
+
+def _aliases(name: str) -> list[str]:
+    """The other flags and variables of a setting."""
+    from dynctl.settings.router_options import ROUTER_OPTIONS
+    from dynctl.settings.router_settings import (
+        BYPASS_FIELDS,
+        BYPASS_FLAG,
+        BYPASS_VARIABLE,
+        MISMATCH_FLAG,
+        MISMATCH_VARIABLE,
+    )
+
+    option = ROUTER_OPTIONS[name]
+    aliases = [*option.flags[1:], *option.env[1:]]
+    if name == "kv_transfer_enforcement":
+        aliases += [MISMATCH_FLAG, MISMATCH_VARIABLE]
+    if name in BYPASS_FIELDS.values():
+        aliases += [BYPASS_FLAG, BYPASS_VARIABLE]
+    return aliases

@@ -30,7 +30,7 @@ from dynctl.cli.serving_options import (
     ServingOptions,
     frontend_config,
 )
-from dynctl.cli.shared_options import memory_of, one_choice, seconds, size_of
+from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds, size_of
 
 _SHARED = "A router in another process"
 DYNAMO_HINT = (
@@ -61,6 +61,7 @@ RpcHost = Annotated[
         "Their requests need no key or token.",
         rich_help_panel=DYNAMO,
     ),
+    Needs(dynamo=True),
 ]
 RouterUrl = Annotated[
     str | None,
@@ -82,6 +83,7 @@ RouterToken = Annotated[
         help="The --admin-token of that router. Prefer the variable or --router-token-file.",
         rich_help_panel=_SHARED,
     ),
+    Needs(("router",)),
 ]
 RouterTokenFile = Annotated[
     Path | None,
@@ -124,6 +126,7 @@ ProcessTimeout = Annotated[
         "again; 0: it is not.",
         rich_help_panel=_SHARED,
     ),
+    Needs(("processes",), unset=1),
 ]
 NamespacePrefix = Annotated[
     str | None,
@@ -134,6 +137,7 @@ NamespacePrefix = Annotated[
         help="Serve all Dynamo namespaces that begin with this; wins over --dyn-namespace.",
         rich_help_panel=DYNAMO,
     ),
+    Needs(dynamo=True),
 ]
 EventPlane = Annotated[
     str | None,
@@ -145,6 +149,7 @@ EventPlane = Annotated[
         "[default: $DYN_EVENT_PLANE, then zmq]",
         rich_help_panel=DYNAMO,
     ),
+    Needs(dynamo=True),
 ]
 ResponsePort = Annotated[
     int,
@@ -157,6 +162,7 @@ ResponsePort = Annotated[
         help="Port where Dynamo workers send their responses; 0: a free one.",
         rich_help_panel=DYNAMO,
     ),
+    Needs(dynamo=True),
 ]
 MigrationLimit = Annotated[
     int | None,
@@ -170,6 +176,7 @@ MigrationLimit = Annotated[
         "[default: from the model's card]",
         rich_help_panel=DYNAMO,
     ),
+    Needs(dynamo=True),
 ]
 MigrationTokens = Annotated[
     int | None,
@@ -183,6 +190,7 @@ MigrationTokens = Annotated[
         "[default: no limit]",
         rich_help_panel=DYNAMO,
     ),
+    Needs(dynamo=True),
 ]
 AnswerParsing = Annotated[
     str,
@@ -193,6 +201,7 @@ AnswerParsing = Annotated[
         "however it is cut into tokens; or piece by piece, as Dynamo's frontend finds them.",
         rich_help_panel=DYNAMO,
     ),
+    Needs(dynamo=True),
 ]
 SelectServicePort = Annotated[
     int | None,
@@ -408,7 +417,6 @@ def dynamo_config(
     ``own`` workers."""
     from dynctl.adapters.dynamo.model_files import cache_directory
     from dynctl.adapters.dynamo.planes import NAMESPACE_VARIABLE, backend
-    from dynctl.screens.render import talk
     from dynctl.serving.config import DynamoConfig
 
     # The contexts are those of clients.
@@ -417,16 +425,6 @@ def dynamo_config(
         one_choice("--event-plane", event_plane, ("zmq", "nats"))
     one_choice("--answer-parsing", answer_parsing, ("text", "dynamo-1.6"))
     if own or backend(planes, serving=True) is None:
-        given = {
-            "--namespace-prefix": prefix,
-            "--event-plane": event_plane,
-            "--response-port": response_port,
-            "--migration-limit": migration_limit,
-            "--migration-max-seq-len": migration_max_tokens,
-            "--answer-parsing": answer_parsing != "text",
-        }
-        for flag in (flag for flag, value in given.items() if value):
-            talk(f"warning: {flag} has no effect without --discovery")
         return None
     # As Dynamo's frontend: all namespaces, unless one is set.
     name = options.dyn_namespace or os.environ.get(NAMESPACE_VARIABLE) or "*"

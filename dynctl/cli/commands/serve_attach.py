@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,6 +154,7 @@ Announce = Annotated[
 
 def attach(
     options: GlobalOptions,
+    context: typer.Context,
     engine: EngineSpec,
     engine_type: EngineType = "auto",
     model_path: ModelPath = None,
@@ -192,6 +194,8 @@ def attach(
     one_choice("--engine-type", engine_type, ("auto", "vllm", "sglang"))
     one_choice("--event-plane", event_plane, ("zmq", "nats"))
     one_choice("--request-plane", request_plane, ("tcp", "nats"))
+    for warning in _without_effect(options, context, event_plane, request_plane):
+        talk(f"warning: {warning}")
     config = AttachConfig(
         engine=spec,
         endpoint=_endpoint(endpoint, options, prefill=spec.role == "prefill"),
@@ -222,6 +226,26 @@ def attach(
     return run_attach(
         config, options, announced=announce, log_format=log_format, log_level=log_level
     )
+
+
+def _without_effect(
+    options: GlobalOptions, context: typer.Context, event_plane: str, request_plane: str
+) -> Iterator[str]:
+    """What is given, by flag or variable, and not read on these planes."""
+    import os
+
+    if "nats" not in (event_plane, request_plane):
+        named = (
+            ("--nats-server", options.nats_server),
+            ("NATS_SERVER", os.environ.get("NATS_SERVER")),
+        )
+        for name in [name for name, value in named if value][:1]:
+            yield f"{name} has no effect without --event-plane nats or --request-plane nats"
+    if request_plane == "nats":
+        source = context.get_parameter_source("request_port")
+        names = {"COMMANDLINE": "--request-port", "ENVIRONMENT": "DYN_TCP_RPC_PORT"}
+        if source is not None and source.name in names:
+            yield f"{names[source.name]} has no effect with --request-plane nats: expected tcp"
 
 
 def _key(variable: str | None) -> str | None:

@@ -7,7 +7,7 @@ import typer
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import only_given, with_options
 from dynctl.cli.shared_options import read_as, worker_environment
-from dynctl.simulation.engine.config import OPTIONS, Option, build_config
+from dynctl.simulation.engine.config import OPTIONS, Option, build_config, without_effect
 
 _FAULTS = "Simulated failures"
 
@@ -56,6 +56,8 @@ def engine(options: GlobalOptions, given: dict[str, Any]) -> int:
     from dynctl.simulation.engine.process import run_engine
 
     config = build_config(given)
+    for warning in without_effect(config, given):
+        talk(f"warning: {warning}")
     try:
         topology = worker_environment()
     except TopologyEnvironmentError as error:

@@ -21,7 +21,7 @@ from dynctl.cli.commands.serve import (
 from dynctl.cli.option_groups import with_options
 from dynctl.cli.router_flags import ROUTER_FLAGS
 from dynctl.cli.serving_options import SERVING, ServingOptions, frontend_config
-from dynctl.cli.shared_options import seconds, size_of
+from dynctl.cli.shared_options import Needs, seconds, size_of
 
 _GATEWAY = "Gateway"
 _POOL = "Workers of an InferencePool"
@@ -113,6 +113,7 @@ EventsPort = Annotated[
         "[default: from the engine, where it reports it]",
         rich_help_panel=_POOL,
     ),
+    Needs(("pool",)),
 ]  # fmt: skip
 ReplayPort = Annotated[
     int | None,
@@ -121,6 +122,7 @@ ReplayPort = Annotated[
         help="ZMQ port of the pods' replay sockets, likewise.",
         rich_help_panel=_POOL,
     ),
+    Needs(("pool",)),
 ]  # fmt: skip
 RoleLabel = Annotated[
     str,
@@ -129,6 +131,7 @@ RoleLabel = Annotated[
         help="Pod label with the role: prefill or decode; any other value: both.",
         rich_help_panel=_POOL,
     ),
+    Needs(("pool",)),
 ]  # fmt: skip
 Domains = Annotated[
     list[str] | None,
@@ -138,6 +141,7 @@ Domains = Annotated[
         f"[default: {', '.join(_DOMAINS)}]",
         rich_help_panel=_POOL,
     ),
+    Needs(("pool",)),
 ]  # fmt: skip
 
 DynamoFrontend = Annotated[
@@ -288,15 +292,9 @@ def _pool(
     domains: list[str] | None,
 ) -> Any:
     """The PoolConfig of the options; None without a pool."""
-    from dynctl.screens.render import talk
     from dynctl.serving.config import PoolConfig
 
     if name is None:
-        for flag, value in (
-            ("--pod-kv-events", events), ("--pod-replay", replay), ("--pod-domain", domains)
-        ):  # fmt: skip
-            if value:
-                talk(f"warning: {flag} has no effect without --pool")
         return None
     found: dict[str, str] = {}
     for one in domains or _DOMAINS:

@@ -17,7 +17,7 @@ from dynctl.cli.serving_options import (
     LogFormat,
     LogLevel,
 )
-from dynctl.cli.shared_options import memory_of, one_choice, seconds
+from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds
 from dynctl.documents.index_dump import RegisteredRank
 
 _ENGINES = "Engines"
@@ -58,12 +58,14 @@ def indexer(
             help="Block size of the engines of --workers.",
             rich_help_panel=_ENGINES,
         ),
+        Needs(("workers",)),
     ] = None,
     model_name: Annotated[
         str,
         typer.Option(
             metavar="NAME", help="Model of the engines of --workers.", rich_help_panel=_ENGINES
         ),
+        Needs(("workers",)),
     ] = "default",
     routing_group: Annotated[
         str,
@@ -72,6 +74,7 @@ def indexer(
             help="Routing group of the engines of --workers.",
             rich_help_panel=_ENGINES,
         ),
+        Needs(("workers",)),
     ] = "default",
     peers: Annotated[
         str,
@@ -98,6 +101,7 @@ def indexer(
             help="Time between two snapshots; one is written at the end too.",
             rich_help_panel=_PEERS,
         ),
+        Needs(("snapshot",)),
     ] = 30.0,
     api_token: ApiToken = None,
     token_file: Annotated[

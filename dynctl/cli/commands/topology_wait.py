@@ -51,7 +51,9 @@ def wait_for_topology(
         DEFAULT_MOUNT_PATH,
         POLL_TIMEOUT_S,
         TopologyEnvironmentError,
+        expect_directory,
         names_a_file,
+        transfer_policy,
         wait_for_domain,
     )
     from dynctl.documents.topology import TopologyValue
@@ -64,13 +66,20 @@ def wait_for_topology(
             "for example: dynctl topology wait --domain zone",
         )
     if not names_a_file(name):
+        source = "--domain" if domain else "DYN_KV_TRANSFER_DOMAIN"
         raise UsageProblem(
-            f"--domain {name!r}: expected the name of a file in the topology directory",
+            f"{source} {name!r}: expected the name of a file in the topology directory",
             "for example: dynctl topology wait --domain zone",
         )
     mount = path or Path(
         os.environ.get("DYN_TOPOLOGY_MOUNT_PATH", "").strip() or DEFAULT_MOUNT_PATH
     )
+    try:
+        # The worker of this pod reads them after the wait, and would not start.
+        transfer_policy(os.environ)
+        expect_directory(mount, "--path" if path else "DYN_TOPOLOGY_MOUNT_PATH")
+    except TopologyEnvironmentError as error:
+        raise UsageProblem(str(error)) from None
     try:
         domains = wait_for_domain(
             mount,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dynctl.cli.completion.values import Kind, Meaning, meaning
+from dynctl.cli.help import OLDER_NAMES
 
 #: Longer descriptions are cut, since word and description share a line.
 _LONGEST: Final = 72
@@ -105,7 +106,9 @@ def _children(command: Any) -> dict[str, Any]:
 
 
 def _is_option(parameter: Any) -> bool:
-    return parameter.param_type_name == "option" and not parameter.hidden
+    if parameter.param_type_name != "option" or parameter.hidden:
+        return False
+    return getattr(parameter, "rich_help_panel", None) != OLDER_NAMES
 
 
 def _flag(path: str, option: Any) -> Flag:

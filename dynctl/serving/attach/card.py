@@ -8,6 +8,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.tokenization.model_directory import getting_files
 from dynctl.wire.dynamo.discovery import CardFile, EndpointId, ModelCard, slug_of
 from router_core import Role, Worker
 
@@ -63,7 +64,8 @@ def read_model_files(directory: Path) -> ModelFiles:
     if missing:
         raise UsageProblem(
             f"--model-path {directory}: {', '.join(missing)} is missing",
-            "Set the directory of the engine's model: frontends need its tokenizer.",
+            "Set the directory of the engine's model: frontends need its tokenizer. "
+            + getting_files(directory, missing[0]),
         )
     return ModelFiles(directory, parts, checksums)
 

@@ -57,6 +57,7 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.http.connections import descriptors
 from dynctl.serving.prompts import Prompt, PromptTokenizers
 from dynctl.tokenization import ModelTokenizer, TokenizationError
+from dynctl.tokenization.model_directory import getting_files
 from dynctl.wire.dynamo.discovery import (
     KV_EVENTS,
     KV_METRICS,
@@ -754,8 +755,9 @@ def _with_topology(worker: Worker, topology: TopologyConfig | None) -> Worker:
 def model_directory(path: Path | None) -> Path:
     """The directory of --model-path. Raises UsageProblem."""
     if path is None or not path.is_dir():
+        how = "" if path is None else f" {getting_files(path, 'tokenizer.json')}"
         raise UsageProblem(
             f"--model-path {path}: not a directory" if path else "--model-path is missing",
-            "Set the directory of the engine's model: frontends need its tokenizer.",
+            f"Set the directory of the engine's model: frontends need its tokenizer.{how}",
         )
     return path

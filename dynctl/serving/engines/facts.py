@@ -18,6 +18,7 @@ import msgspec
 
 from dynctl.adapters.zmq.kv_event_source import EndpointError, KvEventSource, dialable_endpoint
 from dynctl.base.json_fields import mapping, sequence
+from dynctl.serving.config import DEFAULT_BLOCK_SIZE
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
@@ -168,7 +169,7 @@ def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
 
 
 def build_worker(
-    spec: WorkerSpec, facts: EngineFacts, *, model: str | None, block_size: int
+    spec: WorkerSpec, facts: EngineFacts, *, model: str | None, block_size: int | None
 ) -> Worker:
     """The worker to register: the engine's values, else those of the spec, else the defaults.
 
@@ -204,7 +205,7 @@ def build_worker(
             name=spec.name,
             model=served,
             role=role,
-            block_size=facts.block_size or spec.block_size or block_size,
+            block_size=facts.block_size or spec.block_size or block_size or DEFAULT_BLOCK_SIZE,
             runtime_config=ModelRuntimeConfig.from_dict(values),
             can_prefill=True if can_prefill is None else can_prefill,
             kv_events=bool(_chosen(spec.kv_events, facts.kv_events)),
@@ -217,22 +218,38 @@ def build_worker(
         raise WorkerSpecError(f"worker {spec.name}: {error}") from None
 
 
-def contradictions(spec: WorkerSpec, facts: EngineFacts) -> str | None:
-    """What the spec has typed and the engine reports differently, as one sentence; None if
-    nothing."""
+def contradictions(
+    spec: WorkerSpec,
+    facts: EngineFacts,
+    *,
+    model: str | None = None,
+    block_size: int | None = None,
+) -> str | None:
+    """What the user has typed and the engine reports differently, as one sentence; None if
+    nothing. ``model`` and ``block_size``: those for workers that report none."""
     found = [
-        f"{key}={typed} is set and the engine reports {reported}"
-        for key, typed, reported in (
-            ("block-size", spec.block_size, facts.block_size),
-            ("dp", spec.dp, facts.dp),
-            ("total-blocks", spec.total_blocks, facts.total_blocks),
+        f"{typed} is set and the engine reports {reported}"
+        for typed, value, reported in (
+            (f"block-size={spec.block_size}", spec.block_size, facts.block_size),
             (
-                "max-num-batched-tokens",
+                f"--kv-cache-block-size {block_size}",
+                None if spec.block_size is not None else block_size,
+                facts.block_size,
+            ),
+            (
+                f"--model-name {model}",
+                None if spec.model is not None else model,
+                None if model in facts.models else facts.model,
+            ),
+            (f"dp={spec.dp}", spec.dp, facts.dp),
+            (f"total-blocks={spec.total_blocks}", spec.total_blocks, facts.total_blocks),
+            (
+                f"max-num-batched-tokens={spec.max_num_batched_tokens}",
                 spec.max_num_batched_tokens,
                 facts.max_num_batched_tokens,
             ),
         )
-        if typed is not None and reported is not None and typed != reported
+        if value is not None and reported is not None and value != reported
     ]
     message = f"{', '.join(found)}: the engine's value is used" if found else ""
     if spec.model is not None and facts.models and spec.model not in facts.models:

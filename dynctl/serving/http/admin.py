@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,11 +12,13 @@ from aiohttp import web
 from msgspec import UNSET
 
 from dynctl import version
-from dynctl.documents.config import ConfigDocument, config_document
+from dynctl.base.errors import without_credentials
+from dynctl.documents.config import ConfigDocument, ConfigValue, config_document
 from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
 from dynctl.documents.doubts import distinct
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import encode_view
+from dynctl.serving.config import FrontendConfig, ReplicaConfig
 from dynctl.serving.http import busy_threshold
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.busy_threshold import BusyThresholds
@@ -37,9 +39,47 @@ _FILTERS = ("outcome", "worker", "domain", "model")
 _PARAMETERS = ("limit", *_FILTERS, "moved", "since", "wait", "preferences")
 
 
+def serving_values(config: FrontendConfig) -> list[ConfigValue]:
+    """The options of a process that steer routing beside the router's settings, by the names of
+    `config show`."""
+    started = _steering(config)
+    defaults = _steering(FrontendConfig())
+    return [
+        ConfigValue(name, value, "default" if value == defaults[name] else "set at the start")
+        for name, value in started.items()
+    ]
+
+
+def _steering(config: FrontendConfig) -> dict[str, Any]:
+    ejection, replicas = config.health.ejection, config.replicas or ReplicaConfig()
+    dynamo = config.dynamo
+    nats = replicas.nats
+    return {
+        "kv_cache_block_size": config.block_size,
+        "model_name": config.model_name,
+        "index_memory": config.index_memory_bytes,
+        "index_peer": list(config.index_peers),
+        "first_byte_timeout": config.limits.first_output_s,
+        "idle_timeout": config.limits.idle_s,
+        "eject_after": ejection.failures,
+        "eject_pause": ejection.pause_s,
+        "eject_max_pause": ejection.max_pause_s,
+        "panic_threshold": config.health.panic_threshold,
+        "router_replica_bind": replicas.bind,
+        "router_replica_peer": list(replicas.peers),
+        "router_replica_nats": None if nats is None else without_credentials(nats),
+        "router_replica_group": replicas.group,
+        "namespace_prefix": None if dynamo is None else dynamo.namespace,
+        "event_plane": None if dynamo is None else dynamo.event_plane,
+        "migration_limit": None if dynamo is None else dynamo.migration_limit,
+        "migration_max_seq_len": None if dynamo is None else dynamo.migration_max_tokens,
+    }
+
+
 class Admin:
     """The handlers. ``sources``: the origin of each setting, by name.
 
+    ``serving``: the options of the process that steer routing.
     ``enabled`` False leaves ``/busy_threshold`` out (DYN_DISABLE_FRONTEND_ADMIN_API).
     """
 
@@ -51,6 +91,7 @@ class Admin:
         token: str | None = None,
         preset: str | None = None,
         sources: Mapping[str, str] | None = None,
+        serving: Sequence[ConfigValue] = (),
         enabled: bool = True,
     ) -> None:
         self._service = service
@@ -58,6 +99,7 @@ class Admin:
         self._token = token
         self._preset = preset
         self._sources = dict(sources or {})
+        self._serving = serving
         self._enabled = enabled
         self._started = service.router.config
         self._saving = asyncio.Lock()
@@ -94,6 +136,7 @@ class Admin:
             started=self._started,
             thresholds={m: t.to_dict() for m, t in router.busy.overrides().items()},
             prefill_load=UNSET if model is None else model.describe(),
+            serving=self._serving,
         )
 
     async def decisions(self, request: web.Request) -> web.StreamResponse:

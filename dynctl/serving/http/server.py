@@ -29,6 +29,7 @@ from dynctl.base.errors import UsageProblem, file_problem, network_reason
 from dynctl.health import conditions as codes
 from dynctl.planning.prefill_load import prefill_model
 from dynctl.serving.config import (
+    DEFAULT_BLOCK_SIZE,
     INDEX_BYTES_PER_BLOCK,
     DynamoConfig,
     FrontendConfig,
@@ -46,7 +47,7 @@ from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.flow import RequestFlow
-from dynctl.serving.http.admin import Admin
+from dynctl.serving.http.admin import Admin, serving_values
 from dynctl.serving.http.auth import Handler, checked_token, guarded, keyed
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
 from dynctl.serving.http.connections import (
@@ -144,8 +145,8 @@ class Frontend:
             self.service = RoutingService(
                 config.router,
                 tokenizers,
-                default_block_size=config.block_size,
-                prefill_model=prefill_model(config.router),
+                default_block_size=config.block_size or DEFAULT_BLOCK_SIZE,
+                prefill_model=prefill_model(config.router, config.origins),
                 policy_classes=policy_classes(config.router),
                 router=router,
             )
@@ -185,6 +186,7 @@ class Frontend:
             token=config.api_token,
             preset=config.preset,
             sources=config.origins,
+            serving=serving_values(config),
             enabled=config.admin_api,
         )
         self.exchange = IndexExchange(service, self.fleet, config.api_token)

@@ -27,7 +27,10 @@ def _option(
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
     metavar: str = "",
+    needs: tuple[str, ...] = (),
 ) -> Any:
+    """``needs``: fields of EngineConfig, ``NAME`` or ``NAME=VALUE``, of which one must be set for
+    this one to have an effect."""
     return field(
         default=default,
         metadata={
@@ -36,6 +39,7 @@ def _option(
             "maximum": maximum,
             "choices": choices,
             "metavar": metavar,
+            "needs": needs,
         },
     )
 
@@ -58,10 +62,15 @@ class Faults:
         0, "Cut the connection after this many output tokens; 0 = off.", minimum=0
     )
     stop_publishing: bool = _option(
-        False, "Number and keep KV event batches for replay, but do not send them."
+        False,
+        "Number and keep KV event batches for replay, but do not send them.",
+        needs=("kv_events",),
     )
     drop_events: int = _option(
-        0, "Do not send the next N KV event batches; replay still has them.", minimum=0
+        0,
+        "Do not send the next N KV event batches; replay still has them.",
+        minimum=0,
+        needs=("kv_events",),
     )
 
     def __post_init__(self) -> None:
@@ -87,7 +96,8 @@ class EngineConfig:
         choices=tuple(role.value for role in Role),
     )
     can_prefill: bool = _option(
-        True, "A decode engine prefills a request that arrives without a hand-off."
+        True,
+        "A decode engine prefills a request that arrives without a hand-off.",
     )
     host: str = _option("127.0.0.1", "Address to listen on.")
     advertise_host: str = _option(
@@ -118,15 +128,21 @@ class EngineConfig:
         "Loading from host memory to a rank, 10^9 bytes per second.",
         minimum=1e-3,
         maximum=1e6,
+        needs=("host_blocks",),
     )
     disk_gb_per_s: float = _option(
-        5.0, "Loading from disk to a rank, 10^9 bytes per second.", minimum=1e-3, maximum=1e6
+        5.0,
+        "Loading from disk to a rank, 10^9 bytes per second.",
+        minimum=1e-3,
+        maximum=1e6,
+        needs=("disk_blocks",),
     )
     kv_bytes_per_token: float = _option(
         131_072.0,
         "Bytes of KV cache of a token, which loading takes its time for.",
         minimum=1.0,
         maximum=1e9,
+        needs=("host_blocks", "disk_blocks"),
     )
     max_model_len: int = _option(
         0,
@@ -171,24 +187,31 @@ class EngineConfig:
     seed: int = _option(0, "Seed of the generated text.", minimum=0, maximum=2**63)
 
     kv_transfer_ms_per_block: float = _option(
-        0.5, "Time to pull one KV block from a prefill engine, ms.", minimum=0.0, maximum=60_000.0
+        0.5,
+        "Time to pull one KV block from a prefill engine, ms.",
+        minimum=0.0,
+        maximum=60_000.0,
+        needs=("role=decode",),
     )
     kv_transfer_cross_domain_factor: float = _option(
         1.0,
         "Factor for the time of a pull between different values of the KV transfer domain.",
         minimum=1.0,
         maximum=1e4,
+        needs=("role=decode",),
     )
     kv_load_failure_policy: KvLoadFailurePolicy = _option(  # noqa: RUF009  a dataclasses.field
         "recompute",
         "Reaction of a decode engine if the prefill engine lost the KV blocks.",
         choices=("recompute", "fail"),
+        needs=("role=decode",),
     )
     kv_hold_timeout_s: float = _option(
         30.0,
         "Seconds that a prefill engine keeps unpulled blocks and a decode engine waits for them.",
         minimum=0.01,
         maximum=3600.0,
+        needs=("role=prefill", "role=decode"),
     )
 
     kv_events: str = _option(
@@ -200,10 +223,17 @@ class EngineConfig:
         "tcp://127.0.0.1:0",
         "ZMQ endpoint that replays recent KV events, ranks as above; empty = off.",
         metavar="ENDPOINT",
+        needs=("kv_events",),
     )
-    kv_events_topic: str = _option("", "First frame of each KV event message.", metavar="TOPIC")
+    kv_events_topic: str = _option(
+        "", "First frame of each KV event message.", metavar="TOPIC", needs=("kv_events",)
+    )
     kv_events_buffer_steps: int = _option(
-        10_000, "KV event batches kept for replay (at most 16 MiB).", minimum=0, maximum=1_000_000
+        10_000,
+        "KV event batches kept for replay (at most 16 MiB).",
+        minimum=0,
+        maximum=1_000_000,
+        needs=("replay",),
     )
 
     max_body_bytes: int = _option(
@@ -280,6 +310,7 @@ class Option:
     choices: tuple[str, ...]
     metavar: str
     fault: bool
+    needs: tuple[str, ...] = ()
 
     @property
     def quantity(self) -> str:
@@ -367,6 +398,7 @@ def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
                 choices=f.metadata["choices"],
                 metavar=f.metadata["metavar"] or _METAVARS.get(kind) or f.name.upper(),
                 fault=owner is Faults,
+                needs=f.metadata["needs"],
             )
         )
     return tuple(found)
@@ -374,6 +406,29 @@ def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
 
 OPTIONS: tuple[Option, ...] = (*_options(EngineConfig), *_options(Faults, "fault-"))
 """Every option of `serve engine`, in help order."""
+
+
+def without_effect(
+    config: EngineConfig, given: Mapping[str, object], env: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Warnings for the options that are given, by flag or variable, and have no effect."""
+    found = []
+    for option in OPTIONS:
+        typed = option.flag if option.flag.removeprefix("--") in given else option.env
+        if not option.needs or (typed == option.env and not env.get(option.env)):
+            continue
+        missing = [need for need in option.needs if not _is_met(config, need)]
+        value = given.get(option.flag.removeprefix("--"), env.get(option.env))
+        if len(missing) == len(option.needs) and (value or option.type is bool):
+            flags = [f"--{_flag(need).replace('=', ' ')}" for need in missing]
+            found.append(f"{typed} has no effect without {' or '.join(flags)}")
+    return found
+
+
+def _is_met(config: EngineConfig, need: str) -> bool:
+    name, equals, wanted = need.partition("=")
+    value = getattr(config, name)
+    return str(value) == wanted if equals else bool(value)
 
 
 def build_config(given: Mapping[str, object], env: Mapping[str, str] = os.environ) -> EngineConfig:

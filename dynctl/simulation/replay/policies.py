@@ -103,7 +103,7 @@ def _policy(text: str) -> tuple[Policy, Sequence[str]]:
     except UsageProblem as error:
         raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
     try:
-        prefill_model(resolved.config)
+        prefill_model(resolved.config, resolved.sources)
     except UsageProblem as error:
         raise UsageProblem(f"{typed}: {error.message}", error.hint) from None
     return Policy(label, resolved.config), resolved.warnings

@@ -12,10 +12,12 @@ import pytest
 
 from dynctl.base.worker_environment import (
     DEFAULT_MOUNT_PATH,
+    VARIABLES,
     TopologyConfig,
     TopologyEnvironmentError,
     read_domain_files,
     read_worker_environment,
+    variables_without_effect,
 )
 
 
@@ -328,3 +330,58 @@ def test_a_bad_weight_is_refused(
             )
         )
     assert str(error.value).startswith(captured)
+
+
+@pytest.mark.parametrize(
+    ("variables", "plain"),
+    [
+        (
+            {"DYN_KV_TRANSFER_ENFORCEMENT": "sometimes"},
+            "Set DYN_KV_TRANSFER_ENFORCEMENT to required or preferred",
+        ),
+        (
+            {
+                "DYN_KV_TRANSFER_ENFORCEMENT": "preferred",
+                "DYN_KV_TRANSFER_PREFERRED_WEIGHT": "1.5",
+            },
+            "DYN_KV_TRANSFER_PREFERRED_WEIGHT is 1.5; expected a number from 0 to 1",
+        ),
+        (
+            {"DYN_KV_TRANSFER_ENFORCEMENT": "preferred"},
+            "set DYN_KV_TRANSFER_PREFERRED_WEIGHT to 0..1",
+        ),
+        (
+            {"DYN_KV_TRANSFER_PREFERRED_WEIGHT": "abc"},
+            "DYN_KV_TRANSFER_PREFERRED_WEIGHT; expected a number 0..1",
+        ),
+        ({"DYN_KV_TRANSFER_PREFERRED_WEIGHT": "0.5"}, "DYN_KV_TRANSFER_PREFERRED_WEIGHT"),
+        ({"DYN_KV_TRANSFER_DOMAIN": "a=b"}, "DYN_KV_TRANSFER_DOMAIN"),
+        ({"DYN_KV_TRANSFER_DOMAIN": "a/b"}, "DYN_KV_TRANSFER_DOMAIN is 'a/b'"),
+    ],
+)
+def test_a_bad_value_is_refused_before_the_wait_for_a_file(
+    world: World, tmp_path: Path, variables: dict[str, str], plain: str
+) -> None:
+    with pytest.raises(TopologyEnvironmentError) as error:
+        world.read(env(tmp_path / "later", **variables))
+    assert plain in str(error.value)
+    assert (world.sleeps, world.lines) == ([], [])
+
+
+def test_a_mount_path_that_is_a_file_is_refused_before_the_wait(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "zone"
+    path.write_text("a")
+    with pytest.raises(TopologyEnvironmentError, match="which is not a directory"):
+        world.read(env(path))
+    assert world.sleeps == []
+
+
+@pytest.mark.parametrize("enabled", [None, "", "true", "false"])
+def test_variables_without_the_switch_are_named(enabled: str | None) -> None:
+    variables = dict.fromkeys(VARIABLES, "x")
+    if enabled is not None:
+        variables["DYN_TOPOLOGY_ENABLED"] = enabled
+    named = list(VARIABLES) if not enabled else []
+    assert variables_without_effect(variables) == named

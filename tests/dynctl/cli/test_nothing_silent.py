@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,20 @@ import pytest
 import typer
 
 import dynctl as package
-from dynctl.base.options import OUTPUT, PLANE_VARIABLES, READ_BY, SOURCES, GlobalOptions
+from dynctl.base.options import (
+    OUTPUT,
+    PLANE_VARIABLES,
+    READ_BY,
+    SOURCES,
+    WORKER_VARIABLES,
+    GlobalOptions,
+)
 from dynctl.cli.app import build_app
 from dynctl.cli.global_options import _without_effect
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import resolve
-from router_core import SETTINGS, Setting
+from dynctl.simulation.engine.config import OPTIONS
+from router_core import SETTINGS, ConfigError, RouterConfig, Setting
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, zone
 
 #: What the estimate of the prefill load model needs.
@@ -69,6 +79,7 @@ BESIDE = {
         "router_session_affinity_ttl_secs": "60",
         "router_session_affinity_mode": "soft",
     },
+    "router_reset_states": {"router_durable_kv_events": "true"},
     "router_queue_policy": {"router_queue_threshold": "4"},
     "router_queue_max_requests": {"router_queue_threshold": "4"},
     "router_queue_max_wait_secs": {"router_queue_threshold": "4"},
@@ -90,6 +101,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr("dynctl.serving.http.server.run_frontend", takes)
     monkeypatch.setattr("dynctl.serving.http.router_server.run_router", takes)
     monkeypatch.setattr("dynctl.simulation.engine.process.run_engine", takes)
+    monkeypatch.setattr("dynctl.serving.epp.process.run_picker", takes)
+    monkeypatch.setattr("dynctl.serving.http.indexer.run_indexer", takes)
+    monkeypatch.setattr(
+        "dynctl.serving.http.processes.run_processes", lambda config, *_: takes(config)
+    )
     return found
 
 
@@ -382,7 +398,7 @@ def test_commands_name_options_without_effect(dynctl: Any, line: str, named: str
     assert (ran.code, ran.err) == (0, f"warning: {named}\n")
 
 
-#: Options of other programs in dynctl's texts: kubectl, engines, Dynamo and its operator.
+#: Options of other programs in dynctl's texts: kubectl, engines, Dynamo and its operator, hf.
 FOREIGN = frozenset(
     (
         *("--api-group", "--config", "--field-selector", "--overwrite", "--patch-file"),
@@ -390,7 +406,7 @@ FOREIGN = frozenset(
         *("--disaggregation-mode", "--is-decode-worker", "--is-prefill-worker"),
         *("--enable-cache-report", "--enable-prompt-tokens-details", "--kv-events-config"),
         *("--page-size", "--prefix-caching-hash-algo", "--publish-events-and-metrics"),
-        *("--served-model-name", "--durable-kv-events"),
+        *("--served-model-name", "--durable-kv-events", "--local-dir"),
         "--router-session-affinity-ttl-secs",
     )
 )
@@ -429,14 +445,356 @@ def test_texts_recommend_only_options_that_exist() -> None:
     assert not unknown
 
 
-@pytest.mark.seed("router-guide: arguments: --serve-indexer")
-@pytest.mark.seed("router-guide: arguments: --use-remote-indexer")
+#: Router settings that do something on a frontend of plain engines with no other option. All other
+#: ones must be named at the start, or refused, while nothing else is set.
+ALONE = frozenset(
+    (
+        *("router_mode", "overlap_score_credit", "overlap_score_credit_decay"),
+        *("prefill_load_scale", "decode_active_request_weight", "router_temperature"),
+        *("router_track_active_blocks", "router_track_output_blocks", "router_assume_kv_reuse"),
+        *("router_track_prefill_tokens", "active_decode_blocks_threshold"),
+        *("active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac"),
+        *("kv_transfer_domain", "decode_capacity_guard", "router_pair_selection"),
+        *("conditional_disagg_enabled", "router_on_degraded", "router_session_affinity_ttl_secs"),
+        *("active_request_expiry_secs", "overload_status_code", "use_kv_events"),
+        *("router_ttl_secs", "router_max_tree_size", "router_prune_target_ratio"),
+        *("router_queue_threshold", "router_policy_config", "host_cache_hit_weight"),
+        *("disk_cache_hit_weight", "router_predicted_ttl_secs", "router_prefill_load_model"),
+    )
+)
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+@pytest.mark.parametrize("command", ["frontend", "router", "epp"])
+def test_a_router_setting_alone_has_an_effect_or_is_named(
+    dynctl: Any, started: list[Any], command: str, name: str
+) -> None:
+    given = as_flags(name, another_value(SETTINGS[name]))
+    own = ["--worker", "http://127.0.0.1:1"]
+    ran = dynctl("serve", command, *own, *given)
+    # What it lacks is named: by its own name, or by that of the part that is missing.
+    silent = (ran.code, ran.err) == (0, "")
+    assert silent is (name in ALONE), ran.err
+    if not silent:
+        assert given[0] in ran.err or name == "router_replica_sync"
+        assert ran.code in (0, 2)
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_what_a_setting_waits_for_can_be_unmet(name: str) -> None:
+    """A condition that always holds never warns: a switch was once read as set, on or off."""
+    defaults = {one.name: one.default for one in SETTINGS.values()}
+    for only in SETTINGS[name].only:
+        other = SETTINGS[only.setting]
+        assert set(only.values) <= set(other.choices or (True, False))
+        tried = [None] if other.optional else [defaults[other.name], *other.choices]
+        tried += [not defaults[other.name]] if other.type is bool else []
+        tried += [0.0] if other.type is float else []
+        off = {"router_taints_in_all_modes": False, "conditional_disagg_enabled": False}
+        kept = {}
+        for value in tried:
+            with contextlib.suppress(ConfigError):
+                config = RouterConfig().with_values(off | {other.name: value})
+                kept[value] = only.holds(config)
+        assert False in kept.values(), (name, only)
+
+
 @pytest.mark.seed("smart-routing-guide-0.9: replicas: --router-reset-states")
-def test_the_readme_lists_every_feature_that_settings_wait_for() -> None:
-    readme = (Path(package.__file__).parents[1] / "README.md").read_text()
-    section = readme.partition("## Not built yet")[2].lower()
-    missing = {one.needs for one in SETTINGS.values() if one.needs.lower() not in section}
-    assert not missing
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--router-reset-states"], "has no effect without --router-durable-kv-events"),
+        (["--router-queue-policy", "wspt"], "has no effect without --router-queue-threshold"),
+        (["--no-router-kv-events", "--router-on-degraded", "full"], "without --router-kv-events"),
+        (
+            ["--router-prefill-load-scale", "0", "--router-kv-overlap-score-credit-decay", "1"],
+            "has no effect with --router-prefill-load-scale 0: expected more than 0",
+        ),
+        (
+            ["--no-router-track-prefill-tokens", "--router-queue-threshold", "2"],
+            "--router-queue-threshold has no effect without --router-track-prefill-tokens",
+        ),
+        (
+            [
+                *("--router-mode", "random", "--no-router-taints-in-all-modes"),
+                *("--router-kv-transfer-topology-level", "zone"),
+            ],
+            "has no effect with --router-mode random: expected kv, or --router-taints-in-all",
+        ),
+    ],
+)
+def test_a_setting_names_what_makes_it_count(
+    dynctl: Any, started: list[Any], given: list[str], named: str
+) -> None:
+    ran = dynctl("serve", "frontend", *given)
+    assert (ran.code, len(started)) == (0, 1)
+    assert named in ran.err
+
+
+#: What `serve` does with a setting of Dynamo's shared index: nothing without discovery, and with it
+#: the process has them.
+@pytest.mark.parametrize("name", [one.name for one in SETTINGS.values() if one.dynamo])
+def test_settings_of_a_dynamo_deployment_count_with_discovery(
+    dynctl: Any, started: list[Any], name: str
+) -> None:
+    given = as_flags(name, "true")
+    durable = ["--router-durable-kv-events"] if name == "router_reset_states" else []
+    ran = dynctl("serve", "frontend", "--discovery", "mem", *durable, *given)
+    assert (ran.code, ran.err) == (0, "")
+    assert getattr(started[0].router, name) is True
+    ran = dynctl("serve", "frontend", *durable, *given)
+    assert f"without the workers of a Dynamo deployment {given[0]} has no effect" in ran.err
+
+
+#: Options of `serve` with an effect on their own, for each command.
+EFFECTIVE: dict[str, frozenset[str]] = {
+    "frontend": frozenset(
+        (
+            *("http_host", "http_port", "worker", "workers_file", "model_path", "tokenizer"),
+            *("model_name", "block_size", "api_token", "log_decisions", "log_format"),
+            *("log_level", "decision_memory", "record", "index_memory", "drain_timeout"),
+            *("system_port", "announce", "admin_token_file", "api_key", "api_key_file"),
+            *("engine_api_key", "engine_api_key_file", "unix_socket", "compressed_requests"),
+            *("otlp_endpoint", "header_timeout", "keep_alive_timeout", "peer_connections"),
+            *("first_byte_timeout", "idle_timeout", "eject_after", "eject_pause"),
+            *("eject_max_pause", "panic_threshold", "index_peer", "router", "processes"),
+        )
+    ),
+}
+EFFECTIVE["router"] = EFFECTIVE["frontend"] - {"first_byte_timeout", "router", "processes"} | {
+    *("select_service_port", "slot_tracker_port"),
+}
+EFFECTIVE["epp"] = EFFECTIVE["frontend"] - {"router", "processes"} | {
+    *("host", "port", "health_port", "tls", "body_limit", "stream_timeout", "pool"),
+}
+EFFECTIVE["indexer"] = frozenset(
+    (
+        *("http_host", "http_port", "peers", "snapshot", "api_token", "token_file"),
+        *("index_memory", "log_format", "log_level", "announce"),
+    )
+)
+#: A value for an option whose type does not suffice.
+VALUES = {
+    "decision_memory": "1MiB", "index_memory": "1GiB", "record_max_bytes": "1MiB",
+    "body_limit": "1MiB", "log_decisions": "all", "log_format": "json", "log_level": "debug",
+    "tokenizer": "exact", "panic_threshold": "10%", "http_host": "127.0.0.2",
+    "host": "127.0.0.2", "system_host": "127.0.0.2", "rpc_host": "127.0.0.2",
+    "worker": "http://127.0.0.1:1", "router": "http://127.0.0.1:1",
+    "index_peer": "http://127.0.0.1:1", "peers": "http://127.0.0.1:1",
+    "otlp_endpoint": "http://127.0.0.1:4318", "router_replica_peer": "tcp://127.0.0.1:1",
+    "router_replica_nats": "nats://127.0.0.1:1", "event_plane": "nats", "eject_max_pause": "400",
+    "workers": "1=tcp://127.0.0.1:1", "replays": "1=tcp://127.0.0.1:1", "pod_domain": "zone=a",
+    "endpoint": "a.b.c", "otlp_sample_ratio": "0.5", "dynamo_frontend": "127.0.0.1:1",
+}  # fmt: skip
+
+
+@cache
+def _commands() -> Any:
+    """The commands of `serve`, by name."""
+    root: Any = typer.main.get_command(build_app())
+    return root.commands["serve"].commands
+
+
+def _served() -> Iterator[tuple[str, str]]:
+    """Each command of `serve` with each of its own options."""
+    for command in EFFECTIVE:
+        for parameter in _commands()[command].params:
+            if not parameter.name.startswith(("global_", "router_flag_")):
+                yield command, parameter.name
+
+
+def _typed(command: str, name: str, folder: Path) -> list[str]:
+    option = next(one for one in _commands()[command].params if one.name == name)
+    flag = str(option.opts[0])
+    if option.is_flag:
+        return [option.secondary_opts[0] if option.default is True else flag]
+    if name.endswith(("_file", "_cert", "_key")) and name not in ("api_key", "engine_api_key"):
+        path = folder / "file"
+        path.write_text("secret\n")
+        return [flag, str(path)]
+    return [flag, VALUES.get(name, "3")]
+
+
+@pytest.mark.parametrize(("command", "name"), list(_served()))
+def test_an_option_of_serve_alone_has_an_effect_or_is_named(
+    dynctl: Any, started: list[Any], tmp_path: Path, command: str, name: str
+) -> None:
+    given = _typed(command, name, tmp_path)
+    own = ["--worker", "http://127.0.0.1:1"] if command == "epp" and name != "pool" else []
+    if name == "worker":
+        own = []
+    ran = dynctl("serve", command, *own, *given)
+    silent = (ran.code, ran.err) == (0, "")
+    assert silent is (name in EFFECTIVE[command]), ran.err
+    assert silent or given[0] in ran.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [
+        ("DYN_KV_CACHE_BLOCK_SIZE", ["--discovery", "mem"]),
+        ("DYN_KV_CACHE_BLOCK_SIZE", ["--router", "http://127.0.0.1:1"]),
+        ("DYN_MIGRATION_LIMIT", []),
+        ("DYN_NAMESPACE_PREFIX", []),
+        ("DYN_TCP_RESPONSE_STREAM_PORT", []),
+        ("DYN_SYSTEM_HOST", []),
+        ("DYNCTL_OTLP_SAMPLE_RATIO", []),
+        ("DYNCTL_ROUTER_TOKEN", []),
+        ("DYN_ROUTER_SNAPSHOT_THRESHOLD", []),
+    ],
+)
+def test_a_variable_without_effect_is_named_as_it_was_set(
+    dynctl: Any,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    command: list[str],
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    ran = dynctl("serve", "frontend", *command)
+    assert (ran.code, len(started)) == (0, 1)
+    assert f"warning: {variable} has no effect with" in ran.err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--system-host", "127.0.0.2", "--system-port", "0"],
+        ["--processes", "2", "--process-timeout", "5"],
+        ["--key-concurrency", "2", "--api-key", "k"],
+        ["--record-max-bytes", "1MiB", "--record", "FILE"],
+        ["--discovery", "mem", "--migration-limit", "2", "--response-port", "1234"],
+        ["--router", "http://127.0.0.1:1", "--router-token", "t"],
+        ["--router-durable-kv-events", "--router-reset-states", "--discovery", "mem"],
+    ],
+)
+def test_an_option_that_has_what_it_needs_is_silent(
+    dynctl: Any, started: list[Any], given: list[str]
+) -> None:
+    ran = dynctl("serve", "frontend", *given)
+    assert (ran.code, ran.err, len(started)) == (0, "", 1)
+
+
+@pytest.mark.parametrize("command", ["frontend", "router", "epp"])
+@pytest.mark.parametrize("variable", WORKER_VARIABLES)
+def test_a_variable_of_workers_is_named_on_a_router(
+    dynctl: Any,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    command: str,
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    ran = dynctl("serve", command, "--worker", "http://127.0.0.1:1")
+    expected = f"warning: {variable} has no effect on serve {command}: set it on the workers\n"
+    assert (ran.code, ran.err, len(started)) == (0, expected, 1)
+
+
+def test_a_server_of_nats_alone_shares_no_load(
+    dynctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATS_SERVER", "nats://127.0.0.1:4222")
+    for command in ("frontend", "router", "epp"):
+        own = ["--worker", "http://127.0.0.1:1"]
+        ran = dynctl("serve", command, *own, "--router-replica-sync")
+        assert f"NATS_SERVER has no effect on serve {command}" in ran.err
+        assert "or --router-replica-nats (NATS_SERVER is for the workers of a Dynamo" in ran.err
+
+
+@pytest.mark.parametrize("option", [one for one in OPTIONS if one.needs], ids=lambda one: one.field)
+def test_an_option_of_a_simulated_engine_names_what_it_needs(
+    dynctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch, option: Any
+) -> None:
+    given = [option.flag.replace("--", "--no-", 1)] if option.default is True else [option.flag]
+    values = {"kv_load_failure_policy": "fail", "replay": "tcp://127.0.0.1:0"}
+    given += [] if option.type is bool else [values.get(option.field, "3")]
+    off = ["--kv-events", ""] + (["--replay", ""] if option.field != "replay" else [])
+    ran = dynctl("serve", "engine", *off, *given)
+    assert (ran.code, len(started)) == (0, 1)
+    assert f"warning: {option.flag} has no effect without --" in ran.err
+    needs = [need.replace("_", "-").split("=") for need in option.needs]
+    met = [f"--{needs[0][0]}", needs[0][1] if len(needs[0]) > 1 else "3"]
+    if met[0] in ("--kv-events", "--replay"):
+        met = []
+    ran = dynctl("serve", "engine", *met, *given)
+    assert (ran.code, ran.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("DYN_KV_TRANSFER_ENFORCEMENT", "sometimes"), ("DYN_KV_TRANSFER_PREFERRED_WEIGHT", "much")],
+)
+def test_a_bad_policy_fails_before_topology_is_waited_for(
+    dynctl: Any,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variable: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    ran = dynctl("serve", "engine")
+    assert f"warning: {variable} has no effect without DYN_TOPOLOGY_ENABLED=true" in ran.err
+    started.clear()
+    monkeypatch.setenv("DYN_TOPOLOGY_ENABLED", "true")
+    monkeypatch.setenv("DYN_KV_TRANSFER_DOMAIN", "zone")
+    ran = dynctl("serve", "engine")
+    assert (ran.code, started, variable in ran.err) == (1, [], True)
+    ran = dynctl("topology", "wait", "--path", tmp_path / "later", "--timeout", "600")
+    assert (ran.code, variable in ran.err, "Waiting" in ran.err) == (2, True, False)
+
+
+#: The flags that the guides of Dynamo name.
+GUIDE_FLAGS = (
+    *("--router-mode", "--router-temperature", "--kv-cache-block-size", "--no-router-kv-events"),
+    *("--router-kv-overlap-score-weight", "--no-router-track-prefill-tokens", "--no-kv-events"),
+    *("--router-prefill-load-model", "--router-queue-threshold", "--router-queue-policy"),
+    *("--serve-indexer", "--use-remote-indexer", "--aic-backend", "--aic-system"),
+    *("--aic-model-path", "--aic-backend-version", "--aic-tp-size", "--router-durable-kv-events"),
+    *("--event-plane", "--kv-overlap-score-weight", "--router-ttl", "--router-max-tree-size"),
+    *("--router-prune-target-ratio", "--active-decode-blocks-threshold", "--router-reset-states"),
+    *("--active-prefill-tokens-threshold", "--router-replica-sync", "--http-port"),
+)
+
+
+def test_the_help_of_a_frontend_has_every_flag_of_the_guides(dynctl: Any) -> None:
+    words = re.split(r"[\s,]+", dynctl("serve", "frontend", "--help").out)
+    assert set(GUIDE_FLAGS) <= set(words)
+
+
+@pytest.mark.parametrize("prefix", ["--aic", "--ais"])
+def test_an_error_names_the_flag_that_was_typed(dynctl: Any, tmp_path: Path, prefix: str) -> None:
+    line = ["config", "show", "--router-prefill-load-model", "aic"]
+    ran = dynctl(*line, f"{prefix}-system", "h200_sxm")
+    assert (ran.code, f"{prefix}-backend, {prefix}-model-path not set" in ran.err) == (2, True)
+    line += [f"{prefix}-backend", "vllm", f"{prefix}-model-path", str(tmp_path)]
+    ran = dynctl(*line, f"{prefix}-system", "abacus")
+    assert (ran.code, f"error: {prefix}-system abacus: unknown" in ran.err) == (2, True)
+    ran = dynctl(*line, f"{prefix}-system", "h200_sxm")
+    assert (ran.code, f"error: {prefix}-model-path {tmp_path}" in ran.err) == (2, True)
+
+
+def test_config_show_lists_every_option_of_serve_that_steers_routing(dynctl: Any) -> None:
+    report = dynctl("config", "show", "-o", "json").json
+    flags = {row["flag"] for row in report["settings"] + report["serving"]}
+    aliases = {name for row in report["settings"] for name in row["aliases"]}
+    panels: tuple[str, ...] = (
+        "Router",
+        "Busy",
+        "KV-transfer",
+        "Conditional",
+        "Older",
+        "Other routers of",
+    )
+    panels += ("Limits of engines", "Not supported")
+    steering = {
+        str(option.opts[0])
+        for option in _commands()["frontend"].params
+        if str(getattr(option, "rich_help_panel", None)).startswith(panels)
+    } | {"--kv-cache-block-size"}
+    assert steering - {"--preset"} <= flags | aliases
+    shown = dynctl("config", "show", "--kv-cache-block-size", "64").out
+    assert re.search(r"kv_cache_block_size +64 +flag --kv-cache-block-size", shown)
 
 
 PAIR: list[dict[str, Any]] = [

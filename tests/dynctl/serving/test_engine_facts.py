@@ -362,3 +362,39 @@ def test_the_reported_value_is_used_and_a_difference_is_never_silent(
     assert built.block_size == (reported or typed or 16)
     differs = typed is not None and reported is not None and typed != reported
     assert (contradictions(spec, facts) is not None) == differs
+
+
+@pytest.mark.seed("router-guide: arguments: --kv-cache-block-size")
+@pytest.mark.seed("smart-routing-guide-0.9: core parameters: DYN_KV_CACHE_BLOCK_SIZE")
+@pytest.mark.seed("smart-routing-guide-0.9: engines: block size")
+@pytest.mark.parametrize(("given", "reported"), [(64, 16), (16, 32), (32, 32), (None, 32)])
+async def test_a_block_size_that_the_engine_does_not_have_is_a_condition(
+    engines: list[Engine], given: int | None, reported: int
+) -> None:
+    engines[0].vllm(block_size=reported, blocks=500, ranks=1)
+    workers = (f"{engines[0].url},name=v",)
+    async with site([], workers=workers, health=QUICK, block_size=given) as fleet:
+        assert worker(fleet).block_size == reported
+        expected = (
+            f"--kv-cache-block-size {given} is set and the engine reports {reported}: "
+            "the engine's value is used"
+        )
+        differs = given is not None and given != reported
+        assert condition(fleet) == (expected if differs else None)
+        _, document = await fleet.get("/v1/config")
+        rows = {row["name"]: row for row in document["serving"]}
+        source = "default" if given is None else "set at the start"
+        row = rows["kv_cache_block_size"]
+        assert (row["value"], row["source"]) == (given, source)
+
+
+async def test_a_model_name_that_the_engine_does_not_serve_is_a_condition(
+    engines: list[Engine],
+) -> None:
+    engines[0].vllm(block_size=16, blocks=500, ranks=1)
+    workers = (f"{engines[0].url},name=v",)
+    async with site([], workers=workers, health=QUICK, model_name="other") as fleet:
+        assert worker(fleet).model == "demo"
+        assert condition(fleet) == (
+            "--model-name other is set and the engine reports demo: the engine's value is used"
+        )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest
 from dynctl.adapters.ports import RequestPlaneError
+from dynctl.base.options import GlobalOptions
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment, RegisteredWorker
+from dynctl.serving.config import DynamoConfig, FrontendConfig
 from dynctl.serving.dynamo.served_index import PAUSE_S, IndexQueries, RemoteIndex
+from dynctl.serving.http.server import Frontend
 from dynctl.serving.service import RoutingService
+from dynctl.settings.router_settings import resolve
 from dynctl.wire.dynamo.discovery import EndpointId, instance_of
 from router_core import (
     BlocksStored,
@@ -39,6 +44,7 @@ async def answer(made: RoutingService, body: Any) -> Any:
     return item
 
 
+@pytest.mark.seed("router-guide: arguments: --serve-indexer")
 async def test_the_ranks_that_hold_the_prompt_are_answered() -> None:
     made, found = service(), hash_prompt(TOKENS, 4)
     made.apply(KvEvent(7, 0, BlocksStored(None, found.sequence, found.local)))
@@ -94,6 +100,7 @@ class Followed:
         return False
 
 
+@pytest.mark.seed("router-guide: arguments: --use-remote-indexer")
 async def test_each_decision_has_the_index_of_its_prompt() -> None:
     """What was evicted meanwhile does not stay; a failure is a condition, and a pause."""
     now = [0.0]
@@ -135,3 +142,23 @@ async def test_its_own_index_is_not_asked() -> None:
     condition = made.conditions.get(codes.INDEXER_LOST, "m")
     assert condition is not None
     assert "--serve-indexer" in condition.message
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("flag", ["--serve-indexer", "--use-remote-indexer"])
+@pytest.mark.seed("router-guide: arguments: --serve-indexer")
+@pytest.mark.seed("router-guide: arguments: --use-remote-indexer")
+async def test_a_frontend_serves_or_queries_an_index_with_its_flag_alone(
+    flag: str, given: bool, tmp_path: Path
+) -> None:
+    planes = GlobalOptions(discovery="file", file_kv=tmp_path, context_applied=True)
+    router = resolve({flag: given}, {}).config
+    dynamo = DynamoConfig(planes, None, tmp_path / "models")
+    frontend = Frontend(FrontendConfig(port=0, router=router, dynamo=dynamo))
+    await frontend.start()
+    try:
+        assert (frontend.registered is not None) is (given and flag == "--serve-indexer")
+        queries = given and flag == "--use-remote-indexer"
+        assert (frontend.service.ask_index is not None) is queries
+    finally:
+        await frontend.close()

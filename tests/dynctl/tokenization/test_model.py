@@ -18,6 +18,7 @@ from dynctl.tokenization import (
     TemplateError,
     TokenizerError,
     load_tokenizer,
+    read_model_config,
 )
 from dynctl.tokenization import model as module
 
@@ -237,6 +238,65 @@ def test_a_broken_template_is_an_error_at_load(directory):
 def test_a_path_that_is_not_a_directory(tmp_path):
     with pytest.raises(TokenizerError, match="is not a directory"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+def in_the_cache(hub, name, revision, **files):
+    """The files of a model in a cache of the Hugging Face hub; revision main."""
+    model = hub / f"models--{name.replace('/', '--')}"
+    snapshot = model / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    for file, text in files.items():
+        (snapshot / f"{file}.json").write_text(text)
+    (model / "refs").mkdir(exist_ok=True)
+    (model / "refs" / "main").write_text(revision)
+    return snapshot
+
+
+@pytest.fixture
+def no_cache(monkeypatch, tmp_path):
+    """An environment without a cache of the hub."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nvidia/Llama-3.1-8B-Instruct-FP8", "org/name", "gpt2"])
+@pytest.mark.parametrize("read", [load_tokenizer, read_model_config])
+def test_a_name_of_the_hub_says_how_to_get_its_files(no_cache, name, read):
+    with pytest.raises(TokenizerError, match=f"hf download {name} --local-dir DIR"):
+        read(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("HF_HOME", "hub"),
+        ("HF_HUB_CACHE", "."),
+        ("HUGGINGFACE_HUB_CACHE", "."),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+    ],
+)
+@pytest.mark.parametrize("read", [load_tokenizer, read_model_config])
+def test_files_in_the_cache_of_the_hub_are_found(
+    no_cache, monkeypatch, tmp_path, variable, folder, read
+):
+    monkeypatch.setenv(variable, str(tmp_path / "cache"))
+    hub = tmp_path / "cache" / folder
+    in_the_cache(hub, "org/name", "old", tokenizer="{}", config="{}")
+    snapshot = in_the_cache(hub, "org/name", "new", tokenizer="{}", config="{}")
+    with pytest.raises(TokenizerError) as caught:
+        read(Path("org/name"))
+    assert str(caught.value).endswith(f"in the cache of this host: {hub.resolve() / snapshot}")
+    with pytest.raises(TokenizerError, match=f"the model's files are in {snapshot}"):
+        read(hub / "models--org--name")
+
+
+def test_a_snapshot_without_the_file_is_not_named(no_cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    in_the_cache(tmp_path / "hub", "org/name", "new", config="{}")
+    with pytest.raises(TokenizerError, match="hf download org/name --local-dir DIR"):
+        load_tokenizer("org/name")
 
 
 async def test_long_prompts_are_encoded_in_a_bounded_number_of_threads(monkeypatch):
