@@ -76,7 +76,8 @@ class Fault(StrEnum):
     """Why blocks of a stored event were refused; stable codes."""
 
     UNKNOWN_PARENT = "unknown_parent"
-    """The worker does not hold the parent, so the prefix is unknown. Nothing was stored."""
+    """The worker does not hold the parent, so the prefix is unknown. Nothing was stored; an exact
+    index refuses only what finds no room among the blocks that wait for their parent."""
     HASH_CONFLICT = "hash_conflict"
     """The worker's engine already uses this hash for another block of its cache."""
     COLUMNS_DIFFER = "columns_differ"
@@ -102,11 +103,16 @@ class Refusal:
 @quick_init
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """The result of a stored event, in blocks: newly held, held before, refused (with a reason)."""
+    """The result of a stored event, in blocks: newly held, held before, refused (with a reason).
+
+    ``waiting``: blocks that count as soon as their parent is stored, which the worker does not hold
+    (:mod:`router_core.detached`).
+    """
 
     stored: int
     known: int
     refused: Refusal | None = None
+    waiting: int = 0
 
 
 @quick_init
@@ -115,8 +121,8 @@ class RemoveResult:
     """The result of a removal, in blocks.
 
     ``hidden``: blocks that lost their prefix because an earlier block was removed; they count as
-    not held until they are stored again. ``unknown``: names of no block that the worker holds,
-    which is normal for blocks hidden before.
+    not held until they are stored again, or in an exact index until the earlier block is.
+    ``unknown``: names of no block that the worker holds, which is normal for blocks hidden before.
     """
 
     removed: int

@@ -534,6 +534,7 @@ class Router:
             for slot, row in plain["freshness"].items():
                 restored = router.freshness[int(slot)] = Freshness(*row)
                 restored.recovering = int(slot) in plain.get("recovering", ())
+                restored.unlinked = router.index.is_doubtful(int(slot))
                 router.freshness.note(int(slot))
             for worker in router.registry:
                 for slot in router.registry.slots(worker.worker_id):
@@ -614,6 +615,7 @@ class Router:
             row = self.freshness.setdefault(slot, Freshness("current"))
             if renewed and slot in slots:
                 self._empty(slot)
+                row.unlinked = False
                 row.index_state = "over_limit" if slot in self._emptied else "current"
             if not worker.kv_events:
                 row.index_state = silent
@@ -654,11 +656,14 @@ class Router:
         row.index_at = now
         if isinstance(event, Cleared):
             self._empty(slot)
+            self._note_unlinked(slot, row)
             if row.index_state == "over_limit" and slot not in self._emptied:
                 row.index_state = "current"
                 self.freshness.note(slot)
             return OK
         applied = self._blocks_changed(slot, event)
+        if self.index.any_detached or row.unlinked:
+            self._note_unlinked(slot, row)
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
             return self._within_bound(slot, len(event.block_hashes), self.bound) or applied
         return applied
@@ -669,14 +674,17 @@ class Router:
         if event.tier != DEVICE:
             return self._lower_event(slot, event)
         if isinstance(event, BlocksStored):
-            refused = self.index.store(
+            stored = self.index.store(
                 slot,
                 event.parent_hash,
                 event.block_hashes,
                 event.local_hashes,
                 event.group,
                 event.counted,
-            ).refused
+            )
+            if stored.waiting:
+                return _awaits_parent(event.parent_hash, stored.waiting)
+            refused = stored.refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
         if isinstance(event, WindowStored):
             refused = self.index.store_window(
@@ -685,6 +693,12 @@ class Router:
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
         self.index.remove(slot, event.block_hashes, event.group)
         return OK
+
+    def _note_unlinked(self, slot: int, row: Freshness) -> None:
+        unlinked = self.index.is_doubtful(slot)
+        if unlinked != row.unlinked:
+            row.unlinked = unlinked
+            self.freshness.note(slot)
 
     def _lower_event(
         self, slot: int, event: BlocksStored | WindowStored | BlocksRemoved
@@ -737,6 +751,7 @@ class Router:
     def _drop_index(self, slot: int, why: str) -> Applied:
         self.index.begin_drop(slot)
         self.tiers.clear(slot)
+        self.freshness[slot].unlinked = False
         if slot not in self._emptied:
             self._emptied.append(slot)
         self.freshness[slot].index_state = "over_limit"
@@ -939,6 +954,12 @@ def _queues(config: RouterConfig, classes: PolicyClasses) -> bool:
 
 def _unknown_worker(worker_id: int) -> Applied:
     return Applied(False, "unknown_worker", f"worker {worker_id} is not registered")
+
+
+def _awaits_parent(parent: int | None, blocks: int) -> Applied:
+    plural = "s" if blocks > 1 else ""
+    message = f"{blocks} block{plural} wait for parent block {parent}, which is not stored yet"
+    return Applied(True, "awaits_parent", message)
 
 
 def _unknown_request(request_id: str) -> Applied:

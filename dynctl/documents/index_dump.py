@@ -128,10 +128,13 @@ _tail: Final = msgspec.msgpack.Decoder(DumpTail)
 
 
 def chains_of(index: PrefixIndex, slot: int) -> list[Chain]:
-    """The blocks of a slot, parents first. Raises OverflowError for a name that is not a u64."""
+    """The blocks of a slot, parents first, then those that wait for a parent.
+
+    Raises OverflowError for a name that is not a u64.
+    """
     return [
         Chain(event.parent_hash, _column(event.block_hashes), _column(event.local_hashes))
-        for event in index.stored_events(slot, 4096)
+        for event in (*index.stored_events(slot, 4096), *index.detached_events(slot))
     ]
 
 

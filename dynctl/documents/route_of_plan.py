@@ -233,6 +233,7 @@ _INCOMPLETE: Final = {
     "gapped": "events were lost",
     "over_limit": "it had more blocks than the worker can have, and starts again",
     "recovering": "what was cached before is not read yet",
+    "unlinked": "it stores blocks after a block that its events do not name",
 }
 
 

@@ -6,9 +6,9 @@ not return the same bytes is a new one, and the index of the old one is invalid.
 silently, so there is no other sign.
 
 Without an answer of the replay socket nothing shows whether the process is the same. A number above
-or below the expected one is taken for that of a new process. The expected number is applied, and the
-index is not current until the replay socket returns the batch from before the lost connection, or
-the engine clears its cache.
+or below the expected one is taken for that of a new process. The expected number is applied, and
+the index is not current until the replay socket returns the batch from before the lost connection,
+or the engine clears its cache.
 
 Events that cannot be recovered are reported (EVENTS_LOST) and the stream continues: the index then
 misses blocks, which costs overlap, and may have blocks that were evicted meanwhile. Blocks with a
