@@ -73,6 +73,10 @@ class DetachedBlocks:
             self._unknown.discard(name)
             self._removed.add(name)
 
+    def removed_parents(self) -> list[int]:
+        """The parents that the engine removed, in ascending order."""
+        return sorted(self._removed)
+
     def pop(self, name: int) -> bool:
         """The block waits no more; returns whether it did."""
         place = self.places.pop(name, None)
@@ -140,7 +144,7 @@ class DetachedBlocks:
         """The blocks as plain data; see `restore`."""
         return {
             "blocks": [[parent, name, local] for name, (parent, local) in self.places.items()],
-            "removed": sorted(self._removed),
+            "removed": self.removed_parents(),
             "incomplete": self.incomplete,
         }
 

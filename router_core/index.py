@@ -207,11 +207,19 @@ class PrefixIndex(BlockOwnership):
             pending += kids
 
     def detached_events(self, slot: int) -> Iterator[BlocksStored]:
-        """Events of the blocks of ``slot`` that wait for a parent, in the slot's names."""
+        """Events of the blocks of ``slot`` that wait for a parent, in the slot's names.
+
+        A removal of the `holes` after them makes these known as holes.
+        """
         detached = self._detached.get(slot)
         if detached is not None:
             for parent, names, local_hashes in detached.chains():
                 yield BlocksStored(parent, names, local_hashes)
+
+    def holes(self, slot: int) -> list[int]:
+        """The removed blocks of ``slot`` for which others wait, by the engine's names."""
+        detached = self._detached.get(slot)
+        return [] if detached is None else detached.removed_parents()
 
     def copy(self) -> "PrefixIndex":
         """An independent copy: 0.1 s for a million blocks, where a dump takes seconds."""

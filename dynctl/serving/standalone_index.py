@@ -446,7 +446,10 @@ def _encoded(
         held = lower.get((key, slot), {})
         size = copies[key].block_size
         endpoint, sequence, digest = position
-        yield RankDump(*ref, key[0], size, endpoint, sequence, digest, chains=chains, lower=held)
+        holes = copies[key].index.holes(slot)
+        yield RankDump(
+            *ref, key[0], size, endpoint, sequence, digest, chains, lower=held, holes=holes
+        )
 
 
 _RECOVERIES: Final = frozenset(

@@ -176,6 +176,8 @@ def test_events_of_an_index_make_the_same_index() -> None:
     copied = PrefixIndex(exact=True)
     for event in (*history.index.stored_events(0), *history.index.detached_events(0)):
         copied.store(0, event.parent_hash, event.block_hashes, event.local_hashes)
+    copied.remove(0, history.index.holes(0))
+    assert copied.is_doubtful(0) == history.index.is_doubtful(0)
     assert copied.block_count(0) == history.index.block_count(0)
     assert copied.detached_count(0) == history.index.detached_count(0)
 
