@@ -114,6 +114,7 @@ class ZmqKvEvents:
         self._dropped: dict[str, int] = {}
         self._reported: set[str] = set()
         self._salted: dict[int, str] | None = {} if source.salt_each_block else None
+        self._pairs = source.expects_pairs
         self._missing: dict[int, int] = {source.dp_rank: 0}  # missing batches of each rank's index
         self._reconnected = False
         #: Number and digest of the last batch that is certainly of the process whose index this is,
@@ -389,6 +390,8 @@ class ZmqKvEvents:
         self._count_unknown(batch)
         for drop in converted.drops:
             self._drop(rank, drop)
+        if converted.pairs is not None and converted.pairs is not self._pairs:
+            self._report_pairs(converted.pairs)
         if converted.events:
             self._emit(
                 IndexUpdate(self.source.worker_id, rank, seq, converted.events, batch.ts, replayed)
@@ -586,6 +589,14 @@ class ZmqKvEvents:
         self._report_once(
             drop.code, drop.message, {"value": drop.value, "expected": drop.expected}, (rank,)
         )
+
+    def _report_pairs(self, pairs: bool) -> None:
+        self._pairs = pairs
+        if pairs:
+            code, what = StreamCode.PAIRS_PUBLISHED, "pairs of tokens (speculative decoding, EAGLE)"
+        else:
+            code, what = StreamCode.TOKENS_PUBLISHED, "single tokens"
+        self._report(code, f"the engine publishes {what}")
 
     def _count_unknown(self, batch: EventBatch) -> None:
         if batch.unknown_fields:

@@ -29,6 +29,8 @@ _WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised
 #: SGLang's description of itself: the present path, then that of older releases.
 _SERVER_INFO = ("/server_info", "/get_server_info")
 _MOST_PORT = 65535
+#: Algorithms of speculative decoding with which SGLang caches pairs of tokens.
+_EAGLE = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,10 @@ def facts_from_gauges(gauges: Mapping[int, EngineGauges]) -> EngineFacts:
 def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
     """The facts in SGLang's ``GET /server_info`` (older releases: ``/get_server_info``).
 
-    ``page_size`` is its block size. Endpoints count only on ``host``, as in
-    :func:`facts_from_info`.
+    ``page_size`` is its block size. With EAGLE it caches pairs of tokens. Endpoints count only on
+    ``host``, as in :func:`facts_from_info`.
     """
+    algorithm = _text(info.get("speculative_algorithm")) or ""
     page, tokens = _count(info.get("page_size")), _count(info.get("max_total_num_tokens"))
     events = info.get("kv_events_config")
     try:
@@ -155,6 +158,7 @@ def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
         dp=_count(info.get("dp_size")),
         total_blocks=tokens // page or None if page and tokens else None,
         max_num_batched_tokens=_count(info.get("max_prefill_tokens")),
+        runtime_config={"enable_eagle": True} if algorithm.upper() in _EAGLE else {},
         kv_events=_own(events.get("endpoint"), host),
         replay=_own(events.get("replay_endpoint"), host),
         topic=_text(events.get("topic")) or "",
@@ -257,6 +261,7 @@ def event_sources(spec: WorkerSpec, facts: EngineFacts, worker: Worker) -> list[
                 replay=dialable_endpoint(replay, spec.host, rank - start) if replay else None,
                 host=spec.host,
                 topic=facts.topic.encode() if spec.kv_events is None else b"",
+                expects_pairs=worker.runtime_config.enable_eagle,
             )
             for rank in worker.ranks
         ]

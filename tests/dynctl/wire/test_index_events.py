@@ -1,11 +1,15 @@
 """Events of an engine that reach the index, and the drops."""
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from dynctl.base.decode_errors import WireError
 from dynctl.wire.index_events import Drop, DropCode, to_index_events
 from dynctl.wire.vllm_events import (
     AllBlocksCleared,
@@ -182,6 +186,47 @@ def test_cache_namespace_and_eagle_are_those_of_the_worker():
     assert event.local_hashes == local_block_hashes(nine, 4, is_eagle=True)
     short = convert(stored(), is_eagle=True)
     assert short.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, 1, 8, 9),)
+
+
+def pairs_of(tokens):
+    return [*map(list, pairwise(tokens))]
+
+
+def published(**fields):
+    event = {"type": "BlockStored", "block_hashes": [11, 12], "parent_block_hash": None}
+    event |= {"block_size": 4, "medium": "GPU"} | fields
+    return decode_batch(msgspec.msgpack.encode([1.0, [event], 0]))
+
+
+def test_pairs_of_tokens_are_blocks_that_need_the_token_behind_them():
+    nine = (*TOKENS, 200)
+    batch = published(token_ids=pairs_of(nine))
+    assert batch.events[0].token_ids == nine
+    converted = to_index_events(batch, 4)
+    local = local_block_hashes(nine, 4, is_eagle=True)
+    assert converted.events == (device(None, (11, 12), local),)
+    assert (converted.drops, converted.pairs) == ((), True)
+    assert to_index_events(batch, 4, is_eagle=True).events == converted.events
+    assert to_index_events(published(token_ids=list(TOKENS)), 4).pairs is False
+    assert to_index_events(published(token_ids=[]), 4).pairs is None
+    short = to_index_events(published(token_ids=pairs_of(nine)[:6]), 4)
+    assert short.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, 1, 7, 9),)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "path"),
+    [
+        ([[1, 2], 3], "token_ids[1]: expected two tokens, got an integer"),
+        ([[1, 2, 3]], "token_ids[0]: expected two tokens, got an array of length 3"),
+        ([[1, 2], [3, 4]], "token_ids[1]: expected a pair that begins with the last token"),
+        ([[1, "x"]], "token_ids[1]: Expected `int`"),
+        ([1, [2, 3]], "token_ids[1]: Expected `int`"),
+        ([[1, [2]]], "token_ids[1]: Expected `int`"),
+    ],
+)
+def test_pairs_that_are_none(tokens, path):
+    with pytest.raises(WireError, match=re.escape(path)):
+        published(token_ids=tokens)
 
 
 def test_a_salt_and_an_adapter_are_part_of_the_identity():
