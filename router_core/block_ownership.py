@@ -16,7 +16,15 @@ from struct import error as StructError
 from router_core.block_names import U64_MAX, BlockNames
 from router_core.cache_groups import CacheGroups, remove_copy
 from router_core.detached import DetachedBlocks
-from router_core.events import Fault, RemoveResult, StoreResult, refused_store
+from router_core.events import (
+    BlocksStored,
+    Fault,
+    Refusal,
+    RemoveResult,
+    StoreResult,
+    refused_store,
+    wrong_hash,
+)
 from router_core.hashing import chain, sequence_hashes
 from router_core.runs import LIMIT, POSITION, POSITION_BITS, ROOT, Runs, packer
 
@@ -166,6 +174,8 @@ class BlockOwnership:
             return StoreResult(0, 0)
         above = ROOT
         if parent_hash is not None:
+            if not isinstance(parent_hash, int):
+                return _not_a_hash(parent_hash, block_hashes, local_hashes)
             parent = self._names.block(slot, parent_hash)
             if parent is None or not self._holds(parent, 1 << slot):
                 return self._detach(slot, parent_hash, block_hashes, local_hashes, counted)
@@ -189,11 +199,15 @@ class BlockOwnership:
         try:
             data = packer(total).pack(*local_hashes)
         except StructError:
+            if wrong_hash(BlocksStored(None, block_hashes, local_hashes)) is not None:
+                return _not_a_hash(None, block_hashes, local_hashes)
             good = next(n for n, h in enumerate(local_hashes) if not 0 <= h <= U64_MAX)
             data = packer(good).pack(*local_hashes[:good])
         try:
             named = packer(good).pack(*block_hashes[:good])
         except StructError:
+            if wrong_hash(BlocksStored(None, block_hashes, ())) is not None:
+                return _not_a_hash(None, block_hashes, local_hashes)
             named = b""
         runs = self._runs
         done = fresh = 0
@@ -355,6 +369,8 @@ class BlockOwnership:
             detached = self._detached.setdefault(slot, DetachedBlocks())
             detached.add(parent_hash, block_hashes, local_hashes)
             return refused_store(Fault.UNKNOWN_PARENT, parent_hash, total)
+        if wrong_hash(BlocksStored(None, block_hashes, local_hashes)) is not None:
+            return _not_a_hash(None, block_hashes, local_hashes)
         for name, local in zip(block_hashes, local_hashes, strict=True):
             block = self._names.block(slot, name)
             if not 0 <= local <= U64_MAX:
@@ -626,3 +642,11 @@ class BlockOwnership:
             self._root_counts.pop(slot, None)
             self._live &= ~bit
         return end - at
+
+
+def _not_a_hash(
+    parent: int | None, block_hashes: Sequence[int], local_hashes: Sequence[int]
+) -> StoreResult:
+    """The refusal of an event with a hash that is not a number."""
+    message = wrong_hash(BlocksStored(parent, block_hashes, local_hashes)) or ""
+    return StoreResult(0, 0, Refusal(Fault.NOT_A_HASH, None, len(block_hashes), message))

@@ -124,6 +124,11 @@ class LeanRouter:
     ) -> None:
         if not self.supports(config):
             raise ValueError("these settings need a Router")
+        if not refs or block_size < 1:
+            raise ValueError(
+                f"expected at least one rank and one token per block, got {len(refs)} ranks and "
+                f"blocks of {block_size} tokens"
+            )
         self._index = index
         self._mode = config.router_mode
         self._temperature = config.router_temperature

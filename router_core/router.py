@@ -8,7 +8,7 @@ for ties and temperatures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -20,7 +20,7 @@ from router_core.config import RouterConfig
 from router_core.cost import CostParameters
 from router_core.cost_inputs import learned_blocks
 from router_core.decision import Decision, QueueFull, RoutingPlan
-from router_core.errors import ConfigError, SnapshotError, WorkerError
+from router_core.errors import ConfigError, HashingError, SnapshotError, WorkerError
 from router_core.events import (
     DEVICE,
     BlocksRemoved,
@@ -29,6 +29,7 @@ from router_core.events import (
     Fault,
     WindowStored,
     refused_store,
+    wrong_hash,
 )
 from router_core.freshness import Freshness, FreshnessTable
 from router_core.index import IndexBound, PrefixIndex
@@ -55,6 +56,8 @@ from router_core.workers import UNKNOWN_BATCHED_TOKENS, Worker, WorkerWithDpRank
 SNAPSHOT_SCHEMA = 1
 #: Stored blocks after which the size of the whole index is compared with its bound.
 _COMPARED_EVERY = 4_096
+#: What the index of a rank can be marked as.
+_STATES = ("current", "gapped", "over_limit", "absent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,10 @@ class Router:
         learns: bool = False,
         policy_classes: PolicyClasses = NO_CLASSES,
     ) -> None:
-        self.config = config or RouterConfig()
+        self.config = RouterConfig() if config is None else config
+        if not isinstance(self.config, RouterConfig):
+            kind = type(config).__name__
+            raise ConfigError(f"config: expected a RouterConfig or None, got {kind}")
         self._live: RoutingView | None = None
         self.profile = profile
         self.registry = WorkerRegistry()
@@ -196,8 +202,17 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """Decide every hop without booking any (:func:`planning.plan`)."""
-        return planning.plan(view or self.view(), request, samples=samples, detail=detail)
+        """Decide every hop without booking any (:func:`planning.plan`).
+
+        Where the blocks of the request have another size than those of all its workers, what is
+        cached of it is unknown: the decisions have a note, and ``overlap_modelled`` is False.
+        Raises HashingError for a number of tokens or a block size out of range, ValueError for
+        samples that are not in 0 <= sample < 1.
+        """
+        view = view or self.view()
+        _check_samples(*samples)
+        request = _readable(view.registry, request)
+        return planning.plan(view, request, samples=samples, detail=detail)
 
     def plan_hop(
         self,
@@ -209,10 +224,11 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """Decide one hop alone (:func:`planning.one_hop`)."""
-        return planning.one_hop(
-            view or self.view(), request, stage, after=after, sample=sample, detail=detail
-        )
+        """Decide one hop alone (:func:`planning.one_hop`); raises as :meth:`plan`."""
+        view = view or self.view()
+        _check_samples(sample)
+        request = _readable(view.registry, request)
+        return planning.one_hop(view, request, stage, after=after, sample=sample, detail=detail)
 
     def continue_plan(
         self,
@@ -223,10 +239,12 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """Decide the decode hop (again) for a prefill decision (:func:`planning.continue_plan`)."""
-        return planning.continue_plan(
-            view or self.view(), request, prefill, sample=sample, detail=detail
-        )
+        """Decide the decode hop (again) for a prefill decision (:func:`planning.continue_plan`);
+        raises as :meth:`plan`."""
+        view = view or self.view()
+        _check_samples(sample)
+        request = _readable(view.registry, request)
+        return planning.continue_plan(view, request, prefill, sample=sample, detail=detail)
 
     def decode_by_prefill(
         self, request: RoutingRequest, plan: RoutingPlan, *, view: RoutingView | None = None
@@ -235,11 +253,23 @@ class Router:
         return planning.decode_by_prefill(view or self.view(), request, plan)
 
     def overlap_scores(self, request: RoutingRequest) -> dict[WorkerWithDpRank, int]:
-        """Leading prompt blocks that each rank of the request's model has cached; 0 for none."""
+        """Leading prompt blocks that each rank of the request's model has cached; 0 for none.
+
+        Raises HashingError for a request whose blocks have another size than those of all workers
+        of the model: what is cached of it is unknown.
+        """
+        self._check_block_size(request)
         mask = self.registry.model(request.model)
         slots = slots_of(mask)
         held = self._cached(request, slots, mask)
         return {self.registry.ref(slot): blocks for slot, blocks in zip(slots, held, strict=True)}
+
+    def _check_block_size(self, request: RoutingRequest) -> None:
+        """Raise HashingError for a request that no worker's cache can be compared with."""
+        _check_request(request)
+        other = _other_block_size(self.registry, request)
+        if other is not None:
+            raise HashingError(f"request {request.id}: {other}")
 
     def _cached(self, request: RoutingRequest, slots: Sequence[int], mask: int) -> list[int]:
         limit = request.most_reusable
@@ -257,8 +287,9 @@ class Router:
         """The load that each rank of the request's model would have with the request.
 
         Only load booked by this router counts. Cached blocks are not computed again, and prompt
-        blocks that running requests hold are not counted twice.
+        blocks that running requests hold are not counted twice. Raises as :meth:`overlap_scores`.
         """
+        self._check_block_size(request)
         mask = self.registry.model(request.model)
         slots = slots_of(mask)
         shared = dict(self.load.shared_blocks(request.sequence_hashes, mask).items())
@@ -370,15 +401,9 @@ class Router:
             case c.Booked():
                 return self._booked(change, now)
             case c.PrefillDone():
-                for slot in self.load.prefill_done(change.request_id, now):
-                    self.busy.update(slot)
-                return OK
+                return self._prefill_done(change, now)
             case c.Freed():
-                for slot in self.load.free(change.request_id, change.stage, now):
-                    self.busy.update(slot)
-                for stage in c.STAGES if change.stage is None else (change.stage,):
-                    self._ended((change.request_id, stage), now, computed=change.computed)
-                return OK
+                return self._freed(change, now)
             case c.OutputBlock():
                 return self._output_block(change, now)
             case c.Enqueued():
@@ -409,6 +434,8 @@ class Router:
             case c.ConfigSet():
                 return self._config_set(change)
             case c.TransferTableSet():
+                if change.table is not None and not isinstance(change.table, TransferTable):
+                    return _invalid("table", "a TransferTable or None", change.table)
                 self.transfer = change.table
                 self._live = None
                 return OK
@@ -419,6 +446,8 @@ class Router:
                 for slot in slots:
                     self.busy.update(slot)
                 return OK
+            case _:
+                return _invalid("change", "a Change", change)
 
     def advance(self, now: float) -> None:
         """Let prefill tokens fall whose duration is predicted, to what is left at ``now``.
@@ -500,6 +529,9 @@ class Router:
 
         A snapshot has no profile: pass the one that the router had.
         """
+        if not isinstance(plain, dict):
+            kind = type(plain).__name__
+            raise SnapshotError(f"snapshot: expected a mapping, got {kind}")
         if plain.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
                 f"snapshot schema: expected {SNAPSHOT_SCHEMA}, got {plain.get('schema')!r}"
@@ -648,6 +680,23 @@ class Router:
             self._clear_learned(slot)
             self._draining.append(slot)
 
+    def _prefill_done(self, change: c.PrefillDone, now: float) -> Applied:
+        changed = self.load.prefill_done(change.request_id, now)
+        for slot in changed:
+            self.busy.update(slot)
+        known = changed or self.load.touch(change.request_id, now)
+        return OK if known else _unknown_request(change.request_id)
+
+    def _freed(self, change: c.Freed, now: float) -> Applied:
+        if change.stage is not None and change.stage not in c.STAGES:
+            return _invalid("stage", f"one of {', '.join(c.STAGES)} or None", change.stage)
+        changed = self.load.free(change.request_id, change.stage, now)
+        for slot in changed:
+            self.busy.update(slot)
+        for stage in c.STAGES if change.stage is None else (change.stage,):
+            self._ended((change.request_id, stage), now, computed=change.computed)
+        return OK if changed else _unknown_request(change.request_id)
+
     def _kv_event(self, change: c.KvEvent, now: float) -> Applied:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
@@ -661,7 +710,13 @@ class Router:
                 row.index_state = "current"
                 self.freshness.note(slot)
             return OK
-        applied = self._blocks_changed(slot, event)
+        try:
+            applied = self._blocks_changed(slot, event)
+        except (AttributeError, TypeError):
+            problem = wrong_hash(event)
+            if problem is None:
+                raise
+            return Applied(False, Fault.NOT_A_HASH.value, problem)
         if self.index.any_detached or row.unlinked:
             self._note_unlinked(slot, row)
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
@@ -691,6 +746,8 @@ class Router:
                 slot, event.group, event.block_hashes, event.needed, event.span
             ).refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
+        if not isinstance(event, BlocksRemoved):
+            return _invalid("event", "a CacheEvent", event)
         self.index.remove(slot, event.block_hashes, event.group)
         return OK
 
@@ -707,6 +764,9 @@ class Router:
             return Applied(True, "ignored_tier", f"blocks in tier {event.tier} are not indexed")
         if isinstance(event, WindowStored) or not self.index.is_main(slot, event.group):
             return Applied(True, "ignored_tier", f"group {event.group} is not indexed there")
+        problem = wrong_hash(event)
+        if problem is not None:
+            return Applied(False, Fault.NOT_A_HASH.value, problem)
         if isinstance(event, BlocksRemoved):
             self.tiers.remove(slot, event.tier, event.block_hashes)
             return OK
@@ -767,6 +827,10 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
+        if change.state not in _STATES:
+            return _invalid("state", f"one of {', '.join(_STATES)}", change.state)
+        if change.missing < 0:
+            return _invalid("missing", "0 or more batches", change.missing)
         row = self.freshness[slot]
         row.index_at = now
         if change.state == "current" and row.index_state == "over_limit":
@@ -792,6 +856,12 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
+        if change.stage not in c.STAGES:
+            return _invalid("stage", f"one of {', '.join(c.STAGES)}", change.stage)
+        if change.prefill_tokens < 0:
+            return _invalid("prefill_tokens", "0 or more", change.prefill_tokens)
+        if change.anonymous_blocks < 0:
+            return _invalid("anonymous_blocks", "0 or more", change.anonymous_blocks)
         predicted = change.predicted_s
         if predicted is not None and not 0.0 <= predicted < inf:
             return Applied(False, "invalid", f"predicted_s: expected 0 or more, got {predicted}")
@@ -918,6 +988,10 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
+        for name in ("active_decode_blocks", "kv_used_blocks", "active_prefill_tokens"):
+            value = getattr(change, name)
+            if value is not None and not (isinstance(value, int) and value >= 0):
+                return _invalid(name, "a whole number of at least 0 or None", value)
         self.freshness[slot].load_at = now
         self.busy.report(
             slot,
@@ -952,13 +1026,17 @@ def _queues(config: RouterConfig, classes: PolicyClasses) -> bool:
     return on and config.router_mode == "kv"
 
 
+def _invalid(name: str, expected: str, value: object) -> Applied:
+    shown = value if isinstance(value, int | float | str) else type(value).__name__
+    return Applied(False, "invalid", f"{name}: expected {expected}, got {shown!r}")
+
+
 def _unknown_worker(worker_id: int) -> Applied:
     return Applied(False, "unknown_worker", f"worker {worker_id} is not registered")
 
 
 def _awaits_parent(parent: int | None, blocks: int) -> Applied:
-    plural = "s" if blocks > 1 else ""
-    message = f"{blocks} block{plural} wait for parent block {parent}, which is not stored yet"
+    message = f"parent block {parent} is not stored yet; blocks that wait for it: {blocks}"
     return Applied(True, "awaits_parent", message)
 
 
@@ -973,3 +1051,55 @@ def _not_waiting(request_id: str) -> Applied:
 def _unknown_rank(worker_id: int, dp_rank: int) -> Applied:
     message = f"rank {dp_rank} of worker {worker_id} is not registered"
     return Applied(False, "unknown_worker", message)
+
+
+def _check_samples(*samples: float) -> None:
+    for sample in samples:
+        if not 0.0 <= sample < 1.0:
+            raise ValueError(f"sample: expected at least 0 and below 1, got {sample!r}")
+
+
+def _check_request(request: RoutingRequest) -> None:
+    tokens, size = request.isl_tokens, request.block_size
+    if not isinstance(tokens, int) or tokens < 0:
+        raise HashingError(
+            f"request {request.id}: isl_tokens is {tokens!r}; expected a whole number of at least 0"
+        )
+    if not isinstance(size, int) or size < 1:
+        raise HashingError(
+            f"request {request.id}: block size is {size!r}; expected at least 1 token per block"
+        )
+    hashes = request.sequence_hashes
+    if hashes and not isinstance(hashes[0], int):
+        raise HashingError(
+            f"request {request.id}: sequence_hashes[0] is of type {type(hashes[0]).__name__}; "
+            "expected unsigned 64-bit numbers"
+        )
+
+
+def _readable(registry: WorkerRegistry, request: RoutingRequest) -> RoutingRequest:
+    """The request, without hashes that no worker's cache can be compared with."""
+    _check_request(request)
+    other = _other_block_size(registry, request)
+    if other is None or not request.overlap_modelled:
+        return request
+    return replace(
+        request,
+        sequence_hashes=(),
+        local_hashes=(),
+        more_hashes=(),
+        overlap_modelled=False,
+        notes=(*request.notes, f"cached blocks are unknown: {other}"),
+    )
+
+
+def _other_block_size(registry: WorkerRegistry, request: RoutingRequest) -> str | None:
+    """The block sizes of a request and of its model's workers, where no worker has the former."""
+    sizes = registry.block_sizes(request.model)
+    if request.block_size in sizes or not sizes:
+        return None
+    theirs = ", ".join(map(str, sorted(sizes)))
+    return (
+        f"the request has blocks of {request.block_size} tokens, the workers of {request.model} "
+        f"blocks of {theirs}; hash the prompt with their block size"
+    )

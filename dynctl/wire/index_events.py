@@ -17,6 +17,7 @@ from dynctl.wire.vllm_events import (
     BlockStored,
     EventBatch,
     PairsStored,
+    decode_batch,
 )
 from router_core import (
     DEVICE,
@@ -24,6 +25,7 @@ from router_core import (
     BlocksStored,
     CacheEvent,
     Cleared,
+    KvEvent,
     WindowStored,
     local_block_hashes,
 )
@@ -124,6 +126,41 @@ class Converted:
     events: tuple[CacheEvent, ...]
     drops: tuple[Drop, ...]
     pairs: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """The changes of a router that a batch of an engine means, in order, and the drops.
+
+    ``pairs``: as of :class:`Converted`.
+    """
+
+    changes: tuple[KvEvent, ...]
+    drops: tuple[Drop, ...]
+    pairs: bool | None
+
+
+def read_batch(
+    payload: bytes,
+    worker_id: int,
+    block_size: int,
+    *,
+    dp_rank: int = 0,
+    adapter_names: Mapping[int, str] = NO_ADAPTERS,
+) -> ReadBatch:
+    """The changes of ``router_core`` in one batch of KV events as vLLM or SGLang publishes it.
+
+    ``payload``: the last frame of a published message, msgpack. ``block_size``: of the worker, in
+    tokens. ``dp_rank``: of a batch that names none. ``adapter_names``: names of LoRA ids, for
+    engines that publish only the number. Apply the changes in order of the batches' numbers; a
+    number that is missing is `router_core.IndexMarked`. Raises WireError, with the path, for what
+    is not a batch.
+    """
+    batch = decode_batch(payload)
+    converted = to_index_events(batch, block_size, adapter_names=adapter_names)
+    rank = dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
+    changes = tuple(KvEvent(worker_id, rank, event) for event in converted.events)
+    return ReadBatch(changes, converted.drops, converted.pairs)
 
 
 def to_index_events(

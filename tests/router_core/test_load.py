@@ -42,7 +42,8 @@ def test_duplicate_bookings_and_unknown_requests_change_nothing() -> None:
     assert made.apply(OutputBlock("unknown"), 1.0).code == "unknown_request"
     assert made.apply(OutputBlock("a", 1.5), 1.0).code == "invalid"
     assert made.apply(active(9, "x"), 1.0).code == "unknown_worker"
-    apply_all(made, Freed("unknown"), PrefillDone("unknown"))
+    for change in (Freed("unknown"), PrefillDone("unknown"), Freed("a", "prefill")):
+        assert made.apply(change, 1.0).code == "unknown_request"
     assert made.snapshot() == before
 
 
