@@ -275,6 +275,8 @@ class BlockOwnership:
         """Add blocks of a group with a sliding window; arguments as in `WindowStored`."""
         if slot in self._dropping:
             return refused_store(Fault.SLOT_DROPPED, None, len(block_hashes))
+        if not {*map(type, block_hashes)} <= {int}:
+            return _not_a_hash(None, block_hashes, ())
         groups = self._groups_of(slot)
         if group == groups.main:  # a model with windows only: its main group has one
             return StoreResult(0, 0)
