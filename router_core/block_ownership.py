@@ -16,6 +16,7 @@ from struct import error as StructError
 from router_core.block_names import U64_MAX, BlockNames
 from router_core.cache_groups import CacheGroups, remove_copy
 from router_core.detached import DetachedBlocks
+from router_core.errors import is_a
 from router_core.events import (
     BlocksStored,
     Fault,
@@ -174,7 +175,7 @@ class BlockOwnership:
             return StoreResult(0, 0)
         above = ROOT
         if parent_hash is not None:
-            if not isinstance(parent_hash, int):
+            if not is_a(parent_hash, int):
                 return _not_a_hash(parent_hash, block_hashes, local_hashes)
             parent = self._names.block(slot, parent_hash)
             if parent is None or not self._holds(parent, 1 << slot):

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from router_core.conditional_disagg import LOAD_POLICIES, POLICIES, BypassRule
-from router_core.errors import ConfigError
+from router_core.errors import ConfigError, is_a
 from router_core.taints import parse_domains
 
 
@@ -523,7 +523,7 @@ def legacy_overlap_weight(weight: float) -> dict[str, float]:
 
     Raises ConfigError for a weight below 0 or that is not a finite number.
     """
-    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+    if not is_a(weight, int, float) or not 0 <= weight < math.inf:
         raise ConfigError(f"overlap_score_weight: expected a number of at least 0, got {weight!r}")
     if weight == 0:
         return {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}

@@ -24,7 +24,7 @@ from typing import TypedDict
 
 from xxhash import xxh3_64_intdigest
 
-from router_core.errors import HashingError
+from router_core.errors import HashingError, is_a
 
 SEED = 1337
 """Seed of every block hash without an adapter or a cache namespace."""
@@ -115,7 +115,7 @@ def local_block_hashes(
     Raises `HashingError` for a block size below 1, a token out of range, or a multimodal object
     without its fields.
     """
-    if not isinstance(block_size, int) or block_size < 1:
+    if not is_a(block_size, int) or block_size < 1:
         raise HashingError(f"block size is {block_size!r}; expected at least 1 token per block")
     data = token_bytes(tokens)  # prompts shorter than a block have the same range of ids
     count = (len(tokens) - 1 if is_eagle else len(tokens)) // block_size
@@ -189,7 +189,7 @@ def mixed_seed(lora_name: str | None, cache_namespace: str | None) -> int:
     """Seed of the local hashes of one adapter and one cache namespace; empty means none."""
     seed = SEED
     for name, value in (("lora_name", lora_name), ("cache_namespace", cache_namespace)):
-        if value is not None and not isinstance(value, str):
+        if value is not None and not is_a(value, str):
             kind = type(value).__name__
             raise HashingError(f"{name} is of type {kind}; expected a string or None")
     if lora_name:

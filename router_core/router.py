@@ -20,7 +20,7 @@ from router_core.config import RouterConfig
 from router_core.cost import CostParameters
 from router_core.cost_inputs import learned_blocks
 from router_core.decision import Decision, QueueFull, RoutingPlan
-from router_core.errors import ConfigError, HashingError, SnapshotError, WorkerError
+from router_core.errors import ConfigError, HashingError, SnapshotError, WorkerError, is_a
 from router_core.events import (
     DEVICE,
     BlocksRemoved,
@@ -110,7 +110,7 @@ class Router:
         policy_classes: PolicyClasses = NO_CLASSES,
     ) -> None:
         self.config = RouterConfig() if config is None else config
-        if not isinstance(self.config, RouterConfig):
+        if not is_a(self.config, RouterConfig):
             kind = type(config).__name__
             raise ConfigError(f"config: expected a RouterConfig or None, got {kind}")
         self._live: RoutingView | None = None
@@ -434,7 +434,7 @@ class Router:
             case c.ConfigSet():
                 return self._config_set(change)
             case c.TransferTableSet():
-                if change.table is not None and not isinstance(change.table, TransferTable):
+                if change.table is not None and not is_a(change.table, TransferTable):
                     return _invalid("table", "a TransferTable or None", change.table)
                 self.transfer = change.table
                 self._live = None
@@ -447,7 +447,7 @@ class Router:
                     self.busy.update(slot)
                 return OK
             case _:
-                return _invalid("change", "a Change", change)
+                return _invalid("change", "a Change", change)  # type: ignore[unreachable]
 
     def advance(self, now: float) -> None:
         """Let prefill tokens fall whose duration is predicted, to what is left at ``now``.
@@ -529,7 +529,7 @@ class Router:
 
         A snapshot has no profile: pass the one that the router had.
         """
-        if not isinstance(plain, dict):
+        if not is_a(plain, dict):
             kind = type(plain).__name__
             raise SnapshotError(f"snapshot: expected a mapping, got {kind}")
         if plain.get("schema") != SNAPSHOT_SCHEMA:
@@ -746,7 +746,7 @@ class Router:
                 slot, event.group, event.block_hashes, event.needed, event.span
             ).refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
-        if not isinstance(event, BlocksRemoved):
+        if not is_a(event, BlocksRemoved):
             return _invalid("event", "a CacheEvent", event)
         self.index.remove(slot, event.block_hashes, event.group)
         return OK
@@ -990,7 +990,7 @@ class Router:
             return _unknown_rank(change.worker_id, change.dp_rank)
         for name in ("active_decode_blocks", "kv_used_blocks", "active_prefill_tokens"):
             value = getattr(change, name)
-            if value is not None and not (isinstance(value, int) and value >= 0):
+            if value is not None and not (is_a(value, int) and value >= 0):
                 return _invalid(name, "a whole number of at least 0 or None", value)
         self.freshness[slot].load_at = now
         self.busy.report(
@@ -1061,16 +1061,16 @@ def _check_samples(*samples: float) -> None:
 
 def _check_request(request: RoutingRequest) -> None:
     tokens, size = request.isl_tokens, request.block_size
-    if not isinstance(tokens, int) or tokens < 0:
+    if not is_a(tokens, int) or tokens < 0:
         raise HashingError(
             f"request {request.id}: isl_tokens is {tokens!r}; expected a whole number of at least 0"
         )
-    if not isinstance(size, int) or size < 1:
+    if not is_a(size, int) or size < 1:
         raise HashingError(
             f"request {request.id}: block size is {size!r}; expected at least 1 token per block"
         )
     hashes = request.sequence_hashes
-    if hashes and not isinstance(hashes[0], int):
+    if hashes and not is_a(hashes[0], int):
         raise HashingError(
             f"request {request.id}: sequence_hashes[0] is of type {type(hashes[0]).__name__}; "
             "expected unsigned 64-bit numbers"

@@ -300,15 +300,15 @@ def _from_order(
 
 def _is_known(inputs: CostInputs, parameters: CostParameters) -> bool:
     """Whether the order of load knows every input that is there and every parameter that is set."""
-    return not any(
-        getattr(inputs, name) is not None for name in _other_fields(type(inputs), _KNOWN_INPUTS)
-    ) and not any(
-        getattr(parameters, name) for name in _other_fields(type(parameters), _KNOWN_PARAMETERS)
-    )
+    kinds: tuple[Any, Any] = type(inputs), type(parameters)
+    if any(getattr(inputs, name) is not None for name in _other_fields(kinds[0], _KNOWN_INPUTS)):
+        return False
+    others = _other_fields(kinds[1], _KNOWN_PARAMETERS)
+    return not any(getattr(parameters, name) for name in others)
 
 
 @lru_cache(maxsize=16)
-def _other_fields(kind: type[Any], known: frozenset[str]) -> tuple[str, ...]:
+def _other_fields(kind: Any, known: frozenset[str]) -> tuple[str, ...]:
     """The fields of a dataclass that are not ``known``."""
     return tuple(one.name for one in fields(kind) if one.name not in known)
 

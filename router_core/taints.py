@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from router_core.errors import ConfigError, ConstraintError
+from router_core.errors import ConfigError, ConstraintError, is_a
 
 TOPOLOGY_PREFIX = "dynamo.topology/"
 
@@ -104,12 +104,12 @@ def constraints(
     An empty required taint is legal and matches no worker, as in Dynamo.
     """
     items: list[TaintConstraint] = []
-    if isinstance(required, str):
+    if is_a(required, str):
         raise ConstraintError(f"required: expected several taints, got the text {required!r}")
     for taint in dict.fromkeys(required):
         items.append(TaintConstraint(taint, "required", None, origin))
     for taint, weight in (preferred or {}).items():
-        if not isinstance(weight, int | float) or not math.isfinite(weight):
+        if not is_a(weight, int, float) or not math.isfinite(weight):
             raise ConstraintError(
                 f"preferred taint {taint!r}: expected a finite weight, got {weight!r}"
             )

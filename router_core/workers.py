@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from router_core.errors import WorkerError
+from router_core.errors import WorkerError, is_a
 from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
 #: Value of an unknown ``max_num_batched_tokens`` (as observed in Dynamo 1.6).
@@ -61,11 +61,11 @@ class ModelRuntimeConfig:
     validate: InitVar[bool] = True
 
     def __post_init__(self, validate: bool) -> None:
-        if not isinstance(self.topology_domains, Mapping):
+        if not is_a(self.topology_domains, Mapping):
             raise WorkerError(
                 f"topology_domains: expected a mapping, got {self.topology_domains!r}"
             )
-        if isinstance(self.taints, str):
+        if is_a(self.taints, str):
             raise WorkerError(f"taints: expected a set of strings, got {self.taints!r}")
         domains = dict(self.topology_domains)
         _check_counts(self)
@@ -139,7 +139,7 @@ class Worker:
     worker_sets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.worker_id, int) or not 0 <= self.worker_id < 2**64:
+        if not is_a(self.worker_id, int) or not 0 <= self.worker_id < 2**64:
             raise WorkerError(
                 f"worker {self.name}: id expected in 0..2^64-1, got {self.worker_id!r}"
             )

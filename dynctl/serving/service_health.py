@@ -82,6 +82,8 @@ class Evaluated(Protocol):
 
     def wall(self) -> float: ...
 
+    def mismatches(self) -> dict[str, str]: ...
+
 
 class ServiceHealth:
     """The conditions of a service, and the last evaluation of its fleet."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import event, given
@@ -31,6 +32,7 @@ from router_core import (
 )
 from router_core import policies as policies_module
 from router_core import selection as selection_module
+from router_core.cost_inputs import cost_inputs
 from router_core.load_order import LazyColumn, LoadOrder, LoadOrders
 from router_core.worker_sets import nth_slot, slots_of
 
@@ -217,10 +219,10 @@ class MoreParameters(CostParameters):
 
 
 def _with_wear(inputs: CostInputs) -> MoreInputs:
-    values = [getattr(inputs, one.name) for one in fields(CostInputs)]
+    values: dict[str, Any] = {one.name: getattr(inputs, one.name) for one in fields(CostInputs)}
     # The rank that would win without it is the dearest.
     wear = [25_000.0 if at == 0 else 0.0 for at in range(len(inputs.prefill_tokens))]
-    return MoreInputs(*values, wear)
+    return MoreInputs(**values, wear=wear)
 
 
 def _more_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn, ...]:
@@ -258,15 +260,15 @@ def test_what_the_order_of_load_does_not_know_is_in_the_cost_on_both_sides_of_64
     assert plain is not None
     assert plain.winner == 0
     if kind == "an input":
-        cost_inputs = selection_module.cost_inputs
         monkeypatch.setattr(
             selection_module, "cost_inputs", lambda *given: _with_wear(cost_inputs(*given))
         )
     elif kind == "a parameter":
-        view = router.view()
-        known = view.parameters["aggregated"]
-        values = [getattr(known, one.name) for one in fields(CostParameters)]
-        view.parameters["aggregated"] = MoreParameters(*values, request_weight=100.0)
+        known = CostParameters.for_stage(router.config, "aggregated")
+        values: dict[str, Any] = {one.name: getattr(known, one.name) for one in fields(known)}
+        more = MoreParameters(**values, request_weight=100.0)
+        monkeypatch.setattr(CostParameters, "for_stage", lambda *_: more)
+        monkeypatch.setattr(router, "_live", None)
     terms = _always_requests if kind == "a term" else _more_terms
     for module in (policies_module, selection_module):
         monkeypatch.setattr(module, "kv_terms", terms)

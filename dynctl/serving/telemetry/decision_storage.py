@@ -127,7 +127,7 @@ class BriefHop(NamedTuple):
         end = 3 + len(_INPUT_COLUMNS)
         if columns[3][0] is not None:
             kept = (None if one[0] is None else one for one in columns[3:end])
-            named = dict(zip(_INPUT_COLUMNS, kept, strict=True))
+            named: dict[str, Any] = dict(zip(_INPUT_COLUMNS, kept, strict=True))
             inputs = CostInputs(self.isl_tokens, self.block_size, prompt_blocks, **named)
         return Decision(
             id=self.id,

@@ -193,7 +193,11 @@ def pairs_of(tokens):
 
 
 def published(**fields):
-    event = {"type": "BlockStored", "block_hashes": [11, 12], "parent_block_hash": None}
+    event: dict[str, Any] = {
+        "type": "BlockStored",
+        "block_hashes": [11, 12],
+        "parent_block_hash": None,
+    }
     event |= {"block_size": 4, "medium": "GPU"} | fields
     return decode_batch(msgspec.msgpack.encode([1.0, [event], 0]))
 
