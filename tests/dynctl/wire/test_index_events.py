@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dynctl.base.decode_errors import WireError
-from dynctl.wire.index_events import Drop, DropCode, to_index_events
+from dynctl.wire.index_events import Drop, DropCode, read_batch, to_index_events
 from dynctl.wire.vllm_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -25,6 +25,7 @@ from router_core import (
     BlocksRemoved,
     BlocksStored,
     Cleared,
+    KvEvent,
     WindowStored,
     local_block_hashes,
 )
@@ -193,13 +194,17 @@ def pairs_of(tokens):
 
 
 def published(**fields):
+    return decode_batch(published_bytes(**fields))
+
+
+def published_bytes(**fields):
     event: dict[str, Any] = {
         "type": "BlockStored",
         "block_hashes": [11, 12],
         "parent_block_hash": None,
     }
     event |= {"block_size": 4, "medium": "GPU"} | fields
-    return decode_batch(msgspec.msgpack.encode([1.0, [event], 0]))
+    return msgspec.msgpack.encode([1.0, [event], 0])
 
 
 def test_pairs_of_tokens_are_blocks_that_need_the_token_behind_them():
@@ -361,3 +366,34 @@ def test_what_sglang_publishes_reaches_the_index():
         *("host_pinned", "disk", "external", "host_pinned")
     ]
     assert events["cleared"] == (Cleared(),)
+
+
+def encoded(*events, rank=None):
+    return encode_batch(EventBatch(1.0, events, rank))
+
+
+def test_a_batch_of_bytes_is_changes_of_a_router():
+    read = read_batch(encoded(stored(), BlockRemoved((12,)), rank=3), 7, 4)
+    assert read.changes == (
+        KvEvent(7, 3, device(10, (11, 12), local_block_hashes(TOKENS, 4))),
+        KvEvent(7, 3, BlocksRemoved((12,))),
+    )
+    assert (read.drops, read.pairs) == ((), False)
+    alone = read_batch(encoded(AllBlocksCleared()), 7, 4, dp_rank=2)
+    assert (alone.changes, alone.pairs) == ((KvEvent(7, 2, Cleared()),), None)
+    other = read_batch(encoded(stored()), 7, 8)
+    assert (other.changes, other.drops[0].code) == ((), DropCode.BLOCK_SIZE_MISMATCH)
+    named = read_batch(encoded(stored(lora_id=1)), 7, 4, adapter_names={1: "a"})
+    local = local_block_hashes(TOKENS, 4, lora_name="a")
+    assert named.changes == (KvEvent(7, 0, device(10, (11, 12), local)),)
+    with pytest.raises(WireError, match="not msgpack"):
+        read_batch(b"\xc1", 7, 4)
+
+
+def test_hashes_of_bytes_are_their_last_eight():
+    """As vLLM publishes them with sha256; the number is that of its integers."""
+    names = [bytes(24) + n.to_bytes(8, "big") for n in (11, 12)]
+    tokens = list(TOKENS)
+    payload = published_bytes(block_hashes=names, parent_block_hash=None, token_ids=tokens)
+    read = read_batch(payload, 7, 4)
+    assert read.changes == (KvEvent(7, 0, device(None, (11, 12), local_block_hashes(TOKENS, 4))),)
