@@ -16,7 +16,6 @@ from struct import error as StructError
 from router_core.block_names import U64_MAX, BlockNames
 from router_core.cache_groups import CacheGroups, remove_copy
 from router_core.detached import DetachedBlocks
-from router_core.errors import is_a
 from router_core.events import (
     BlocksStored,
     Fault,
@@ -46,7 +45,6 @@ class BlockOwnership:
 
     __slots__ = (
         "_counts",
-        "_detached",
         "_dropping",
         "_extra",
         "_extra_total",
@@ -57,6 +55,7 @@ class BlockOwnership:
         "_root_counts",
         "_roots",
         "_runs",
+        "detached",
         "exact",
     )
 
@@ -78,8 +77,8 @@ class BlockOwnership:
         """slot -> name -> copies of a block beyond the first, where the engine counts them"""
         self._extra_total: dict[int, int] = {}
         """slot -> sum of its extra copies"""
-        self._detached: dict[int, DetachedBlocks] = {}
-        """slot -> its blocks without a parent"""
+        self.detached: dict[int, DetachedBlocks] = {}
+        """slot -> its blocks whose parent it does not hold, where it has such"""
         self._groups: dict[int, CacheGroups] = {}
         """slot -> its cache groups, where events of several arrived"""
         self._grouped = 0
@@ -108,25 +107,20 @@ class BlockOwnership:
         """Entries that take memory: distinct blocks, and what is kept for single slots."""
         groups = sum(one.block_count for one in self._groups.values())
         names = sum(len(own.names) for own in self._names.own.values())
-        waiting = sum(len(one.places) for one in self._detached.values())
+        waiting = sum(len(one.places) for one in self.detached.values())
         extra = sum(map(len, self._extra.values()))
         return self._runs.block_count + groups + names + extra + waiting
-
-    @property
-    def any_detached(self) -> bool:
-        """Whether any slot has blocks whose parent it does not hold."""
-        return bool(self._detached)
 
     def detached_count(self, slot: int) -> int:
         """Blocks of ``slot`` whose parent it does not hold; they are not part of the other
         counts."""
-        detached = self._detached.get(slot)
+        detached = self.detached.get(slot)
         return 0 if detached is None else len(detached.places)
 
     def is_doubtful(self, slot: int) -> bool:
         """Whether ``slot`` announced a block after one that it never announced, so that an event is
         missing or has not arrived yet."""
-        detached = self._detached.get(slot)
+        detached = self.detached.get(slot)
         return detached is not None and detached.doubtful
 
     def own_names(self, slot: int) -> int:
@@ -175,14 +169,15 @@ class BlockOwnership:
             return StoreResult(0, 0)
         above = ROOT
         if parent_hash is not None:
-            if not is_a(parent_hash, int):
+            try:
+                parent = self._names.block(slot, parent_hash)
+            except TypeError:
                 return _not_a_hash(parent_hash, block_hashes, local_hashes)
-            parent = self._names.block(slot, parent_hash)
             if parent is None or not self._holds(parent, 1 << slot):
                 return self._detach(slot, parent_hash, block_hashes, local_hashes, counted)
             above = parent
         result = self._store_after(slot, above, block_hashes, local_hashes, counted)
-        if self._detached and slot in self._detached:
+        if slot in self.detached:
             self._attach(slot, block_hashes[: result.stored + result.known], counted)
         return result
 
@@ -340,7 +335,7 @@ class BlockOwnership:
             else:
                 held.add(block)
         gone = self._release(slot, held, held)
-        waited = self._remove_detached(slot, unknown) if self._detached else 0
+        waited = self._remove_detached(slot, unknown) if self.detached else 0
         return RemoveResult(len(held) + waited, gone - len(held), len(unknown) - waited)
 
     def clear(self, slot: int) -> int:
@@ -369,7 +364,7 @@ class BlockOwnership:
         """Take a chain of blocks whose parent ``slot`` does not hold."""
         total = len(block_hashes)
         if not self.exact:
-            detached = self._detached.setdefault(slot, DetachedBlocks())
+            detached = self.detached.setdefault(slot, DetachedBlocks())
             detached.add(parent_hash, block_hashes, local_hashes)
             return refused_store(Fault.UNKNOWN_PARENT, parent_hash, total)
         if wrong_hash(BlocksStored(None, block_hashes, local_hashes)) is not None:
@@ -380,7 +375,7 @@ class BlockOwnership:
                 return refused_store(Fault.NOT_A_HASH, name, total)
             if block is not None and self._holds(block, 1 << slot):
                 return refused_store(Fault.HASH_CONFLICT, name, total)
-        detached = self._detached.setdefault(slot, DetachedBlocks())
+        detached = self.detached.setdefault(slot, DetachedBlocks())
         before = [name for name in block_hashes if name in detached.places]
         known = detached.add(parent_hash, block_hashes, local_hashes)
         if counted:
@@ -394,7 +389,7 @@ class BlockOwnership:
 
     def _attach(self, slot: int, block_hashes: Sequence[int], counted: bool) -> None:
         """Store what waited for ``block_hashes``, which ``slot`` holds now."""
-        detached = self._detached[slot]
+        detached = self.detached[slot]
         again = [name for name in block_hashes if detached.pop(name)]
         if counted:
             self._add_copies(slot, again)
@@ -420,7 +415,7 @@ class BlockOwnership:
 
     def _remove_detached(self, slot: int, names: Sequence[int]) -> int:
         """Remove blocks that wait; returns how many of ``names`` will not count any more."""
-        detached = self._detached.get(slot)
+        detached = self.detached.get(slot)
         if detached is None:
             return 0
         count = 0
@@ -436,7 +431,7 @@ class BlockOwnership:
         ``order``: first blocks, each standing for those after it in its run; parents first.
         """
         runs, names, bit = self._runs, self._names, 1 << slot
-        detached = self._detached.setdefault(slot, DetachedBlocks())
+        detached = self.detached.setdefault(slot, DetachedBlocks())
         for first in order:
             run = first >> POSITION_BITS
             start, end = run << POSITION_BITS, runs.end(run, bit)
@@ -452,7 +447,7 @@ class BlockOwnership:
 
     def _drop_if_empty(self, slot: int, detached: DetachedBlocks) -> None:
         if not detached.places and not detached.incomplete:
-            del self._detached[slot]
+            del self.detached[slot]
 
     def _groups_of(self, slot: int) -> CacheGroups:
         groups = self._groups.get(slot)
@@ -464,7 +459,7 @@ class BlockOwnership:
 
     def _forget_groups(self, slot: int) -> None:
         self.forget_copies(slot)
-        self._detached.pop(slot, None)
+        self.detached.pop(slot, None)
         if self._groups.pop(slot, None) is not None:
             self._grouped &= ~(1 << slot)
 
@@ -611,14 +606,22 @@ class BlockOwnership:
                     for kid in runs.kids_from(block >> POSITION_BITS, block & POSITION)
                     if runs.end(kid, bit)
                 ]
-        if removed is not None and self.exact:
-            ends = (runs.end(block >> POSITION_BITS, bit) - (block & POSITION) for block in order)
-            if sum(ends) > len(removed):
-                self._detach_hidden(slot, order, removed)
+        if removed is not None and self.exact and self._hides(bit, order, len(removed)):
+            self._detach_hidden(slot, order, removed)
         # Parents last: a run stays as long as another continues it.
         return sum(
             self._leave(slot, block >> POSITION_BITS, block & POSITION) for block in reversed(order)
         )
+
+    def _hides(self, bit: int, order: Sequence[int], removed: int) -> bool:
+        """Whether more blocks are held from the first ones in ``order`` on than are ``removed``."""
+        runs = self._runs
+        if len(order) == 1:
+            run, at = order[0] >> POSITION_BITS, order[0] & POSITION
+            # The end of a prompt, as engines drop it.
+            return at + removed < runs.lengths[run] and at + removed < runs.end(run, bit)
+        ends = (runs.end(block >> POSITION_BITS, bit) - (block & POSITION) for block in order)
+        return sum(ends) > removed
 
     def _leave(self, slot: int, run: int, at: int) -> int:
         """Let ``slot`` hold at most ``at`` blocks of a run; returns how many fewer.

@@ -211,14 +211,14 @@ class PrefixIndex(BlockOwnership):
 
         A removal of the `holes` after them makes these known as holes.
         """
-        detached = self._detached.get(slot)
+        detached = self.detached.get(slot)
         if detached is not None:
             for parent, names, local_hashes in detached.chains():
                 yield BlocksStored(parent, names, local_hashes)
 
     def holes(self, slot: int) -> list[int]:
         """The removed blocks of ``slot`` for which others wait, by the engine's names."""
-        detached = self._detached.get(slot)
+        detached = self.detached.get(slot)
         return [] if detached is None else detached.removed_parents()
 
     def copy(self) -> "PrefixIndex":
@@ -233,7 +233,7 @@ class PrefixIndex(BlockOwnership):
         made._live = self._live
         made._extra = {slot: extra.copy() for slot, extra in self._extra.items()}
         made._extra_total = self._extra_total.copy()
-        made._detached = {slot: one.copy() for slot, one in self._detached.items()}
+        made.detached = {slot: one.copy() for slot, one in self.detached.items()}
         made._grouped = self._grouped
         made._groups = {slot: groups.copy() for slot, groups in self._groups.items()}
         return made
@@ -262,9 +262,9 @@ class PrefixIndex(BlockOwnership):
                     ],
                     **({"groups": self._groups[slot].dump()} if slot in self._groups else {}),
                     **({"extra": [*self._extra[slot].items()]} if self._extra.get(slot) else {}),
-                    **({"detached": self._detached[slot].dump()} if slot in self._detached else {}),
+                    **({"detached": self.detached[slot].dump()} if slot in self.detached else {}),
                 }
-                for slot in sorted({*self._counts, *self._groups, *self._detached})
+                for slot in sorted({*self._counts, *self._groups, *self.detached})
                 if slot not in self._dropping
             ],
         }
@@ -291,7 +291,7 @@ class PrefixIndex(BlockOwnership):
                 extra = index._extra[entry["slot"]] = dict(entry["extra"])
                 index._extra_total[entry["slot"]] = sum(extra.values())
             if "detached" in entry:
-                index._detached[entry["slot"]] = DetachedBlocks.restore(entry["detached"])
+                index.detached[entry["slot"]] = DetachedBlocks.restore(entry["detached"])
             if "groups" in entry:
                 index._groups[entry["slot"]] = CacheGroups.restore(entry["groups"])
                 index._grouped |= 1 << entry["slot"]

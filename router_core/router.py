@@ -210,7 +210,8 @@ class Router:
         samples that are not in 0 <= sample < 1.
         """
         view = view or self.view()
-        _check_samples(*samples)
+        if not (0.0 <= samples[0] < 1.0 and 0.0 <= samples[1] < 1.0):
+            raise _no_sample(samples)
         request = _readable(view.registry, request)
         return planning.plan(view, request, samples=samples, detail=detail)
 
@@ -226,7 +227,8 @@ class Router:
     ) -> RoutingPlan:
         """Decide one hop alone (:func:`planning.one_hop`); raises as :meth:`plan`."""
         view = view or self.view()
-        _check_samples(sample)
+        if not 0.0 <= sample < 1.0:
+            raise _no_sample(sample)
         request = _readable(view.registry, request)
         return planning.one_hop(view, request, stage, after=after, sample=sample, detail=detail)
 
@@ -242,7 +244,8 @@ class Router:
         """Decide the decode hop (again) for a prefill decision (:func:`planning.continue_plan`);
         raises as :meth:`plan`."""
         view = view or self.view()
-        _check_samples(sample)
+        if not 0.0 <= sample < 1.0:
+            raise _no_sample(sample)
         request = _readable(view.registry, request)
         return planning.continue_plan(view, request, prefill, sample=sample, detail=detail)
 
@@ -717,7 +720,7 @@ class Router:
             if problem is None:
                 raise
             return Applied(False, Fault.NOT_A_HASH.value, problem)
-        if self.index.any_detached or row.unlinked:
+        if self.index.detached or row.unlinked:
             self._note_unlinked(slot, row)
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
             return self._within_bound(slot, len(event.block_hashes), self.bound) or applied
@@ -746,8 +749,6 @@ class Router:
                 slot, event.group, event.block_hashes, event.needed, event.span
             ).refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
-        if not is_a(event, BlocksRemoved):
-            return _invalid("event", "a CacheEvent", event)
         self.index.remove(slot, event.block_hashes, event.group)
         return OK
 
@@ -1053,10 +1054,8 @@ def _unknown_rank(worker_id: int, dp_rank: int) -> Applied:
     return Applied(False, "unknown_worker", message)
 
 
-def _check_samples(*samples: float) -> None:
-    for sample in samples:
-        if not 0.0 <= sample < 1.0:
-            raise ValueError(f"sample: expected at least 0 and below 1, got {sample!r}")
+def _no_sample(value: object) -> ValueError:
+    return ValueError(f"sample: expected at least 0 and below 1, got {value!r}")
 
 
 def _check_request(request: RoutingRequest) -> None:
@@ -1079,6 +1078,14 @@ def _check_request(request: RoutingRequest) -> None:
 
 def _readable(registry: WorkerRegistry, request: RoutingRequest) -> RoutingRequest:
     """The request, without hashes that no worker's cache can be compared with."""
+    hashes = request.sequence_hashes
+    if (
+        request.block_size in registry.block_sizes(request.model)
+        and request.isl_tokens.__class__ is int
+        and request.isl_tokens >= 0
+        and (not hashes or hashes[0].__class__ is int)
+    ):
+        return request
     _check_request(request)
     other = _other_block_size(registry, request)
     if other is None or not request.overlap_modelled:

@@ -207,7 +207,7 @@ def test_a_hole_is_no_doubt_and_an_unknown_parent_is() -> None:
     assert index.remove(0, [5]).removed == 1
     assert not index.is_doubtful(0)
     index.store(0, 2, [3], [3])
-    assert (index.block_count(0), index.any_detached) == (4, False)
+    assert (index.block_count(0), bool(index.detached)) == (4, False)
 
 
 def test_a_chain_that_waits_and_is_no_chain_is_refused() -> None:
@@ -218,7 +218,7 @@ def test_a_chain_that_waits_and_is_no_chain_is_refused() -> None:
     assert conflict.refused.code == Fault.HASH_CONFLICT
     assert odd.refused is not None
     assert odd.refused.code == Fault.NOT_A_HASH
-    assert not index.any_detached
+    assert not bool(index.detached)
 
 
 def fleet(exact: bool) -> Router:
