@@ -197,3 +197,46 @@ def test_the_description_of_an_engine_with_eagle(algorithm: str | None, expected
     assert worker.runtime_config.enable_eagle is expected
     [source] = event_sources(spec, facts, worker)
     assert source.expects_pairs is expected
+
+
+async def test_an_answer_states_that_a_parent_is_missing_until_it_arrives() -> None:
+    tokens = list(range(1000, 1040))
+    context = zmq.asyncio.Context()
+    publisher = ScriptedPublisher(context)
+
+    def stored(name: int) -> dict[str, Any]:
+        start = 16 * (name - 1)
+        return {
+            "type": "BlockStored",
+            "block_hashes": [name],
+            "parent_block_hash": name - 1 or None,
+            "token_ids": tokens[start : start + 16],
+            "block_size": 16,
+        }
+
+    async with engine([]) as url, engine([]) as other:
+        workers = (f"{url},name=a,kv-events={publisher.endpoint}", f"{other},name=b")
+        async with site([], workers=workers, model_path=None) as fleet:
+            router = fleet.frontend.service.router
+
+            async def route() -> tuple[str, int, str, str]:
+                body = {"model": "tiny", "prompt": tokens}
+                _, answer, _ = await fleet.post("/v1/route", body)
+                [row] = [one for one in answer["decode"]["candidates"] if one["worker"] == "a"]
+                doubts = [one["what"] for one in answer["doubts"] if one["code"] == "DYR0705"]
+                async with fleet.client.get(fleet.url("/v1/workers")) as read:
+                    [listed] = [w for w in (await read.json())["workers"] if w["name"] == "a"]
+                state = listed["ranks"][0]["index"]
+                return row["index"], row["overlap_blocks"], " ".join(doubts), state
+
+            await publisher.subscribed()
+            await publisher.send(0, msgspec.msgpack.encode([1.0, [stored(2)], 0]))
+            await until(lambda: bool(router.index.detached))
+            index, blocks, doubts, state = await route()
+            assert (index, blocks, state) == ("degraded", 0, "unlinked")
+            assert "it stores blocks after a block that its events do not name" in doubts
+            await publisher.send(1, msgspec.msgpack.encode([2.0, [stored(1)], 0]))
+            await until(lambda: router.index.block_count(0) == 2)
+            assert await route() == ("exact", 2, "", "current")
+    await publisher.die()
+    context.destroy(linger=0)
