@@ -10,12 +10,21 @@ depth, and a worker's blocks are a subtree that can be walked from the starts of
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from struct import error as StructError
 
 from router_core.block_names import U64_MAX, BlockNames
 from router_core.cache_groups import CacheGroups, remove_copy
-from router_core.events import Fault, RemoveResult, StoreResult, refused_store
+from router_core.detached import DetachedBlocks
+from router_core.events import (
+    BlocksStored,
+    Fault,
+    Refusal,
+    RemoveResult,
+    StoreResult,
+    refused_store,
+    wrong_hash,
+)
 from router_core.hashing import chain, sequence_hashes
 from router_core.runs import LIMIT, POSITION, POSITION_BITS, ROOT, Runs, packer
 
@@ -28,8 +37,10 @@ _FEW_NAMES = 4
 class BlockOwnership:
     """Blocks held by slots (see `worker_sets`), changed by the events of the slots' engines.
 
-    A slot is in use from its first stored block. ``exact``: matches end at what an engine reuses
-    (see `PrefixIndex.find_matches`).
+    A slot is in use from its first stored block. ``exact``: the index has what an engine can reuse.
+    Matches end there (see `PrefixIndex.find_matches`), and blocks whose parent is not held wait for
+    it (:mod:`router_core.detached`). Without it, as in Dynamo, such blocks count only once they are
+    stored again; those whose parent was never announced are remembered by name, as a doubt.
     """
 
     __slots__ = (
@@ -44,6 +55,7 @@ class BlockOwnership:
         "_root_counts",
         "_roots",
         "_runs",
+        "detached",
         "exact",
     )
 
@@ -65,6 +77,8 @@ class BlockOwnership:
         """slot -> name -> copies of a block beyond the first, where the engine counts them"""
         self._extra_total: dict[int, int] = {}
         """slot -> sum of its extra copies"""
+        self.detached: dict[int, DetachedBlocks] = {}
+        """slot -> its blocks whose parent it does not hold, where it has such"""
         self._groups: dict[int, CacheGroups] = {}
         """slot -> its cache groups, where events of several arrived"""
         self._grouped = 0
@@ -93,7 +107,21 @@ class BlockOwnership:
         """Entries that take memory: distinct blocks, and what is kept for single slots."""
         groups = sum(one.block_count for one in self._groups.values())
         names = sum(len(own.names) for own in self._names.own.values())
-        return self._runs.block_count + groups + names + sum(map(len, self._extra.values()))
+        waiting = sum(len(one.places) for one in self.detached.values())
+        extra = sum(map(len, self._extra.values()))
+        return self._runs.block_count + groups + names + extra + waiting
+
+    def detached_count(self, slot: int) -> int:
+        """Blocks of ``slot`` whose parent it does not hold; they are not part of the other
+        counts."""
+        detached = self.detached.get(slot)
+        return 0 if detached is None else len(detached.places)
+
+    def is_doubtful(self, slot: int) -> bool:
+        """Whether ``slot`` announced a block after one that it never announced, so that an event is
+        missing or has not arrived yet."""
+        detached = self.detached.get(slot)
+        return detached is not None and detached.doubtful
 
     def own_names(self, slot: int) -> int:
         """Blocks whose name on ``slot`` differs from their shared name."""
@@ -120,9 +148,10 @@ class BlockOwnership:
         """Add a chain of blocks to ``slot``, after the block that it names ``parent_hash``.
 
         Arguments as in `BlocksStored`. Storing held blocks again changes nothing. An invalid event
-        is refused with its reason and raises nothing; blocks before the invalid one are kept. The
-        first group of which a chain is stored is the slot's main group; of others only the names
-        are kept.
+        is refused with its reason and raises nothing; blocks before the invalid one are kept. If
+        the index is exact, blocks of an unknown parent wait for it and are not refused. The first
+        group of which a chain is stored is the slot's main group; of others only the names are
+        kept.
         """
         total = len(block_hashes)
         if slot in self._dropping:
@@ -138,22 +167,43 @@ class BlockOwnership:
             return refused_store(Fault.COLUMNS_DIFFER, len(local_hashes), total)
         if not total:
             return StoreResult(0, 0)
-        bit = 1 << slot
         above = ROOT
         if parent_hash is not None:
-            parent = self._names.block(slot, parent_hash)
-            if parent is None or not self._holds(parent, bit):
-                return refused_store(Fault.UNKNOWN_PARENT, parent_hash, total)
+            try:
+                parent = self._names.block(slot, parent_hash)
+            except TypeError:
+                return _not_a_hash(parent_hash, block_hashes, local_hashes)
+            if parent is None or not self._holds(parent, 1 << slot):
+                return self._detach(slot, parent_hash, block_hashes, local_hashes, counted)
             above = parent
+        result = self._store_after(slot, above, block_hashes, local_hashes, counted)
+        if slot in self.detached:
+            self._attach(slot, block_hashes[: result.stored + result.known], counted)
+        return result
+
+    def _store_after(
+        self,
+        slot: int,
+        above: int,
+        block_hashes: Sequence[int],
+        local_hashes: Sequence[int],
+        counted: bool,
+    ) -> StoreResult:
+        """Add a chain of blocks to ``slot`` after the block at ``above``, which it holds."""
+        bit, total = 1 << slot, len(block_hashes)
         good = total
         try:
             data = packer(total).pack(*local_hashes)
         except StructError:
+            if wrong_hash(BlocksStored(None, block_hashes, local_hashes)) is not None:
+                return _not_a_hash(None, block_hashes, local_hashes)
             good = next(n for n, h in enumerate(local_hashes) if not 0 <= h <= U64_MAX)
             data = packer(good).pack(*local_hashes[:good])
         try:
             named = packer(good).pack(*block_hashes[:good])
         except StructError:
+            if wrong_hash(BlocksStored(None, block_hashes, ())) is not None:
+                return _not_a_hash(None, block_hashes, local_hashes)
             named = b""
         runs = self._runs
         done = fresh = 0
@@ -221,6 +271,8 @@ class BlockOwnership:
         """Add blocks of a group with a sliding window; arguments as in `WindowStored`."""
         if slot in self._dropping:
             return refused_store(Fault.SLOT_DROPPED, None, len(block_hashes))
+        if not {*map(type, block_hashes)} <= {int}:
+            return _not_a_hash(None, block_hashes, ())
         groups = self._groups_of(slot)
         if group == groups.main:  # a model with windows only: its main group has one
             return StoreResult(0, 0)
@@ -271,18 +323,20 @@ class BlockOwnership:
         first = self._names_in_run(slot, bit, block_hashes)
         if first is not None:
             total = len(block_hashes)
-            return RemoveResult(total, self._release(slot, (first,)) - total, 0)
+            gone = self._release(slot, (first,), range(first, first + total))
+            return RemoveResult(total, gone - total, 0)
         # All names first: removing an earlier block drops the names of the later ones.
         held = set()
-        unknown = 0
+        unknown = []
         for name in block_hashes:
             block = self._names.block(slot, name)
             if block is None or not self._holds(block, bit):
-                unknown += 1
+                unknown.append(name)
             else:
                 held.add(block)
-        gone = self._release(slot, held)
-        return RemoveResult(len(held), gone - len(held), unknown)
+        gone = self._release(slot, held, held)
+        waited = self._remove_detached(slot, unknown) if self.detached else 0
+        return RemoveResult(len(held) + waited, gone - len(held), len(unknown) - waited)
 
     def clear(self, slot: int) -> int:
         """Remove all blocks of ``slot`` and return their number. The slot stays usable.
@@ -297,6 +351,104 @@ class BlockOwnership:
         self._release(slot, [run << POSITION_BITS for run in self._held_roots(slot)])
         return before
 
+    # ---- blocks without a parent
+
+    def _detach(
+        self,
+        slot: int,
+        parent_hash: int,
+        block_hashes: Sequence[int],
+        local_hashes: Sequence[int],
+        counted: bool,
+    ) -> StoreResult:
+        """Take a chain of blocks whose parent ``slot`` does not hold."""
+        total = len(block_hashes)
+        if not self.exact:
+            detached = self.detached.setdefault(slot, DetachedBlocks())
+            detached.add(parent_hash, block_hashes, local_hashes)
+            return refused_store(Fault.UNKNOWN_PARENT, parent_hash, total)
+        if wrong_hash(BlocksStored(None, block_hashes, local_hashes)) is not None:
+            return _not_a_hash(None, block_hashes, local_hashes)
+        for name, local in zip(block_hashes, local_hashes, strict=True):
+            block = self._names.block(slot, name)
+            if not 0 <= local <= U64_MAX:
+                return refused_store(Fault.NOT_A_HASH, name, total)
+            if block is not None and self._holds(block, 1 << slot):
+                return refused_store(Fault.HASH_CONFLICT, name, total)
+        detached = self.detached.setdefault(slot, DetachedBlocks())
+        before = [name for name in block_hashes if name in detached.places]
+        known = detached.add(parent_hash, block_hashes, local_hashes)
+        if counted:
+            self._add_copies(slot, before)
+        waiting = sum(name in detached.places for name in block_hashes) - known
+        if known + waiting < total:
+            return refused_store(
+                Fault.UNKNOWN_PARENT, parent_hash, total - known - waiting, known=known
+            )
+        return StoreResult(0, known, waiting=waiting)
+
+    def _attach(self, slot: int, block_hashes: Sequence[int], counted: bool) -> None:
+        """Store what waited for ``block_hashes``, which ``slot`` holds now."""
+        detached = self.detached[slot]
+        again = [name for name in block_hashes if detached.pop(name)]
+        if counted:
+            self._add_copies(slot, again)
+        pending = [name for name in block_hashes if detached.has_kids(name)] if self.exact else []
+        while pending:
+            parent = pending.pop()
+            above = self._names.block(slot, parent)
+            for names, local_hashes in detached.take_chains(parent):
+                assert above is not None
+                if self._store_after(slot, above, names, local_hashes, False).refused is not None:
+                    detached.incomplete = True
+                elif detached.has_kids(names[-1]):
+                    pending.append(names[-1])
+        self._drop_if_empty(slot, detached)
+
+    def _add_copies(self, slot: int, names: Sequence[int]) -> None:
+        """Count one more copy of each block."""
+        if names:
+            extra = self._extra.setdefault(slot, {})
+            self._extra_total[slot] = self._extra_total.get(slot, 0) + len(names)
+            for name in names:
+                extra[name] = extra.get(name, 0) + 1
+
+    def _remove_detached(self, slot: int, names: Sequence[int]) -> int:
+        """Remove blocks that wait; returns how many of ``names`` will not count any more."""
+        detached = self.detached.get(slot)
+        if detached is None:
+            return 0
+        count = 0
+        for name in names:
+            count += detached.pop(name)
+            detached.removed(name)
+        self._drop_if_empty(slot, detached)
+        return count if self.exact else 0
+
+    def _detach_hidden(self, slot: int, order: Sequence[int], removed: Container[int]) -> None:
+        """Let the blocks wait that are held after ``removed`` ones and are not removed themselves.
+
+        ``order``: first blocks, each standing for those after it in its run; parents first.
+        """
+        runs, names, bit = self._runs, self._names, 1 << slot
+        detached = self.detached.setdefault(slot, DetachedBlocks())
+        for first in order:
+            run = first >> POSITION_BITS
+            start, end = run << POSITION_BITS, runs.end(run, bit)
+            for block in range(first, start + end):
+                if block in removed:
+                    continue
+                above = block - 1 if block & POSITION else runs.above[run]
+                parent = names.name(slot, above)
+                detached.add(parent, (names.name(slot, block),), (runs.local(block),))
+                if above in removed:
+                    detached.removed(parent)
+        self._drop_if_empty(slot, detached)
+
+    def _drop_if_empty(self, slot: int, detached: DetachedBlocks) -> None:
+        if not detached.places and not detached.incomplete:
+            del self.detached[slot]
+
     def _groups_of(self, slot: int) -> CacheGroups:
         groups = self._groups.get(slot)
         if groups is None:
@@ -307,6 +459,7 @@ class BlockOwnership:
 
     def _forget_groups(self, slot: int) -> None:
         self.forget_copies(slot)
+        self.detached.pop(slot, None)
         if self._groups.pop(slot, None) is not None:
             self._grouped &= ~(1 << slot)
 
@@ -429,8 +582,14 @@ class BlockOwnership:
             roots = self._roots[slot] = array("I", sorted(self._held_roots(slot) - {run}))
         roots.append(run)
 
-    def _release(self, slot: int, blocks: Iterable[int]) -> int:
-        """Remove ``blocks`` and all blocks after them from ``slot``; returns how many."""
+    def _release(
+        self, slot: int, blocks: Iterable[int], removed: Collection[int] | None = None
+    ) -> int:
+        """Remove ``blocks`` and all blocks after them from ``slot``; returns how many.
+
+        ``removed``: those that the engine removed. If the index is exact the others wait until they
+        have a parent again; None: none does.
+        """
         runs, bit = self._runs, 1 << slot
         firsts: dict[int, int] = {}
         for block in blocks:
@@ -447,10 +606,22 @@ class BlockOwnership:
                     for kid in runs.kids_from(block >> POSITION_BITS, block & POSITION)
                     if runs.end(kid, bit)
                 ]
+        if removed is not None and self.exact and self._hides(bit, order, len(removed)):
+            self._detach_hidden(slot, order, removed)
         # Parents last: a run stays as long as another continues it.
         return sum(
             self._leave(slot, block >> POSITION_BITS, block & POSITION) for block in reversed(order)
         )
+
+    def _hides(self, bit: int, order: Sequence[int], removed: int) -> bool:
+        """Whether more blocks are held from the first ones in ``order`` on than are ``removed``."""
+        runs = self._runs
+        if len(order) == 1:
+            run, at = order[0] >> POSITION_BITS, order[0] & POSITION
+            # The end of a prompt, as engines drop it.
+            return at + removed < runs.lengths[run] and at + removed < runs.end(run, bit)
+        ends = (runs.end(block >> POSITION_BITS, bit) - (block & POSITION) for block in order)
+        return sum(ends) > removed
 
     def _leave(self, slot: int, run: int, at: int) -> int:
         """Let ``slot`` hold at most ``at`` blocks of a run; returns how many fewer.
@@ -477,3 +648,11 @@ class BlockOwnership:
             self._root_counts.pop(slot, None)
             self._live &= ~bit
         return end - at
+
+
+def _not_a_hash(
+    parent: int | None, block_hashes: Sequence[int], local_hashes: Sequence[int]
+) -> StoreResult:
+    """The refusal of an event with a hash that is not a number."""
+    message = wrong_hash(BlocksStored(parent, block_hashes, local_hashes)) or ""
+    return StoreResult(0, 0, Refusal(Fault.NOT_A_HASH, None, len(block_hashes), message))

@@ -245,7 +245,9 @@ class Applied:
     """The result of a change: applied, or refused with a stable ``code`` and a message.
 
     Refusals of KV events carry the index's own codes; others are ``unknown_worker``,
-    ``unknown_request``, ``duplicate_request`` and ``invalid``.
+    ``unknown_request``, ``duplicate_request`` and ``invalid``. An applied KV event has the code
+    ``ignored_tier`` if its blocks are not indexed, and ``awaits_parent`` if they count only once
+    their parent is stored.
     """
 
     ok: bool = True

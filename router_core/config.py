@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from router_core.conditional_disagg import LOAD_POLICIES, POLICIES, BypassRule
-from router_core.errors import ConfigError
+from router_core.errors import ConfigError, is_a
 from router_core.taints import parse_domains
 
 
@@ -575,7 +575,12 @@ def preset(name: str) -> RouterConfig:
 
 
 def legacy_overlap_weight(weight: float) -> dict[str, float]:
-    """The settings that the 0.9 overlap score weight means; 0 switches the cache credit off."""
+    """The settings that the 0.9 overlap score weight means; 0 switches the cache credit off.
+
+    Raises ConfigError for a weight below 0 or that is not a finite number.
+    """
+    if not is_a(weight, int, float) or not 0 <= weight < math.inf:
+        raise ConfigError(f"overlap_score_weight: expected a number of at least 0, got {weight!r}")
     if weight == 0:
         return {"prefill_load_scale": 0.0, "overlap_score_credit": 0.0}
     return {"prefill_load_scale": weight}

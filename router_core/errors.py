@@ -6,7 +6,7 @@
     ├── HashingError          tokens or options that cannot be hashed            (also ValueError)
     ├── ConfigError           a setting outside its bounds, an unknown setting   (also ValueError)
     ├── WorkerError           a worker's configuration that cannot be accepted   (also ValueError)
-    ├── ConstraintError       a weight that is not finite                        (also ValueError)
+    ├── ConstraintError       a weight that is not a finite number               (also ValueError)
     ├── PolicyUnderivable     the decode constraint cannot be derived from the prefill worker
     ├── SnapshotError         a snapshot that cannot be restored                 (also ValueError)
     └── RoutingRefused        a Decision without a winner, raised by Decision.require();
@@ -17,6 +17,13 @@
 A refused *event* (a block whose parent is unknown, a removal of a block that was never stored) is
 not an error: the stream continues and the returned result has the reason.
 """
+
+from typing import Any
+
+
+def is_a(value: object, *kinds: type[Any]) -> bool:
+    """Whether a caller's value has one of these types, whatever its annotation says."""
+    return isinstance(value, kinds)
 
 
 class RouterCoreError(Exception):
@@ -36,7 +43,7 @@ class WorkerError(RouterCoreError, ValueError):
 
 
 class ConstraintError(RouterCoreError, ValueError):
-    """The weight of a preferred taint is not finite."""
+    """The weight of a preferred taint is not a finite number, or one text stands for taints."""
 
 
 class PolicyUnderivable(RouterCoreError):

@@ -9,6 +9,7 @@ different names for the same content (Python's hash seed), and nothing is matche
 name a parent, and later the blocks that are removed.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,8 +29,11 @@ class BlocksStored:
     ``block_hashes[i]``: the engine's name (u64) of block i; ``local_hashes[i]`` its local hash
     (u64, :func:`router_core.hashing.local_block_hashes`). The two have equal length.
     ``tier``: the memory that has the blocks. ``group``: the KV cache group, where there are several
-    (:mod:`router_core.cache_groups`). ``counted``: the engine reports each of several copies of a
-    block, and later the removal of each (vLLM does); else storing a held block changes nothing.
+    (:mod:`router_core.cache_groups`).
+    ``counted``: the engine reports each of several copies of a block, and later the removal of
+    each: then the block is held until the last copy is removed. The own events of vLLM and SGLang
+    are such, so give True for them. False is for Dynamo's events, where storing a held block
+    changes nothing and its first removal removes it.
     """
 
     parent_hash: int | None
@@ -69,6 +73,36 @@ class Cleared:
     """The whole cache of the rank was emptied."""
 
 
+def wrong_hash(event: object) -> str | None:
+    """Which field of a cache event is not what it must be, and what is expected; None if all are.
+
+    Types only: a range is checked where the event takes effect.
+    """
+    if not isinstance(event, BlocksStored | WindowStored | BlocksRemoved | Cleared):
+        return f"event: expected a CacheEvent, got {type(event).__name__}"
+    if isinstance(event, Cleared):
+        return None
+    parent = getattr(event, "parent_hash", None)
+    if parent is not None and not isinstance(parent, int):
+        return f"parent_hash: {_expected_hash(parent)}"
+    for name in ("block_hashes", "local_hashes"):
+        hashes = getattr(event, name, ())
+        if isinstance(hashes, str | bytes) or not isinstance(hashes, Sequence | array):
+            kind = type(hashes).__name__
+            return f"{name}: expected a sequence of unsigned 64-bit numbers, got {kind}"
+        for place, value in enumerate(hashes):
+            if not isinstance(value, int):
+                return f"{name}[{place}]: {_expected_hash(value)}"
+    return None
+
+
+def _expected_hash(value: object) -> str:
+    text = f"expected an unsigned 64-bit number, got {type(value).__name__}"
+    if isinstance(value, bytes):
+        text += "; of the bytes that vLLM publishes take int.from_bytes(value[-8:], 'big')"
+    return text
+
+
 CacheEvent = BlocksStored | WindowStored | BlocksRemoved | Cleared
 
 
@@ -76,13 +110,14 @@ class Fault(StrEnum):
     """Why blocks of a stored event were refused; stable codes."""
 
     UNKNOWN_PARENT = "unknown_parent"
-    """The worker does not hold the parent, so the prefix is unknown. Nothing was stored."""
+    """The worker does not hold the parent, so the prefix is unknown. Nothing was stored; an exact
+    index refuses only what finds no room among the blocks that wait for their parent."""
     HASH_CONFLICT = "hash_conflict"
     """The worker's engine already uses this hash for another block of its cache."""
     COLUMNS_DIFFER = "columns_differ"
     """The numbers of local hashes and engine hashes differ. Nothing was stored."""
     NOT_A_HASH = "not_a_hash"
-    """A local hash outside 0 .. 2**64 - 1."""
+    """A local hash outside 0 .. 2**64 - 1, or a hash of another type than int."""
     SLOT_DROPPED = "slot_dropped"
     """The worker was lost and its slot is being swept. Nothing was stored."""
 
@@ -102,11 +137,16 @@ class Refusal:
 @quick_init
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """The result of a stored event, in blocks: newly held, held before, refused (with a reason)."""
+    """The result of a stored event, in blocks: newly held, held before, refused (with a reason).
+
+    ``waiting``: blocks that count as soon as their parent is stored, which the worker does not hold
+    (:mod:`router_core.detached`).
+    """
 
     stored: int
     known: int
     refused: Refusal | None = None
+    waiting: int = 0
 
 
 @quick_init
@@ -115,8 +155,8 @@ class RemoveResult:
     """The result of a removal, in blocks.
 
     ``hidden``: blocks that lost their prefix because an earlier block was removed; they count as
-    not held until they are stored again. ``unknown``: names of no block that the worker holds,
-    which is normal for blocks hidden before.
+    not held until they are stored again, or in an exact index until the earlier block is.
+    ``unknown``: names of no block that the worker holds, which is normal for blocks hidden before.
     """
 
     removed: int

@@ -28,7 +28,8 @@ class Freshness:
     the rank can have: its index was dropped and starts again), ``absent`` (no cache events) or
     ``estimated`` (no cache events, the index is learned from bookings).
     ``connected``: events can be received now. ``recovering``: what the rank cached before, or while
-    the connection was lost, is not read yet.
+    the connection was lost, is not read yet. ``unlinked``: the rank stores blocks after one that
+    its events do not name (:mod:`router_core.detached`).
     """
 
     index_state: str = "absent"
@@ -37,16 +38,21 @@ class Freshness:
     gaps: int = 0
     connected: bool = True
     recovering: bool = False
+    unlinked: bool = False
 
     @property
     def state(self) -> str:
-        """``index_state``, or why it is not to be trusted now: ``disconnected``, ``recovering``."""
+        """``index_state``, or why it is not to be trusted now: ``disconnected``, ``unlinked`` or
+        ``recovering``."""
         if self.index_state in ("absent", "estimated"):
             return self.index_state
         if not self.connected:
             return "disconnected"
-        complete = self.index_state == "current"
-        return "recovering" if self.recovering and complete else self.index_state
+        if self.index_state != "current":
+            return self.index_state
+        if self.unlinked:
+            return "unlinked"
+        return "recovering" if self.recovering else "current"
 
     @property
     def trust(self) -> Trust:

@@ -24,7 +24,7 @@ from typing import TypedDict
 
 from xxhash import xxh3_64_intdigest
 
-from router_core.errors import HashingError
+from router_core.errors import HashingError, is_a
 
 SEED = 1337
 """Seed of every block hash without an adapter or a cache namespace."""
@@ -115,8 +115,8 @@ def local_block_hashes(
     Raises `HashingError` for a block size below 1, a token out of range, or a multimodal object
     without its fields.
     """
-    if block_size < 1:
-        raise HashingError(f"block size is {block_size}; expected at least 1 token per block")
+    if not is_a(block_size, int) or block_size < 1:
+        raise HashingError(f"block size is {block_size!r}; expected at least 1 token per block")
     data = token_bytes(tokens)  # prompts shorter than a block have the same range of ids
     count = (len(tokens) - 1 if is_eagle else len(tokens)) // block_size
     if count <= 0:
@@ -157,6 +157,7 @@ def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int
     """Sequence hashes (u64) of a chain of blocks, given their local hashes (u64).
 
     ``parent``: sequence hash of the block before the first; None where the chain starts a prompt.
+    Raises struct.error for what is not an unsigned 64-bit number, after the first block.
     """
     digest, pair, seed = xxh3_64_intdigest, _PAIR, SEED
     if parent is not None:
@@ -187,6 +188,10 @@ def to_unsigned(value: int) -> int:
 def mixed_seed(lora_name: str | None, cache_namespace: str | None) -> int:
     """Seed of the local hashes of one adapter and one cache namespace; empty means none."""
     seed = SEED
+    for name, value in (("lora_name", lora_name), ("cache_namespace", cache_namespace)):
+        if value is not None and not is_a(value, str):
+            kind = type(value).__name__
+            raise HashingError(f"{name} is of type {kind}; expected a string or None")
     if lora_name:
         seed += xxh3_64_intdigest(lora_name.encode(), 0)
     if cache_namespace:
@@ -205,6 +210,9 @@ def salted_seed(seed: int, cache_salt: str | None) -> int:
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Tokens as little-endian u32; `HashingError` for one out of range."""
+    if not hasattr(tokens, "__len__"):
+        kind = type(tokens).__name__
+        raise HashingError(f"tokens are of type {kind}; expected a sequence of integers")
     try:
         if isinstance(tokens, array) and tokens.typecode == "I" and byteorder == "little":
             return tokens.tobytes()

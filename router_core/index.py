@@ -11,6 +11,7 @@ from typing import Any
 
 from router_core.block_ownership import BlockOwnership
 from router_core.cache_groups import CacheGroups
+from router_core.detached import DetachedBlocks
 from router_core.errors import SnapshotError
 from router_core.events import BlocksStored
 from router_core.hashing import sequence_hashes
@@ -205,6 +206,21 @@ class PrefixIndex(BlockOwnership):
                 parent = named[-1]
             pending += kids
 
+    def detached_events(self, slot: int) -> Iterator[BlocksStored]:
+        """Events of the blocks of ``slot`` that wait for a parent, in the slot's names.
+
+        A removal of the `holes` after them makes these known as holes.
+        """
+        detached = self.detached.get(slot)
+        if detached is not None:
+            for parent, names, local_hashes in detached.chains():
+                yield BlocksStored(parent, names, local_hashes)
+
+    def holes(self, slot: int) -> list[int]:
+        """The removed blocks of ``slot`` for which others wait, by the engine's names."""
+        detached = self.detached.get(slot)
+        return [] if detached is None else detached.removed_parents()
+
     def copy(self) -> "PrefixIndex":
         """An independent copy: 0.1 s for a million blocks, where a dump takes seconds."""
         made = PrefixIndex(exact=self.exact)
@@ -217,6 +233,7 @@ class PrefixIndex(BlockOwnership):
         made._live = self._live
         made._extra = {slot: extra.copy() for slot, extra in self._extra.items()}
         made._extra_total = self._extra_total.copy()
+        made.detached = {slot: one.copy() for slot, one in self.detached.items()}
         made._grouped = self._grouped
         made._groups = {slot: groups.copy() for slot, groups in self._groups.items()}
         return made
@@ -225,10 +242,9 @@ class PrefixIndex(BlockOwnership):
         """The whole index as plain data (JSON, pickle); the index of `restore` matches the same.
 
         ``{"schema": 1, "slots": [{"slot": n, "events": [{"parent_hash", "block_hashes",
-        "local_hashes"}, ...]}, ...]}``, with ``groups`` and ``extra``
-        (copies) where a slot has such; each slot's
-        events are parents first. Slots being dropped are left out. ``exact`` is there if it is
-        true.
+        "local_hashes"}, ...]}, ...]}``, with ``groups``, ``extra`` (copies) and ``detached``
+        (blocks without a parent) where a slot has such; each slot's events are parents first.
+        Slots being dropped are left out. ``exact`` is there if it is true.
         """
         return {
             "schema": DUMP_SCHEMA,
@@ -246,8 +262,9 @@ class PrefixIndex(BlockOwnership):
                     ],
                     **({"groups": self._groups[slot].dump()} if slot in self._groups else {}),
                     **({"extra": [*self._extra[slot].items()]} if self._extra.get(slot) else {}),
+                    **({"detached": self.detached[slot].dump()} if slot in self.detached else {}),
                 }
-                for slot in sorted({*self._counts, *self._groups})
+                for slot in sorted({*self._counts, *self._groups, *self.detached})
                 if slot not in self._dropping
             ],
         }
@@ -273,6 +290,8 @@ class PrefixIndex(BlockOwnership):
             if "extra" in entry:
                 extra = index._extra[entry["slot"]] = dict(entry["extra"])
                 index._extra_total[entry["slot"]] = sum(extra.values())
+            if "detached" in entry:
+                index.detached[entry["slot"]] = DetachedBlocks.restore(entry["detached"])
             if "groups" in entry:
                 index._groups[entry["slot"]] = CacheGroups.restore(entry["groups"])
                 index._grouped |= 1 << entry["slot"]

@@ -39,6 +39,26 @@ _FOLLOWED = (
 )
 
 
+#: Inputs that a LeanRouter has, then those that it never needs: they come with settings that it
+#: does not follow, or only explain a decision. With any other it does not decide as a Router.
+_INPUTS = frozenset(
+    {
+        *("isl_tokens", "block_size", "prompt_blocks", "overlap_blocks", "prefill_tokens"),
+        *("active_blocks", "shared_blocks", "active_requests", "host_blocks", "disk_blocks"),
+        *("multipliers", "transfer_s", "following", "session_blocks"),
+        *("trust", "indexed_blocks", "booked_tokens", "transfer_levels", "predicted_blocks"),
+    }
+)
+_PARAMETERS = frozenset(
+    {
+        *("prefill_load_scale", "overlap_score_credit", "overlap_score_credit_decay"),
+        *("decode_active_request_weight", "track_prefill_tokens", "track_active_blocks"),
+        *("assume_kv_reuse", "host_cache_hit_weight", "disk_cache_hit_weight"),
+        "kv_transfer_weight",
+    }
+)
+
+
 class LeanIndex:
     """The blocks that each rank holds, by its position. Routers may share it.
 
@@ -104,6 +124,11 @@ class LeanRouter:
     ) -> None:
         if not self.supports(config):
             raise ValueError("these settings need a Router")
+        if not refs or block_size < 1:
+            raise ValueError(
+                f"expected at least one rank and one token per block, got {len(refs)} ranks and "
+                f"blocks of {block_size} tokens"
+            )
         self._index = index
         self._mode = config.router_mode
         self._temperature = config.router_temperature
@@ -129,6 +154,10 @@ class LeanRouter:
     @staticmethod
     def supports(config: RouterConfig) -> bool:
         """Whether a LeanRouter decides as a Router with this configuration."""
+        inputs = {one.name for one in fields(CostInputs)}
+        parameters = {one.name for one in fields(CostParameters)}
+        if not (inputs <= _INPUTS and parameters <= _PARAMETERS):
+            return False
         default = RouterConfig()
         return config.router_mode in _MODES and all(
             getattr(config, one.name) == getattr(default, one.name)

@@ -70,6 +70,7 @@ class WorkerRegistry:
         #: Grows with every change of the workers.
         self.version = 0
         self._candidates: dict[int, CandidateSet] = {}
+        self._sizes: dict[str, frozenset[int]] = {}
 
     # -- content ---------------------------------------------------------------------------
 
@@ -159,6 +160,16 @@ class WorkerRegistry:
     @property
     def can_prefill(self) -> int:
         return self.alive & ~self._cannot_prefill
+
+    def block_sizes(self, model: str) -> frozenset[int]:
+        """The block sizes of the workers of a model, by any of its names; empty without any."""
+        sizes = self._sizes.get(model)
+        if sizes is None:
+            if len(self._sizes) >= 64:
+                self._sizes.clear()
+            slots = slots_of(self.model(model))
+            sizes = self._sizes[model] = frozenset(self.worker(slot).block_size for slot in slots)
+        return sizes
 
     def mask_of(self, worker_ids: Iterable[int]) -> int:
         mask = 0
@@ -306,6 +317,7 @@ class WorkerRegistry:
     def _changed(self) -> None:
         self.version += 1
         self._candidates.clear()
+        self._sizes.clear()
 
     def _new_slot(self) -> int:
         if self._free:

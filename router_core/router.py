@@ -8,7 +8,7 @@ for ties and temperatures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -20,7 +20,7 @@ from router_core.config import RouterConfig
 from router_core.cost import CostParameters
 from router_core.cost_inputs import learned_blocks
 from router_core.decision import Decision, QueueFull, RoutingPlan
-from router_core.errors import ConfigError, SnapshotError, WorkerError
+from router_core.errors import ConfigError, HashingError, SnapshotError, WorkerError, is_a
 from router_core.events import (
     DEVICE,
     BlocksRemoved,
@@ -29,6 +29,7 @@ from router_core.events import (
     Fault,
     WindowStored,
     refused_store,
+    wrong_hash,
 )
 from router_core.freshness import Freshness, FreshnessTable
 from router_core.index import IndexBound, PrefixIndex
@@ -55,6 +56,8 @@ from router_core.workers import UNKNOWN_BATCHED_TOKENS, Worker, WorkerWithDpRank
 SNAPSHOT_SCHEMA = 1
 #: Stored blocks after which the size of the whole index is compared with its bound.
 _COMPARED_EVERY = 4_096
+#: What the index of a rank can be marked as.
+_STATES = ("current", "gapped", "over_limit", "absent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,10 @@ class Router:
         learns: bool = False,
         policy_classes: PolicyClasses = NO_CLASSES,
     ) -> None:
-        self.config = config or RouterConfig()
+        self.config = RouterConfig() if config is None else config
+        if not is_a(self.config, RouterConfig):
+            kind = type(config).__name__
+            raise ConfigError(f"config: expected a RouterConfig or None, got {kind}")
         self._live: RoutingView | None = None
         self.profile = profile
         self.registry = WorkerRegistry()
@@ -198,8 +204,18 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """Decide every hop without booking any (:func:`planning.plan`)."""
-        return planning.plan(view or self.view(), request, samples=samples, detail=detail)
+        """Decide every hop without booking any (:func:`planning.plan`).
+
+        Where the blocks of the request have another size than those of all its workers, what is
+        cached of it is unknown: the decisions have a note, and ``overlap_modelled`` is False.
+        Raises HashingError for a number of tokens or a block size out of range, ValueError for
+        samples that are not in 0 <= sample < 1.
+        """
+        view = view or self.view()
+        if not (0.0 <= samples[0] < 1.0 and 0.0 <= samples[1] < 1.0):
+            raise _no_sample(samples)
+        request = _readable(view.registry, request)
+        return planning.plan(view, request, samples=samples, detail=detail)
 
     def plan_hop(
         self,
@@ -211,10 +227,12 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """Decide one hop alone (:func:`planning.one_hop`)."""
-        return planning.one_hop(
-            view or self.view(), request, stage, after=after, sample=sample, detail=detail
-        )
+        """Decide one hop alone (:func:`planning.one_hop`); raises as :meth:`plan`."""
+        view = view or self.view()
+        if not 0.0 <= sample < 1.0:
+            raise _no_sample(sample)
+        request = _readable(view.registry, request)
+        return planning.one_hop(view, request, stage, after=after, sample=sample, detail=detail)
 
     def continue_plan(
         self,
@@ -225,10 +243,13 @@ class Router:
         view: RoutingView | None = None,
         detail: bool = False,
     ) -> RoutingPlan:
-        """Decide the decode hop (again) for a prefill decision (:func:`planning.continue_plan`)."""
-        return planning.continue_plan(
-            view or self.view(), request, prefill, sample=sample, detail=detail
-        )
+        """Decide the decode hop (again) for a prefill decision (:func:`planning.continue_plan`);
+        raises as :meth:`plan`."""
+        view = view or self.view()
+        if not 0.0 <= sample < 1.0:
+            raise _no_sample(sample)
+        request = _readable(view.registry, request)
+        return planning.continue_plan(view, request, prefill, sample=sample, detail=detail)
 
     def decode_by_prefill(
         self, request: RoutingRequest, plan: RoutingPlan, *, view: RoutingView | None = None
@@ -237,11 +258,23 @@ class Router:
         return planning.decode_by_prefill(view or self.view(), request, plan)
 
     def overlap_scores(self, request: RoutingRequest) -> dict[WorkerWithDpRank, int]:
-        """Leading prompt blocks that each rank of the request's model has cached; 0 for none."""
+        """Leading prompt blocks that each rank of the request's model has cached; 0 for none.
+
+        Raises HashingError for a request whose blocks have another size than those of all workers
+        of the model: what is cached of it is unknown.
+        """
+        self._check_block_size(request)
         mask = self.registry.serving(request.model, request.served_name)
         slots = slots_of(mask)
         held = self._cached(request, slots, mask)
         return {self.registry.ref(slot): blocks for slot, blocks in zip(slots, held, strict=True)}
+
+    def _check_block_size(self, request: RoutingRequest) -> None:
+        """Raise HashingError for a request that no worker's cache can be compared with."""
+        _check_request(request)
+        other = _other_block_size(self.registry, request)
+        if other is not None:
+            raise HashingError(f"request {request.id}: {other}")
 
     def _cached(self, request: RoutingRequest, slots: Sequence[int], mask: int) -> list[int]:
         limit = request.most_reusable
@@ -259,8 +292,9 @@ class Router:
         """The load that each rank of the request's model would have with the request.
 
         Only load booked by this router counts. Cached blocks are not computed again, and prompt
-        blocks that running requests hold are not counted twice.
+        blocks that running requests hold are not counted twice. Raises as :meth:`overlap_scores`.
         """
+        self._check_block_size(request)
         mask = self.registry.serving(request.model, request.served_name)
         slots = slots_of(mask)
         shared = dict(self.load.shared_blocks(request.sequence_hashes, mask).items())
@@ -372,15 +406,9 @@ class Router:
             case c.Booked():
                 return self._booked(change, now)
             case c.PrefillDone():
-                for slot in self.load.prefill_done(change.request_id, now):
-                    self.busy.update(slot)
-                return OK
+                return self._prefill_done(change, now)
             case c.Freed():
-                for slot in self.load.free(change.request_id, change.stage, now):
-                    self.busy.update(slot)
-                for stage in c.STAGES if change.stage is None else (change.stage,):
-                    self._ended((change.request_id, stage), now, computed=change.computed)
-                return OK
+                return self._freed(change, now)
             case c.OutputBlock():
                 return self._output_block(change, now)
             case c.Enqueued():
@@ -411,6 +439,8 @@ class Router:
             case c.ConfigSet():
                 return self._config_set(change)
             case c.TransferTableSet():
+                if change.table is not None and not is_a(change.table, TransferTable):
+                    return _invalid("table", "a TransferTable or None", change.table)
                 self.transfer = change.table
                 self._live = None
                 return OK
@@ -421,6 +451,8 @@ class Router:
                 for slot in slots:
                     self.busy.update(slot)
                 return OK
+            case _:
+                return _invalid("change", "a Change", change)  # type: ignore[unreachable]
 
     def advance(self, now: float) -> None:
         """Let prefill tokens fall whose duration is predicted, to what is left at ``now``.
@@ -502,6 +534,9 @@ class Router:
 
         A snapshot has no profile: pass the one that the router had.
         """
+        if not is_a(plain, dict):
+            kind = type(plain).__name__
+            raise SnapshotError(f"snapshot: expected a mapping, got {kind}")
         if plain.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
                 f"snapshot schema: expected {SNAPSHOT_SCHEMA}, got {plain.get('schema')!r}"
@@ -536,6 +571,7 @@ class Router:
             for slot, row in plain["freshness"].items():
                 restored = router.freshness[int(slot)] = Freshness(*row)
                 restored.recovering = int(slot) in plain.get("recovering", ())
+                restored.unlinked = router.index.is_doubtful(int(slot))
                 router.freshness.note(int(slot))
             for worker in router.registry:
                 for slot in router.registry.slots(worker.worker_id):
@@ -616,6 +652,7 @@ class Router:
             row = self.freshness.setdefault(slot, Freshness("current"))
             if renewed and slot in slots:
                 self._empty(slot)
+                row.unlinked = False
                 row.index_state = "over_limit" if slot in self._emptied else "current"
             if not worker.kv_events:
                 row.index_state = silent
@@ -648,6 +685,23 @@ class Router:
             self._clear_learned(slot)
             self._draining.append(slot)
 
+    def _prefill_done(self, change: c.PrefillDone, now: float) -> Applied:
+        changed = self.load.prefill_done(change.request_id, now)
+        for slot in changed:
+            self.busy.update(slot)
+        known = changed or self.load.touch(change.request_id, now)
+        return OK if known else _unknown_request(change.request_id)
+
+    def _freed(self, change: c.Freed, now: float) -> Applied:
+        if change.stage is not None and change.stage not in c.STAGES:
+            return _invalid("stage", f"one of {', '.join(c.STAGES)} or None", change.stage)
+        changed = self.load.free(change.request_id, change.stage, now)
+        for slot in changed:
+            self.busy.update(slot)
+        for stage in c.STAGES if change.stage is None else (change.stage,):
+            self._ended((change.request_id, stage), now, computed=change.computed)
+        return OK if changed else _unknown_request(change.request_id)
+
     def _kv_event(self, change: c.KvEvent, now: float) -> Applied:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
@@ -656,11 +710,20 @@ class Router:
         row.index_at = now
         if isinstance(event, Cleared):
             self._empty(slot)
+            self._note_unlinked(slot, row)
             if row.index_state == "over_limit" and slot not in self._emptied:
                 row.index_state = "current"
                 self.freshness.note(slot)
             return OK
-        applied = self._blocks_changed(slot, event)
+        try:
+            applied = self._blocks_changed(slot, event)
+        except (AttributeError, TypeError):
+            problem = wrong_hash(event)
+            if problem is None:
+                raise
+            return Applied(False, Fault.NOT_A_HASH.value, problem)
+        if self.index.detached or row.unlinked:
+            self._note_unlinked(slot, row)
         if self.bound is not None and applied.ok and not isinstance(event, BlocksRemoved):
             return self._within_bound(slot, len(event.block_hashes), self.bound) or applied
         return applied
@@ -671,14 +734,17 @@ class Router:
         if event.tier != DEVICE:
             return self._lower_event(slot, event)
         if isinstance(event, BlocksStored):
-            refused = self.index.store(
+            stored = self.index.store(
                 slot,
                 event.parent_hash,
                 event.block_hashes,
                 event.local_hashes,
                 event.group,
                 event.counted,
-            ).refused
+            )
+            if stored.waiting:
+                return _awaits_parent(event.parent_hash, stored.waiting)
+            refused = stored.refused
             return OK if refused is None else Applied(False, refused.code.value, refused.message)
         if isinstance(event, WindowStored):
             refused = self.index.store_window(
@@ -688,6 +754,12 @@ class Router:
         self.index.remove(slot, event.block_hashes, event.group)
         return OK
 
+    def _note_unlinked(self, slot: int, row: Freshness) -> None:
+        unlinked = self.index.is_doubtful(slot)
+        if unlinked != row.unlinked:
+            row.unlinked = unlinked
+            self.freshness.note(slot)
+
     def _lower_event(
         self, slot: int, event: BlocksStored | WindowStored | BlocksRemoved
     ) -> Applied:
@@ -695,6 +767,9 @@ class Router:
             return Applied(True, "ignored_tier", f"blocks in tier {event.tier} are not indexed")
         if isinstance(event, WindowStored) or not self.index.is_main(slot, event.group):
             return Applied(True, "ignored_tier", f"group {event.group} is not indexed there")
+        problem = wrong_hash(event)
+        if problem is not None:
+            return Applied(False, Fault.NOT_A_HASH.value, problem)
         if isinstance(event, BlocksRemoved):
             self.tiers.remove(slot, event.tier, event.block_hashes)
             return OK
@@ -739,6 +814,7 @@ class Router:
     def _drop_index(self, slot: int, why: str) -> Applied:
         self.index.begin_drop(slot)
         self.tiers.clear(slot)
+        self.freshness[slot].unlinked = False
         if slot not in self._emptied:
             self._emptied.append(slot)
         self.freshness[slot].index_state = "over_limit"
@@ -754,6 +830,10 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
+        if change.state not in _STATES:
+            return _invalid("state", f"one of {', '.join(_STATES)}", change.state)
+        if change.missing < 0:
+            return _invalid("missing", "0 or more batches", change.missing)
         row = self.freshness[slot]
         row.index_at = now
         if change.state == "current" and row.index_state == "over_limit":
@@ -779,6 +859,12 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
+        if change.stage not in c.STAGES:
+            return _invalid("stage", f"one of {', '.join(c.STAGES)}", change.stage)
+        if change.prefill_tokens < 0:
+            return _invalid("prefill_tokens", "0 or more", change.prefill_tokens)
+        if change.anonymous_blocks < 0:
+            return _invalid("anonymous_blocks", "0 or more", change.anonymous_blocks)
         predicted = change.predicted_s
         if predicted is not None and not 0.0 <= predicted < inf:
             return Applied(False, "invalid", f"predicted_s: expected 0 or more, got {predicted}")
@@ -905,6 +991,10 @@ class Router:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
+        for name in ("active_decode_blocks", "kv_used_blocks", "active_prefill_tokens"):
+            value = getattr(change, name)
+            if value is not None and not (is_a(value, int) and value >= 0):
+                return _invalid(name, "a whole number of at least 0 or None", value)
         self.freshness[slot].load_at = now
         self.busy.report(
             slot,
@@ -939,8 +1029,18 @@ def _queues(config: RouterConfig, classes: PolicyClasses) -> bool:
     return on and config.router_mode == "kv"
 
 
+def _invalid(name: str, expected: str, value: object) -> Applied:
+    shown = value if isinstance(value, int | float | str) else type(value).__name__
+    return Applied(False, "invalid", f"{name}: expected {expected}, got {shown!r}")
+
+
 def _unknown_worker(worker_id: int) -> Applied:
     return Applied(False, "unknown_worker", f"worker {worker_id} is not registered")
+
+
+def _awaits_parent(parent: int | None, blocks: int) -> Applied:
+    message = f"parent block {parent} is not stored yet; blocks that wait for it: {blocks}"
+    return Applied(True, "awaits_parent", message)
 
 
 def _unknown_request(request_id: str) -> Applied:
@@ -954,3 +1054,61 @@ def _not_waiting(request_id: str) -> Applied:
 def _unknown_rank(worker_id: int, dp_rank: int) -> Applied:
     message = f"rank {dp_rank} of worker {worker_id} is not registered"
     return Applied(False, "unknown_worker", message)
+
+
+def _no_sample(value: object) -> ValueError:
+    return ValueError(f"sample: expected at least 0 and below 1, got {value!r}")
+
+
+def _check_request(request: RoutingRequest) -> None:
+    tokens, size = request.isl_tokens, request.block_size
+    if not is_a(tokens, int) or tokens < 0:
+        raise HashingError(
+            f"request {request.id}: isl_tokens is {tokens!r}; expected a whole number of at least 0"
+        )
+    if not is_a(size, int) or size < 1:
+        raise HashingError(
+            f"request {request.id}: block size is {size!r}; expected at least 1 token per block"
+        )
+    hashes = request.sequence_hashes
+    if hashes and not is_a(hashes[0], int):
+        raise HashingError(
+            f"request {request.id}: sequence_hashes[0] is of type {type(hashes[0]).__name__}; "
+            "expected unsigned 64-bit numbers"
+        )
+
+
+def _readable(registry: WorkerRegistry, request: RoutingRequest) -> RoutingRequest:
+    """The request, without hashes that no worker's cache can be compared with."""
+    hashes = request.sequence_hashes
+    if (
+        request.block_size in registry.block_sizes(request.model)
+        and request.isl_tokens.__class__ is int
+        and request.isl_tokens >= 0
+        and (not hashes or hashes[0].__class__ is int)
+    ):
+        return request
+    _check_request(request)
+    other = _other_block_size(registry, request)
+    if other is None or not request.overlap_modelled:
+        return request
+    return replace(
+        request,
+        sequence_hashes=(),
+        local_hashes=(),
+        more_hashes=(),
+        overlap_modelled=False,
+        notes=(*request.notes, f"cached blocks are unknown: {other}"),
+    )
+
+
+def _other_block_size(registry: WorkerRegistry, request: RoutingRequest) -> str | None:
+    """The block sizes of a request and of its model's workers, where no worker has the former."""
+    sizes = registry.block_sizes(request.model)
+    if request.block_size in sizes or not sizes:
+        return None
+    theirs = ", ".join(map(str, sorted(sizes)))
+    return (
+        f"the request has blocks of {request.block_size} tokens, the workers of {request.model} "
+        f"blocks of {theirs}; hash the prompt with their block size"
+    )

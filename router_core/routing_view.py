@@ -110,11 +110,12 @@ class RoutingRequest:
         lora_name: str | None = None,
         cache_namespace: str | None = None,
         cache_salt: str | None = None,
+        is_eagle: bool = False,
     ) -> RoutingRequest:
         """The request of a prompt of token ids; ``block_size`` is that of the model's workers.
 
-        ``lora_name``, ``cache_namespace`` and ``cache_salt`` are mixed into the hashes as in
-        :func:`hash_prompt`. Raises HashingError.
+        ``lora_name``, ``cache_namespace`` and ``cache_salt`` are mixed into the hashes, and
+        ``is_eagle`` is meant, as in :func:`hash_prompt`. Raises HashingError.
         """
         hashes = hash_prompt(
             tokens,
@@ -122,6 +123,7 @@ class RoutingRequest:
             lora_name=lora_name,
             cache_namespace=cache_namespace,
             cache_salt=cache_salt,
+            is_eagle=is_eagle,
         )
         return cls(
             id,
@@ -130,6 +132,7 @@ class RoutingRequest:
             block_size,
             tuple(hashes.sequence),
             constraints=constraints,
+            is_eagle=is_eagle,
             lora_name=lora_name or None,
             salted=bool(cache_namespace or cache_salt),
             local_hashes=tuple(hashes.local),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from router_core.cost_inputs import cost_inputs
 from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
 from router_core.devices import DeviceBudget
 from router_core.load_order import LazyColumn, levels_of
+from router_core.policies import kv_scorer
 from router_core.registry import CandidateSet
 from router_core.routing_view import (
     Filter,
@@ -51,10 +52,26 @@ _OF_NO_WORKER = ("model", "worker_set", "served_name", "role")
 #: Ranks of one such class whose costs are computed one by one.
 _SMALL_CLASS = 16
 
-#: Inputs that the order of load does not know.
-_MORE_INPUTS = (
-    *("multipliers", "host_blocks", "disk_blocks", "transfer_s", "following", "session_blocks"),
+#: Inputs of the cost that the order of load knows, then those that only explain a decision. With
+#: any other input the whole columns decide.
+_KNOWN_INPUTS = frozenset(
+    {
+        *("isl_tokens", "block_size", "prompt_blocks", "overlap_blocks", "prefill_tokens"),
+        *("active_blocks", "shared_blocks", "active_requests"),
+        *("trust", "indexed_blocks", "booked_tokens", "transfer_levels", "predicted_blocks"),
+    }
 )
+#: Parameters that it knows, then the weights of inputs that it does not know, which have no effect
+#: without these. With any other parameter that is set the whole columns decide.
+_KNOWN_PARAMETERS = frozenset(
+    {
+        *("prefill_load_scale", "overlap_score_credit", "track_prefill_tokens"),
+        *("track_active_blocks", "assume_kv_reuse"),
+        *("host_cache_hit_weight", "disk_cache_hit_weight", "kv_transfer_weight"),
+    }
+)
+#: Terms that are sums of what it orders by and of what ranks of a class have in common.
+_KNOWN_TERMS = frozenset({"prefill_blocks", "decode_blocks"})
 
 
 def select(
@@ -170,19 +187,18 @@ def _from_order(
 
     Ranks with equally many cached blocks of the prompt, of which their running requests hold
     equally many, differ in their load alone: of a large class of these only the first in the order
-    of load can win. None where the cost has more inputs than that, and where it would not be less
-    work.
+    of load can win. None where the cost has, or may have, more inputs than that, and where it would
+    not be less work.
     """
     slots = candidates.slots
     count = len(slots)
     if (
         not (parameters.track_prefill_tokens or parameters.track_active_blocks)
-        or parameters.overlap_score_credit_decay
-        or parameters.decode_active_request_weight
         or view.what_if is not None
         or view.load.decaying  # the load of many ranks changes before each decision
         or context.request.more_hashes
-        or any(getattr(inputs, name) is not None for name in _MORE_INPUTS)
+        or view.profile.scorer is not kv_scorer
+        or not _is_known(inputs, parameters)
     ):
         return None
     per_token = 0.0
@@ -234,6 +250,8 @@ def _from_order(
         (),
     )
     terms = kv_terms(some, parameters)
+    if any(term.name not in _KNOWN_TERMS for term in terms):
+        return None
     costs = total_costs(terms, None, len(positions))
     low = min(costs)
     tied = 0
@@ -280,6 +298,21 @@ def _from_order(
         return total_costs(all_terms(), None, count)
 
     return lazy, LazyColumn(all_costs, count, known(costs), (winner, runner_up)), winner
+
+
+def _is_known(inputs: CostInputs, parameters: CostParameters) -> bool:
+    """Whether the order of load knows every input that is there and every parameter that is set."""
+    kinds: tuple[Any, Any] = type(inputs), type(parameters)
+    if any(getattr(inputs, name) is not None for name in _other_fields(kinds[0], _KNOWN_INPUTS)):
+        return False
+    others = _other_fields(kinds[1], _KNOWN_PARAMETERS)
+    return not any(getattr(parameters, name) for name in others)
+
+
+@lru_cache(maxsize=16)
+def _other_fields(kind: Any, known: frozenset[str]) -> tuple[str, ...]:
+    """The fields of a dataclass that are not ``known``."""
+    return tuple(one.name for one in fields(kind) if one.name not in known)
 
 
 def _classes(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from router_core.errors import ConfigError, ConstraintError
+from router_core.errors import ConfigError, ConstraintError, is_a
 
 TOPOLOGY_PREFIX = "dynamo.topology/"
 
@@ -98,15 +98,18 @@ def constraints(
     *,
     origin: str = "request",
 ) -> RoutingConstraints:
-    """Constraints from plain values; raises ConstraintError for a weight that is not finite.
+    """Constraints from plain values; raises ConstraintError for a weight that is not a finite
+    number, and for a single text in place of several taints.
 
     An empty required taint is legal and matches no worker, as in Dynamo.
     """
     items: list[TaintConstraint] = []
+    if is_a(required, str):
+        raise ConstraintError(f"required: expected several taints, got the text {required!r}")
     for taint in dict.fromkeys(required):
         items.append(TaintConstraint(taint, "required", None, origin))
     for taint, weight in (preferred or {}).items():
-        if not math.isfinite(weight):
+        if not is_a(weight, int, float) or not math.isfinite(weight):
             raise ConstraintError(
                 f"preferred taint {taint!r}: expected a finite weight, got {weight!r}"
             )

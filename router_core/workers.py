@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from router_core.errors import WorkerError
+from router_core.errors import WorkerError, is_a
 from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
 #: Value of an unknown ``max_num_batched_tokens`` (as observed in Dynamo 1.6).
@@ -63,6 +63,12 @@ class ModelRuntimeConfig:
     validate: InitVar[bool] = True
 
     def __post_init__(self, validate: bool) -> None:
+        if not is_a(self.topology_domains, Mapping):
+            raise WorkerError(
+                f"topology_domains: expected a mapping, got {self.topology_domains!r}"
+            )
+        if is_a(self.taints, str):
+            raise WorkerError(f"taints: expected a set of strings, got {self.taints!r}")
         domains = dict(self.topology_domains)
         _check_counts(self)
         if validate:
@@ -135,10 +141,13 @@ class Worker:
     worker_sets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.worker_id < 2**64:
-            raise WorkerError(f"worker {self.name}: id expected in 0..2^64-1, got {self.worker_id}")
+        if not is_a(self.worker_id, int) or not 0 <= self.worker_id < 2**64:
+            raise WorkerError(
+                f"worker {self.name}: id expected in 0..2^64-1, got {self.worker_id!r}"
+            )
         if not self.name or not self.model:
             raise WorkerError(f"worker {self.worker_id}: name and model must not be empty")
+        _check_types(self)
         if self.block_size < 1:
             raise WorkerError(
                 f"worker {self.name}: block_size expected at least 1, got {self.block_size}"
@@ -197,6 +206,25 @@ class Worker:
             if isinstance(error, WorkerError):
                 raise
             raise WorkerError(f"worker record {dict(plain)!r}: {error}") from None
+
+
+def _check_types(worker: Worker) -> None:
+    for name, kind, expected in (
+        ("name", str, "a string"),
+        ("model", str, "a string"),
+        ("role", Role, "a Role: Role.AGGREGATED, Role.PREFILL or Role.DECODE"),
+        ("block_size", int, "a whole number of tokens"),
+        ("runtime_config", ModelRuntimeConfig, "a ModelRuntimeConfig"),
+    ):
+        value = getattr(worker, name)
+        if not isinstance(value, kind):
+            raise WorkerError(f"worker {worker.name}: {name} expected {expected}, got {value!r}")
+    for name in _LISTS:
+        value = getattr(worker, name)
+        if isinstance(value, str) or not all(isinstance(one, str) for one in value):
+            raise WorkerError(
+                f"worker {worker.name}: {name} expected a tuple of strings, got {value!r}"
+            )
 
 
 def _check_name(what: str, text: object) -> None:

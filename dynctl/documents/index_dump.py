@@ -20,7 +20,7 @@ from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
 from dynctl.base.decode_errors import WireError
-from router_core import BlocksStored, PrefixIndex
+from router_core import BlocksRemoved, BlocksStored, PrefixIndex
 
 KIND: Final = "IndexDump"
 SCHEMA: Final = 1
@@ -74,7 +74,8 @@ class RankDump(msgspec.Struct, frozen=True):
     """The index of one rank. ``endpoint``: of its KV events.
 
     ``sequence`` and ``digest``: of the last batch in it. ``copies``: name -> further copies of a
-    block. ``lower``: tier -> parents, names and hashes of blocks below the device.
+    block. ``lower``: tier -> parents, names and hashes of blocks below the device. ``holes``: names
+    of removed blocks after which the rank still has some; their chains come last.
     """
 
     worker_id: _U64
@@ -87,13 +88,14 @@ class RankDump(msgspec.Struct, frozen=True):
     chains: list[Chain] = []
     copies: list[tuple[_U64, Annotated[int, Meta(ge=1, le=MOST_COPIES)]]] = []
     lower: dict[str, list[tuple[_U64 | None, _U64, _U64]]] = {}
+    holes: list[_U64] = []
 
     @property
     def blocks(self) -> int:
-        """Blocks on the device."""
+        """Blocks on the device, also those that no prompt can reuse for now."""
         return sum(len(chain.names) for chain in self.chains) // 8
 
-    def events(self) -> Iterator[BlocksStored]:
+    def events(self) -> Iterator[BlocksStored | BlocksRemoved]:
         """The events that make this index of an empty one."""
         copied = dict(self.copies)
         places: dict[int, tuple[int | None, int]] = {}
@@ -105,6 +107,8 @@ class RankDump(msgspec.Struct, frozen=True):
                 if name in copied:
                     places[name] = (parent, block)
                 parent = name
+        if self.holes:
+            yield BlocksRemoved(self.holes)
         for name, count in copied.items():
             place = places.get(name)
             if place is not None:
@@ -128,10 +132,13 @@ _tail: Final = msgspec.msgpack.Decoder(DumpTail)
 
 
 def chains_of(index: PrefixIndex, slot: int) -> list[Chain]:
-    """The blocks of a slot, parents first. Raises OverflowError for a name that is not a u64."""
+    """The blocks of a slot, parents first, then those that wait for a parent.
+
+    Raises OverflowError for a name that is not a u64.
+    """
     return [
         Chain(event.parent_hash, _column(event.block_hashes), _column(event.local_hashes))
-        for event in index.stored_events(slot, 4096)
+        for event in (*index.stored_events(slot, 4096), *index.detached_events(slot))
     ]
 
 

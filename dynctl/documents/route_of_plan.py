@@ -98,6 +98,7 @@ def route_result(
             *_estimated(hops),
             *_waiting(hops, doubts := list(doubts)),
             *doubts,
+            *_unlinked(router, plan, doubts),
         ],
         question,
     )
@@ -233,6 +234,7 @@ _INCOMPLETE: Final = {
     "gapped": "events were lost",
     "over_limit": "it had more blocks than the worker can have, and starts again",
     "recovering": "what was cached before is not read yet",
+    "unlinked": "it stores blocks after a block that its events do not name",
 }
 
 
@@ -253,6 +255,17 @@ def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
         varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
         why = _INCOMPLETE.get(state, f"the index is {state}")
         yield doubt("DYR0705", varies=varies, workers=some_names(names), why=why)
+
+
+def _unlinked(router: Router, plan: RoutingPlan, doubts: Iterable[Doubt]) -> Iterator[Doubt]:
+    """The doubts of candidates with blocks whose parent is missing: no condition of a stream names
+    them, since no batch is lost."""
+    if router.index.detached:
+        said = {one.what for one in doubts}
+        why = _INCOMPLETE["unlinked"]
+        for one in index_doubts(router, plan):
+            if why in one.what and one.what not in said:
+                yield one
 
 
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:

@@ -318,7 +318,10 @@ def _cached(worker: WorkerRow) -> str:
 
 
 #: States of an index, the worst first.
-_STATES = ("disconnected", "over_limit", "gapped", "recovering", "absent", "estimated", "current")
+_STATES = (
+    *("disconnected", "over_limit", "gapped", "unlinked", "recovering"),
+    *("absent", "estimated", "current"),
+)
 
 
 def _index_state(worker: WorkerRow) -> str:

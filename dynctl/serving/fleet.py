@@ -91,6 +91,11 @@ _ENDED_BY = {
     str(StreamCode.REPLAY_AVAILABLE): (str(StreamCode.REPLAY_UNAVAILABLE),),
     str(StreamCode.ENGINE_RESTARTED): _OF_EVENTS,
 }
+#: Code of a stream -> whether its events have pairs of tokens.
+_PAIRS = {
+    str(StreamCode.PAIRS_PUBLISHED): True,
+    str(StreamCode.TOKENS_PUBLISHED): False,
+}
 _RECOVERIES = (
     StreamCode.EVENTS_KEPT_UP,
     StreamCode.INDEX_CURRENT,
@@ -118,6 +123,7 @@ class Member:
     ``rereads``-th time. ``waiting``: rank -> requests that wait in the engine, by its last report;
     ``load_at`` and ``facts_at``: the earliest time of the next reading, by the service's clock;
     ``named_at``: the time of the last reading of its names.
+    ``pairs``: whether its events have pairs of tokens; None: as its facts say.
     """
 
     spec: WorkerSpec
@@ -143,6 +149,7 @@ class Member:
     restarts_seen: int = 0
     read_at: float = 0.0
     rereads: int = 0
+    pairs: bool | None = None
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -618,6 +625,7 @@ class Fleet:
             worker = build_worker(
                 spec, facts, model=self._config.model_name, block_size=self._config.block_size
             )
+            worker = _with_pairs(worker, member.pairs)
             sources = event_sources(spec, facts, worker)
             use_events = self._service.router.config.use_kv_events
             if not use_events:
@@ -744,6 +752,9 @@ class Fleet:
         if member is None:
             return
         name = member.spec.name
+        if condition.code in _PAIRS:
+            self._set_pairs(member, _PAIRS[condition.code])
+            return
         self._end_conditions(name, _ENDED_BY.get(condition.code, ()))
         if condition.code in _RECOVERIES:
             return
@@ -751,6 +762,14 @@ class Fleet:
             member.probe_now.set()  # most likely the process ended
             return
         self._service.set_condition(str(condition.code), name, condition.message)
+
+    def _set_pairs(self, member: Member, pairs: bool) -> None:
+        """Have prompts hashed as the engine's events show that it caches them."""
+        member.pairs = pairs
+        if member.worker is not None:
+            worker = _with_pairs(member.worker, pairs)
+            if self._service.upsert_worker(worker).ok:
+                member.worker = worker
 
     def _end_conditions(self, name: str, ended: Iterable[str]) -> None:
         for code in ended:
@@ -816,6 +835,14 @@ class Fleet:
 def _with_names_of(worker: Worker, old: Worker) -> Worker:
     """The old worker with the other names and the adapters of this one."""
     return replace(old, aliases=worker.aliases, adapters=worker.adapters)
+
+
+def _with_pairs(worker: Worker, pairs: bool | None) -> Worker:
+    """The worker, whose events have pairs of tokens or not; None: unknown."""
+    runtime = worker.runtime_config
+    if pairs is None or runtime.enable_eagle is pairs:
+        return worker
+    return replace(worker, runtime_config=replace(runtime, enable_eagle=pairs))
 
 
 def _in_doubt(member: Member) -> bool:

@@ -203,6 +203,8 @@ class RoutingService:
         self._block_sizes: dict[str | tuple[str, str], int] = {}
         #: Models and (model, worker set) whose workers decode speculatively.
         self._eagle: set[str | tuple[str, str]] = set()
+        #: Worker name -> why its blocks have another size than the others' of its model.
+        self._other_sizes: dict[str, str] = {}
         #: Whether a cache salt is mixed into each block of a prompt, as by the workers of a Dynamo
         #: deployment, and not into the first one alone, as by engines.
         self.salts_each_block = False
@@ -791,8 +793,29 @@ class RoutingService:
             model: None if None in found else max(n for n in found if n is not None)
             for model, found in lengths.items()
         }
-        self._health.fleet_changed(mismatched)
+        self._other_sizes = mismatched
+        self._health.fleet_changed(self.mismatches())
         self._gather_names()
+
+    def mismatches(self) -> dict[str, str]:
+        """Worker name -> why no prompt matches its cache: blocks of another size than the other
+        workers' of its model, or of single tokens where theirs are pairs."""
+        found = dict(self._other_sizes)
+        if not self._eagle:
+            return found
+        router = self.router
+        for worker in router.registry:
+            single = worker.model in self._eagle and not worker.runtime_config.enable_eagle
+            slots = router.registry.slots(worker.worker_id)
+            # Before its first event it is not known what a worker publishes.
+            if single and any(router.index.block_count(slot) for slot in slots):
+                found.setdefault(
+                    worker.name,
+                    f"worker {worker.name} publishes single tokens, others of {worker.model} pairs "
+                    "of tokens (speculative decoding, EAGLE); its cache cannot be matched: use the "
+                    "same speculative decoding on all",
+                )
+        return found
 
     def _gather_names(self) -> None:
         """One base for each adapter and alias: where several models have one of that name, the

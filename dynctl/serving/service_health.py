@@ -82,6 +82,8 @@ class Evaluated(Protocol):
 
     def wall(self) -> float: ...
 
+    def mismatches(self) -> dict[str, str]: ...
+
 
 class ServiceHealth:
     """The conditions of a service, and the last evaluation of its fleet."""
@@ -148,6 +150,9 @@ class ServiceHealth:
             self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
             self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
         self._hold_levels(policy)
+        self._hold_mismatches(mismatched)
+
+    def _hold_mismatches(self, mismatched: dict[str, str]) -> None:
         # An engine's event stream reports this code too; only conditions set here are cleared here.
         for name in self.mismatched - set(mismatched):
             self.clear_condition(codes.BLOCK_SIZE_MISMATCH, name)
@@ -280,6 +285,7 @@ class ServiceHealth:
         for old in self.conditions:
             if self._is_over(old):
                 self.clear_condition(old.code, old.subject)
+        self._hold_mismatches(self._service.mismatches())
         found = {
             (one.code, one.subject): one.message
             for one in health.derived

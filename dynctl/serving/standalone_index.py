@@ -90,10 +90,14 @@ class Match:
 
 
 class Partition:
-    """The index of one model and routing group. Slots are those of (instance, rank)."""
+    """The index of one model and routing group. Slots are those of (instance, rank).
+
+    ``pairs``: its engines publish pairs of tokens (SGLang with EAGLE).
+    """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.pairs = False
         self.index = PrefixIndex()
         self.tiers = LowerTiers()
         self.slots: dict[tuple[int, int], int] = {}
@@ -167,6 +171,7 @@ class Partition:
     def copy(self) -> Partition:
         """An independent copy for reading: 0.1 s for a million blocks."""
         made = Partition(self.block_size)
+        made.pairs = self.pairs
         made.index, made.tiers = self.index.copy(), self.tiers.copy()
         made.slots, made._refs = self.slots.copy(), self._refs.copy()
         return made
@@ -419,6 +424,12 @@ class StandaloneIndex:
         return more
 
     def _report(self, condition: StreamCondition) -> None:
+        if condition.code in (StreamCode.PAIRS_PUBLISHED, StreamCode.TOKENS_PUBLISHED):
+            instance = self.instances.get(condition.worker_id)
+            if instance is not None:
+                pairs = condition.code == StreamCode.PAIRS_PUBLISHED
+                self.partitions[instance.key].pairs = pairs
+            return
         for rank in condition.ranks:
             subject = _subject(condition.worker_id, rank)
             for code in _ENDED_BY.get(condition.code, ()):
@@ -449,7 +460,10 @@ def _encoded(
         held = lower.get((key, slot), {})
         size = copies[key].block_size
         endpoint, sequence, digest = position
-        yield RankDump(*ref, key[0], size, endpoint, sequence, digest, chains=chains, lower=held)
+        holes = copies[key].index.holes(slot)
+        yield RankDump(
+            *ref, key[0], size, endpoint, sequence, digest, chains, lower=held, holes=holes
+        )
 
 
 _RECOVERIES: Final = frozenset(

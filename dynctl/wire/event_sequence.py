@@ -9,6 +9,9 @@ reuses a number. If the bytes are no longer known, the publisher's clock decides
 the last applied one is a late message, a later one a new process. After a lost connection the clock
 is not trusted (it may have been set back, or belong to another host), so there it is a new process.
 Without digests and timestamps a number below the expected one is always late.
+
+After a lost connection the expected number proves nothing either: a new process may have published
+as many messages meanwhile. So its verdict is UNPROVEN there.
 """
 
 from enum import Enum
@@ -20,6 +23,8 @@ _REMEMBERED: Final = 256  # digests of the last applied messages, about 30 KB fo
 
 class Verdict(Enum):
     NEXT = "next"
+    UNPROVEN = "unproven"
+    """The expected number, of the same process or of a new one."""
     GAP = "gap"
     DUPLICATE = "duplicate"
     LATE = "late"
@@ -77,7 +82,8 @@ class EventSequence:
         unknown; ``reconnected``: the connection broke since the last message that was applied.
         """
         if self._joining or number == self.expected:
-            return Verdict.NEXT
+            seen = self.last is not None and not self._joining
+            return Verdict.UNPROVEN if reconnected and seen else Verdict.NEXT
         if number > self.expected:
             return Verdict.GAP
         known = self._digests.get(number)

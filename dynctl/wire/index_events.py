@@ -11,13 +11,21 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from dynctl.wire.vllm_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from dynctl.wire.vllm_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    PairsStored,
+    decode_batch,
+)
 from router_core import (
     DEVICE,
     BlocksRemoved,
     BlocksStored,
     CacheEvent,
     Cleared,
+    KvEvent,
     WindowStored,
     local_block_hashes,
 )
@@ -109,10 +117,50 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The events of a batch for the index, in order, and the drops."""
+    """The events of a batch for the index, in order, and the drops.
+
+    ``pairs``: whether the engine publishes pairs of tokens, by the last stored blocks that the
+    index takes; None: there are none. Prompts match blocks of pairs by hashes with ``is_eagle``.
+    """
 
     events: tuple[CacheEvent, ...]
     drops: tuple[Drop, ...]
+    pairs: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """The changes of a router that a batch of an engine means, in order, and the drops.
+
+    ``pairs``: as of :class:`Converted`.
+    """
+
+    changes: tuple[KvEvent, ...]
+    drops: tuple[Drop, ...]
+    pairs: bool | None
+
+
+def read_batch(
+    payload: bytes,
+    worker_id: int,
+    block_size: int,
+    *,
+    dp_rank: int = 0,
+    adapter_names: Mapping[int, str] = NO_ADAPTERS,
+) -> ReadBatch:
+    """The changes of ``router_core`` in one batch of KV events as vLLM or SGLang publishes it.
+
+    ``payload``: the last frame of a published message, msgpack. ``block_size``: of the worker, in
+    tokens. ``dp_rank``: of a batch that names none. ``adapter_names``: names of LoRA ids, for
+    engines that publish only the number. Apply the changes in order of the batches' numbers; a
+    number that is missing is `router_core.IndexMarked`. Raises WireError, with the path, for what
+    is not a batch.
+    """
+    batch = decode_batch(payload)
+    converted = to_index_events(batch, block_size, adapter_names=adapter_names)
+    rank = dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
+    changes = tuple(KvEvent(worker_id, rank, event) for event in converted.events)
+    return ReadBatch(changes, converted.drops, converted.pairs)
 
 
 def to_index_events(
@@ -128,12 +176,14 @@ def to_index_events(
 
     ``block_size`` is the router's, in tokens. ``adapter_names`` names LoRA ids for engines that
     publish only the number. ``cache_namespace`` and ``is_eagle`` are those of the worker; see
-    `router_core.hashing.local_block_hashes`. ``salted``: for an index that mixes a salt into every
+    `router_core.hashing.local_block_hashes`. Blocks published with pairs of tokens are hashed with
+    ``is_eagle`` in any case. ``salted``: for an index that mixes a salt into every
     block, as Dynamo's; the salts of the engine's blocks by their hashes, empty at first, which this
     function keeps up to date, since only the event of a prompt's first block has the salt.
     """
     events: list[CacheEvent] = []
     drops: list[Drop] = []
+    pairs = None
     alone = _group_in_place_of_full_attention(batch)
     for event in batch.events:
         if isinstance(event, AllBlocksCleared):
@@ -157,12 +207,15 @@ def to_index_events(
             if window is not None:
                 events.append(window)
         else:
+            paired = isinstance(event, PairsStored)
+            eagle = is_eagle or paired
             stored = _stored(
-                event, block_size, adapter_names, cache_namespace, is_eagle, salted, drops
+                event, block_size, adapter_names, cache_namespace, eagle, salted, drops
             )
             if stored is not None:
+                pairs = paired
                 events.append(stored)
-    return Converted(tuple(events), tuple(drops))
+    return Converted(tuple(events), tuple(drops), pairs)
 
 
 def _refusal(event: BlockStored | BlockRemoved) -> Drop | None:

@@ -51,7 +51,8 @@ class BlockStored(
     store of an offloaded block. ``group_idx`` is the cache group of a hybrid model.
     ``extra_keys``: other inputs of the engine's hash, one entry a block; they may hold a cache
     salt, which is a secret of a tenant. (SGLang publishes ``cache_salt`` instead, which is read
-    as the extra key of a prompt's first block; it calls host memory ``CPU_PINNED``.)
+    as the extra key of a prompt's first block; it calls host memory ``CPU_PINNED``. With
+    speculative decoding by EAGLE it publishes pairs of tokens: :class:`PairsStored`.)
     """
 
     block_hashes: tuple[_Hash, ...]
@@ -68,6 +69,24 @@ class BlockStored(
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
+
+
+class PairsStored(
+    BlockStored,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="type",
+    tag="BlockStored",
+):
+    """A BlockStored whose tokens were published as pairs (SGLang with EAGLE).
+
+    The published ``token_ids`` are ``[[t0, t1], [t1, t2], ...]``, one pair a token: a cached token
+    depends on the next one. Here ``token_ids`` are the plain tokens, one more than there are pairs,
+    so that the window of each block is one token longer than its stride, as for
+    ``is_eagle`` of `router_core.hashing.local_block_hashes`.
+    """
 
 
 class BlockRemoved(
@@ -174,6 +193,7 @@ def decode_batch(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> EventBatch:
 
     Block hashes become u64: a signed one is reinterpreted, bytes (vLLM's sha256) give their last
     eight bytes, big endian, which is the number that vLLM publishes when integers are configured.
+    Tokens that are published as pairs become a :class:`PairsStored`.
     Unknown event types and fields are skipped and counted.
 
     Raises ``WireError`` with the path if the payload is not a batch, a known event has a missing or
@@ -338,11 +358,31 @@ def _build(name: str, values: dict[str, Any], where: str) -> Event:
     if parent is not None:
         values["parent_block_hash"] = _as_u64(parent, f"{where}.parent_block_hash")
     values["type"] = name
+    tokens = values.get("token_ids")
+    kind: type[Event] = _EVENT_TYPES[name]
+    if kind is BlockStored and isinstance(tokens, list) and tokens and isinstance(tokens[0], list):
+        kind = PairsStored
+        values["token_ids"] = _tokens_of_pairs(tokens, f"{where}.token_ids")
     try:
-        return msgspec.convert(values, _EVENT_TYPES[name])
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
         raise WireError(where + path.rstrip("`"), problem) from None
+
+
+def _tokens_of_pairs(pairs: list[Any], where: str) -> list[Any]:
+    """The tokens of consecutive pairs, which overlap by one token."""
+    tokens = []
+    for place, pair in enumerate(pairs):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise WireError(f"{where}[{place}]", f"expected two tokens, got {_describe(pair)}")
+        if place and pair[0] != pairs[place - 1][1]:
+            raise WireError(
+                f"{where}[{place}]",
+                "expected a pair that begins with the last token of the one before",
+            )
+        tokens.append(pair[0])
+    return [*tokens, pairs[-1][1]]
 
 
 def _as_u64(value: Any, where: str, place: int | None = None) -> int:

@@ -18,7 +18,14 @@ from dynctl.adapters.nats.durable_events import (
     read_snapshot,
     snapshot_threshold,
 )
-from dynctl.adapters.ports import IndexUpdate, StreamCondition, StreamValue
+from dynctl.adapters.ports import (
+    ChannelCode,
+    ChannelCondition,
+    ChannelMessage,
+    IndexUpdate,
+    StreamCondition,
+    StreamValue,
+)
 from dynctl.base.errors import UsageProblem
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.dynamo.durable import DurableEvents
@@ -410,3 +417,37 @@ def test_a_threshold_that_is_no_number_of_messages_is_refused(text: str) -> None
         snapshot_threshold({"DYN_ROUTER_SNAPSHOT_THRESHOLD": text})
     assert snapshot_threshold({}) == 1_000_000
     assert snapshot_threshold({"DYN_ROUTER_SNAPSHOT_THRESHOLD": "20"}) == 20
+
+
+@pytest.mark.parametrize("known", [3, 400])
+def test_numbers_that_go_back_are_those_of_a_new_process(known: int) -> None:
+    values: list[StreamValue] = []
+    events = DurableEvents(values.append, lambda: 0.0)
+    take = events.reader()
+    take(ChannelCondition(KV_EVENTS, 0, ChannelCode.CHANNEL_CONNECTED, "connected"))
+    events.attach(WORKER, [0])
+
+    def message(at: int, number: int, name: int) -> ChannelMessage:
+        block = {"block_hash": name, "tokens_hash": name, "mm_extra_info": None}
+        stored = {"stored": {"parent_hash": None, "blocks": [block]}}
+        event = {"event_id": number, "data": stored, "dp_rank": 0}
+        more = {"worker_id": WORKER, "event": event, "storage_tier": "device"}
+        return ChannelMessage(KV_EVENTS, 0, at, 0, json.dumps(more).encode())
+
+    first = [message(number, number, 100 + number) for number in range(1, known + 1)]
+    for one in first:
+        take(one)
+    take(message(known + 1, known, 100 + known))  # published twice
+    for one in first:  # read again from the stream's start
+        take(one)
+    state = events.states()[WORKER, 0]
+    assert (state.last_seq, state.restarts, state.missing) == (known, 0, 0)
+    for number in (1, 2):
+        take(message(known + 1 + number, number, 900 + number))
+    state = events.states()[WORKER, 0]
+    assert (state.last_seq, state.restarts, state.missing) == (2, 1, 0)
+    [restarted] = [one for one in values if getattr(one, "code", "") == "ENGINE_RESTARTED"]
+    assert isinstance(restarted, StreamCondition)
+    assert restarted.clears
+    after = values[values.index(restarted) :]
+    assert [one.seq for one in after if isinstance(one, IndexUpdate)] == [1, 2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from dynctl.adapters.ports import IndexRead, IndexUpdate
+from dynctl.adapters.ports import IndexRead, IndexUpdate, StreamCondition
 from dynctl.adapters.zmq.context import Backlog, close_context, new_context
 from dynctl.adapters.zmq.kv_event_source import (
     EndpointError,
@@ -349,19 +349,58 @@ async def test_going_back_after_a_broken_connection_is_a_restart_whatever_the_cl
     assert follower.state().restarts == 1
 
 
-async def test_stream_that_goes_on_exactly_after_a_broken_connection(bench):
+async def test_the_expected_number_after_a_broken_connection_proves_nothing(bench):
     publisher = bench.publisher()
     follower = bench.follower(publisher)
     async with running(follower.run()):
         await publisher.subscribed()
         await publisher.send(0, batch(0))
-        await bench.recorder.until_seq(0)
+        await publisher.send(1, batch(1, dp_rank=3))
+        await bench.recorder.until_seq(1)
         second = await reborn(bench, publisher)
         await second.subscribed()
-        await second.send(1, batch(1))
+        await second.send(2, batch(2))
+        await second.send(3, batch(3, dp_rank=5))
+        await bench.recorder.until_seq(3)
+        conditions = [v for v in bench.recorder.values if isinstance(v, StreamCondition)]
+        doubts = [one for one in conditions if one.code == "EVENTS_LOST"]
+        assert [(one.ranks, one.missing) for one in doubts] == [((0, 3), 1), ((5,), 1)]
+        assert "has no replay socket" in doubts[0].message
+        state = follower.state()
+        assert (state.restarts, state.lost, state.missing) == (0, 0, 1)
+        assert follower.position() is None
+        for seq, rank in enumerate((0, 3, 5), start=4):
+            await second.send(seq, batch(seq, CLEARED, dp_rank=rank))
+        await bench.recorder.until_seq(6)
+        assert follower.state().missing == 0
+        assert follower.position() is not None
+    ended = [v.ranks for v in bench.recorder.values if getattr(v, "code", "") == "INDEX_CURRENT"]
+    assert ended == [(0,), (3,), (5,)]
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_later_answer_of_the_replay_socket_shows_which_process_it_is(bench, same):
+    publisher = bench.publisher(replay=True)
+    bounds = StreamBounds(replay_wait=0.05, idle_check=0.05)
+    follower = bench.follower(publisher, bounds=bounds)
+    async with running(follower.run()):
+        await publisher.subscribed()
+        await publisher.send(0, batch(0))
+        await publisher.send(1, batch(1))
         await bench.recorder.until_seq(1)
-    assert follower.state().restarts == 0
-    assert follower.state().missing == 0
+        second = await reborn(bench, publisher, silent=True)
+        second.kept = {n: encode_batch(batch(n, life=0 if same else 1)) for n in range(2)}
+        await second.subscribed()
+        await second.send(2, batch(2, life=0 if same else 1))
+        await bench.recorder.until_code("EVENTS_LOST")
+        second.silent = False
+        bench.now += 31.0
+        await bench.recorder.until_code("INDEX_CURRENT" if same else "ENGINE_RESTARTED")
+        if not same:
+            await bench.recorder.until_seq(2, times=2)
+        assert follower.state().missing == 0
+    assert bench.recorder.seqs == ([0, 1, 2] if same else [0, 1, 2, 0, 1, 2])
+    assert second.asked[-1] == (1 if same else 0)
 
 
 async def test_duplicate_is_applied_once(bench):

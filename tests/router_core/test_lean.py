@@ -1,13 +1,17 @@
 """A lean router chooses, books and frees as a Router does, to the last bit."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core import (
     BlocksRemoved,
     BlocksStored,
+    CostInputs,
     Freed,
     KvEvent,
     LeanBooking,
@@ -21,6 +25,7 @@ from router_core import (
     Worker,
     WorkerUpserted,
     WorkerWithDpRank,
+    lean,
     sequence_hashes,
 )
 
@@ -146,3 +151,16 @@ def test_settings_that_need_more_of_a_router_are_not_supported():
         {"router_predicted_ttl_secs": 1.0},
     ):
         assert not LeanRouter.supports(RouterConfig().with_values(values))
+
+
+@dataclass(frozen=True, slots=True)
+class MoreInputs(CostInputs):
+    wear: Sequence[float] | None = None
+
+
+def test_a_router_with_an_input_that_it_does_not_know_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LeanRouter.supports(RouterConfig())
+    monkeypatch.setattr(lean, "CostInputs", MoreInputs)
+    assert not LeanRouter.supports(RouterConfig())

@@ -42,7 +42,8 @@ def test_duplicate_bookings_and_unknown_requests_change_nothing() -> None:
     assert made.apply(OutputBlock("unknown"), 1.0).code == "unknown_request"
     assert made.apply(OutputBlock("a", 1.5), 1.0).code == "invalid"
     assert made.apply(active(9, "x"), 1.0).code == "unknown_worker"
-    apply_all(made, Freed("unknown"), PrefillDone("unknown"))
+    for change in (Freed("unknown"), PrefillDone("unknown"), Freed("a", "prefill")):
+        assert made.apply(change, 1.0).code == "unknown_request"
     assert made.snapshot() == before
 
 
@@ -65,7 +66,7 @@ def test_output_blocks_decay_with_the_requests_exclusive_blocks(
         apply_all(made, held("b", (*range(shared), 100, 101)))
     apply_all(made, *[OutputBlock("a", fraction)] * outputs)
     assert blocks(made) == int(expected + 0.5)
-    apply_all(made, Freed("a"), Freed("b"))
+    apply_all(made, Freed("a"), *([Freed("b")] if shared else []))
     assert blocks(made) == 0
 
 

@@ -1,7 +1,9 @@
 """Decisions by the order of load are those of the whole columns, at the same rounding."""
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import event, given
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 from router_core import (
     BlocksStored,
     Booked,
+    CostInputs,
+    CostParameters,
     Freed,
     KvEvent,
     ModelRuntimeConfig,
@@ -18,13 +22,17 @@ from router_core import (
     Router,
     RouterConfig,
     RoutingRequest,
+    TermColumn,
     Worker,
     WorkerAvailability,
     WorkerLost,
     WorkerUpserted,
+    kv_terms,
     sequence_hashes,
 )
+from router_core import policies as policies_module
 from router_core import selection as selection_module
+from router_core.cost_inputs import cost_inputs
 from router_core.load_order import LazyColumn, LoadOrder, LoadOrders
 from router_core.worker_sets import nth_slot, slots_of
 
@@ -194,6 +202,93 @@ def test_a_credit_above_the_prompt_makes_ranks_equal_that_the_order_of_load_tell
     found = fleet.router.plan(request, samples=(sample, 0.0)).decode
     monkeypatch.setattr(selection_module, "_ORDERED_FROM", NEVER)
     assert found == fleet.router.plan(request, samples=(sample, 0.0)).decode
+
+
+@dataclass(frozen=True, slots=True)
+class MoreInputs(CostInputs):
+    """Inputs with a column that the order of load does not know."""
+
+    wear: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoreParameters(CostParameters):
+    """Parameters with a weight that the order of load does not know."""
+
+    request_weight: float = 0.0
+
+
+def _with_wear(inputs: CostInputs) -> MoreInputs:
+    values: dict[str, Any] = {one.name: getattr(inputs, one.name) for one in fields(CostInputs)}
+    # The rank that would win without it is the dearest.
+    wear = [25_000.0 if at == 0 else 0.0 for at in range(len(inputs.prefill_tokens))]
+    return MoreInputs(**values, wear=wear)
+
+
+def _more_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn, ...]:
+    terms = kv_terms(inputs, parameters)
+    wear = getattr(inputs, "wear", None)
+    if wear is not None:
+        terms += (TermColumn("wear", "blocks", 1.0, wear),)
+    weight = getattr(parameters, "request_weight", 0.0)
+    if weight:
+        terms += (TermColumn("requests", "requests", weight, inputs.active_requests),)
+    return terms
+
+
+def _always_requests(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn, ...]:
+    terms = kv_terms(inputs, parameters)
+    return (*terms, TermColumn("requests", "requests", 100.0, inputs.active_requests))
+
+
+@pytest.mark.parametrize("kind", ["an input", "a parameter", "a term"])
+@pytest.mark.parametrize("count", [63, 64, 200])
+def test_what_the_order_of_load_does_not_know_is_in_the_cost_on_both_sides_of_64_ranks(
+    kind: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = Router()
+    for number in range(1, count + 1):
+        found = Worker(number, f"w{number}", "m")
+        assert router.apply(WorkerUpserted(found), 0.0).ok
+        # Little load in blocks, many requests, on the first.
+        for at in range(9 if number == 1 else 1):
+            booked = Booked(f"{number}-{at}", "aggregated", number, 0, prefill_tokens=0,
+                            anonymous_blocks=0 if number == 1 else 2)  # fmt: skip
+            assert router.apply(booked, 0.0).ok
+    request = RoutingRequest("r", "m", 64, 16)
+    plain = router.plan(request).decode
+    assert plain is not None
+    assert plain.winner == 0
+    if kind == "an input":
+        monkeypatch.setattr(
+            selection_module, "cost_inputs", lambda *given: _with_wear(cost_inputs(*given))
+        )
+    elif kind == "a parameter":
+        known = CostParameters.for_stage(router.config, "aggregated")
+        values: dict[str, Any] = {one.name: getattr(known, one.name) for one in fields(known)}
+        more = MoreParameters(**values, request_weight=100.0)
+        monkeypatch.setattr(CostParameters, "for_stage", lambda *_: more)
+        monkeypatch.setattr(router, "_live", None)
+    terms = _always_requests if kind == "a term" else _more_terms
+    for module in (policies_module, selection_module):
+        monkeypatch.setattr(module, "kv_terms", terms)
+    for _ in range(3):  # an order is made when it is wanted a second time
+        decision = router.plan(request).decode
+        assert decision is not None
+        assert decision.winner == 1
+        assert not isinstance(decision.costs, LazyColumn)
+        assert decision.terms[-1].values[1] == (0.0 if kind == "an input" else 1)
+
+
+def test_every_input_and_parameter_is_known_or_makes_the_whole_columns_decide() -> None:
+    """A new field is not known until it is named."""
+    others = {one.name for one in fields(CostInputs)} - selection_module._KNOWN_INPUTS
+    assert others == {
+        *("multipliers", "host_blocks", "disk_blocks", "transfer_s", "following"),
+        "session_blocks",
+    }
+    weights = {one.name for one in fields(CostParameters)} - selection_module._KNOWN_PARAMETERS
+    assert weights == {"overlap_score_credit_decay", "decode_active_request_weight"}
 
 
 def test_the_order_is_used():

@@ -39,7 +39,8 @@ class KvEventSource:
 
     ``endpoint`` and ``replay`` may have a wildcard host, which means ``host``. ``dp_rank`` is
     for batches without a rank. ``block_size`` is the router's, in tokens. ``salt_each_block``: the
-    index mixes the salt of a prompt into each of its blocks, as Dynamo's.
+    index mixes the salt of a prompt into each of its blocks, as Dynamo's. ``expects_pairs``: the
+    engine is known to publish pairs of tokens (see `dynctl.wire.vllm_events.PairsStored`).
     """
 
     worker_id: int
@@ -53,6 +54,7 @@ class KvEventSource:
     cache_namespace: str | None = None
     is_eagle: bool = False
     salt_each_block: bool = False
+    expects_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,11 @@ first missing number. After a reconnect the last applied batch is requested too:
 not return the same bytes is a new one, and the index of the old one is invalid. ZMQ reconnects
 silently, so there is no other sign.
 
+Without an answer of the replay socket nothing shows whether the process is the same. A number above
+or below the expected one is taken for that of a new process. The expected number is applied, and
+the index is not current until the replay socket returns the batch from before the lost connection,
+or the engine clears its cache.
+
 Events that cannot be recovered are reported (EVENTS_LOST) and the stream continues: the index then
 misses blocks, which costs overlap, and may have blocks that were evicted meanwhile. Blocks with a
 lost parent are refused by the index until the chain is stored again.
@@ -109,8 +114,13 @@ class ZmqKvEvents:
         self._dropped: dict[str, int] = {}
         self._reported: set[str] = set()
         self._salted: dict[int, str] | None = {} if source.salt_each_block else None
+        self._pairs = source.expects_pairs
         self._missing: dict[int, int] = {source.dp_rank: 0}  # missing batches of each rank's index
         self._reconnected = False
+        #: Number and digest of the last batch that is certainly of the process whose index this is,
+        #: while later ones may be of another process; and the ranks whose index is in doubt.
+        self._proven: tuple[int, int] | None = None
+        self._doubted: set[int] = set()
         self._unread = True  # what the engine cached before the connection may be missing
         self._check_due = False
         self._replay_blocked_until = float("-inf")
@@ -136,7 +146,8 @@ class ZmqKvEvents:
         """Number and digest of the last applied batch; None unless the stream is connected and
         nothing is missing."""
         digest = self._sequence.last_digest
-        if not self._connected or self._unread or any(self._missing.values()) or digest is None:
+        incomplete = self._unread or self._incomplete() > 0
+        if not self._connected or incomplete or digest is None:
             return None
         return self._sequence.expected - 1, digest
 
@@ -147,10 +158,14 @@ class ZmqKvEvents:
             for_s=max(0.0, self._clock() - self._changed_at),
             last_seq=self._sequence.last,
             last_batch_at=self._last_batch_at,
-            missing=max(self._missing.values()),
+            missing=self._incomplete(),
             dropped=dict(self._dropped),
             **self._counts,
         )
+
+    def _incomplete(self) -> int:
+        """Batches that are missing, at least 1 while an unknown number may be."""
+        return max(max(self._missing.values()), int(bool(self._doubted)))
 
     async def run(self) -> None:
         """Follow the stream until cancelled; leaves no socket behind."""
@@ -269,11 +284,20 @@ class ZmqKvEvents:
             self._emit(IndexRead(self.source.worker_id, tuple(sorted(self._missing)), complete))
 
     async def _check_identity(self, context: zmq.asyncio.Context) -> None:
-        """Request the last applied batch and all after it; the same process returns it as is."""
-        if self._sequence.last is None:
+        """Request the last proven batch and all after it; the same process returns it as is."""
+        last = self._last_proven()
+        if last is None:
             await self._recover(context, 0)
         else:
-            await self._recover(context, self._sequence.last, verify=True)
+            await self._recover(context, last[0], verify=True)
+
+    def _last_proven(self) -> tuple[int, int] | None:
+        """Number and digest of the last batch that is certainly of the process whose index this
+        is; None before the first batch."""
+        if self._proven is not None:
+            return self._proven
+        last, digest = self._sequence.last, self._sequence.last_digest
+        return None if last is None or digest is None else (last, digest)
 
     # -- live messages ----------------------------------------------------------------------
 
@@ -287,9 +311,11 @@ class ZmqKvEvents:
         batch, problem = self._read(payload)
         digest = xxh3_64_intdigest(payload)
         ts = None if batch is None else batch.ts
-        verdict = self._sequence.judge(seq, digest, ts, reconnected=self._reconnected)
+        # Until the next connection is made, what is read came over the lost one.
+        reconnected = self._reconnected and self._connected
+        verdict = self._sequence.judge(seq, digest, ts, reconnected=reconnected)
         started = self._sequence.last is not None
-        if verdict is Verdict.GAP and started and self._reconnected:
+        if verdict is Verdict.GAP and started and reconnected:
             # The replay socket did not identify the process. A restart is by far the likelier cause
             # of a gap after a lost connection, and an empty index is only slower, while a stale
             # one routes to lost blocks.
@@ -299,13 +325,18 @@ class ZmqKvEvents:
             verdict = Verdict.NEXT if seq == 0 else Verdict.GAP
         if verdict is Verdict.GAP:
             self._counts["gaps"] += 1
-            await self._recover(context, self._sequence.expected)
+            if self._doubted:
+                await self._check_identity(context)
+            else:
+                await self._recover(context, self._sequence.expected)
             verdict = self._sequence.judge(seq, digest, ts, reconnected=False)
         if verdict is Verdict.DUPLICATE:
             self._counts["duplicates"] += 1
         elif verdict is Verdict.LATE:
             self._counts["late"] += 1
         else:
+            if verdict is Verdict.UNPROVEN:
+                self._doubt()
             self._apply(seq, digest, batch, problem, replayed=False)
 
     def _read(self, payload: bytes) -> tuple[EventBatch | None, str]:
@@ -322,7 +353,8 @@ class ZmqKvEvents:
         skipped = self._sequence.advance(seq, digest, None if batch is None else batch.ts)
         if skipped:
             self._lose(first_missing, skipped)
-        self._reconnected = False
+        if self._connected:
+            self._reconnected = False
         if not replayed:
             # In sequence with what is applied, or the first of all; what is missing is known.
             self._note_read(True)
@@ -346,7 +378,7 @@ class ZmqKvEvents:
                     {"seq": seq},
                 )
                 return
-            self._missing[rank] = max(self._missing.values())
+            self._add_rank(rank)
         converted = to_index_events(
             batch,
             self.source.block_size,
@@ -358,17 +390,37 @@ class ZmqKvEvents:
         self._count_unknown(batch)
         for drop in converted.drops:
             self._drop(rank, drop)
+        if converted.pairs is not None and converted.pairs is not self._pairs:
+            self._report_pairs(converted.pairs)
         if converted.events:
             self._emit(
                 IndexUpdate(self.source.worker_id, rank, seq, converted.events, batch.ts, replayed)
             )
-        if self._missing[rank] and any(isinstance(event, Cleared) for event in converted.events):
+        incomplete = self._missing[rank] or rank in self._doubted
+        if incomplete and any(isinstance(event, Cleared) for event in converted.events):
             self._missing[rank] = 0
+            self._doubted.discard(rank)
+            if not self._doubted:
+                self._proven = None
             self._report(
                 StreamCode.INDEX_CURRENT,
                 "the engine cleared its cache, so the index is complete again",
                 ranks=(rank,),
                 missing=0,
+            )
+
+    def _add_rank(self, rank: int) -> None:
+        """Take the batches of one more rank; what was missed may have been its batches."""
+        missing = self._missing[rank] = max(self._missing.values())
+        if self._doubted:
+            self._doubted.add(rank)
+            missing = max(missing, 1)
+        if missing:
+            self._report(
+                StreamCode.EVENTS_LOST,
+                f"batches were lost before the first one of rank {rank}: its index is incomplete",
+                ranks=(rank,),
+                missing=missing,
             )
 
     # -- replay -----------------------------------------------------------------------------
@@ -407,10 +459,12 @@ class ZmqKvEvents:
 
     async def _same_process(self, context: zmq.asyncio.Context, last: int) -> bool:
         found, seq = "nothing", last
+        proven = self._last_proven()
         async with contextlib.aclosing(self._request_replay(context, last)) as answer:
             async for seq, payload in answer:
-                if self._sequence.is_last(seq, xxh3_64_intdigest(payload)):
+                if (seq, xxh3_64_intdigest(payload)) == proven:
                     self._reconnected = False
+                    self._end_doubt()
                     return True
                 found = f"batch {seq} with other content"
                 break
@@ -473,6 +527,8 @@ class ZmqKvEvents:
         self._sequence.reset()
         self._reported.clear()
         self._reconnected = False
+        self._proven = None
+        self._doubted.clear()
         ranks = tuple(sorted(self._missing))
         self._missing = dict.fromkeys(ranks, 0)
         self._counts["restarts"] += 1
@@ -486,6 +542,35 @@ class ZmqKvEvents:
             clears=True,
             missing=0,
         )
+
+    def _doubt(self) -> None:
+        """The next batch has the expected number after a lost connection, which proves nothing."""
+        if self._proven is None:
+            self._proven = self._last_proven()
+        new = self._missing.keys() - self._doubted
+        self._doubted |= new
+        way = "has no replay socket" if self.replay is None else "does not replay its batches"
+        self._report(
+            StreamCode.EVENTS_LOST,
+            f"the connection was lost, and the engine {way}: it may be a new process that has "
+            "published as many batches, so its index is kept but may be out of date until the "
+            "engine clears its cache; set the worker's replay endpoint",
+            ranks=tuple(sorted(new)) or None,
+            missing=self._incomplete(),
+        )
+
+    def _end_doubt(self) -> None:
+        """The replay socket has shown that the process is the same."""
+        self._proven = None
+        complete = tuple(sorted(rank for rank in self._doubted if not self._missing[rank]))
+        self._doubted.clear()
+        if complete:
+            self._report(
+                StreamCode.INDEX_CURRENT,
+                "the replay socket shows that the engine is the same process",
+                ranks=complete,
+                missing=0,
+            )
 
     def _lose(self, first: int, count: int) -> None:
         self._counts["lost"] += count
@@ -504,6 +589,14 @@ class ZmqKvEvents:
         self._report_once(
             drop.code, drop.message, {"value": drop.value, "expected": drop.expected}, (rank,)
         )
+
+    def _report_pairs(self, pairs: bool) -> None:
+        self._pairs = pairs
+        if pairs:
+            code, what = StreamCode.PAIRS_PUBLISHED, "pairs of tokens (speculative decoding, EAGLE)"
+        else:
+            code, what = StreamCode.TOKENS_PUBLISHED, "single tokens"
+        self._report(code, f"the engine publishes {what}")
 
     def _count_unknown(self, batch: EventBatch) -> None:
         if batch.unknown_fields:

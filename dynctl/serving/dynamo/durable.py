@@ -4,6 +4,8 @@ The stream has the events of all workers of a component, each rank's numbered by
 them for a limited time. A rank's index is complete if none of its numbers is missing. Where the
 stream has lost messages, a rank may have lost its newest events too: it is complete again with the
 next event, if that has the expected number.
+A rank whose numbers go back in a message that the stream did not have before is a new process: its
+index starts empty.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from xxhash import xxh3_64_intdigest
+
 from dynctl.adapters.ports import (
     ChannelCode,
     ChannelCondition,
+    ChannelMessage,
     ChannelValue,
     IndexUpdate,
     StreamCode,
@@ -47,6 +52,9 @@ class _Rank:
     lost: int = 0
     duplicates: int = 0
     unknown_events: int = 0
+    restarts: int = 0
+    #: Number in the stream of its newest message.
+    newest: int = 0
     #: Events before its first one are in a snapshot; the snapshot has some.
     in_snapshot: bool = False
     restored: bool = False
@@ -110,6 +118,7 @@ class DurableEvents:
                 lost=one.lost,
                 missing=one.incomplete,
                 duplicates=one.duplicates,
+                restarts=one.restarts,
                 malformed=self._malformed,
                 unknown_events=one.unknown_events,
             )
@@ -166,7 +175,7 @@ class DurableEvents:
             return
         one = self._ranks.get((event.worker_id, event.dp_rank))
         if one is not None:
-            self._event(one, event, first)
+            self._event(one, event, first, value)
         elif len(self._skipped) < MAX_SKIPPED:
             self._skipped.add(event.worker_id)
 
@@ -192,19 +201,28 @@ class DurableEvents:
                 self._ranks[rank].restored = True
                 self._emit(IndexUpdate(*rank, event.event_id, (event.event,), 0.0))
 
-    def _event(self, one: _Rank, event: RouterEvent, first: int) -> None:
+    def _event(self, one: _Rank, event: RouterEvent, first: int, message: ChannelMessage) -> None:
         rank = (event.worker_id, event.dp_rank)
+        digest = xxh3_64_intdigest(message.payload)
+        # A message that is read again has a number that was read before.
+        is_new = message.sequence > one.newest
+        one.newest = max(one.newest, message.sequence)
+        started = one.sequence.last is not None
+        if started and one.sequence.judge(event.event_id, digest, reconnected=is_new) is (
+            Verdict.RESTART
+        ):
+            self._restart(rank, one, event.event_id)
         if one.sequence.last is None:
             # A stream that has lost nothing has a rank's first event, which is 0 or 1.
             complete = not one.doubted and event.event_id == 1
             start = 1 if complete else min(first, event.event_id)
             # What came before is in the snapshot, which has no number.
             one.sequence = EventSequence(event.event_id if one.in_snapshot else start)
-        verdict = one.sequence.judge(event.event_id)
+        verdict = one.sequence.judge(event.event_id, digest)
         if verdict not in (Verdict.NEXT, Verdict.GAP):
             one.duplicates += 1
             return
-        lost = one.sequence.advance(event.event_id)
+        lost = one.sequence.advance(event.event_id, digest)
         one.gaps += bool(lost)
         one.lost += lost
         one.missing = 0 if isinstance(event.event, Cleared) else one.missing + lost
@@ -217,6 +235,23 @@ class DurableEvents:
             self._emit(IndexUpdate(*rank, event.event_id, (event.event,), 0.0))
         if self._connected:
             self._report_state(rank, one)
+
+    def _restart(self, rank: Rank, one: _Rank, number: int) -> None:
+        last = one.sequence.last
+        one.sequence.reset()
+        one.restarts += 1
+        one.missing, one.doubted, one.in_snapshot, one.reported = 0, False, False, None
+        self._emit(
+            StreamCondition(
+                rank[0],
+                StreamCode.ENGINE_RESTARTED.value,
+                f"the worker restarted: event {number:,} came after {last:,}; its index starts "
+                "empty",
+                (rank[1],),
+                clears=True,
+                missing=0,
+            )
+        )
 
     def _condition(self, value: ChannelCondition) -> None:
         match value.code:

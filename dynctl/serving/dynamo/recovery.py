@@ -3,6 +3,8 @@
 Events of a publisher are numbered from 1 without gaps. Earlier and lost events are read from the
 worker's local indexer over the request plane; live events wait meanwhile. If the worker cannot be
 read, the gap stays: the index then misses blocks, may contain evicted ones, and is marked so.
+After a lost connection the last event is read again too: a process that does not have it as it was
+received is a new one, and the index of the old one is invalid.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ class RankIndex:
         self._waiting: list[RouterEvent] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
+        self._last_event: RouterEvent | None = None
+        self._unproven = False  # after a lost connection the worker may be a new process
         self._recovering = True  # live events wait for a response
         self._unrecovered = False  # recovery failed: events are applied over gaps
         self._failures = 0
@@ -166,6 +170,7 @@ class RankIndex:
             case ChannelCode.CHANNEL_CONNECTED:
                 self._connected = True
                 self._report(StreamCode.STREAM_CONNECTED, value.message)
+                self._unproven = self._sequence.last is not None
                 self.request_recovery()
             case ChannelCode.CHANNEL_DISCONNECTED:
                 self._connected = False
@@ -268,7 +273,14 @@ class RankIndex:
         # After a failed recovery gaps are possible anywhere: only the whole index is certain.
         started = self._sequence.last is not None and not self._unrecovered
         start = self._sequence.expected if started else None
+        last_seen = self._sequence.last if started and self._unproven else None
+        if last_seen is not None:
+            start = last_seen  # the same process has this event, and returns it as it was
         answer = await self._recover(self.source, start)
+        if last_seen is not None and not self._is_same_process(answer, last_seen):
+            self._restarted(f"it does not have event {last_seen:,} as it was received")
+            return
+        self._unproven = False
         match answer:
             case TreeDump(events, last):
                 self._emit_condition(
@@ -295,6 +307,21 @@ class RankIndex:
                 why = answer.message if isinstance(answer, RecoveryError) else "invalid range"
                 raise RequestPlaneError(f"the worker cannot export its index: {why}")
         self._apply_waiting()
+
+    def _is_same_process(self, answer: RecoveryAnswer, last_seen: int) -> bool:
+        """Whether an answer from event ``last_seen`` on is of the process that published it.
+
+        A dump replaces all that is known, so that it does not matter; a failure shows nothing.
+        """
+        if isinstance(answer, TooNew):
+            return False
+        if not isinstance(answer, Events):
+            return True
+        first = next((event for piece in answer.events.slices() for event in piece), None)
+        if first is None or first.event_id != last_seen:
+            return False
+        known = self._last_event
+        return known is None or known.event_id != last_seen or _content(known) == _content(first)
 
     async def _take_over(self, events: EventSlices, after: int | None) -> None:
         for piece in events.slices():
@@ -344,6 +371,7 @@ class RankIndex:
     def _restarted(self, why: str) -> None:
         self._counts.restarts += 1
         self._sequence.reset()
+        self._last_event, self._unproven = None, False
         self._waiting, self._missing = [], 0
         self._emit_condition(
             StreamCode.ENGINE_RESTARTED, f"the publisher restarted: {why}", clears=True, missing=0
@@ -356,6 +384,7 @@ class RankIndex:
         if not events:
             return
         self._sequence.advance(events[-1].event_id)
+        self._last_event = events[-1]
         known = []
         for event in events:
             if isinstance(event.event, UnknownEvent):
@@ -393,3 +422,11 @@ class RankIndex:
 
 def _number(event: RouterEvent) -> int:
     return event.event_id
+
+
+def _content(event: RouterEvent) -> tuple[object, ...]:
+    """What an event says, however its columns are kept."""
+    change = event.event
+    columns = (getattr(change, name, ()) for name in ("block_hashes", "local_hashes"))
+    parent = getattr(change, "parent_hash", None)
+    return type(change), event.storage_tier, parent, *map(tuple, columns)

@@ -27,13 +27,15 @@ from router_core import LoadReported, ModelRuntimeConfig, Role, Worker, WorkerEr
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _WILDCARD = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104 - recognised, never bound
-#: SGLang's description of itself: the present path, then that of older releases.
 #: Sums of the numbers of many engines stay below 64 bits.
 _COUNT_MAX: Final = 2**40
+#: SGLang's description of itself: the present path, then that of older releases.
 _SERVER_INFO = ("/server_info", "/get_server_info")
 _MOST_PORT = 65535
 #: LoRA adapters of one engine; more are not routed.
 _MAX_ADAPTERS = 256
+#: Algorithms of speculative decoding with which SGLang caches pairs of tokens.
+_EAGLE = frozenset({"EAGLE", "EAGLE3", "NEXTN"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +140,10 @@ def facts_from_gauges(gauges: Mapping[int, EngineGauges]) -> EngineFacts:
 def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
     """The facts in SGLang's ``GET /server_info`` (older releases: ``/get_server_info``).
 
-    ``page_size`` is its block size. Endpoints count only on ``host``, as in
-    :func:`facts_from_info`.
+    ``page_size`` is its block size. With EAGLE it caches pairs of tokens. Endpoints count only on
+    ``host``, as in :func:`facts_from_info`.
     """
+    algorithm = _text(info.get("speculative_algorithm")) or ""
     page, tokens = _count(info.get("page_size")), _count(info.get("max_total_num_tokens"))
     events = info.get("kv_events_config")
     try:
@@ -160,6 +163,7 @@ def facts_from_server_info(info: Mapping[str, Any], host: str) -> EngineFacts:
         dp=_count(info.get("dp_size")),
         total_blocks=tokens // page or None if page and tokens else None,
         max_num_batched_tokens=_count(info.get("max_prefill_tokens")),
+        runtime_config={"enable_eagle": True} if algorithm.upper() in _EAGLE else {},
         kv_events=_own(events.get("endpoint"), host),
         replay=_own(events.get("replay_endpoint"), host),
         topic=_text(events.get("topic")) or "",
@@ -279,6 +283,7 @@ def event_sources(spec: WorkerSpec, facts: EngineFacts, worker: Worker) -> list[
                 replay=dialable_endpoint(replay, spec.host, rank - start) if replay else None,
                 host=spec.host,
                 topic=facts.topic.encode() if spec.kv_events is None else b"",
+                expects_pairs=worker.runtime_config.enable_eagle,
             )
             for rank in worker.ranks
         ]

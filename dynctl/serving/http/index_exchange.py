@@ -156,6 +156,7 @@ def _encoded(rows: list[tuple[int, RankDump]], captured: Captured) -> Iterator[R
             chains,
             [(name, min(count, MOST_COPIES)) for name, count in captured.index.copies(slot)],
             lower.get(slot, {}),
+            captured.index.holes(slot),
         )
 
 

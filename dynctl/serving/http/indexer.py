@@ -304,6 +304,7 @@ class IndexerProcess:
                 size,
                 lora_name=body["lora_name"] or None,
                 cache_namespace=body["cache_salt"] or None,
+                is_eagle=self.index.partitions[key].pairs,
             )
             if size
             else []

@@ -42,6 +42,9 @@ _COLUMNS = ("inputs", "terms", "costs")
 _PLAIN = tuple(field.name for field in fields(Decision) if field.name not in _COLUMNS)
 _plain_of = attrgetter(*_PLAIN)
 _inputs_of = attrgetter(*(field.name for field in fields(CostInputs)))
+#: The columns of the inputs, after three numbers of the request.
+_INPUT_COLUMNS = tuple(field.name for field in fields(CostInputs))[3:]
+_input_columns_of = attrgetter(*_INPUT_COLUMNS)
 _term_of = attrgetter(*(field.name for field in fields(TermColumn)))
 # A column may be any sequence; other types than MessagePack's are written as a list.
 _encoder = msgspec.msgpack.Encoder(enc_hook=list)
@@ -81,12 +84,10 @@ class PackedHop(NamedTuple):
 class BriefHop(NamedTuple):
     """One hop without the candidates below the second.
 
-    A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, overlap,
-    prefill tokens, active blocks, shared blocks, requests, multiplier, host blocks, disk blocks,
-    trust, indexed blocks, booked tokens, transfer seconds, transfer level, following,
-    predicted blocks, session blocks,
-    *term values)``. ``counts``
-    are the funnel's (entered, left), flat; ``terms`` are (name, unit, weight).
+    A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, *inputs,
+    *term values)``: the inputs in the order of the columns of CostInputs, None for a column that is
+    not there. ``counts`` are the funnel's (entered, left), flat; ``terms`` are (name, unit,
+    weight).
     """
 
     id: str
@@ -123,28 +124,11 @@ class BriefHop(NamedTuple):
         note = f"kept in brief: {len(rows)} of {self.candidates} scored candidates"
         prompt_blocks = self.isl_tokens // self.block_size
         inputs = None
+        end = 3 + len(_INPUT_COLUMNS)
         if columns[3][0] is not None:
-            inputs = CostInputs(
-                isl_tokens=self.isl_tokens,
-                block_size=self.block_size,
-                prompt_blocks=prompt_blocks,
-                overlap_blocks=columns[3],
-                prefill_tokens=columns[4],
-                active_blocks=columns[5],
-                shared_blocks=columns[6] if columns[6][0] is not None else None,
-                active_requests=columns[7],
-                multipliers=columns[8] if columns[8][0] is not None else None,
-                host_blocks=columns[9] if columns[9][0] is not None else None,
-                disk_blocks=columns[10] if columns[10][0] is not None else None,
-                trust=columns[11] if columns[11][0] is not None else None,
-                indexed_blocks=columns[12] if columns[12][0] is not None else None,
-                booked_tokens=columns[13] if columns[13][0] is not None else None,
-                transfer_s=columns[14] if columns[14][0] is not None else None,
-                transfer_levels=columns[15] if columns[15][0] is not None else None,
-                following=columns[16] if columns[16][0] is not None else None,
-                predicted_blocks=columns[17] if columns[17][0] is not None else None,
-                session_blocks=columns[18] if columns[18][0] is not None else None,
-            )
+            kept = (None if one[0] is None else one for one in columns[3:end])
+            named: dict[str, Any] = dict(zip(_INPUT_COLUMNS, kept, strict=True))
+            inputs = CostInputs(self.isl_tokens, self.block_size, prompt_blocks, **named)
         return Decision(
             id=self.id,
             stage=self.stage,
@@ -168,7 +152,7 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[19:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[end:], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
@@ -247,28 +231,9 @@ def brief(decision: Decision) -> BriefHop:
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: tuple[Any, ...] = (None,) * 16
+    read: Sequence[Any] = (None,) * len(_INPUT_COLUMNS)
     if inputs is not None:
-        shared, multipliers = inputs.shared_blocks, inputs.multipliers
-        host, disk = inputs.host_blocks, inputs.disk_blocks
-        read = (
-            inputs.overlap_blocks[i],
-            inputs.prefill_tokens[i],
-            inputs.active_blocks[i],
-            None if shared is None else shared[i],
-            inputs.active_requests[i],
-            None if multipliers is None else multipliers[i],
-            None if host is None else host[i],
-            None if disk is None else disk[i],
-            None if inputs.trust is None else inputs.trust[i],
-            None if inputs.indexed_blocks is None else inputs.indexed_blocks[i],
-            None if inputs.booked_tokens is None else inputs.booked_tokens[i],
-            None if inputs.transfer_s is None else inputs.transfer_s[i],
-            None if inputs.transfer_levels is None else inputs.transfer_levels[i],
-            None if inputs.following is None else inputs.following[i],
-            None if inputs.predicted_blocks is None else inputs.predicted_blocks[i],
-            None if inputs.session_blocks is None else inputs.session_blocks[i],
-        )
+        read = [None if column is None else column[i] for column in _input_columns_of(inputs)]
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
 
@@ -288,7 +253,7 @@ def packed_size(decision: Decision, packed: PackedHop) -> int:
 
 def brief_size(decision: Decision) -> int:
     """Bytes of a hop kept in brief, without the cards of its two workers."""
-    numbers = 16 + len(decision.terms)
+    numbers = len(_INPUT_COLUMNS) + len(decision.terms)
     size = _BRIEF_HOP + 2 * (40 + 3 * _NUMBER * numbers) + 48 * len(decision.terms)
     size += 3 * _NUMBER * len(decision.funnel)
     if decision.pair is not None or decision.budget is not None:

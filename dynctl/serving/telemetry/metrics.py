@@ -38,6 +38,7 @@ UNKNOWN_MODEL = "unknown_model"
 EVENT_STATUS = {
     "ok": "ok",
     "unknown_parent": "parent_block_not_found",
+    "awaits_parent": "parent_block_not_found",
     "ignored_tier": "unsupported_residency_domain",
     "hash_conflict": "invalid_block",
     "columns_differ": "invalid_block",

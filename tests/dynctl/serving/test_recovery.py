@@ -265,6 +265,39 @@ async def test_a_restart_without_a_condition(worker):
     await follower.close()
 
 
+@pytest.mark.parametrize("more", [-1, 0, 3])
+async def test_a_new_process_with_as_many_events_is_noticed_after_a_lost_connection(worker, more):
+    follower = await following(worker)
+    follower.send(worker.store(50))
+    count = len(worker.log) + more
+    worker.log.clear()
+    for block in range(count):
+        worker.store(700 + block)
+    follower.condition(ChannelCode.CHANNEL_DISCONNECTED)
+    follower.connect()
+    await follower.settle()
+    await asyncio.sleep(0.01)
+    await follower.settle()
+    assert applied(follower.values) == worker.blocks
+    assert follower.index.state().restarts == 1
+    assert follower.is_current()
+    await follower.close()
+
+
+async def test_the_same_process_keeps_its_index_over_a_lost_connection(worker):
+    follower = await following(worker)
+    follower.send(worker.store(50))
+    known = len(worker.log)
+    worker.store(51)  # lost with the connection
+    follower.condition(ChannelCode.CHANNEL_DISCONNECTED)
+    follower.connect()
+    await follower.settle()
+    assert worker.requested[-1] == known, "the last event shows which process it is"
+    assert applied(follower.values) == worker.blocks
+    assert (follower.index.state().restarts, follower.is_current()) == (0, True)
+    await follower.close()
+
+
 async def test_a_worker_without_recovery_leaves_a_named_gap(worker):
     worker.broken = "it has no local indexer"
     follower = await following(worker)

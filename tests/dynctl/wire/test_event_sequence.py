@@ -73,6 +73,18 @@ def test_the_last_message():
     assert judge(sequence, 0) is Verdict.NEXT
 
 
+def test_after_a_lost_connection_the_expected_number_is_unproven():
+    assert EventSequence().judge(0, reconnected=True) is Verdict.NEXT
+    assert EventSequence(late_join=True).judge(7, reconnected=True) is Verdict.NEXT
+    sequence = after(0, 1)
+    assert sequence.judge(2, reconnected=True) is Verdict.UNPROVEN
+    assert sequence.judge(2) is Verdict.NEXT
+    assert sequence.judge(3, reconnected=True) is Verdict.GAP
+    assert sequence.judge(1, 8, reconnected=True) is Verdict.RESTART
+    sequence.join()
+    assert sequence.judge(2, reconnected=True) is Verdict.NEXT
+
+
 def test_late_numbers_in_ascending_order_are_a_restart():
     sequence = after(1000, restart_run=3)
     assert [judge(sequence, n) for n in (4, 5, 8, 9, 10)] == [

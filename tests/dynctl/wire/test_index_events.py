@@ -1,12 +1,16 @@
 """Events of an engine that reach the index, and the drops."""
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from dynctl.wire.index_events import Drop, DropCode, to_index_events
+from dynctl.base.decode_errors import WireError
+from dynctl.wire.index_events import Drop, DropCode, read_batch, to_index_events
 from dynctl.wire.vllm_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -21,6 +25,7 @@ from router_core import (
     BlocksRemoved,
     BlocksStored,
     Cleared,
+    KvEvent,
     WindowStored,
     local_block_hashes,
 )
@@ -184,6 +189,55 @@ def test_cache_namespace_and_eagle_are_those_of_the_worker():
     assert short.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, 1, 8, 9),)
 
 
+def pairs_of(tokens):
+    return [*map(list, pairwise(tokens))]
+
+
+def published(**fields):
+    return decode_batch(published_bytes(**fields))
+
+
+def published_bytes(**fields):
+    event: dict[str, Any] = {
+        "type": "BlockStored",
+        "block_hashes": [11, 12],
+        "parent_block_hash": None,
+    }
+    event |= {"block_size": 4, "medium": "GPU"} | fields
+    return msgspec.msgpack.encode([1.0, [event], 0])
+
+
+def test_pairs_of_tokens_are_blocks_that_need_the_token_behind_them():
+    nine = (*TOKENS, 200)
+    batch = published(token_ids=pairs_of(nine))
+    assert batch.events[0].token_ids == nine
+    converted = to_index_events(batch, 4)
+    local = local_block_hashes(nine, 4, is_eagle=True)
+    assert converted.events == (device(None, (11, 12), local),)
+    assert (converted.drops, converted.pairs) == ((), True)
+    assert to_index_events(batch, 4, is_eagle=True).events == converted.events
+    assert to_index_events(published(token_ids=list(TOKENS)), 4).pairs is False
+    assert to_index_events(published(token_ids=[]), 4).pairs is None
+    short = to_index_events(published(token_ids=pairs_of(nine)[:6]), 4)
+    assert short.drops == (Drop(DropCode.TOKEN_IDS_TOO_SHORT, 1, 7, 9),)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "path"),
+    [
+        ([[1, 2], 3], "token_ids[1]: expected two tokens, got an integer"),
+        ([[1, 2, 3]], "token_ids[0]: expected two tokens, got an array of length 3"),
+        ([[1, 2], [3, 4]], "token_ids[1]: expected a pair that begins with the last token"),
+        ([[1, "x"]], "token_ids[1]: Expected `int`"),
+        ([1, [2, 3]], "token_ids[1]: Expected `int`"),
+        ([[1, [2]]], "token_ids[1]: Expected `int`"),
+    ],
+)
+def test_pairs_that_are_none(tokens, path):
+    with pytest.raises(WireError, match=re.escape(path)):
+        published(token_ids=tokens)
+
+
 def test_a_salt_and_an_adapter_are_part_of_the_identity():
     first = stored(parent_block_hash=None, extra_keys=[["salt"], None])
     (event,) = convert(first).events
@@ -312,3 +366,34 @@ def test_what_sglang_publishes_reaches_the_index():
         *("host_pinned", "disk", "external", "host_pinned")
     ]
     assert events["cleared"] == (Cleared(),)
+
+
+def encoded(*events, rank=None):
+    return encode_batch(EventBatch(1.0, events, rank))
+
+
+def test_a_batch_of_bytes_is_changes_of_a_router():
+    read = read_batch(encoded(stored(), BlockRemoved((12,)), rank=3), 7, 4)
+    assert read.changes == (
+        KvEvent(7, 3, device(10, (11, 12), local_block_hashes(TOKENS, 4))),
+        KvEvent(7, 3, BlocksRemoved((12,))),
+    )
+    assert (read.drops, read.pairs) == ((), False)
+    alone = read_batch(encoded(AllBlocksCleared()), 7, 4, dp_rank=2)
+    assert (alone.changes, alone.pairs) == ((KvEvent(7, 2, Cleared()),), None)
+    other = read_batch(encoded(stored()), 7, 8)
+    assert (other.changes, other.drops[0].code) == ((), DropCode.BLOCK_SIZE_MISMATCH)
+    named = read_batch(encoded(stored(lora_id=1)), 7, 4, adapter_names={1: "a"})
+    local = local_block_hashes(TOKENS, 4, lora_name="a")
+    assert named.changes == (KvEvent(7, 0, device(10, (11, 12), local)),)
+    with pytest.raises(WireError, match="not msgpack"):
+        read_batch(b"\xc1", 7, 4)
+
+
+def test_hashes_of_bytes_are_their_last_eight():
+    """As vLLM publishes them with sha256; the number is that of its integers."""
+    names = [bytes(24) + n.to_bytes(8, "big") for n in (11, 12)]
+    tokens = list(TOKENS)
+    payload = published_bytes(block_hashes=names, parent_block_hash=None, token_ids=tokens)
+    read = read_batch(payload, 7, 4)
+    assert read.changes == (KvEvent(7, 0, device(None, (11, 12), local_block_hashes(TOKENS, 4))),)
