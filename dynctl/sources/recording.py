@@ -31,7 +31,7 @@ from dynctl.documents.recording import (
     State,
 )
 from dynctl.documents.recording_file import ChunkHeader, RecordingFile
-from dynctl.documents.route_of_plan import route_result
+from dynctl.documents.route_of_plan import NOT_MODELLED, route_result
 from dynctl.documents.route_result import Ref, RouteResult
 from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapshot
 from dynctl.documents.view import SavedView
@@ -188,8 +188,8 @@ class Playback:
         self.router: Router | None = None
         self.now = 0.0
         self.decisions: deque[Decided] = deque(maxlen=KEPT)
-        #: Full prompt blocks of the last requests, by id.
-        self.blocks: dict[str, int] = {}
+        #: Full prompt blocks of the last requests by id, and whether they are an estimate.
+        self.blocks: dict[str, tuple[int, bool]] = {}
         self.conditions: dict[tuple[str, str], Noted] = {}
         self.lost = ""
 
@@ -212,7 +212,9 @@ class Playback:
             self._note(record)
 
     def _arrived(self, record: Arrived) -> None:
-        self.blocks[record.id] = record.isl_tokens // max(1, record.block_size)
+        of_dynamo = self.start is not None and self.start.source in OF_DYNAMO
+        estimated = bool(record.asked.get("not_modelled")) and not of_dynamo
+        self.blocks[record.id] = (record.isl_tokens // max(1, record.block_size), estimated)
         while len(self.blocks) > 2 * KEPT:
             del self.blocks[next(iter(self.blocks))]
 
@@ -368,6 +370,11 @@ class RecordedMoment(ViewSource):
         if arrived is None or router is None:
             return self._bare(found, "its request is not in the recording")
         request = request_of(arrived)
+        start = self.playback.start
+        of_dynamo = start is not None and start.source in OF_DYNAMO
+        why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokens of it"
+        if not request.overlap_modelled:
+            request = replace(request, notes=(f"{NOT_MODELLED}: {why}",))
         if router.tiers.mask and request.sequence_hashes:
             local = local_hashes_below(router, request.sequence_hashes)
             request = replace(request, local_hashes=local)
@@ -379,12 +386,8 @@ class RecordedMoment(ViewSource):
             (None if ref is None else tuple(ref)) == was
             for ref, was in zip(chosen, wanted_refs, strict=True)
         )
-        doubts, assumed = list(self._doubts()), []
+        doubts = list(self._doubts())
         if not request.overlap_modelled:
-            start = self.playback.start
-            of_dynamo = start is not None and start.source in OF_DYNAMO
-            why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokenizer for it"
-            assumed.append(f"cache overlap not modelled: {why}")
             doubts.append(doubt("DYR0764", missing=f"the hashes of this prompt ({why})"))
         result = route_result(
             router,
@@ -392,9 +395,12 @@ class RecordedMoment(ViewSource):
             again,
             now=found.at,
             preset=None,
-            assumptions=assumed,
+            assumptions=request.notes,
             doubts=doubts,
         )
+        if of_dynamo:
+            # Its events have the number of tokens, also without their hashes.
+            result = msgspec.structs.replace(result, tokens_estimated=False)
         names = self._names(found, router)
         if not request.overlap_modelled:
             note = (
@@ -527,7 +533,7 @@ class RecordedFleet(LiveSource):
             ),
             workers=rows,
             decisions=tuple(
-                _line(one, source.router, source.title, played.blocks.get(one.id))
+                _line(one, source.router, source.title, played.blocks.get(one.id, (None, False)))
                 for one in reversed(played.decisions)
             ),
             alerts=tuple(self._alerts(played)),
@@ -567,7 +573,12 @@ class RecordedFleet(LiveSource):
         source.at = source.playback.now = to
 
 
-def _line(one: Decided, router: Router, source: str, blocks: int | None) -> DecisionLine:
+def _line(
+    one: Decided, router: Router, source: str, prompt: tuple[int | None, bool]
+) -> DecisionLine:
+    """``prompt``: its full blocks, None where unknown, and whether they are an estimate."""
+    blocks, estimated = prompt
+
     def ref(pair: tuple[int, int] | None) -> tuple[Ref | None, dict[str, str]]:
         if pair is None:
             return None, {}
@@ -597,6 +608,7 @@ def _line(one: Decided, router: Router, source: str, blocks: int | None) -> Deci
         margin=one.margin,
         cost=one.cost,
         message=one.why if refused else None,
+        tokens_estimated=estimated,
     )
 
 

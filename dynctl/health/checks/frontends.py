@@ -7,6 +7,7 @@ from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
 from dynctl.health.checks.planes import count, deployed, discovered, populated
+from dynctl.health.conditions import NO_TOKENIZER, TOKENIZER_DIFFERS
 from dynctl.health.facts import CheckFacts, FrontendFacts, Thresholds, Unread
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
 from router_core import Role
@@ -107,7 +108,29 @@ def _kv_mode(facts: CheckFacts) -> Outcome:
             unread.append(f"{one.url} does not report its settings")
         elif one.kind == "dynctl" and one.mode != "kv":
             findings.append(found(one.url, mode=one.mode))
+        elif one.kind == "dynctl" and isinstance(one.conditions, Unread):
+            unread.append(f"whether {one.url} finds cached blocks: {one.conditions.why}")
+    blind = [text for one in facts.frontends for text in _blind(one)]
+    if blind and not findings and not unread:
+        # The conditions themselves are findings of the fleet.
+        return Skipped("; ".join(blind))
     return outcome(findings, unread)
+
+
+def _blind(frontend: FrontendFacts) -> Iterator[str]:
+    """Why a frontend in mode kv finds no cached block of a model's prompts."""
+    if (
+        frontend.kind != "dynctl"
+        or frontend.mode != "kv"
+        or isinstance(frontend.conditions, Unread)
+    ):
+        return
+    for condition in frontend.conditions:
+        if condition.code in (NO_TOKENIZER, TOKENIZER_DIFFERS):
+            yield (
+                f"{frontend.url} has mode kv and routes {condition.subject} by load: "
+                f"it finds no cached block ({condition.code})"
+            )
 
 
 def _uses_events(facts: CheckFacts) -> Outcome:

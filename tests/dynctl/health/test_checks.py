@@ -334,6 +334,15 @@ def test_every_condition_has_its_check_with_message_level_and_fix():
         assert finding.fix.strip()
 
 
+@pytest.mark.parametrize("code", ["NO_TOKENIZER", "TOKENIZER_DIFFERS"])
+def test_a_frontend_that_finds_no_cached_block_does_not_pass_as_routing_by_cache(code: str):
+    report = judge(CheckFacts(frontends=(ours(Condition(code, "demo", "seen", 1.0, 2.0)),)))
+    kv_mode = result(report, "DYR0403")
+    assert (kv_mode.state, kv_mode.unread) == (State.SKIP, False)
+    assert code in kv_mode.message
+    assert "demo" in kv_mode.message
+
+
 def test_conditions_of_replicas_are_reported_once():
     frontends = (ours(*DEAD), ours(*DEAD, url=SECOND))
     found = result(judge(CheckFacts(frontends=frontends)), "WORKER_UNREACHABLE")
