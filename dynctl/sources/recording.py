@@ -29,6 +29,8 @@ from dynctl.documents.recording import (
     Record,
     Start,
     State,
+    local_hashes_below,
+    request_of,
 )
 from dynctl.documents.recording_file import ChunkHeader, RecordingFile
 from dynctl.documents.route_of_plan import NOT_MODELLED, route_result
@@ -41,14 +43,9 @@ from dynctl.sources.source import LiveSource, Source
 from dynctl.sources.view import ViewSource
 from router_core import (
     Booked,
-    Pin,
     Role,
     Router,
-    RoutingRequest,
-    Session,
     SnapshotError,
-    constraints,
-    sequence_hashes,
 )
 
 #: Decisions that are kept for `top`.
@@ -115,64 +112,6 @@ def unreadable(path: Path, error: OSError, option: str = "") -> UsageProblem:
     """The problem of a recording that cannot be opened or read."""
     hint = "make one: dynctl record FILE --frontend URL"
     return UsageProblem(f"{option}{path}: {file_problem(error)}", hint)
-
-
-def request_of(arrived: Arrived) -> RoutingRequest:
-    """The request as the router got it."""
-    options = arrived.asked
-
-    def pin(name: str) -> Pin | None:
-        return Pin(*options[name]) if name in options else None
-
-    allowed = options.get("allowed")
-    return RoutingRequest(
-        arrived.id,
-        arrived.model,
-        arrived.isl_tokens,
-        arrived.block_size,
-        arrived.hashes,
-        constraints(options.get("required", ()), options.get("preferred", {})),
-        pin("pin_prefill"),
-        pin("pin_decode"),
-        None if allowed is None else frozenset(allowed),
-        overlap_modelled=not options.get("not_modelled", False),
-        lora_name=arrived.lora or None,
-        salted=arrived.salted,
-        priority=arrived.priority,
-        strict_priority=options.get("strict_priority", 0),
-        policy_class=options.get("policy_class"),
-        arrived_at=arrived.at,
-        session=Session(arrived.session, arrived.at) if arrived.session else None,
-    )
-
-
-def local_hashes_below(router: Router, hashes: Sequence[int]) -> tuple[int, ...]:
-    """The local hashes of a prompt's blocks that a rank has below its device; -1 for the others,
-    which a router does not look up there, or does not find.
-
-    A recording has the sequence hash of each block, which follows from the one before it and the
-    local hash. The events of lower tiers have the local hashes.
-    """
-    found = [-1] * len(hashes)
-    held: dict[int, dict[int | None, list[tuple[int, int]]]] = {}
-    for row in router.tiers.dump():
-        after = held.setdefault(row["slot"], {})
-        for parent, local, name in row["blocks"]:
-            after.setdefault(parent, []).append((local, name))
-    for slot, after in held.items():
-        depth = router.index.find_matches(hashes, 1 << slot).column([slot])[0]
-        parents: set[int | None] = {None}
-        if depth:
-            parents = {router.index.name_of(slot, hashes[:depth])}
-        for i in range(depth, len(hashes)):
-            above = hashes[i - 1] if i else None
-            candidates = [one for parent in parents for one in after.get(parent, ())]
-            parents = set()
-            for local, name in candidates:
-                if sequence_hashes((local,), above)[0] == hashes[i]:
-                    found[i] = local
-                    parents.add(name)
-    return tuple(found)
 
 
 class Playback:

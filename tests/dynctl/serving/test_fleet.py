@@ -237,7 +237,7 @@ async def test_without_any_tokenizer_every_decision_says_so(plain_engine):
         assert condition(fleet, "NO_TOKENIZER", "m")
         row = (await fleet.get("/v1/decisions"))[1]["decisions"][0]
         assert (row["cached_blocks"], row["tokens_estimated"]) == (None, True)
-        _, past, _ = await fleet.get(f"/v1/decisions/{row['id']}")
+        _, past = await fleet.get(f"/v1/decisions/{row['id']}")
         assert [one["what"] for one in past["doubts"]] == [NOTE]
         assert past["tokens_estimated"] is True
 
