@@ -6,13 +6,15 @@ outputs, and values for each; for others it has general values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from dynctl.documents.route_result import CandidateRow, DecisionResult, RouteResult
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.wire.dynamo.frontend_metrics import Lengths
+from router_core.cost import probabilities
 
 #: Mean tokens: longer prompts and shorter outputs are prefill-heavy, the opposite decode-heavy.
 LONG_PROMPT: Final = 2000
@@ -20,6 +22,8 @@ SHORT_OUTPUT: Final = 200
 SHORT_PROMPT: Final = 500
 LONG_OUTPUT: Final = 1000
 
+#: Costs that differ by rounding: sums in another order.
+_SAME_COST: Final = 1e-6
 _NAMES: Final = (
     "prefill_load_scale",
     "active_decode_blocks_threshold",
@@ -56,8 +60,12 @@ _PRESETS: Final = {"prefill-heavy": "ttft", "decode-heavy": "throughput"}
 
 
 class AdvisedSetting(msgspec.Struct, frozen=True):
-    """A recommended value, from ``low`` to ``high``. ``now``: the value in force, None where it is
-    not set or unknown; ``fits``: whether it is in the range."""
+    """A value of the guide, from ``low`` to ``high``. ``now``: the value in force, None where it is
+    not set or unknown; ``fits``: whether it is in the range.
+
+    ``advised``: the value that is recommended after it was tried on ``tried`` recorded decisions;
+    None: the setting in force stays, for the reason in ``result``. It would have ``changed`` that
+    many of them, and ``refused`` that many; ``idle``: it was tried and would have done neither."""
 
     name: str
     flag: str
@@ -66,12 +74,19 @@ class AdvisedSetting(msgspec.Struct, frozen=True):
     now: float | None
     fits: bool
     why: str
+    advised: float | None = None
+    tried: int = 0
+    changed: int = 0
+    refused: int = 0
+    idle: bool = False
+    result: str = ""
 
 
 class ModelAdvice(msgspec.Struct, frozen=True):
     """The advice for one model. ``workload``: ``prefill-heavy``, ``decode-heavy``, ``mixed`` or
     ``unknown``; ``input_tokens`` and ``output_tokens`` are means of ``requests`` requests since the
-    frontend started. ``preset``: the one with values for this workload."""
+    frontend started. ``preset``: the one with values for this workload; after the trial None
+    where one of its values is not recommended, with the reason in ``not_preset``."""
 
     model: str
     workload: str
@@ -81,6 +96,7 @@ class ModelAdvice(msgspec.Struct, frozen=True):
     output_tokens: float | None = None
     preset: str | None = None
     settings: list[AdvisedSetting] = []
+    not_preset: str = ""
 
 
 def advise(lengths: Mapping[str, Lengths] | None, values: Mapping[str, Any]) -> list[ModelAdvice]:
@@ -123,3 +139,159 @@ def _advice(model: str, lengths: Lengths, values: Mapping[str, Any]) -> ModelAdv
 def _setting(name: str, low: float, high: float, now: Any, why: str) -> AdvisedSetting:
     fits = now is not None and low <= now <= high
     return AdvisedSetting(name, ROUTER_OPTIONS[name].flags[0], low, high, now, fits, why)
+
+
+# -- tried on recorded decisions ---------------------------------------------------------
+
+
+def tried(
+    advice: ModelAdvice,
+    decisions: Sequence[RouteResult] | None,
+    total_blocks: Mapping[str, int],
+) -> ModelAdvice:
+    """The advice after its values were tried on recorded decisions of the model.
+
+    A value is recommended only where it changes recorded decisions and refuses none of them, nor a
+    prompt of mean length beside one other. ``decisions``: None where the source keeps none; those
+    in brief and of other models or modes are left out. ``total_blocks``: KV blocks of each worker,
+    by name.
+    """
+    if not advice.settings:
+        return advice
+    hops = [
+        hop
+        for one in decisions or ()
+        if one.model == advice.model and one.mode == "kv" and getattr(one, "whole", True)
+        for hop in (one.prefill, one.decode)
+        if hop is not None and hop.candidates
+    ]
+    settings = [_tried_setting(row, advice, hops, total_blocks) for row in advice.settings]
+    # A value of the preset that changes no recorded decision does no harm beside others.
+    against = [one for one in settings if not (one.fits or one.advised is not None or one.idle)]
+    if not any(one.fits or one.advised is not None for one in settings):
+        against = settings
+    if advice.preset is None or not against:
+        return msgspec.structs.replace(advice, settings=settings)
+    why = "; ".join(f"{one.name} {one.low:g}: {one.result}" for one in against)
+    not_preset = f"--preset {advice.preset} is not recommended: {why}"
+    return msgspec.structs.replace(advice, settings=settings, preset=None, not_preset=not_preset)
+
+
+def _tried_setting(
+    row: AdvisedSetting,
+    advice: ModelAdvice,
+    hops: Sequence[DecisionResult],
+    total_blocks: Mapping[str, int],
+) -> AdvisedSetting:
+    value = row.high if row.now is not None and row.now > row.high else row.low
+    if row.fits:
+        return msgspec.structs.replace(row, result="in force")
+    if not hops:
+        return msgspec.structs.replace(row, result="not tried: no decisions are recorded")
+    if row.name.startswith("active_"):
+        return _tried_threshold(row, value, advice, hops, total_blocks)
+    scored = [hop for hop in hops if hop.winner is not None and len(hop.candidates) > 1]
+    changed = sum(_changes(hop, row.name, value) for hop in scored)
+    result = f"changes {changed:,} of {_choices(len(scored))}"
+    if not scored:
+        result = "not tried: no recorded decision had two candidates"
+    return msgspec.structs.replace(
+        row,
+        advised=value if changed else None,
+        tried=len(scored),
+        changed=changed,
+        idle=bool(scored) and not changed,
+        result=result,
+    )
+
+
+def _choices(number: int) -> str:
+    return f"{number:,} recorded choice{'' if number == 1 else 's'}"
+
+
+def _tried_threshold(
+    row: AdvisedSetting,
+    value: float,
+    advice: ModelAdvice,
+    hops: Sequence[DecisionResult],
+    total_blocks: Mapping[str, int],
+) -> AdvisedSetting:
+    """A busy threshold: the decisions that it would have refused or changed, and whether a prompt
+    of mean length makes its worker busy."""
+    of_tokens = row.name == "active_prefill_tokens_threshold"
+    busy = _over_tokens if of_tokens else _over_blocks
+    # A decode hop computes no prompts.
+    judged = [hop for hop in hops if not (of_tokens and hop.stage == "decode")]
+    verdicts = [[busy(one, value, total_blocks) for one in hop.candidates] for hop in judged]
+    known = [
+        (hop, verdict) for hop, verdict in zip(judged, verdicts, strict=True) if None not in verdict
+    ]
+    if not known:
+        why = "not tried: the KV blocks of the workers are unknown"
+        return msgspec.structs.replace(row, result=why)
+    refused = sum(all(verdict) for _, verdict in known)
+    changed = sum(
+        any(
+            busy_now and hop.winner is not None and _is_winner(one, hop)
+            for one, busy_now in zip(hop.candidates, verdict, strict=True)
+        )
+        for hop, verdict in known
+    )
+    prompt = advice.input_tokens or 0.0
+    result = f"refuses none of {_choices(len(known))}, changes {changed:,}"
+    advised: float | None = value if changed else None
+    if refused:
+        advised, result = None, f"would have refused {refused:,} of {_choices(len(known))}"
+    elif of_tokens and prompt > value:
+        advised = None
+        result = f"one prompt of {prompt:,.0f} tokens makes its worker busy: the next is refused"
+    return msgspec.structs.replace(
+        row,
+        advised=advised,
+        tried=len(known),
+        changed=changed,
+        refused=refused,
+        idle=not changed and not refused and not (of_tokens and prompt > value),
+        result=result,
+    )
+
+
+def _is_winner(row: CandidateRow, hop: DecisionResult) -> bool:
+    winner = hop.winner
+    return winner is not None and (row.worker_id, row.dp_rank) == (
+        winner.worker_id,
+        winner.dp_rank,
+    )
+
+
+def _over_tokens(row: CandidateRow, limit: float, _: Mapping[str, int]) -> bool | None:
+    booked = row.booked_prefill_tokens
+    return (booked if isinstance(booked, int) else row.active_prefill_tokens) > limit
+
+
+def _over_blocks(row: CandidateRow, share: float, total: Mapping[str, int]) -> bool | None:
+    """With the blocks of the request itself, which the row counts: never too few."""
+    blocks = total.get(row.worker)
+    if row.decode_blocks is None or not blocks:
+        return None
+    return row.decode_blocks > share * blocks
+
+
+def _changes(hop: DecisionResult, name: str, value: float) -> bool:
+    """Whether another candidate would win, or could be drawn."""
+    rows, winner = (
+        hop.candidates,
+        next(i for i, r in enumerate(hop.candidates) if _is_winner(r, hop)),
+    )
+    if name == "router_temperature":
+        chances = probabilities([row.cost for row in rows], value)
+        return round(chances[winner], 2) < 1 and hop.temperature != value
+    weights = {term.name: term.weight for term in hop.terms}
+    now = weights.get("prefill_blocks")
+    if now is None:
+        return False
+    costs = []
+    for row in rows:
+        prefill = row.terms.get("prefill_blocks", 0.0)
+        costs.append(row.cost + (value - now) * prefill * row.multiplier)
+    return costs[winner] > min(costs) + _SAME_COST
