@@ -191,12 +191,13 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
             need = f" {verb} {one.requires}" if one.requires else ""
             yield f"{where} is STRANDED: {_named(one.workers)}{need}: {one.reason}; {one.outcome}"
     for row in result.rows:
-        if row.unreached:
-            yield _not_reached(row, result.domain or "topology domain")
-        if row.state == "down" and len(row.unreached) < len(row.workers):
-            yield f"{_where(row, several=several)} is DOWN: {_all_unavailable(len(row.workers))}"
-        elif row.state == "crosses":
-            yield f"{_where(row, several=several)} CROSSES: {_crossing(row, result.domain)}"
+        where = _where(row, several=several)
+        if row.state == "down":
+            yield f"{where} is DOWN: {_down(row, result.domain)}"
+        elif row.unreached:
+            yield f"{where}: {_not_reached(row, result.domain)}"
+        if row.state == "crosses":
+            yield f"{where} CROSSES: {_crossing(row, result.domain)}"
     for row in result.rows:
         policies = list(dict.fromkeys(policy_text(one, result.domain) for one in row.policies))
         if len(policies) > 1:
@@ -221,17 +222,22 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
         yield f"{NO_DOMAIN}: {_named(lost)} {verb} no {result.domain}: {effect}"
 
 
-def _not_reached(row: DomainCapacity, domain: str) -> str:
+def _down(row: DomainCapacity, domain: str | None) -> str:
+    if len(row.unreached) == len(row.workers):
+        return _not_reached(row, domain)
+    return _all_unavailable(len(row.workers))
+
+
+def _not_reached(row: DomainCapacity, domain: str | None) -> str:
     """Workers whose engines were never reached, and what is unknown of them for that reason."""
     verb, their = ("was", "its") if len(row.unreached) == 1 else ("were", "their")
-    unknown = [] if row.value is not None else [domain]
+    unknown = [] if row.value is not None else [domain or "topology domain"]
     unknown += [] if row.model else ["model"]
-    text = f"{_value(row)}: {_named(row.unreached)} {verb} not reached"
-    return (
-        f"{text}: {their} {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown"
-        if unknown
-        else text
-    )
+    text = f"{_named(row.unreached)} {verb} not reached"
+    if not unknown:
+        return text
+    be = "is" if len(unknown) == 1 else "are"
+    return f"{text}: {their} {' and '.join(unknown)} {be} unknown"
 
 
 def _crossing(row: DomainCapacity, domain: str | None) -> str:

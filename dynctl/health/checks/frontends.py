@@ -190,6 +190,7 @@ def _uses_all(facts: CheckFacts) -> Outcome:
         key = (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
         registered[key] = registered.get(key, 0) + 1
     findings, unread = [], unanswered_frontends(facts)
+    compared = 0
     spaces = {one.space for one in facts.frontends}
     unread += [
         f"no frontend of Dynamo namespace {namespace} was queried"
@@ -204,12 +205,15 @@ def _uses_all(facts: CheckFacts) -> Outcome:
             if isinstance(state, Unread):
                 unread.append(f"{model} on {one.url}: {state.why}")
             elif state is not None:
+                compared += 1
                 uses = state.workers(namespace, role)
                 if uses != total:
                     findings.append(
                         found(one.url, model=model, role=role, uses=uses, registered=total)
                     )
-    return outcome(findings, unread, f"{count(sum(registered.values()), 'worker')}")
+    nothing = "" if compared else "no frontend serves a model of the registered workers"
+    summary = count(sum(registered.values()), "worker")
+    return outcome(findings, unread, summary, nothing=nothing)
 
 
 def _finds(frontend: FrontendFacts, namespace: str, spaces: Collection[str]) -> bool:
@@ -317,6 +321,7 @@ def _block_size(facts: CheckFacts) -> Outcome:
 
 def _same_thresholds(facts: CheckFacts) -> Outcome:
     unread = unanswered_frontends(facts)
+    compared = False
     findings: list[Found] = []
     for replicas in _replicas(facts):
         read: dict[str, Mapping[str, Thresholds]] = {}
@@ -328,7 +333,8 @@ def _same_thresholds(facts: CheckFacts) -> Outcome:
                 read[one.url] = one.thresholds
         models = sorted({model for thresholds in read.values() for model in thresholds})
         findings += _differences(read, models)
-    return outcome(findings, unread)
+        compared |= len(read) > 1 and bool(models)
+    return outcome(findings, unread, nothing="" if compared else "no replica serves a model")
 
 
 def _differences(
@@ -366,7 +372,8 @@ def _same_models(facts: CheckFacts) -> Outcome:
             for url, models in served.items()
             if everything - models
         ]
-    return outcome(findings, unread, ", ".join(sorted(names)))
+    nothing = "" if names else "no frontend serves a model"
+    return outcome(findings, unread, ", ".join(sorted(names)), nothing=nothing)
 
 
 def _replica_sync(facts: CheckFacts) -> Outcome:

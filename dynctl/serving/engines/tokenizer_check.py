@@ -61,7 +61,7 @@ class TokenizerCheck:
             self._hold(codes.NO_TOKENIZER, model, self._missing(model, members))
             if known or all(member.tokenize is False for member in members):
                 difference = _difference_of_engines(model, known)
-                self._hold(codes.ENGINES_TOKENIZE_DIFFERENTLY, model, difference)
+                self._hold(codes.ENGINE_TOKENIZERS_DIFFER, model, difference)
                 self._hold(codes.TOKENIZER_DIFFERS, model, await self._difference(model, known))
 
     async def _read(self, member: Member, model: str) -> Reading | None:

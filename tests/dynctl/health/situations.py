@@ -583,7 +583,7 @@ async def _engine_tokenizes(rig: Rig) -> None:
     await rig.check_tokenizers()
 
 
-@situation("engines tokenize differently", "degraded", ("ENGINES_TOKENIZE_DIFFERENTLY", "demo"))
+@situation("engines tokenize differently", "degraded", ("ENGINE_TOKENIZERS_DIFFER", "demo"))
 async def _engines_differ(rig: Rig) -> None:
     await two(rig)
     rig.service.tokenizers = PromptTokenizers()
