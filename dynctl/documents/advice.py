@@ -7,7 +7,7 @@ outputs, and values for each; for others it has general values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,8 +22,8 @@ SHORT_OUTPUT: Final = 200
 SHORT_PROMPT: Final = 500
 LONG_OUTPUT: Final = 1000
 
-#: Costs that differ by rounding: sums in another order.
-_SAME_COST: Final = 1e-6
+#: A smaller change of a probability is none.
+_SMALLEST_SHIFT: Final = 0.005
 _NAMES: Final = (
     "prefill_load_scale",
     "active_decode_blocks_threshold",
@@ -65,7 +65,8 @@ class AdvisedSetting(msgspec.Struct, frozen=True):
 
     ``advised``: the value that is recommended after it was tried on ``tried`` recorded decisions;
     None: the setting in force stays, for the reason in ``result``. It would have ``changed`` that
-    many of them, and ``refused`` that many; ``idle``: it was tried and would have done neither."""
+    many of them, whose workers have ``tokens`` more cached, and ``refused`` that many; ``idle``: it
+    was tried and would have done neither."""
 
     name: str
     flag: str
@@ -78,6 +79,7 @@ class AdvisedSetting(msgspec.Struct, frozen=True):
     tried: int = 0
     changed: int = 0
     refused: int = 0
+    tokens: int = 0
     idle: bool = False
     result: str = ""
 
@@ -159,7 +161,7 @@ def tried(
     if not advice.settings:
         return advice
     hops = [
-        hop
+        _Hop(hop, one.block_size)
         for one in decisions or ()
         if one.model == advice.model and one.mode == "kv" and getattr(one, "whole", True)
         for hop in (one.prefill, one.decode)
@@ -180,7 +182,7 @@ def tried(
 def _tried_setting(
     row: AdvisedSetting,
     advice: ModelAdvice,
-    hops: Sequence[DecisionResult],
+    hops: Sequence[_Hop],
     total_blocks: Mapping[str, int],
 ) -> AdvisedSetting:
     value = row.high if row.now is not None and row.now > row.high else row.low
@@ -190,19 +192,31 @@ def _tried_setting(
         return msgspec.structs.replace(row, result="not tried: no decisions are recorded")
     if row.name.startswith("active_"):
         return _tried_threshold(row, value, advice, hops, total_blocks)
-    scored = [hop for hop in hops if hop.winner is not None and len(hop.candidates) > 1]
-    changed = sum(_changes(hop, row.name, value) for hop in scored)
-    result = f"changes {changed:,} of {_choices(len(scored))}"
+    scored = [one for one in hops if one.hop.winner is not None and len(one.hop.candidates) > 1]
     if not scored:
         result = "not tried: no recorded decision had two candidates"
+        return msgspec.structs.replace(row, result=result)
+    effects = [_effect(one, row.name, value) for one in scored]
+    changed = sum(is_changed for is_changed, _ in effects)
+    tokens = round(sum(gained for _, gained in effects))
+    # Load counts for more than caches only where outputs are long.
+    helps = changed > 0 and (tokens >= 0 or advice.workload == "decode-heavy")
     return msgspec.structs.replace(
         row,
-        advised=value if changed else None,
+        advised=value if helps else None,
         tried=len(scored),
         changed=changed,
-        idle=bool(scored) and not changed,
-        result=result,
+        tokens=tokens,
+        idle=not changed,
+        result=f"changes {changed:,} of {_choices(len(scored))}, {tokens:+,} cached tokens",
     )
+
+
+class _Hop(NamedTuple):
+    """A recorded hop, and the tokens in a block."""
+
+    hop: DecisionResult
+    block_size: int
 
 
 def _choices(number: int) -> str:
@@ -213,7 +227,7 @@ def _tried_threshold(
     row: AdvisedSetting,
     value: float,
     advice: ModelAdvice,
-    hops: Sequence[DecisionResult],
+    hops: Sequence[_Hop],
     total_blocks: Mapping[str, int],
 ) -> AdvisedSetting:
     """A busy threshold: the decisions that it would have refused or changed, and whether a prompt
@@ -221,7 +235,7 @@ def _tried_threshold(
     of_tokens = row.name == "active_prefill_tokens_threshold"
     busy = _over_tokens if of_tokens else _over_blocks
     # A decode hop computes no prompts.
-    judged = [hop for hop in hops if not (of_tokens and hop.stage == "decode")]
+    judged = [one.hop for one in hops if not (of_tokens and one.hop.stage == "decode")]
     verdicts = [[busy(one, value, total_blocks) for one in hop.candidates] for hop in judged]
     known = [
         (hop, verdict) for hop, verdict in zip(judged, verdicts, strict=True) if None not in verdict
@@ -277,21 +291,30 @@ def _over_blocks(row: CandidateRow, share: float, total: Mapping[str, int]) -> b
     return row.decode_blocks > share * blocks
 
 
-def _changes(hop: DecisionResult, name: str, value: float) -> bool:
-    """Whether another candidate would win, or could be drawn."""
-    rows, winner = (
-        hop.candidates,
-        next(i for i, r in enumerate(hop.candidates) if _is_winner(r, hop)),
-    )
+def _effect(one: _Hop, name: str, value: float) -> tuple[bool, float]:
+    """Whether another candidate would win, or could be drawn more often, and how many more tokens
+    it has cached (negative: fewer)."""
+    hop = one.hop
+    rows = hop.candidates
     if name == "router_temperature":
         chances = probabilities([row.cost for row in rows], value)
-        return round(chances[winner], 2) < 1 and hop.temperature != value
-    weights = {term.name: term.weight for term in hop.terms}
-    now = weights.get("prefill_blocks")
+    else:
+        chances = probabilities(_costs_at_scale(hop, value), hop.temperature)
+    before = probabilities([row.cost for row in rows], hop.temperature)
+    shifts = [now - was for now, was in zip(chances, before, strict=True)]
+    if max(map(abs, shifts)) < _SMALLEST_SHIFT:
+        return False, 0.0
+    blocks = sum(shift * row.overlap_blocks for shift, row in zip(shifts, rows, strict=True))
+    return True, blocks * one.block_size
+
+
+def _costs_at_scale(hop: DecisionResult, scale: float) -> list[float]:
+    """The costs of the candidates with another weight of prefill blocks."""
+    now = next((term.weight for term in hop.terms if term.name == "prefill_blocks"), None)
     if now is None:
-        return False
-    costs = []
-    for row in rows:
-        prefill = row.terms.get("prefill_blocks", 0.0)
-        costs.append(row.cost + (value - now) * prefill * row.multiplier)
-    return costs[winner] > min(costs) + _SAME_COST
+        return [row.cost for row in hop.candidates]
+    return [
+        # Equal costs stay equal: rounding is not a difference.
+        round(row.cost + (scale - now) * row.terms["prefill_blocks"] * row.multiplier, 6)
+        for row in hop.candidates
+    ]

@@ -804,6 +804,9 @@ class Fleet:
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
             return None
+        if not tokens and (body.get("prompt") or body.get("messages")):
+            # It has the endpoint, and did not read this kind of prompt.
+            return None
         member.tokenize = True
         return tokens
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,10 +132,16 @@ def decided(
         load = 10.0 if name == "b" else 0.0
         rows.append(
             CandidateRow(
-                name, ord(name), prefill + load, prefill_blocks=prefill, decode_blocks=load,
-                active_prefill_tokens=busy, terms={"prefill_blocks": prefill, "decode_blocks": load},
+                name,
+                ord(name),
+                prefill + load,
+                overlap_blocks=held,
+                prefill_blocks=prefill,
+                decode_blocks=load,
+                active_prefill_tokens=busy,
+                terms={"prefill_blocks": prefill, "decode_blocks": load},
             )
-        )  # fmt: skip
+        )
     best = min(rows, key=lambda row: row.cost)
     winner = Ref(best.worker, best.worker_id)
     terms = [Term("prefill_blocks", "blocks", 1.0), Term("decode_blocks", "blocks", 1.0)]
@@ -176,6 +183,7 @@ def test_a_weight_is_advised_where_it_changes_recorded_choices_and_only_there() 
     near = decided((0, 0), cached=(0, 8))
     changed = rows_of(tried(guide, [near, near, decided((0, 0))], BLOCKS))["prefill_load_scale"]
     assert (changed.advised, changed.changed, changed.tried) == (1.5, 2, 3)
+    assert (changed.tokens, "+256 cached tokens" in changed.result) == (256, True)
     same = rows_of(tried(guide, [decided((0, 0))] * 3, BLOCKS))["prefill_load_scale"]
     assert (same.advised, same.changed, same.idle) == (None, 0, True)
 
@@ -194,3 +202,17 @@ def test_a_preset_whose_values_help_and_refuse_nothing_is_recommended() -> None:
     found = tried(guide, [decided((500, 0))] * 3, BLOCKS)
     assert (found.preset, found.not_preset) == ("throughput", "")
     assert all(row.refused == 0 for row in found.settings)
+
+
+def test_a_temperature_changes_no_choice_between_equal_costs() -> None:
+    [guide] = advise({"m": Lengths(12, 900.0, 90.0)}, VALUES)
+    tie = decided((0, 160))
+    rows = (
+        [msgspec.structs.replace(row, cost=7.0) for row in tie.decode.candidates]
+        if tie.decode
+        else []
+    )
+    assert tie.decode is not None
+    tie = msgspec.structs.replace(tie, decode=msgspec.structs.replace(tie.decode, candidates=rows))
+    row = rows_of(tried(guide, [tie] * 3, BLOCKS))["router_temperature"]
+    assert (row.advised, row.changed, row.idle) == (None, 0, True)
