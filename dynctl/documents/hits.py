@@ -148,7 +148,8 @@ CAUSES: Final = {
     "topology": CauseText(
         "topology",
         "the topology policy kept the request away from its prefix",
-        "add capacity in the request's domain, or --kv-transfer-enforcement preferred",
+        "add capacity in the request's domain",
+        setting=True,
     ),
     "busy": CauseText(
         "busy",

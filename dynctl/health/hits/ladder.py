@@ -49,6 +49,7 @@ _FOREIGN: Final = 0.1
 #: Earlier times are those of a trace, which begins at 0.
 _REAL_TIME: Final = 31_536_000.0
 _OTHERS: Final = "(others)"
+_NO_HASHES: Final = "without block hashes"
 _SHORT: Final = "shorter than one block"
 _NO_SALT: Final = "(no salt)"
 
@@ -558,7 +559,8 @@ class Ladder:
     def _unknown(self, rung: str, tally: Tally) -> str:
         """Which input would give a rung that is unknown."""
         if not tally.requests:
-            return "no requests"
+            blind = next((one for one in self._skipped if one.startswith(_NO_HASHES)), None)
+            return "no requests" if blind is None else f"the requests are {blind}"
         if tally is self._bare and rung in ("reachable", "capacity", "best"):
             of_dynamo = any(NO_PROMPT_HASHES in one for one in self._bare_skipped)
             return NO_PROMPT_HASHES if of_dynamo else "no request has block hashes"
@@ -649,7 +651,9 @@ def _without_hashes(request: Request) -> str:
         return _SHORT
     if start is not None and start.source in OF_DYNAMO and one.asked.get("not_modelled"):
         return f"without block hashes ({NO_PROMPT_HASHES})"
-    return "without block hashes"
+    if one.asked.get("not_modelled"):
+        return f"{_NO_HASHES} (cache overlap not modelled: no tokens of the prompt)"
+    return _NO_HASHES
 
 
 def _hour(at: float) -> str:

@@ -50,6 +50,8 @@ def changes(cause: str, config: RouterConfig) -> list[Change]:
         "router_session_affinity_mode": "soft",
         "router_session_affinity_yield_blocks": 0.0,
     }
+    if not config.kv_transfer_domain and cause == "topology":
+        return []  # the policy is that of the workers' cards, or of the request
     by_cause: dict[str, list[dict[str, Any]]] = {
         "spread": [{"router_mode": "kv"}],
         "split": weights,
@@ -66,6 +68,9 @@ def changes(cause: str, config: RouterConfig) -> list[Change]:
         "temperature": [{"router_temperature": 0.0}],
         # Sessions of other modes move only when their worker is not eligible.
         "session": [soft] if config.router_mode == "kv" else [],
+        "topology": [
+            {"kv_transfer_enforcement": "preferred", "kv_transfer_preferred_weight": 0.85}
+        ],
         "tier_weight": [{"host_cache_hit_weight": 1.0, "disk_cache_hit_weight": 1.0}],
     }
     found = []
@@ -136,7 +141,10 @@ class Trials:
 
 def _all_changes(config: RouterConfig) -> list[Change]:
     """Each change once."""
-    causes: tuple[str, ...] = ("load", "in_flight", "no_credit", "session", "tier_weight")
+    causes: tuple[str, ...] = (
+        *("load", "in_flight", "no_credit", "session", "tier_weight"),
+        *(["topology"] if config.kv_transfer_domain else []),
+    )
     if config.router_mode != "kv":
         causes = ("spread",)
     elif config.router_temperature > 0:
