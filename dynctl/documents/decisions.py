@@ -12,6 +12,7 @@ from dynctl.documents.route_of_plan import (
     bypass_row,
     decision_ref,
     decision_result,
+    overlap_doubts,
     pair_choice,
     preference_row,
 )
@@ -73,7 +74,8 @@ class DecisionRow(msgspec.Struct, frozen=True):
     answered. ``preference``: how near the preferred domain was to losing; only for the newest plan
     of each preferred taint, and only with ``?preferences=1``. ``observed``: the choice of a Dynamo
     frontend; its workers are those of the row, and tokens, cached blocks, cost and margin are
-    predicted.
+    predicted. ``tokens_estimated``: the prompt was not tokenized, so ``tokens`` and ``blocks`` are
+    estimates from its characters, and ``cached_blocks`` is None: unknown.
     """
 
     id: str
@@ -84,7 +86,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
     stage: str
     tokens: int = 0
     blocks: int = 0
-    cached_blocks: int = 0
+    cached_blocks: int | None = 0
     prefill: Ref | None = None
     decode: Ref | None = None
     domains: dict[str, str] = {}
@@ -102,6 +104,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
     #: (:func:`moved_by`), empty where it did not. A refusal has its message instead.
     why: str = ""
     moved: str = ""
+    tokens_estimated: bool = False
 
 
 class DecisionList(msgspec.Struct, frozen=True):
@@ -154,7 +157,7 @@ def decision_row(
         stage=final.stage,
         tokens=final.isl_tokens,
         blocks=final.prompt_blocks,
-        cached_blocks=first.overlap_blocks(first.winner) if first.winner is not None else 0,
+        cached_blocks=_cached_blocks(first),
         prefill=decision_ref(plan.prefill),
         decode=decision_ref(plan.decode),
         domains={} if answering is None else dict(answering.domains),
@@ -169,7 +172,15 @@ def decision_row(
         bypass=UNSET if plan.bypass is None else plan.bypass.reason,
         why=short_reason(first) if plan.ok else "",
         moved=moved_by(plan),
+        tokens_estimated=not first.overlap_modelled,
     )
+
+
+def _cached_blocks(first: Decision) -> int | None:
+    """What the winner of the first hop has of the prompt; None where that is unknown."""
+    if not first.overlap_modelled:
+        return None
+    return 0 if first.winner is None else first.overlap_blocks(first.winner)
 
 
 def short_reason(decision: Decision) -> str:
@@ -373,6 +384,8 @@ def past_decision(
         block_size=final.block_size,
         blocks=final.prompt_blocks,
         assumptions=list(dict.fromkeys(notes)),
+        doubts=list(overlap_doubts(final)),
+        tokens_estimated=not final.overlap_modelled,
         winner=Winner(decision_ref(plan.prefill), decision_ref(plan.decode)),
         prefill=_shown(plan.prefill, whole),
         decode=_shown(plan.decode, whole),

@@ -6,7 +6,8 @@ The causes of a step add up to what the step lost; a cause with negative tokens 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -30,13 +31,16 @@ UNEXPLAINED: Final = "unexplained"
 
 class CauseText(NamedTuple):
     """What a cause is called, in short and in whole, what changes it, the codes of `dynctl explain`
-    about it, and the condition under which its gain is computed (empty: it is not)."""
+    about it, and the condition under which its gain is computed (empty: it is not).
+
+    ``setting``: a setting may change it too, which is tried on the recorded choices."""
 
     label: str
     title: str
     act: str = ""
     codes: tuple[str, ...] = ()
     gain_if: str = ""
+    setting: bool = False
 
 
 #: Under which condition a choice would have reused more.
@@ -63,19 +67,21 @@ CAUSES: Final = {
     "split": CauseText(
         "prefixes split over workers",
         "evicted from its worker, while one shared cache would have kept it",
-        "keep equal prefixes together: raise --router-prefill-load-scale (with sessions: "
-        "--router-session-affinity-ttl-secs)",
+        "more KV blocks keep the copies of a prefix",
+        setting=True,
     ),
     "spread": CauseText(
         "spread by the router mode",
         "the router mode does not read caches, so prefixes are spread over workers",
         "--router-mode kv",
         gain_if=_CHOSEN,
+        setting=True,
     ),
     "in_flight": CauseText(
         "still being computed",
         "the prefix was still being computed",
-        "--router-predicted-ttl-secs 5 counts a prompt where it was just sent",
+        "requests that begin with the same prefix at the same moment compute it several times",
+        setting=True,
     ),
     "blind": CauseText(
         "another router",
@@ -104,8 +110,8 @@ CAUSES: Final = {
     "stale": CauseText(
         "events late",
         "KV events arrived late, so the index was behind the engine",
-        "shorten the way of the events: dynctl events tail; --router-predicted-ttl-secs 5 bridges "
-        "new blocks",
+        "shorten the way of the events: dynctl events tail",
+        setting=True,
     ),
     "restart": CauseText(
         "restart or clear",
@@ -121,28 +127,29 @@ CAUSES: Final = {
     "load": CauseText(
         "load beat cache",
         "load beat cache",
-        "raise --router-prefill-load-scale, or add workers where the prefix is hot; "
-        "dynctl why ID shows both costs",
+        "add workers where the prefix is hot; dynctl why ID shows both costs",
         gain_if=_CHOSEN,
+        setting=True,
     ),
     "no_credit": CauseText(
         "cache has no weight",
         "the settings of the router give cached blocks no weight",
-        "--router-kv-overlap-score-credit 1 --router-prefill-load-scale 1 "
-        "--router-track-prefill-tokens",
+        "dynctl why ID shows the terms of the cost",
         gain_if=_CHOSEN,
+        setting=True,
     ),
     "tier_weight": CauseText(
         "lower tiers count less",
         "more of the prefix was in a worker's host memory or on its disk, which count less",
-        "raise --router-host-cache-hit-weight and --router-disk-cache-hit-weight where loading is "
-        "faster than computing",
+        "blocks below the device are worth their weight where loading is faster than computing",
         gain_if=_CHOSEN,
+        setting=True,
     ),
     "topology": CauseText(
         "topology",
         "the topology policy kept the request away from its prefix",
-        "add capacity in the request's domain, or --kv-transfer-enforcement preferred",
+        "add capacity in the request's domain",
+        setting=True,
     ),
     "busy": CauseText(
         "busy",
@@ -163,14 +170,16 @@ CAUSES: Final = {
     "session": CauseText(
         "session",
         "the session stayed on its worker",
-        "--router-session-affinity-yield-blocks lets a session move to a longer prefix",
+        "a session that stays keeps its own prefix: dynctl why ID",
         gain_if=_CHOSEN,
+        setting=True,
     ),
     "temperature": CauseText(
         "temperature",
         "the temperature drew a worker with a shorter prefix",
-        "--router-temperature 0",
+        "a temperature above 0 draws dearer workers too: dynctl why ID",
         gain_if=_CHOSEN,
+        setting=True,
     ),
     "estimate": CauseText(
         "estimate forgot",
@@ -213,6 +222,25 @@ CAUSES: Final = {
 }
 
 
+class HitsTrial(msgspec.Struct, frozen=True):
+    """Settings that were tried on recorded choices, each on the state that its router had.
+
+    ``changed`` choices would have been others, whose workers had ``tokens`` more of the prompts
+    cached (negative: fewer). ``flags``: the settings as options.
+    """
+
+    settings: dict[str, Any]
+    flags: str
+    changed: int
+    tokens: int
+
+
+def best_trial(trials: Sequence[HitsTrial]) -> HitsTrial | None:
+    """The settings that gain most; None where none changes a choice for the better."""
+    helpful = [one for one in trials if one.changed and one.tokens > 0]
+    return max(helpful, key=lambda one: one.tokens, default=None)
+
+
 class HitsCause(msgspec.Struct, frozen=True):
     """A part of a step: ``tokens`` lost (negative: gained) by ``requests`` requests.
 
@@ -223,6 +251,7 @@ class HitsCause(msgspec.Struct, frozen=True):
     addition under the condition ``gain_if``, with caches as they were; at most ``share``. None
     where the records do not have what it is computed from. ``replay``: command lines that simulate
     the same requests as they were and with the change; empty where `dynctl replay` cannot.
+    ``trials``: what settings that may reduce it do to ``tried`` recorded choices, the best first.
     """
 
     cause: str
@@ -239,6 +268,8 @@ class HitsCause(msgspec.Struct, frozen=True):
     gain: float | None = None
     gain_if: str = ""
     replay: list[str] = []
+    tried: int = 0
+    trials: list[HitsTrial] = []
 
 
 class HitsRung(msgspec.Struct, frozen=True):

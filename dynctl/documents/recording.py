@@ -12,7 +12,15 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from router_core import Change
+from router_core import (
+    Change,
+    Pin,
+    Router,
+    RoutingRequest,
+    Session,
+    constraints,
+    sequence_hashes,
+)
 
 RecordingSource = Literal["frontend", "observe", "dynamo", "simulation"]
 
@@ -246,3 +254,65 @@ def moved_snapshot(snapshot: dict[str, Any], by: float) -> dict[str, Any]:
         entries = [[*row[:5], row[5] + by, *row[6:]] for row in queue["entries"]]
         plain["queue"] = {**queue, "entries": entries}
     return plain
+
+
+# -- a recorded request -------------------------------------------------------------------
+
+
+def request_of(arrived: Arrived) -> RoutingRequest:
+    """The request as the router got it."""
+    options = arrived.asked
+
+    def pin(name: str) -> Pin | None:
+        return Pin(*options[name]) if name in options else None
+
+    allowed = options.get("allowed")
+    return RoutingRequest(
+        arrived.id,
+        arrived.model,
+        arrived.isl_tokens,
+        arrived.block_size,
+        arrived.hashes,
+        constraints(options.get("required", ()), options.get("preferred", {})),
+        pin("pin_prefill"),
+        pin("pin_decode"),
+        None if allowed is None else frozenset(allowed),
+        overlap_modelled=not options.get("not_modelled", False),
+        lora_name=arrived.lora or None,
+        salted=arrived.salted,
+        priority=arrived.priority,
+        strict_priority=options.get("strict_priority", 0),
+        policy_class=options.get("policy_class"),
+        arrived_at=arrived.at,
+        session=Session(arrived.session, arrived.at) if arrived.session else None,
+        served_name=options.get("served_name"),
+    )
+
+
+def local_hashes_below(router: Router, hashes: Sequence[int]) -> tuple[int, ...]:
+    """The local hashes of a prompt's blocks that a rank has below its device; -1 for the others,
+    which a router does not look up there, or does not find.
+
+    A recording has the sequence hash of each block, which follows from the one before it and the
+    local hash. The events of lower tiers have the local hashes.
+    """
+    found = [-1] * len(hashes)
+    held: dict[int, dict[int | None, list[tuple[int, int]]]] = {}
+    for row in router.tiers.dump():
+        after = held.setdefault(row["slot"], {})
+        for parent, local, name in row["blocks"]:
+            after.setdefault(parent, []).append((local, name))
+    for slot, after in held.items():
+        depth = router.index.find_matches(hashes, 1 << slot).column([slot])[0]
+        parents: set[int | None] = {None}
+        if depth:
+            parents = {router.index.name_of(slot, hashes[:depth])}
+        for i in range(depth, len(hashes)):
+            above = hashes[i - 1] if i else None
+            candidates = [one for parent in parents for one in after.get(parent, ())]
+            parents = set()
+            for local, name in candidates:
+                if sequence_hashes((local,), above)[0] == hashes[i]:
+                    found[i] = local
+                    parents.add(name)
+    return tuple(found)

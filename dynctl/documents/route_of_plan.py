@@ -54,6 +54,8 @@ from router_core import (
     preference,
 )
 
+#: How the note of a decision begins that was made without the block hashes of its prompt.
+NOT_MODELLED: Final = "cache overlap not modelled"
 #: Prefill ranks whose decode hop is listed where several were possible.
 MAX_BY_PREFILL = 16
 
@@ -95,6 +97,7 @@ def route_result(
             *_drawn(hops),
             *_refused_draws(by_prefill),
             *_drawn_bypass(plan),
+            *overlap_doubts(plan.final),
             *_estimated(hops),
             *_waiting(hops, doubts := list(doubts)),
             *doubts,
@@ -127,6 +130,7 @@ def route_result(
         relaxed=plan.relaxed,
         bypass=bypass_row(plan),
         pairs=pair_choice(plan, decode_after),
+        tokens_estimated=not request.overlap_modelled,
     )
 
 
@@ -202,6 +206,13 @@ def _refused_draws(by_prefill: Sequence[ByPrefill]) -> Iterator[Doubt]:
     if 0 < len(refused) < len(by_prefill):
         names = some_names(one.prefill.worker for one in refused)
         yield doubt("DYR0725", refused=len(refused), drawn=len(by_prefill), names=names)
+
+
+def overlap_doubts(decision: Decision) -> Iterator[Doubt]:
+    """A doubt where the router had no block hashes of the prompt, and so counts none as cached."""
+    if not decision.overlap_modelled:
+        notes = (note for note in decision.notes if note.startswith(NOT_MODELLED))
+        yield doubt("DYR0704", why=next(notes, NOT_MODELLED))
 
 
 def _estimated(hops: Iterable[DecisionResult | None]) -> Iterator[Doubt]:

@@ -367,7 +367,8 @@ class RouteResult(msgspec.Struct, frozen=True):
     answer itself is that of ``worker_set``, the most likely one. ``status``: the HTTP status with
     which a Dynamo frontend refuses the request, where it is known. ``bypass``: only with
     conditional disaggregation. ``observed``: what a Dynamo frontend chose, only in past decisions
-    of ``serve observe``; ``winner`` and the hops are then predictions.
+    of ``serve observe``; ``winner`` and the hops are then predictions. ``tokens_estimated``: the
+    prompt was not tokenized, so ``tokens`` and ``blocks`` are estimates from its characters.
     """
 
     model: str
@@ -392,6 +393,7 @@ class RouteResult(msgspec.Struct, frozen=True):
     #: Where prefill and decode are chosen as a pair, at temperature 0.
     pairs: PairChoice | UnsetType = UNSET
     observed: ObservedChoice | UnsetType = UNSET
+    tokens_estimated: bool = False
     kind: str = "RouteResult"
     schema: int = SCHEMA
 

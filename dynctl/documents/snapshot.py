@@ -38,7 +38,8 @@ class DecisionLine(msgspec.Struct, frozen=True):
 
     ``complete``: the source can explain it. Otherwise only the winners are known and every number
     is None. ``domains`` are the answering worker's, ``prefill_domains`` the prefill worker's.
-    ``source``: where the decision was read.
+    ``source``: where the decision was read. ``tokens_estimated``: the prompt was not tokenized, so
+    ``blocks`` is an estimate from its characters, and ``cached_blocks`` unknown.
     """
 
     id: str
@@ -63,6 +64,7 @@ class DecisionLine(msgspec.Struct, frozen=True):
     #: What decided and how topology moved the request, in a few words; empty where unknown.
     why: str = ""
     moved: str = ""
+    tokens_estimated: bool = False
 
     @property
     def hop_verdict(self) -> str:

@@ -64,7 +64,10 @@ class DomainCapacity(msgspec.Struct, frozen=True):
     """One model in one value of a domain; ``value`` None: its workers publish no such domain.
 
     ``decode_per_prefill``: available decode workers for each available prefill worker, None where
-    there are none of one. ``state``: ok, stranded, or down (all its workers are unavailable).
+    there are none of one. ``unreached``: those of ``workers`` whose engine was never reached; what
+    they publish is unknown. ``state``: ok, stranded, crosses (it has no available decode worker,
+    and the policy of its prefill workers lets them hand over to other domains), or down (all its
+    workers are unavailable).
     """
 
     model: str
@@ -77,6 +80,7 @@ class DomainCapacity(msgspec.Struct, frozen=True):
     stranded: list[Stranded]
     state: str
     workers: list[str]
+    unreached: list[str] = []
 
 
 class TopologyShow(msgspec.Struct, frozen=True):

@@ -30,6 +30,10 @@ class ReportedLoad(msgspec.Struct, frozen=True):
     waiting_requests: int | None = None
 
 
+#: The status of an engine that was never reached: what it publishes is unknown.
+UNREACHED: Final = "unknown"
+
+
 class RankRow(msgspec.Struct, frozen=True):
     """One rank. Loads are counted by the router; ages are in seconds, None: never.
 
@@ -83,7 +87,8 @@ class StreamState(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One worker with its ranks. ``status``: ready or unavailable, and ``reason`` why.
+    """One worker with its ranks. ``status``: ready or unavailable, and ``reason`` why; unknown for
+    an engine that was never reached.
 
     ``device``: ``cpu`` or the kind of its accelerator; absent where it is unknown.
     ``worker_sets``: the sets that it serves, of a Dynamo; prefill workers hand over to decode
@@ -142,7 +147,8 @@ class EngineRow(WorkerRow, frozen=True, kw_only=True):
 class UnregisteredEngine(msgspec.Struct, frozen=True):
     """An engine that is not registered: its model is unknown, or it cannot serve requests.
 
-    ``reason``: why. ``model`` and ``role`` are empty where unknown.
+    ``reason``: why. ``model`` and ``role`` are empty where unknown. ``domains`` and
+    ``runtime_config`` have what was specified; what the engine itself publishes is unknown.
     """
 
     name: str
@@ -153,8 +159,10 @@ class UnregisteredEngine(msgspec.Struct, frozen=True):
     id: str
     source: str
     endpoint: str
-    status: str = "unknown"
+    status: str = UNREACHED
     ranks: list[EngineRank] = []
+    domains: dict[str, str] = {}
+    runtime_config: dict[str, Any] = {}
 
 
 class WorkerList(msgspec.Struct, frozen=True):

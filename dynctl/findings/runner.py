@@ -71,13 +71,20 @@ def found(subject: str, **arguments: object) -> Found:
     return Found(subject, arguments)
 
 
-def outcome(findings: Iterable[Found], unread: Iterable[str] = (), summary: str = "") -> Outcome:
-    """Wrong if anything was found, skipped if something could not be read, else passed."""
+def outcome(
+    findings: Iterable[Found], unread: Iterable[str] = (), summary: str = "", nothing: str = ""
+) -> Outcome:
+    """Wrong if anything was found, skipped if something could not be read, else passed.
+
+    ``nothing``: why no object was checked, empty where one was: such a check is skipped.
+    """
     wrong, missing = tuple(findings), tuple(dict.fromkeys(unread))
     gaps = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if missing[3:] else "")
     if wrong:
         return Wrong(wrong, f"{_UNAVAILABLE}{gaps}" if gaps else "")
-    return Skipped(gaps, unread=True) if gaps else Passed(summary)
+    if gaps:
+        return Skipped(gaps, unread=True)
+    return Skipped(nothing) if nothing else Passed(summary)
 
 
 def run(

@@ -100,8 +100,9 @@ class FrontendFacts:
     """One frontend. Where ``kind`` is Unread, all else is unknown.
 
     ``mode``: the router mode, None where the frontend does not report it. ``models``: the models
-    that it serves. ``conditions``: those that a dynctl frontend reports. ``graph`` and ``space``:
-    its graph and its Dynamo namespace, empty where they are unknown.
+    that it serves. ``conditions``: those that a dynctl frontend reports. ``requires_domain``:
+    whether a transfer policy requires a domain of a prefill worker, None where it is unknown.
+    ``graph`` and ``space``: its graph and its Dynamo namespace, empty where they are unknown.
     """
 
     url: str
@@ -113,6 +114,7 @@ class FrontendFacts:
     ready: Mapping[str, ModelReadiness | Unread] = field(default_factory=dict)
     thresholds: Mapping[str, Thresholds] | Unread = Unread("not read")
     conditions: tuple[Condition, ...] | Unread = Unread("not read")
+    requires_domain: bool | None = None
     graph: str = ""
     space: str = ""
 

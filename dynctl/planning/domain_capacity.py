@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.tasks import SLICE, drained
@@ -20,7 +20,7 @@ from dynctl.documents.topology import (
     TopologyShow,
     TransferPolicy,
 )
-from dynctl.documents.workers import WorkerRow
+from dynctl.documents.workers import UNREACHED, WorkerRow
 from router_core import (
     UNCONSTRAINED,
     ImpliedConstraints,
@@ -32,6 +32,9 @@ from router_core import (
     WorkerError,
     implied_constraints,
 )
+
+#: Names of workers in one sentence.
+_NAMED: Final = 3
 
 
 def topology_show(
@@ -78,7 +81,7 @@ def topology_steps(
     ordered = sorted(groups, key=lambda key: (key[0], key[1] is None, key[1] or ""))
     rows = []
     for model, value in ordered:
-        rows.append(_capacity(model, value, groups[model, value], fleet))
+        rows.append(_capacity(model, chosen, value, groups[model, value], fleet))
         yield
     return TopologyShow(source, chosen, known, rows)
 
@@ -164,6 +167,23 @@ class _Fleet:
         except (PolicyUnderivable, WorkerError) as error:
             return str(error)
 
+    def has_decode(self, model: str, domain: str | None, value: str | None) -> bool:
+        """Whether a decode worker in that value of the domain is available, busy or not; True for
+        workers without a value, whose place is unknown."""
+        if domain is None or value is None:
+            return True
+        return (model, domain, value) in self._decode_places
+
+    @cached_property
+    def _decode_places(self) -> set[tuple[str, str, str]]:
+        """Model, domain and value of each available decode worker."""
+        return {
+            (row.model, *place)
+            for row in self._workers
+            if row.role == Role.DECODE and _available(row)
+            for place in row.domains.items()
+        }
+
     def stranded(self, rows: Sequence[WorkerRow]) -> list[Stranded]:
         """The prefill workers of ``rows`` without a decode worker, by what is missing."""
         lacking: dict[tuple[str | None, str], list[WorkerRow]] = defaultdict(list)
@@ -207,7 +227,9 @@ class _Fleet:
             return None
         if not fitting:
             there = "has it" if taint else "is there"
-            return f"no decode worker of {model}{self._where(model, sets)} {there}"
+            late = [row.name for row in self._decode.get(("", "", taint), ())]
+            unreached = f" ({', '.join(late[:_NAMED])} not reached yet)" if late else ""
+            return f"no decode worker of {model}{self._where(model, sets)} {there}{unreached}"
         busy = sum(map(_available, fitting))
         states = [f"{busy:,} busy"] if busy else []
         states += [f"{len(fitting) - busy:,} unavailable"] if busy < len(fitting) else []
@@ -235,7 +257,7 @@ class _Fleet:
 
 
 def _capacity(
-    model: str, value: str | None, rows: Sequence[WorkerRow], fleet: _Fleet
+    model: str, domain: str | None, value: str | None, rows: Sequence[WorkerRow], fleet: _Fleet
 ) -> DomainCapacity:
     roles: dict[str, list[WorkerRow]] = {role.value: [] for role in Role}
     for row in rows:
@@ -244,6 +266,9 @@ def _capacity(
     prefill, decode = _role(roles[Role.PREFILL]), _role(roles[Role.DECODE])
     givers, takers = prefill.ready + prefill.busy, decode.ready + decode.busy
     stranded = fleet.stranded(roles[Role.PREFILL])
+    policies = _policies(roles[Role.PREFILL], fleet)
+    kept = domain is not None and any(one.domain == domain for one in policies)
+    crosses = bool(givers) and kept and not fleet.has_decode(model, domain, value)
     return DomainCapacity(
         model=model,
         value=value,
@@ -251,17 +276,20 @@ def _capacity(
         decode=decode,
         aggregated=_role(roles[Role.AGGREGATED]),
         decode_per_prefill=round(takers / givers, 6) if givers and takers else None,
-        policies=_policies(roles[Role.PREFILL], fleet),
+        policies=policies,
         stranded=stranded,
-        state=_state(rows, stranded),
+        state=_state(rows, stranded, crosses=crosses),
         workers=sorted(row.name for row in rows),
+        unreached=sorted(row.name for row in rows if row.status == UNREACHED),
     )
 
 
-def _state(rows: Sequence[WorkerRow], stranded: Sequence[Stranded]) -> str:
+def _state(rows: Sequence[WorkerRow], stranded: Sequence[Stranded], *, crosses: bool) -> str:
     if not any(map(_available, rows)):
         return "down"
-    return "stranded" if stranded else "ok"
+    if stranded:
+        return "stranded"
+    return "crosses" if crosses else "ok"
 
 
 def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:

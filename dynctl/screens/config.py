@@ -67,15 +67,26 @@ def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
     columns: list[Column[AdvisedSetting]] = [
         Column("name", "SETTING", lambda s: s.name, lambda s: s.name),
         Column("now", "NOW", lambda s: setting_text(s.now), lambda s: s.now, right=True),
-        Column("advised", "ADVISED", _range, lambda s: s.low, right=True),
-        Column("fits", "FITS", lambda s: "yes" if s.fits else "no", lambda s: s.fits),
+        Column("guide", "GUIDE", _range, lambda s: s.low, right=True),
+        Column("advised", "ADVISED", _advised, lambda s: s.advised, right=True),
         Column("why", "WHY", lambda s: s.why, lambda s: s.why, rank=1),
     ]
     if advice.settings:
         text += table(columns, advice.settings, canvas)
+    for one in advice.settings:
+        if one.result and not one.fits:
+            text += "\n".join(canvas.paragraph(f"{one.name} {_range(one)}: {one.result}")) + "\n"
+    if advice.not_preset:
+        text += "\n".join(canvas.paragraph(advice.not_preset, first="", rest="  ")) + "\n"
     if advice.preset is not None:
         text += f"all of them: --preset {advice.preset}\n"
     return text
+
+
+def _advised(setting: AdvisedSetting) -> str:
+    if setting.fits:
+        return "as now"
+    return "keep" if setting.advised is None else amount(setting.advised)
 
 
 def _range(setting: AdvisedSetting) -> str:

@@ -14,7 +14,7 @@ from dynctl.documents.workers import WorkerRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.cells import padded
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
-from dynctl.screens.numbers import amount, count, opening
+from dynctl.screens.numbers import amount, count, estimate, opening
 from dynctl.screens.streaming import LineStream
 
 UNKNOWN: Final = "?"
@@ -82,7 +82,7 @@ def decision_columns(
         Column("cached", "CACHED", cached_text, lambda d: d.cached_blocks, right=True, rank=1),
         Column("cost", "COST", lambda d: number_text(d, d.cost), lambda d: d.cost, right=True,
                rank=3),
-        Column("tokens", "BLOCKS", lambda d: count(d.blocks), lambda d: d.blocks, right=True,
+        Column("tokens", "BLOCKS", _blocks_text, lambda d: d.blocks, right=True,
                rank=6, wide=True),
         Column("margin", "MARGIN", _margin, lambda d: d.margin, right=True, rank=4, wide=True),
         Column("why", "WHY", reason_text, reason_text, name=True, shortest=_WHY, sentence=True),
@@ -227,11 +227,20 @@ def cached_text(line: DecisionLine) -> str:
     """Cached blocks of all prompt blocks."""
     if line.refused:
         return NOTHING
+    if line.tokens_estimated:
+        return f"{UNKNOWN}/{_blocks_text(line)}"
     if line.cached_blocks is None:
         return UNKNOWN if not line.complete else NOTHING
     if line.blocks is None:
         return f"{line.cached_blocks:,}/{UNKNOWN}"
     return f"{line.cached_blocks:,}/{line.blocks:,}"
+
+
+def _blocks_text(line: DecisionLine) -> str:
+    """Prompt blocks: ``~28`` where they are an estimate."""
+    if line.blocks is None:
+        return count(None)
+    return estimate(line.blocks) if line.tokens_estimated else count(line.blocks)
 
 
 def _margin(line: DecisionLine) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from dynctl.base.quantities import percent
-from dynctl.documents.hits import CAUSES, RUNGS, HitsCause, HitsGroup, HitsReport, HitsRung
+from dynctl.documents.hits import (
+    CAUSES,
+    RUNGS,
+    HitsCause,
+    HitsGroup,
+    HitsReport,
+    HitsRung,
+    best_trial,
+)
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import count, plural
@@ -153,15 +161,34 @@ def _extent(one: HitsCause) -> str:
 
 def _more(one: HitsCause, canvas: Canvas) -> list[str]:
     """What is known about a cause beyond its size."""
-    if one.cause == "stale" and one.after is not None:
-        return canvas.paragraph(f"half of the events came {one.after:.1f} s late", first=" " * 9)
     lines = []
+    if one.cause == "stale" and one.after is not None:
+        lines += canvas.paragraph(f"half of the events came {one.after:.1f} s late", first=" " * 9)
+    if CAUSES[one.cause].setting:
+        lines += canvas.paragraph(_tried(one), first=" " * 9)
     if one.gain is not None:
         text = f"at most {_points(one.gain)} points for these requests {one.gain_if}"
         lines += canvas.paragraph(text, first=" " * 9)
     for command in one.replay:
         lines += canvas.paragraph(command, first=" " * 9 + "$ ", rest=" " * 11)
     return lines
+
+
+def _tried(one: HitsCause) -> str:
+    """What the advised settings do to the recorded choices, or why none is advised."""
+    if not one.tried:
+        return "no setting was tried: the recorded choices cannot be repeated"
+    choices = plural(one.tried, "recorded choice")
+    best = best_trial(one.trials)
+    if best is not None:
+        return (
+            f"tried on {choices}: {best.flags} changes {best.changed:,}, and finds "
+            f"{plural(best.tokens, 'token')} more in the caches"
+        )
+    settings = "; ".join(trial.flags for trial in one.trials)
+    if not settings:
+        return f"no setting is left to try on {choices}"
+    return f"tried on {choices}, none finds more in the caches: {settings}"
 
 
 def _columns(report: HitsReport) -> list[Column[HitsGroup]]:

@@ -45,6 +45,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def estimate(number: int) -> str:
+    """``~450``: a number that is a guess."""
+    return f"~{number:,}"
+
+
 def opening(text: str, width: int) -> str:
     """``text`` in at most ``width`` characters, cut at the end of a phrase.
 

@@ -83,8 +83,8 @@ class ExplainScreen:
 
 def _request(result: RouteResult) -> str:
     parts = [
-        plural(result.tokens, "token"),
-        f"{plural(result.blocks, 'full block')} of {result.block_size}",
+        words.counted(result, result.tokens, "token"),
+        f"{words.counted(result, result.blocks, 'full block')} of {result.block_size}",
         f"model {result.model}",
         f"mode {result.mode}",
     ]
@@ -186,7 +186,8 @@ def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
     def cached(hop: DecisionResult) -> str:
         if not words.credits_overlap(hop):
             return "-"
-        return f"{won(hop).overlap_blocks:,} of {result.blocks:,}"
+        cached = f"{won(hop).overlap_blocks:,}" if hop.overlap_modelled else "?"
+        return f"{cached} of {words.counted(result, result.blocks)}"
 
     def ahead(hop: DecisionResult) -> str:
         if len(hop.candidates) == 1:

@@ -52,6 +52,7 @@ class _Line:
     terms: tuple[Term, ...] = ()
 
     counted: bool = False
+    modelled: bool = True
 
     @property
     def scored_cache(self) -> bool:
@@ -221,7 +222,7 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
         Column(
             "overlap_blocks",
             "cached",
-            lambda line: f"{line.row.overlap_blocks:,}" if line.scored_cache else "-",
+            _cached,
             lambda line: line.row.overlap_blocks,
             right=True,
         ),
@@ -251,6 +252,12 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
     if any(row.following is not UNSET for hop in hops for row in hop.candidates):
         columns.append(_FOLLOWING)
     return columns
+
+
+def _cached(line: _Line) -> str:
+    if not line.scored_cache:
+        return "-"
+    return f"{line.row.overlap_blocks:,}" if line.modelled else "?"
 
 
 def _trust(line: _Line) -> str:
@@ -369,7 +376,8 @@ def _lines(hop: DecisionResult, limit: int | None) -> list[_Line]:
     worst = max((row.cost for row in rows), default=0.0)
     ranked = has_ranks(hop)
     counted = hop.mode == "kv" and hop.stage == "decode" and credits_overlap(hop)
-    return [_Line(row, best, worst, ranked, tuple(hop.terms), counted) for row in rows]
+    terms, modelled = tuple(hop.terms), hop.overlap_modelled
+    return [_Line(row, best, worst, ranked, terms, counted, modelled) for row in rows]
 
 
 def _as_line(row: RejectedRow, ranked: bool) -> _Line:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from dynctl.base.quantities import chance, percent
+from dynctl.documents.decisions import PastDecision
 from dynctl.documents.route_result import (
     UNKNOWN_LOAD,
     BypassRow,
@@ -58,7 +59,10 @@ def certainty(result: RouteResult) -> tuple[str, str] | None:
     """The label ``certain`` or ``doubts`` and its line; None where neither is known."""
     count = sum(one.matters for one in result.doubts)
     if count:
-        return "doubts", f"{count:,} could change the answer"
+        past = isinstance(result, PastDecision)
+        return "doubts", f"{count:,} " + (
+            "when it was decided" if past else "could change the answer"
+        )
     if not result.certain:
         return None
     if result.doubts:
@@ -76,6 +80,12 @@ def certainty(result: RouteResult) -> tuple[str, str] | None:
     )
 
 
+def counted(result: RouteResult, number: int, noun: str = "") -> str:
+    """Tokens or blocks of the prompt: ``~450 tokens`` where the prompt was not tokenized."""
+    text = plural(number, noun) if noun else f"{number:,}"
+    return f"~{text}" if result.tokens_estimated else text
+
+
 def assumptions(result: RouteResult) -> Iterator[str]:
     """The assumptions of the answer, most important first."""
     hops = [hop for hop in (result.prefill, result.decode) if hop is not None]
@@ -85,7 +95,8 @@ def assumptions(result: RouteResult) -> Iterator[str]:
     named = [*assumed, *(one.what for one in result.doubts)]
     if not modelled and not any(one.startswith(blind) for one in named):
         yield f"{blind}: no tokenizer"
-    yield from assumed
+    doubted = [one.what for one in result.doubts]
+    yield from (one for one in assumed if not any(what.startswith(one) for what in doubted))
 
 
 def worker_sets(result: RouteResult) -> Iterator[str]:
@@ -189,15 +200,16 @@ def verdict(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
         yield " ".join(_how(hop, result))
     if hop.preference is not None:
         yield _preference(hop)
-    yield from _prefill_load(hop)
+    yield from _prefill_load(hop, result)
     if hop.session:
         yield _session(hop.session)
     for note in hop.notes:
-        if note not in result.assumptions and all(note != one.what for one in result.doubts):
+        known = any(one.what.startswith(note) for one in result.doubts)
+        if note not in result.assumptions and not known:
             yield f"note: {note}"
 
 
-def _prefill_load(hop: DecisionResult) -> Iterator[str]:
+def _prefill_load(hop: DecisionResult, result: RouteResult) -> Iterator[str]:
     """What the prefill load model leaves of the active prefill, and what it predicts."""
     fallen = [
         f"{row.active_prefill_tokens:,} of {row.booked_prefill_tokens:,} on {row.worker}"
@@ -211,7 +223,7 @@ def _prefill_load(hop: DecisionResult) -> Iterator[str]:
     load = hop.prefill_load
     if load is not UNSET:
         yield (
-            f"prefill of {plural(load.tokens, 'token')} is predicted to take "
+            f"prefill of {counted(result, load.tokens, 'token')} is predicted to take "
             f"{load.seconds * 1e3:,.3g} ms ({load.model})"
         )
 
@@ -592,7 +604,9 @@ def _freshness(result: RouteResult, final: DecisionResult) -> Iterator[str]:
         return
     index, load = judged.freshness.index, final.freshness.load
     noun = "rank" if has_ranks(judged) else "worker"
-    if index.estimated and index.publishers == 0:
+    if not judged.overlap_modelled:
+        text = "cached blocks of this prompt unknown: routed by load only"
+    elif index.estimated and index.publishers == 0:
         text = "no KV events: caches estimated from the requests sent there"
     elif index.publishers == 0:
         text = "caches of these workers unknown: routed by load only"

@@ -171,7 +171,9 @@ def _origin(row: DomainCapacity) -> str:
 def _state(row: DomainCapacity) -> str:
     stranded = sum(len(one.workers) for one in row.stranded)
     if not stranded:
-        return row.state.upper() if row.state == "down" else row.state
+        if row.unreached and len(row.unreached) == len(row.workers):
+            return "not reached"
+        return row.state if row.state == "ok" else row.state.upper()
     able = row.prefill.ready + row.prefill.busy
     return "STRANDED" if stranded == able else f"STRANDED {stranded:,} of {able:,}"
 
@@ -189,8 +191,13 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
             need = f" {verb} {one.requires}" if one.requires else ""
             yield f"{where} is STRANDED: {_named(one.workers)}{need}: {one.reason}; {one.outcome}"
     for row in result.rows:
+        where = _where(row, several=several)
         if row.state == "down":
-            yield f"{_where(row, several=several)} is DOWN: {_all_unavailable(len(row.workers))}"
+            yield f"{where} is DOWN: {_down(row, result.domain)}"
+        elif row.unreached:
+            yield f"{where}: {_not_reached(row, result.domain)}"
+        if row.state == "crosses":
+            yield f"{where} CROSSES: {_crossing(row, result.domain)}"
     for row in result.rows:
         policies = list(dict.fromkeys(policy_text(one, result.domain) for one in row.policies))
         if len(policies) > 1:
@@ -198,10 +205,12 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
                 f"{policy_text(one, result.domain)}: {_named(one.workers)}" for one in row.policies
             )
             yield f"{_value(row)} has more than one policy: {each}"
+    unplaced = [row for row in result.rows if row.value is None]
+    lost = [name for row in unplaced for name in row.workers if name not in row.unreached]
     if result.domain is None:
-        yield "no worker publishes a topology domain: their locations are unknown"
+        if lost:
+            yield "no worker publishes a topology domain: their locations are unknown"
         return
-    lost = [name for row in result.rows if row.value is None for name in row.workers]
     if lost:
         verb, them = ("publishes", "it") if len(lost) == 1 else ("publish", "them")
         modes = {policy.enforcement for row in result.rows for policy in row.policies}
@@ -211,6 +220,35 @@ def topology_notes(result: TopologyShow) -> Iterator[str]:
             else f"a required {result.domain} never reaches {them}"
         )
         yield f"{NO_DOMAIN}: {_named(lost)} {verb} no {result.domain}: {effect}"
+
+
+def _down(row: DomainCapacity, domain: str | None) -> str:
+    if len(row.unreached) == len(row.workers):
+        return _not_reached(row, domain)
+    return _all_unavailable(len(row.workers))
+
+
+def _not_reached(row: DomainCapacity, domain: str | None) -> str:
+    """Workers whose engines were never reached, and what is unknown of them for that reason."""
+    verb, their = ("was", "its") if len(row.unreached) == 1 else ("were", "their")
+    unknown = [] if row.value is not None else [domain or "topology domain"]
+    unknown += [] if row.model else ["model"]
+    text = f"{_named(row.unreached)} {verb} not reached"
+    if not unknown:
+        return text
+    be = "is" if len(unknown) == 1 else "are"
+    return f"{text}: {their} {' and '.join(unknown)} {be} unknown"
+
+
+def _crossing(row: DomainCapacity, domain: str | None) -> str:
+    """What the policies in force do in a domain without an available decode worker."""
+    there = "it has no decode worker"
+    if row.decode.workers:
+        there = "no decode worker of it is available"
+    elif row.unreached:
+        there = f"no decode worker of it was reached ({_named(row.unreached)}: not reached)"
+    policies = dict.fromkeys(policy_text(policy, domain) for policy in row.policies)
+    return f"{there}; KV caches go to decode workers elsewhere, as {' and '.join(policies)} allows"
 
 
 def _where(row: DomainCapacity, *, several: bool) -> str:

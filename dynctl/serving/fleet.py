@@ -20,6 +20,7 @@ from dynctl.base.quantities import percent
 from dynctl.base.tasks import SLICE, drained, end_tasks
 from dynctl.documents.models import EngineHealth
 from dynctl.documents.workers import (
+    UNREACHED,
     EngineRow,
     RankRow,
     StreamState,
@@ -49,7 +50,14 @@ from dynctl.serving.index_runtime import IndexRuntime
 from dynctl.serving.prompts import ChatReader
 from dynctl.serving.service import RoutingService
 from dynctl.wire.index_events import DropCode
-from router_core import Cleared, IndexConnected, IndexMarked, KvEvent, Worker
+from router_core import (
+    Cleared,
+    IndexConnected,
+    IndexMarked,
+    KvEvent,
+    Worker,
+    canonical_taint,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -276,6 +284,8 @@ class Fleet:
                 id=str(spec.worker_id),
                 source=member.source,
                 endpoint=spec.url,
+                domains=dict(spec.domains),
+                runtime_config=_specified(spec),
             )
         ranks = rank_rows(router, worker, self._service.clock(), member.waiting)
         reason = router.registry.unavailable_reason(spec.worker_id)
@@ -828,6 +838,9 @@ class Fleet:
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
             return None
+        if not tokens and (body.get("prompt") or body.get("messages")):
+            # It has the endpoint, and did not read this kind of prompt.
+            return None
         member.tokenize = True
         return tokens
 
@@ -858,6 +871,14 @@ def _unregistered_row(member: Member) -> WorkerRow:
         model=spec.model or "",
         role=spec.role.value if spec.role else "",
         endpoint=spec.url,
-        status="unknown",
+        status=UNREACHED,
         reason=member.problem,
+        domains=dict(spec.domains),
+        runtime_config=_specified(spec),
     )
+
+
+def _specified(spec: WorkerSpec) -> dict[str, Any]:
+    """What the spec has of the card of an engine that was not reached yet."""
+    taints = [canonical_taint(domain, value) for domain, value in spec.domains.items()]
+    return {"taints": [*taints, *spec.taints]} if taints or spec.taints else {}

@@ -20,7 +20,7 @@ import msgspec
 
 from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
-from dynctl.documents.doubts import Doubt, Varies, doubt
+from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
 from dynctl.documents.route_result import RouteResult
@@ -504,11 +504,7 @@ class RoutingService:
             plan,
             now=self.clock(),
             preset=preset,
-            doubts=[
-                *more,
-                *(doubt("DYR0704", varies=Varies(overlap=True), why=n) for n in request.notes),
-                *self.doubts(plan.model),
-            ],
+            doubts=[*more, *self.doubts(plan.model)],
         )
         if request.worker_set is not None:
             result = msgspec.structs.replace(result, worker_set=request.worker_set)

@@ -34,6 +34,11 @@ from router_core import (
 )
 
 #: The name of the service, which the lines of conditions have in logs.
+#: Conditions whose doubt always matters: about the load, or the hashes of the prompt itself.
+_ALWAYS: Final = frozenset(
+    {codes.LOAD_OVERDUE, codes.TOKENIZER_DIFFERS, codes.ENGINE_TOKENIZERS_DIFFER}
+)
+
 _log = logging.getLogger("dynctl.serving.service")
 
 #: Seconds that an evaluation may be shown again while nothing changes.
@@ -318,7 +323,7 @@ class ServiceHealth:
             doubt(
                 "DYR0760" if one.code in codes.NOT_MODELLED else "DYR0705",
                 varies=None
-                if one.code == codes.LOAD_OVERDUE
+                if one.code in _ALWAYS
                 else Varies(overlap=True, workers=None if one.subject == model else [one.subject]),
                 workers=one.subject,
                 why=f"{one.code} {one.message}",

@@ -16,10 +16,11 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.signals import sigterm_like_ctrl_c
-from dynctl.documents.hits import HitsReport
+from dynctl.documents.hits import HitsCause, HitsReport, best_trial
 from dynctl.documents.recording import NO_PROMPT_HASHES, Record
 from dynctl.documents.recording_file import RecordingFile
 from dynctl.health.hits import Ladder, Window
+from dynctl.health.hits.trials import changes
 from dynctl.simulation.replay.inputs import DEFAULT_BLOCK, TraceInput, is_recording
 from dynctl.sources.recording import moment
 from router_core import SETTINGS, TIERS, RouterConfig
@@ -222,32 +223,18 @@ def _policy_of(config: RouterConfig) -> str:
     return ",".join(parts)
 
 
-def _changes(cause: str, config: RouterConfig) -> dict[str, Any]:
-    """The settings that would change a cause, where a replay simulates their effect."""
-    scale = max(1.0, 2 * config.prefill_load_scale)
-    tried: dict[str, dict[str, Any]] = {
-        "spread": {"router_mode": "kv"},
-        "split": {"prefill_load_scale": scale},
-        "load": {"prefill_load_scale": scale},
-        "in_flight": {"router_predicted_ttl_secs": 5.0},
-        "no_credit": {
-            "overlap_score_credit": 1.0,
-            "prefill_load_scale": 1.0,
-            "router_track_prefill_tokens": True,
-        },
-        "temperature": {"router_temperature": 0.0},
-        "session": {
-            "router_session_affinity_mode": "soft",
-            "router_session_affinity_yield_blocks": 0.0,
-        },
-        "tier_weight": {"host_cache_hit_weight": 1.0, "disk_cache_hit_weight": 1.0},
+def _changes(cause: HitsCause, config: RouterConfig) -> dict[str, Any]:
+    """The settings that would change a cause, where a replay simulates their effect.
+
+    The best of those that were tried on the recorded choices; nothing where none of them helps.
+    """
+    if cause.cause == "blind":
         # Routers share bookings, not prompts: what others sent is in the events of the engines.
-        "blind": {"use_kv_events": True},
-    }
-    found = tried.get(cause, {})
-    if cause == "session" and config.router_mode != "kv":
-        return {}  # sessions of other modes move only when their worker is not eligible
-    return {name: value for name, value in found.items() if getattr(config, name) != value}
+        return {} if config.use_kv_events else {"use_kv_events": True}
+    if cause.tried:
+        best = best_trial(cause.trials)
+        return {} if best is None else best.settings
+    return dict(next(iter(changes(cause.cause, config)), ()))
 
 
 def _with_replays(
@@ -283,15 +270,15 @@ def _with_replays(
     largest = []
     for cause in report.largest:
         lines: list[list[str]] = []
-        changes = _changes(cause.cause, config)
+        changed = _changes(cause, config)
         if cause.cause == "capacity" and total_blocks is not None:
             twice = ["--total-blocks", str(2 * total_blocks)]
             lines = [[*several, *one, "--policy", policy] for one in (sized, twice)]
         elif cause.cause == "blind" and several and config.use_kv_events:
             lines = [[*one, *sized, "--policy", policy] for one in (several, ["--routers", "1"])]
-        elif changes:
-            text = ",".join([plain, *(f"{name}={value}" for name, value in changes.items())])
-            if same(f"changed:{text}", replace(config, **changes)) is not None:
+        elif changed:
+            text = ",".join([plain, *(f"{name}={value}" for name, value in changed.items())])
+            if same(f"changed:{text}", replace(config, **changed)) is not None:
                 both = ["--policy", f"now:{plain}", "--policy", f"changed:{text}"]
                 lines = [[*several, *sized, *both]]
         replays = [shlex.join([*command, *rest]) for rest in lines]

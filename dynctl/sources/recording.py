@@ -29,9 +29,11 @@ from dynctl.documents.recording import (
     Record,
     Start,
     State,
+    local_hashes_below,
+    request_of,
 )
 from dynctl.documents.recording_file import ChunkHeader, RecordingFile
-from dynctl.documents.route_of_plan import route_result
+from dynctl.documents.route_of_plan import NOT_MODELLED, route_result
 from dynctl.documents.route_result import Ref, RouteResult
 from dynctl.documents.snapshot import Alert, DecisionLine, Header, Part, Snapshot
 from dynctl.documents.view import SavedView
@@ -41,14 +43,9 @@ from dynctl.sources.source import LiveSource, Source
 from dynctl.sources.view import ViewSource
 from router_core import (
     Booked,
-    Pin,
     Role,
     Router,
-    RoutingRequest,
-    Session,
     SnapshotError,
-    constraints,
-    sequence_hashes,
 )
 
 #: Decisions that are kept for `top`.
@@ -117,65 +114,6 @@ def unreadable(path: Path, error: OSError, option: str = "") -> UsageProblem:
     return UsageProblem(f"{option}{path}: {file_problem(error)}", hint)
 
 
-def request_of(arrived: Arrived) -> RoutingRequest:
-    """The request as the router got it."""
-    options = arrived.asked
-
-    def pin(name: str) -> Pin | None:
-        return Pin(*options[name]) if name in options else None
-
-    allowed = options.get("allowed")
-    return RoutingRequest(
-        arrived.id,
-        arrived.model,
-        arrived.isl_tokens,
-        arrived.block_size,
-        arrived.hashes,
-        constraints(options.get("required", ()), options.get("preferred", {})),
-        pin("pin_prefill"),
-        pin("pin_decode"),
-        None if allowed is None else frozenset(allowed),
-        overlap_modelled=not options.get("not_modelled", False),
-        lora_name=arrived.lora or None,
-        salted=arrived.salted,
-        priority=arrived.priority,
-        strict_priority=options.get("strict_priority", 0),
-        policy_class=options.get("policy_class"),
-        arrived_at=arrived.at,
-        session=Session(arrived.session, arrived.at) if arrived.session else None,
-        served_name=options.get("served_name"),
-    )
-
-
-def local_hashes_below(router: Router, hashes: Sequence[int]) -> tuple[int, ...]:
-    """The local hashes of a prompt's blocks that a rank has below its device; -1 for the others,
-    which a router does not look up there, or does not find.
-
-    A recording has the sequence hash of each block, which follows from the one before it and the
-    local hash. The events of lower tiers have the local hashes.
-    """
-    found = [-1] * len(hashes)
-    held: dict[int, dict[int | None, list[tuple[int, int]]]] = {}
-    for row in router.tiers.dump():
-        after = held.setdefault(row["slot"], {})
-        for parent, local, name in row["blocks"]:
-            after.setdefault(parent, []).append((local, name))
-    for slot, after in held.items():
-        depth = router.index.find_matches(hashes, 1 << slot).column([slot])[0]
-        parents: set[int | None] = {None}
-        if depth:
-            parents = {router.index.name_of(slot, hashes[:depth])}
-        for i in range(depth, len(hashes)):
-            above = hashes[i - 1] if i else None
-            candidates = [one for parent in parents for one in after.get(parent, ())]
-            parents = set()
-            for local, name in candidates:
-                if sequence_hashes((local,), above)[0] == hashes[i]:
-                    found[i] = local
-                    parents.add(name)
-    return tuple(found)
-
-
 class Playback:
     """The router of a recording, moved forward record by record.
 
@@ -189,8 +127,8 @@ class Playback:
         self.router: Router | None = None
         self.now = 0.0
         self.decisions: deque[Decided] = deque(maxlen=KEPT)
-        #: Full prompt blocks of the last requests, by id.
-        self.blocks: dict[str, int] = {}
+        #: Full prompt blocks of the last requests by id, and whether they are an estimate.
+        self.blocks: dict[str, tuple[int, bool]] = {}
         self.conditions: dict[tuple[str, str], Noted] = {}
         self.lost = ""
 
@@ -213,7 +151,9 @@ class Playback:
             self._note(record)
 
     def _arrived(self, record: Arrived) -> None:
-        self.blocks[record.id] = record.isl_tokens // max(1, record.block_size)
+        of_dynamo = self.start is not None and self.start.source in OF_DYNAMO
+        estimated = bool(record.asked.get("not_modelled")) and not of_dynamo
+        self.blocks[record.id] = (record.isl_tokens // max(1, record.block_size), estimated)
         while len(self.blocks) > 2 * KEPT:
             del self.blocks[next(iter(self.blocks))]
 
@@ -369,6 +309,11 @@ class RecordedMoment(ViewSource):
         if arrived is None or router is None:
             return self._bare(found, "its request is not in the recording")
         request = request_of(arrived)
+        start = self.playback.start
+        of_dynamo = start is not None and start.source in OF_DYNAMO
+        why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokens of it"
+        if not request.overlap_modelled:
+            request = replace(request, notes=(f"{NOT_MODELLED}: {why}",))
         if router.tiers.mask and request.sequence_hashes:
             local = local_hashes_below(router, request.sequence_hashes)
             request = replace(request, local_hashes=local)
@@ -380,12 +325,8 @@ class RecordedMoment(ViewSource):
             (None if ref is None else tuple(ref)) == was
             for ref, was in zip(chosen, wanted_refs, strict=True)
         )
-        doubts, assumed = list(self._doubts()), []
+        doubts = list(self._doubts())
         if not request.overlap_modelled:
-            start = self.playback.start
-            of_dynamo = start is not None and start.source in OF_DYNAMO
-            why = NO_PROMPT_HASHES if of_dynamo else "the router had no tokenizer for it"
-            assumed.append(f"cache overlap not modelled: {why}")
             doubts.append(doubt("DYR0764", missing=f"the hashes of this prompt ({why})"))
         result = route_result(
             router,
@@ -393,9 +334,12 @@ class RecordedMoment(ViewSource):
             again,
             now=found.at,
             preset=None,
-            assumptions=assumed,
+            assumptions=request.notes,
             doubts=doubts,
         )
+        if of_dynamo:
+            # Its events have the number of tokens, also without their hashes.
+            result = msgspec.structs.replace(result, tokens_estimated=False)
         names = self._names(found, router)
         if not request.overlap_modelled:
             note = (
@@ -528,7 +472,7 @@ class RecordedFleet(LiveSource):
             ),
             workers=rows,
             decisions=tuple(
-                _line(one, source.router, source.title, played.blocks.get(one.id))
+                _line(one, source.router, source.title, played.blocks.get(one.id, (None, False)))
                 for one in reversed(played.decisions)
             ),
             alerts=tuple(self._alerts(played)),
@@ -568,7 +512,12 @@ class RecordedFleet(LiveSource):
         source.at = source.playback.now = to
 
 
-def _line(one: Decided, router: Router, source: str, blocks: int | None) -> DecisionLine:
+def _line(
+    one: Decided, router: Router, source: str, prompt: tuple[int | None, bool]
+) -> DecisionLine:
+    """``prompt``: its full blocks, None where unknown, and whether they are an estimate."""
+    blocks, estimated = prompt
+
     def ref(pair: tuple[int, int] | None) -> tuple[Ref | None, dict[str, str]]:
         if pair is None:
             return None, {}
@@ -598,6 +547,7 @@ def _line(one: Decided, router: Router, source: str, blocks: int | None) -> Deci
         margin=one.margin,
         cost=one.cost,
         message=one.why if refused else None,
+        tokens_estimated=estimated,
     )
 
 

@@ -78,6 +78,10 @@ class Source(Protocol):
         """The lengths of the requests so far, by model; None without a running frontend."""
         ...
 
+    def recent_decisions(self, limit: int) -> list[RouteResult] | None:
+        """The last decisions with their candidates; None where the source keeps none."""
+        ...
+
     def decision(self, decision_id: str | None) -> RouteResult:
         """A past decision, explained: by its id or the id's end; None: the last one."""
         ...

@@ -83,6 +83,9 @@ class ViewSource:
     def lengths(self) -> None:
         """None: a view has no requests."""
 
+    def recent_decisions(self, limit: int) -> None:
+        """None: it keeps no decisions."""
+
     def config(self) -> ConfigDocument:
         router, origins = self.router, self.view.origins
         if origins is None:

@@ -26,7 +26,7 @@ from dynctl.findings.pages import page as page_of
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
-from dynctl.screens.decisions import clock, decision_report, places
+from dynctl.screens.decisions import cached_text, clock, decision_report, places
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.render import yaml_text
 from dynctl.screens.route import ExplainScreen
@@ -343,6 +343,8 @@ def _cell(cell: ChainCell) -> str:
 
 
 def _cached(line: DecisionLine) -> str:
+    if line.tokens_estimated:
+        return f"{cached_text(line)} blocks"
     if line.cached_blocks is None:
         return "?"
     return f"{line.cached_blocks:,} of {'?' if line.blocks is None else f'{line.blocks:,}'} blocks"

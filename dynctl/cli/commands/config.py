@@ -19,8 +19,11 @@ from dynctl.cli.shared_options import memory_of, one_choice
 
 if TYPE_CHECKING:
     from dynctl.documents.config import ConfigDocument, ConfigReport, SettingRow
+    from dynctl.sources.source import Source
     from dynctl.wire.dynamo.frontend_metrics import Lengths
 
+#: Decisions of each frontend on which advice is tried.
+_TRIED = 50
 _OF_DYNAMO = ("namespace_prefix", "event_plane", "migration_limit", "migration_max_seq_len")
 
 
@@ -65,7 +68,7 @@ def show_config(
         source = connect(options)
         report = remote_report(source.title, source.config(), _steering(context))
         if advise:
-            report = _advised(report, source.lengths())
+            report = _advised(report, source.lengths(), source)
     else:
         if os.environ.get(VARIABLE):
             apply_context(options)  # raises UsageProblem for an unknown context
@@ -73,20 +76,28 @@ def show_config(
         report = _local(router_flags, _steering(context))
         _check(serving, access, report)
         if advise:
-            report = _advised(report, None)
+            report = _advised(report, None, None)
     for warning in report.warnings:
         talk(f"warning: {warning}")
     emit(report, options)
     return 0
 
 
-def _advised(report: ConfigReport, lengths: Mapping[str, Lengths] | None) -> ConfigReport:
+def _advised(
+    report: ConfigReport, lengths: Mapping[str, Lengths] | None, source: Source | None
+) -> ConfigReport:
     import msgspec
 
-    from dynctl.documents.advice import advise
+    from dynctl.documents.advice import advise, tried
 
     values = {row.name: row.value for row in report.settings if row.known}
-    return msgspec.structs.replace(report, advice=advise(lengths, values))
+    advice = advise(lengths, values)
+    if source is not None and any(one.settings for one in advice):
+        decisions = source.recent_decisions(_TRIED)
+        rows = source.workers(index=False) if decisions else []
+        blocks = {row.name: row.runtime_config.get("total_kv_blocks") or 0 for row in rows}
+        advice = [tried(one, decisions, blocks) for one in advice]
+    return msgspec.structs.replace(report, advice=advice)
 
 
 def _steering(context: typer.Context) -> list[SettingRow]:

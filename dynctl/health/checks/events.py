@@ -83,7 +83,13 @@ def _contiguous(facts: CheckFacts) -> Outcome:
     events = sum(rank.state.last_seq or 0 for rank in ranks)
     healed = sum(rank.state.gaps for rank in ranks)
     summary = count(events, "event") + (f", {count(healed, 'gap')} healed" if healed else "")
-    return outcome(findings, unread, summary)
+    return outcome(findings, unread, summary, nothing=_no_events(ranks))
+
+
+def _no_events(ranks: Sequence[RankFacts]) -> str:
+    """That no rank has published an event yet; empty where one has."""
+    there = any(rank.state.last_seq is not None or rank.state.batches for rank in ranks)
+    return "" if there else "no worker has published a KV event: send a request during the check"
 
 
 def _unknown_events(rank: RankFacts, facts: CheckFacts) -> str | None:
@@ -149,9 +155,8 @@ def _understood(facts: CheckFacts) -> Outcome:
             example = f": {rank.unreadable}" if rank.unreadable else ""
             why = f"{bad} unreadable, {odd} of an unknown kind{example}"
             findings.append(found(rank.name, why=why))
-    return outcome(
-        findings, [_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
-    )
+    unread = [_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
+    return outcome(findings, unread, nothing=_no_events(ranks))
 
 
 def _disconnected(rank: RankFacts, facts: CheckFacts) -> str:

@@ -14,6 +14,9 @@ from dynctl.health.checks.frontends import FRONTEND_NEEDS, unanswered_frontends
 from dynctl.health.evaluation import DERIVED_CODES, condition_texts
 from dynctl.health.facts import CheckFacts, Unread
 
+#: The conditions of domains that a transfer policy requires.
+_OF_REQUIRED_DOMAINS: Final = frozenset({"DYT0901", "DYT0902"})
+
 
 def _dynctl(facts: CheckFacts) -> Skipped | None:
     if any(frontend.kind == "dynctl" for frontend in facts.frontends):
@@ -25,6 +28,13 @@ def _why(url: str, unread: Unread) -> str:
     """Why a frontend's conditions are unknown, with its address, and what to try."""
     why = unread.why if unread.why.startswith(url) else f"{url}/v1/fleet: {unread.why}"
     return f"{why}; {unread.hint.splitlines()[0]}" if unread.hint else why
+
+
+def _no_required_domain(facts: CheckFacts) -> str:
+    """That no fleet has a domain to judge; empty where one has, or where it is unknown."""
+    ours = [one for one in facts.frontends if one.kind == "dynctl"]
+    judged = any(one.requires_domain is not False for one in ours)
+    return "" if judged else "no prefill worker requires a domain"
 
 
 def _check(code: str) -> Check[CheckFacts]:
@@ -50,7 +60,8 @@ def _check(code: str) -> Check[CheckFacts]:
                         f"{condition.message} (this dynctl does not know the code)"
                     )
         ordered = [findings[key] for key in sorted(findings)]
-        return outcome(ordered, unread)
+        nothing = _no_required_domain(facts) if code in _OF_REQUIRED_DOMAINS else ""
+        return outcome(ordered, unread, nothing=nothing)
 
     return Check(code, judge, (*FRONTEND_NEEDS, _dynctl))
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, found, outcome
 from dynctl.health.checks.planes import count, deployed, discovered, populated
+from dynctl.health.conditions import NO_TOKENIZER, TOKENIZER_DIFFERS
 from dynctl.health.facts import CheckFacts, FrontendFacts, Thresholds, Unread
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics
 from router_core import Role
@@ -107,7 +108,29 @@ def _kv_mode(facts: CheckFacts) -> Outcome:
             unread.append(f"{one.url} does not report its settings")
         elif one.kind == "dynctl" and one.mode != "kv":
             findings.append(found(one.url, mode=one.mode))
+        elif one.kind == "dynctl" and isinstance(one.conditions, Unread):
+            unread.append(f"whether {one.url} finds cached blocks: {one.conditions.why}")
+    blind = [text for one in facts.frontends for text in _blind(one)]
+    if blind and not findings and not unread:
+        # The conditions themselves are findings of the fleet.
+        return Skipped("; ".join(blind))
     return outcome(findings, unread)
+
+
+def _blind(frontend: FrontendFacts) -> Iterator[str]:
+    """Why a frontend in mode kv finds no cached block of a model's prompts."""
+    if (
+        frontend.kind != "dynctl"
+        or frontend.mode != "kv"
+        or isinstance(frontend.conditions, Unread)
+    ):
+        return
+    for condition in frontend.conditions:
+        if condition.code in (NO_TOKENIZER, TOKENIZER_DIFFERS):
+            yield (
+                f"{frontend.url} has mode kv and routes {condition.subject} by load: "
+                f"it finds no cached block ({condition.code})"
+            )
 
 
 def _uses_events(facts: CheckFacts) -> Outcome:
@@ -167,6 +190,7 @@ def _uses_all(facts: CheckFacts) -> Outcome:
         key = (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
         registered[key] = registered.get(key, 0) + 1
     findings, unread = [], unanswered_frontends(facts)
+    compared = 0
     spaces = {one.space for one in facts.frontends}
     unread += [
         f"no frontend of Dynamo namespace {namespace} was queried"
@@ -181,12 +205,15 @@ def _uses_all(facts: CheckFacts) -> Outcome:
             if isinstance(state, Unread):
                 unread.append(f"{model} on {one.url}: {state.why}")
             elif state is not None:
+                compared += 1
                 uses = state.workers(namespace, role)
                 if uses != total:
                     findings.append(
                         found(one.url, model=model, role=role, uses=uses, registered=total)
                     )
-    return outcome(findings, unread, f"{count(sum(registered.values()), 'worker')}")
+    nothing = "" if compared else "no frontend serves a model of the registered workers"
+    summary = count(sum(registered.values()), "worker")
+    return outcome(findings, unread, summary, nothing=nothing)
 
 
 def _finds(frontend: FrontendFacts, namespace: str, spaces: Collection[str]) -> bool:
@@ -294,6 +321,7 @@ def _block_size(facts: CheckFacts) -> Outcome:
 
 def _same_thresholds(facts: CheckFacts) -> Outcome:
     unread = unanswered_frontends(facts)
+    compared = False
     findings: list[Found] = []
     for replicas in _replicas(facts):
         read: dict[str, Mapping[str, Thresholds]] = {}
@@ -305,7 +333,8 @@ def _same_thresholds(facts: CheckFacts) -> Outcome:
                 read[one.url] = one.thresholds
         models = sorted({model for thresholds in read.values() for model in thresholds})
         findings += _differences(read, models)
-    return outcome(findings, unread)
+        compared |= len(read) > 1 and bool(models)
+    return outcome(findings, unread, nothing="" if compared else "no replica serves a model")
 
 
 def _differences(
@@ -343,7 +372,8 @@ def _same_models(facts: CheckFacts) -> Outcome:
             for url, models in served.items()
             if everything - models
         ]
-    return outcome(findings, unread, ", ".join(sorted(names)))
+    nothing = "" if names else "no frontend serves a model"
+    return outcome(findings, unread, ", ".join(sorted(names)), nothing=nothing)
 
 
 def _replica_sync(facts: CheckFacts) -> Outcome:

@@ -153,15 +153,22 @@ def deployed(facts: CheckFacts) -> Deployment:
 
 
 def listed(
-    code: ProblemCode, summary: Callable[[Deployment], str] = lambda _: ""
+    code: ProblemCode,
+    summary: Callable[[Deployment], str] = lambda _: "",
+    nothing: Callable[[Deployment], str] = lambda _: "",
 ) -> Callable[[CheckFacts], Outcome]:
-    """A check whose findings are the problems of one kind in the registered entries."""
+    """A check whose findings are the problems of one kind in the registered entries.
+
+    ``nothing``: why no entry was checked, empty where one was.
+    """
 
     def judge(facts: CheckFacts) -> Outcome:
         deployment = deployed(facts)
         problems = [problem for problem in deployment.problems if problem.code is code]
         return outcome(
-            [found(p.subject, why=p.message) for p in problems], summary=summary(deployment)
+            [found(p.subject, why=p.message) for p in problems],
+            summary=summary(deployment),
+            nothing=nothing(deployment),
         )
 
     return judge
@@ -170,7 +177,9 @@ def listed(
 def _malformed(facts: CheckFacts, *, known: bool) -> Outcome:
     problems = [p for p in deployed(facts).problems if p.code is ProblemCode.MALFORMED_ENTRY]
     chosen = [p for p in problems if p.subject.startswith(_KNOWN_KEYS) is known]
-    return outcome(found(p.subject, why=p.message) for p in chosen)
+    return outcome(
+        (found(p.subject, why=p.message) for p in chosen), nothing=_no_entries(deployed(facts))
+    )
 
 
 def _readable(facts: CheckFacts) -> Outcome:
@@ -186,14 +195,23 @@ def _block_sizes(deployment: Deployment) -> str:
     return ", ".join(f"{size} tokens" for size in sorted(sizes))
 
 
-def _router_configs(deployment: Deployment) -> str:
-    advertised = sum(item.card.router_config is not None for item in deployment.workers)
-    return "all the same" if advertised else "none advertised"
+def _no_router_config(deployment: Deployment) -> str:
+    advertised = any(item.card.router_config is not None for item in deployment.workers)
+    return "" if advertised else "no worker's card has router settings"
 
 
 def _topology(deployment: Deployment) -> str:
-    domains = sorted({name for item in deployment.workers for name in item.worker.domains})
-    return ", ".join(domains) if domains else "none published"
+    return ", ".join(sorted({name for item in deployment.workers for name in item.worker.domains}))
+
+
+def _no_topology(deployment: Deployment) -> str:
+    return "" if _topology(deployment) else "no worker publishes a domain"
+
+
+def _no_entries(deployment: Deployment) -> str:
+    """That nothing is registered that could be wrong."""
+    there = deployment.workers or deployment.problems or deployment.namespaces
+    return "" if there else "no entries are registered (DYR0102)"
 
 
 def _roles(deployment: Deployment) -> str:
@@ -251,7 +269,9 @@ def _needs(facts: CheckFacts) -> Outcome:
     for one in findings:
         if one not in unique:
             unique.append(one)
-    return outcome(unique, summary=_roles(deployed(facts)))
+    needing = any(item.card.needs for item in deployed(facts).workers)
+    nothing = "" if needing else "no worker's card names other roles that it needs"
+    return outcome(unique, summary=_roles(deployed(facts)), nothing=nothing)
 
 
 def _pool(item: RegisteredWorker) -> tuple[str, str]:
@@ -274,13 +294,17 @@ _WORKERS: Final = (discovered, populated)
 WORKER_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0201", _readable, (discovered,)),
     Check("DYR0202", _known_kinds, (discovered,)),
-    Check("DYR0203", listed(ProblemCode.INSTANCE_WITHOUT_CARD), (discovered,)),
-    Check("DYR0204", listed(ProblemCode.CARD_WITHOUT_INSTANCE), (discovered,)),
-    Check("DYR0205", listed(ProblemCode.CARD_REJECTED), (discovered,)),
-    Check("DYR0206", listed(ProblemCode.UNKNOWN_ROLE, _roles), (discovered,)),
+    Check("DYR0203", listed(ProblemCode.INSTANCE_WITHOUT_CARD, nothing=_no_entries), (discovered,)),
+    Check("DYR0204", listed(ProblemCode.CARD_WITHOUT_INSTANCE, nothing=_no_entries), (discovered,)),
+    Check("DYR0205", listed(ProblemCode.CARD_REJECTED, nothing=_no_entries), (discovered,)),
+    Check("DYR0206", listed(ProblemCode.UNKNOWN_ROLE, _roles, _no_entries), (discovered,)),
     Check("DYR0207", listed(ProblemCode.BLOCK_SIZES_DIFFER, _block_sizes), _WORKERS),
-    Check("DYR0208", listed(ProblemCode.ROUTER_CONFIGS_DIFFER, _router_configs), _WORKERS),
-    Check("DYR0209", listed(ProblemCode.TOPOLOGY_MISSING, _topology), _WORKERS),
+    Check(
+        "DYR0208",
+        listed(ProblemCode.ROUTER_CONFIGS_DIFFER, lambda _: "all the same", _no_router_config),
+        _WORKERS,
+    ),
+    Check("DYR0209", listed(ProblemCode.TOPOLOGY_MISSING, _topology, _no_topology), _WORKERS),
     Check("DYR0210", _stranded, _WORKERS),
     Check("DYR0211", _needs, _WORKERS),
     Check("DYR0212", _one_model, _WORKERS),

@@ -30,6 +30,7 @@ from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
 from dynctl.health.hits.choice import excluded
 from dynctl.health.hits.past import RankKey, Request, Source
 from dynctl.health.hits.tally import Tally, causes, largest, rate
+from dynctl.health.hits.trials import BRIDGED_S, Trials, sent_blocks
 from router_core import (
     Booked,
     ConfigError,
@@ -48,6 +49,7 @@ _FOREIGN: Final = 0.1
 #: Earlier times are those of a trace, which begins at 0.
 _REAL_TIME: Final = 31_536_000.0
 _OTHERS: Final = "(others)"
+_NO_HASHES: Final = "without block hashes"
 _SHORT: Final = "shorter than one block"
 _NO_SALT: Final = "(no salt)"
 
@@ -89,6 +91,7 @@ class Ladder:
         self._skipped: Counter[str] = Counter()
         self._names: set[str] = set()
         self._warm = False
+        self._trials = Trials()
         self._now = -math.inf
 
     # -- records ----------------------------------------------------------------------
@@ -266,10 +269,43 @@ class Ladder:
             self._causes.remember_senders(request, above)
         else:
             self._causes.missing(request, router, best, above)
+            self._try_settings(request, usable, mask, best, at)
         for block in hashes:
             self._caches.see(caches, block)
         caches.cache.use(hashes)
         self._remember(request, at)
+
+    def _try_settings(
+        self, request: Request, usable: Sequence[int], mask: int, best: int, at: float
+    ) -> None:
+        """What other settings would have chosen, where another rank has more of the prompt, or was
+        sent more of it."""
+        router, rank, depth = request.source.router, request.rank, request.depth
+        chosen = None if router is None or rank is None else router.registry.slot(*rank.key)
+        if router is None or chosen is None or depth is None:
+            return
+        if best <= depth and not request.gaps:
+            return
+        router.advance(at)
+        found = router.index.find_matches(usable, mask | 1 << chosen, len(usable))
+
+        def depth_of(slot: int) -> int:
+            return self._caches.depth(router, slot, usable, min(found.get(slot), len(usable)))
+
+        sent: dict[int, int] = {}
+        if request.gaps:
+            sent = sent_blocks(mask, depth_of, self._sent_to(router, usable, at))
+        request.trials = self._trials.of_choice(request.arrived, router, chosen, depth_of, sent)
+
+    def _sent_to(self, router: Router, hashes: Sequence[int], at: float) -> list[int | None]:
+        """The slot of the rank to which each block was sent just before, None where it was not."""
+        slots: list[int | None] = []
+        for block in hashes:
+            fate = self._caches.fates.get(block)
+            sender = None if fate is None or fate.sent_at < at - BRIDGED_S else fate.by
+            rank = None if sender is None else sender.rank
+            slots.append(None if rank is None else router.registry.slot(*rank.key))
+        return slots
 
     def _sent_again(self, request: Request, chosen: RankKey, at: float) -> None:
         """The request goes to another rank: the first one failed, or no decode worker was free."""
@@ -523,7 +559,8 @@ class Ladder:
     def _unknown(self, rung: str, tally: Tally) -> str:
         """Which input would give a rung that is unknown."""
         if not tally.requests:
-            return "no requests"
+            blind = next((one for one in self._skipped if one.startswith(_NO_HASHES)), None)
+            return "no requests" if blind is None else f"the requests are {blind}"
         if tally is self._bare and rung in ("reachable", "capacity", "best"):
             of_dynamo = any(NO_PROMPT_HASHES in one for one in self._bare_skipped)
             return NO_PROMPT_HASHES if of_dynamo else "no request has block hashes"
@@ -614,7 +651,9 @@ def _without_hashes(request: Request) -> str:
         return _SHORT
     if start is not None and start.source in OF_DYNAMO and one.asked.get("not_modelled"):
         return f"without block hashes ({NO_PROMPT_HASHES})"
-    return "without block hashes"
+    if one.asked.get("not_modelled"):
+        return f"{_NO_HASHES} (cache overlap not modelled: no tokens of the prompt)"
+    return _NO_HASHES
 
 
 def _hour(at: float) -> str:

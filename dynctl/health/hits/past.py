@@ -10,6 +10,7 @@ from typing import Final
 from dynctl.documents.hits import UNEXPLAINED
 from dynctl.documents.recording import Arrived, Decided, Finished, Start
 from dynctl.health.hits.tiers import LowerBlocks
+from dynctl.health.hits.trials import Change
 from router_core import Router, RouterConfig, Worker
 
 RankKey = tuple[int, int]
@@ -138,6 +139,8 @@ class Request:
     parts: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: Of the parts whose gain can be computed: tokens, at most those of the part.
     gains: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: What other settings would have chosen (Trials.of_choice); None where none was tried.
+    trials: dict[Change, int | None] | None = None
     delays: list[float] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     #: Who sent the blocks before: (cause, blocks) from the start, where no index shows the caches.

@@ -4,19 +4,74 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from statistics import median
 from typing import Final
 
-from dynctl.documents.hits import CAUSES, RUNGS, UNEXPLAINED, HitsCause
+from dynctl.documents.hits import (
+    CAUSES,
+    RUNGS,
+    UNEXPLAINED,
+    CauseText,
+    HitsCause,
+    HitsTrial,
+    best_trial,
+)
 from dynctl.health.hits.causes import COMPUTABLE
 from dynctl.health.hits.past import Request
+from dynctl.health.hits.trials import Change, changes
+from dynctl.settings.router_options import ROUTER_OPTIONS
+from router_core import RouterConfig
 
 #: Examples of each cause.
 MOST_EXAMPLES: Final = 3
 #: Delays of late events from which the median is taken.
 _MOST_DELAYS: Final = 1_000
+
+
+@dataclass(slots=True)
+class TriedChoices:
+    """Choices on which settings were tried; by change, how many it changes and tokens gained."""
+
+    tried: int = 0
+    config: RouterConfig | None = None
+    changed: Counter[Change] = field(default_factory=Counter)
+    gained: Counter[Change] = field(default_factory=Counter)
+
+    def add(self, request: Request) -> None:
+        if request.trials is None:
+            return
+        self.tried += 1
+        self.config = request.source.config
+        for change, tokens in request.trials.items():
+            if tokens is not None:
+                self.changed[change] += 1
+                self.gained[change] += tokens
+
+    def of(self, cause: str) -> list[HitsTrial]:
+        """The trials of the changes that may reduce a cause, the largest gain first."""
+        if self.config is None:
+            return []
+        found = [
+            HitsTrial(dict(change), _flags(change), self.changed[change], self.gained[change])
+            for change in changes(cause, self.config)
+        ]
+        return sorted(found, key=lambda one: -one.tokens)
+
+
+def _flags(change: Change) -> str:
+    """The command line options of a change."""
+    options = []
+    for name, value in change:
+        flag = ROUTER_OPTIONS[name].flags[0]
+        options.append(flag if value is True else f"{flag} {_text(value)}")
+    return " ".join(options)
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
 @dataclass(slots=True)
@@ -28,11 +83,13 @@ class Part:
     delays: list[float] = field(default_factory=list)
     #: Tokens that would be gained at most; None: unknown for one of the requests.
     gain: int | None = 0
+    choices: TriedChoices = field(default_factory=lambda: TriedChoices())
 
     def add(self, tokens: int, request: Request, cause: str, gain: int | None) -> None:
         self.tokens += tokens
         self.gain = None if self.gain is None or gain is None else self.gain + gain
         self.requests += 1
+        self.choices.add(request)
         self.workers[request.worker] += tokens
         self.examples.append((abs(tokens), request.arrived.id))
         if len(self.examples) > 8 * MOST_EXAMPLES:
@@ -52,6 +109,8 @@ class Tally:
     parts: dict[tuple[str, str], Part] = field(default_factory=dict)
     #: By cause, what was lost and not gained back on a later rung.
     net: dict[str, Part] = field(default_factory=dict)
+    #: Of all requests: what evicted a prefix are earlier choices than that which missed it.
+    choices: TriedChoices = field(default_factory=TriedChoices)
     start: float = math.inf
     end: float = -math.inf
 
@@ -59,6 +118,7 @@ class Tally:
         self.requests += 1
         self.tokens += request.arrived.isl_tokens
         self.twice += request.twice
+        self.choices.add(request)
         self.start = min(self.start, request.decided_at)
         self.end = max(self.end, request.decided_at)
         for rung, tokens in request.rungs.items():
@@ -91,6 +151,8 @@ def rate(tokens: int, tally: Tally) -> float | None:
 
 def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
     text = CAUSES[name]
+    choices = tally.choices if name == "split" else part.choices
+    trials = choices.of(name)
     return HitsCause(
         name,
         text.label,
@@ -98,7 +160,7 @@ def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
         part.tokens,
         part.tokens / tally.tokens if tally.tokens else 0.0,
         part.requests,
-        text.act,
+        _act(text, choices.tried, trials),
         [one for _, one in nlargest(MOST_EXAMPLES, part.examples)],
         [worker for worker, n in part.workers.most_common(MOST_EXAMPLES) if worker and n],
         list(text.codes),
@@ -107,7 +169,19 @@ def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
         if text.gain_if and part.gain is not None and tally.tokens
         else None,
         text.gain_if,
+        tried=choices.tried if text.setting else 0,
+        trials=trials,
     )
+
+
+def _act(text: CauseText, tried: int, trials: Sequence[HitsTrial]) -> str:
+    """What changes a cause: the tried settings that gain most, and what needs no trial."""
+    if not tried or not text.setting:
+        return text.act
+    best = best_trial(trials)
+    if best is None:
+        return "no setting that was tried helps" if text.act.startswith("--") else text.act
+    return best.flags if best.flags == text.act else f"{best.flags}; {text.act}"
 
 
 def causes(parts: dict[str, Part], lost: int, tally: Tally) -> list[HitsCause]:

@@ -19,6 +19,7 @@ from dynctl.manifests.lint.facts import (
 )
 
 _MOST_COMPONENTS: Final = 25
+_SPLIT: Final = frozenset({"prefill", "decode"})
 _TYPES: Final = ("frontend", "worker", "prefill", "decode", "planner", "epp")
 _OPERATOR_ENV: Final = (
     "DYN_KV_TRANSFER_DOMAIN",
@@ -111,23 +112,47 @@ def _engine_container(facts: LintFacts) -> Outcome:
 
 def _both_roles(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
-        for graph in facts.governed:
-            roles = {one.role for one in graph.workers}
-            if None in roles or len(roles & {"prefill", "decode"}) != 1:
-                continue
-            there = "prefill" if "prefill" in roles else "decode"
-            lacks = "decode" if there == "prefill" else "prefill"
-            yield found(subject_of(graph), there=there, lacks=lacks)
+        for graph in judged:
+            roles = {one.role for one in graph.workers} & _SPLIT
+            if len(roles) == 1:
+                there = roles.pop()
+                lacks = "decode" if there == "prefill" else "prefill"
+                yield found(subject_of(graph), there=there, lacks=lacks)
 
-    return outcome(all_of(), summary=_counts(facts))
+    judged = [graph for graph in facts.governed if _is_split(graph)]
+    without = [graph for graph in facts.governed if not _is_split(graph)]
+    nothing = "" if judged else _not_split(without)
+    return outcome(
+        all_of(), summary=_counts(judged, named=len(facts.governed) > 1), nothing=nothing
+    )
 
 
-def _counts(facts: LintFacts) -> str:
-    named = len(facts.governed) > 1
+def _no_workers(facts: LintFacts) -> str:
+    """That no graph with a policy has workers; empty where one has."""
+    there = any(graph.workers for graph in facts.governed)
+    return "" if there else "no graph with a policy has workers"
+
+
+def _is_split(graph: Graph) -> bool:
+    """Whether a graph has prefill or decode workers, and the role of each worker is known."""
+    roles = {one.role for one in graph.workers}
+    return None not in roles and bool(roles & _SPLIT)
+
+
+def _not_split(graphs: Sequence[Graph]) -> str:
+    """Why no graph has prefill and decode workers to compare."""
+    if not any(graph.workers for graph in graphs):
+        return "no graph with a policy has workers"
+    if any(one.role in _SPLIT for graph in graphs for one in graph.workers):
+        return "the role of a worker is not specified (DYT0111)"
+    return "no graph with a policy has prefill or decode workers (DYT0115)"
+
+
+def _counts(graphs: Sequence[Graph], *, named: bool) -> str:
     counts = [
         (f"{short_name(graph)}: " if named else "")
         + f"{_replicas(graph, 'prefill')} prefill, {_replicas(graph, 'decode')} decode"
-        for graph in facts.governed
+        for graph in graphs
     ]
     return "; ".join(counts[:3]) + (f"; and {len(counts) - 3} more" if counts[3:] else "")
 
@@ -157,7 +182,7 @@ def _roles_specified(facts: LintFacts) -> Outcome:
                 if how:
                     yield found(subject_of(graph), component=one.name, how=how)
 
-    return outcome(all_of())
+    return outcome(all_of(), nothing=_no_workers(facts))
 
 
 def _router_mode(facts: LintFacts) -> Outcome:
@@ -205,7 +230,7 @@ def _no_topology_label(facts: LintFacts) -> Outcome:
                     value = one.pod_labels[key]
                     yield found(subject_of(graph), key=key, label=f"{value} in {one.name}")
 
-    return outcome(all_of())
+    return outcome(all_of(), nothing=_no_workers(facts))
 
 
 def _no_operator_settings(facts: LintFacts) -> Outcome:
@@ -216,7 +241,7 @@ def _no_operator_settings(facts: LintFacts) -> Outcome:
                 if taken:
                     yield found(subject_of(graph), taken=f"{taken} in {one.name}")
 
-    return outcome(all_of())
+    return outcome(all_of(), nothing=_no_workers(facts))
 
 
 def _operator_settings(component: Component) -> Iterator[str]:

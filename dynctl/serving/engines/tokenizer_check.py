@@ -1,8 +1,12 @@
-"""Whether each model has a tokenizer, and whether it is the engine's.
+"""Whether each model has a tokenizer, and whether the frontend and all engines have the same.
 
 Without one, and with a different one, every overlap is zero, without an error.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dynctl.documents.doubts import some_names
 from dynctl.health import conditions as codes
 from dynctl.serving.fleet import Fleet, Member
 from dynctl.serving.prompts import NOT_MODELLED, Prompt
@@ -17,80 +21,146 @@ _PROMPTS = (
 )
 
 
-class TokenizerCheck:
-    """Compares once for each model, with the first of its engines that has ``/tokenize``.
+class Reading(NamedTuple):
+    """What an engine makes of the prompts: name of a prompt -> token ids.
 
-    A model without a tokenizer here needs an engine with ``/tokenize``: NO_TOKENIZER holds while
-    it has none.
+    ``process``: the engine's process that was read, None where unknown. ``kind``: the kind of
+    engine; each kind may render a chat in its own way.
+    """
+
+    engine: str
+    process: str | None
+    kind: str
+    ids: Mapping[str, Sequence[int]]
+
+
+class TokenizerCheck:
+    """Compares the tokenizers of each model: the frontend's, and those of its engines.
+
+    Each engine with ``/tokenize`` is read once, and again after a restart. A model without a
+    tokenizer here needs an engine with ``/tokenize``: NO_TOKENIZER holds from when each of its
+    engines was tried and none has it.
     """
 
     def __init__(self, service: RoutingService, fleet: Fleet) -> None:
         self._service = service
         self._fleet = fleet
-        self._checked: set[str] = set()
+        self._readings: dict[str, Reading] = {}
 
     async def run(self) -> None:
-        """Check the models that are not checked yet. A model that left is checked again."""
-        self._checked &= set(self._service.models())
-        for model in self._service.models():
-            await self._find_tokenizer(model)
+        """Read the engines that are not read yet, and set or end the conditions."""
+        models: dict[str, list[Member]] = {}
         for member in self._fleet:
-            worker = member.worker
-            if worker is None or member.problem is not None or worker.model in self._checked:
-                continue
-            if self._service.tokenizers.of(worker.model) is None or member.tokenize is False:
-                continue
-            await self._check(member, worker.model)
+            if member.worker is not None and member.problem is None:
+                models.setdefault(member.worker.model, []).append(member)
+        names = {member.spec.name for member in self._fleet}
+        self._readings = {name: one for name, one in self._readings.items() if name in names}
+        for model, members in models.items():
+            readings = [await self._read(member, model) for member in members]
+            known = [reading for reading in readings if reading is not None]
+            self._hold(codes.NO_TOKENIZER, model, self._missing(model, members))
+            if known or all(member.tokenize is False for member in members):
+                difference = _difference_of_engines(model, known)
+                self._hold(codes.ENGINE_TOKENIZERS_DIFFER, model, difference)
+                self._hold(codes.TOKENIZER_DIFFERS, model, await self._difference(model, known))
 
-    async def _find_tokenizer(self, model: str) -> None:
-        members = [
-            member
-            for member in self._fleet
-            if member.worker is not None and member.worker.model == model and not member.problem
-        ]
-        if self._service.tokenizers.of(model) is None:
-            for member in members:
-                if member.tokenize is None:
-                    body = Prompt(text=TEXT).to_tokenize_body(model)
-                    await self._fleet.tokenize_at(member, body)
-                if member.tokenize:
-                    break
-            else:
-                if members and all(member.tokenize is False for member in members):
-                    self._service.set_condition(codes.NO_TOKENIZER, model, NOT_MODELLED)
-                return
-        self._service.clear_condition(codes.NO_TOKENIZER, model)
-
-    async def _check(self, member: Member, model: str) -> None:
-        compared, difference = False, None
+    async def _read(self, member: Member, model: str) -> Reading | None:
+        """The engine's reading; None where it has no ``/tokenize``, or did not answer."""
+        name, process = member.spec.name, member.facts.engine_id
+        known = self._readings.get(name)
+        if known is not None and member.tokenize and known.process == process:
+            return known
+        ids: dict[str, Sequence[int]] = {}
         for what, prompt in _PROMPTS:
-            theirs = await self._fleet.tokenize_at(member, prompt.to_tokenize_body(model))
-            if theirs is None:
-                continue
+            if member.tokenize is not False:
+                tokens = await self._fleet.tokenize_at(member, prompt.to_tokenize_body(model))
+                if tokens is not None:
+                    ids[what] = tokens
+        if not ids:
+            self._readings.pop(name, None)
+            return None
+        kind = "sglang" if member.facts.sglang else "vllm"
+        reading = self._readings[name] = Reading(name, process, kind, ids)
+        return reading
+
+    def _missing(self, model: str, members: Sequence[Member]) -> str | None:
+        """That the model has no tokenizer; None where it has one, or an engine was not tried."""
+        if self._service.tokenizers.of(model) is not None:
+            return None
+        return NOT_MODELLED if all(one.tokenize is False for one in members) else None
+
+    async def _difference(self, model: str, readings: Sequence[Reading]) -> str | None:
+        """How the tokenizer here and those of engines differ; None without a difference."""
+        if self._service.tokenizers.of(model) is None or not readings:
+            return None
+        ours, problem = await self._own_ids(model)
+        engines, difference = [], problem
+        for reading in readings:
+            found = problem or _first_difference(ours, reading.ids, "here", "there")
+            if found:
+                engines.append(reading.engine)
+                difference = difference or found
+        if not engines:
+            return None
+        return (
+            f"--model-path tokenizes {model} differently from {some_names(engines)} "
+            f"({difference}); cached prefixes will not match: use the model's own directory"
+        )
+
+    async def _own_ids(self, model: str) -> tuple[Mapping[str, Sequence[int]], str]:
+        """What the tokenizer here makes of the prompts, and why it cannot read a text."""
+        ids: dict[str, Sequence[int]] = {}
+        for what, prompt in _PROMPTS:
             try:
-                ours = list((await self._service.tokenizers.tokenize(model, prompt)).ids or ())
+                ids[what] = (await self._service.tokenizers.tokenize(model, prompt)).ids or ()
             except TokenizationError as error:
-                if what == "messages":
-                    continue  # no chat template here: chats are refused, not misrouted
-                difference = str(error)
-                continue
-            compared = True
-            if ours != theirs:
-                difference = difference_of(what, ours, theirs)
-                break
-        if difference is not None:
-            message = (
-                f"--model-path tokenizes {model} differently from {member.spec.name} "
-                f"({difference});"
-                " cached prefixes will not match: use the model's own directory"
+                # Without a chat template here chats are refused, not misrouted.
+                if what != "messages":
+                    return ids, str(error)
+        return ids, ""
+
+    def _hold(self, code: str, model: str, message: str | None) -> None:
+        if message is None:
+            self._service.clear_condition(code, model)
+        else:
+            self._service.set_condition(code, model, message)
+
+
+def _difference_of_engines(model: str, readings: Sequence[Reading]) -> str | None:
+    """How engines of one model tokenize differently; None without a difference.
+
+    Texts are compared among all engines, chats among those of one kind.
+    """
+    first_of_kind: dict[str, Reading] = {}
+    for reading in readings:
+        alike = first_of_kind.setdefault(reading.kind, reading)
+        for other, prompts in ((readings[0], ("prompt",)), (alike, ("messages", "prompt"))):
+            ids = {what: other.ids[what] for what in prompts if what in other.ids}
+            difference = _first_difference(
+                ids, reading.ids, f"at {other.engine}", f"at {reading.engine}"
             )
-            self._service.set_condition(codes.TOKENIZER_DIFFERS, model, message)
-        if compared:
-            self._checked.add(model)
+            if difference:
+                return (
+                    f"{other.engine} and {reading.engine} tokenize {model} differently "
+                    f"({difference}): a prefix that one has cached is not found for the other"
+                )
+    return None
 
 
-def difference_of(what: str, ours: list[int], theirs: list[int]) -> str:
+def _first_difference(
+    ours: Mapping[str, Sequence[int]], theirs: Mapping[str, Sequence[int]], here: str, there: str
+) -> str:
+    """The difference of the first prompt that both have and tokenize differently; else empty."""
+    for what, ids in ours.items():
+        if what in theirs and list(ids) != list(theirs[what]):
+            return difference_of(what, list(ids), list(theirs[what]), here, there)
+    return ""
+
+
+def difference_of(
+    what: str, ours: list[int], theirs: list[int], here: str = "here", there: str = "there"
+) -> str:
     """Two lists of token ids that differ, without their ids."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-    return f"{what}: {len(ours)} tokens here, {len(theirs)} there, the first difference at {at}"
+    return f"{what}: {len(ours)} tokens {here}, {len(theirs)} {there}, the first difference at {at}"

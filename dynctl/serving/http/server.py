@@ -201,6 +201,7 @@ class Frontend:
             in_flight=lambda: self.inference.in_flight,
             probe_s=lambda: self.fleet.load_interval,
             audit=self.audit.rows,
+            skipped=lambda: self.audit.skipped,
         )
         if config.otlp_endpoint is not None:
             instance = config.process or f"{self.router_id:016x}"

@@ -10,7 +10,6 @@ from dynctl.serving.config import FrontendConfig
 from dynctl.serving.fleet import Fleet
 from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.http.start import LOOPBACK
-from dynctl.serving.prompts import NOT_MODELLED
 from dynctl.serving.remote import RouterLink
 from dynctl.serving.replicas import ReplicaSync
 from dynctl.serving.service import RoutingService
@@ -145,15 +144,8 @@ def _log_tokenizer(started: Started) -> None:
     if started.tokenizer is not None:
         _log.info("tokenizer: %s (%s)", started.config.model_path, started.tokenizer.encoder.name)
         return
-    if started.link is not None:
-        _log.info(
-            "tokenizer: the engines' /tokenize, where they have it; set --model-path DIR to "
-            "tokenize here"
-        )
-        return
-    if any(member.facts.engine_id is not None for member in started.fleet):
-        _log.info("tokenizer: the engines' /tokenize, one more round trip per request")
-    else:
-        _log.warning(
-            "%s (unless an engine supports POST /tokenize); set --model-path DIR", NOT_MODELLED
-        )
+    # The condition NO_TOKENIZER follows where each engine was tried and none has the endpoint.
+    _log.info(
+        "tokenizer: the engines' /tokenize, where they have it: one more round trip per request; "
+        "set --model-path DIR to tokenize here"
+    )

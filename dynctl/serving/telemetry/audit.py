@@ -17,6 +17,9 @@ from router_core import Decision, Router
 
 #: Workers that are counted; a fleet of more counts the first ones.
 MAX_WORKERS: Final = 4096
+#: Reasons by which requests are counted that are not compared.
+_MOST_REASONS: Final = 32
+_UNKNOWN: Final = "cache overlap not modelled"
 #: Index states of a worker whose index can be judged: one that is current, and one without events.
 _JUDGED: Final = ("current", "absent")
 
@@ -38,6 +41,8 @@ class ReuseAudit(ServiceObserver):
     def __init__(self, router: Router) -> None:
         self._router = router
         self._counts: dict[int, _Counts] = {}
+        #: Requests whose engine reported reuse and that were not compared, by reason.
+        self.skipped: Counter[str] = Counter()
 
     def on_finished(self, record: RequestRecord) -> None:
         plan, reported = record.plan, record.cached_tokens
@@ -45,7 +50,10 @@ class ReuseAudit(ServiceObserver):
             return
         hop = plan.prefill or plan.decode
         worker = None if hop is None else hop.worker
-        if hop is None or worker is None or not hop.overlap_modelled:
+        if hop is None or worker is None:
+            return
+        if not hop.overlap_modelled:
+            self._skip(hop.notes[0] if hop.notes else _UNKNOWN)
             return
         counts = self._counts.get(worker.worker_id)
         if counts is None:
@@ -67,6 +75,10 @@ class ReuseAudit(ServiceObserver):
             counts.hits += 1
         else:
             counts.causes[self._cause(hop, predicted, reported, record.prompt_tokens)] += 1
+
+    def _skip(self, reason: str) -> None:
+        if reason in self.skipped or len(self.skipped) < _MOST_REASONS:
+            self.skipped[reason] += 1
 
     def rows(self) -> list[AuditRow]:
         """The counters of the registered workers."""

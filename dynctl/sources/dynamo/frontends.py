@@ -18,7 +18,9 @@ from dynctl.adapters.dynamo.planes import backend, namespace
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.config import ConfigDocument
 from dynctl.documents.doubts import Doubt, Varies, doubt
+from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.models import ModelReadiness
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.serving.dynamo.frontend_traffic import FrontendTraffic
@@ -334,21 +336,33 @@ def _dynctl_facts(url: str, options: GlobalOptions) -> FrontendFacts:
         models: tuple[str, ...] | Unread = thresholds
     else:
         models = tuple(sorted(thresholds))
+    config, fleet = _read(client.config), _read(client.fleet)
     return FrontendFacts(
         url,
         "dynctl",
         version=_read(client.version),
-        mode=_mode(client),
+        mode=None if isinstance(config, Unread) else _mode(config),
         models=models,
         thresholds=thresholds,
-        conditions=_read(lambda: tuple(client.fleet().conditions)),
+        conditions=fleet if isinstance(fleet, Unread) else tuple(fleet.conditions),
+        requires_domain=_requires_domain(config, fleet),
     )
 
 
-def _mode(client: FrontendClient) -> str | None:
-    document = _read(client.config)
-    if isinstance(document, Unread):
+def _requires_domain(config: ConfigDocument | Unread, fleet: FleetLoad | Unread) -> bool | None:
+    """Whether the policy of a prefill worker, its own or the router's, requires a domain."""
+    if isinstance(config, Unread) or isinstance(fleet, Unread) or fleet.workers is None:
         return None
+    for row in fleet.workers:
+        own = row.runtime_config
+        policy = own if own.get("kv_transfer_domain") else config.values
+        required = policy.get("kv_transfer_enforcement") in (None, "required")
+        if row.role == "prefill" and policy.get("kv_transfer_domain") and required:
+            return True
+    return False
+
+
+def _mode(document: ConfigDocument) -> str | None:
     mode = document.values.get("router_mode")
     return mode if isinstance(mode, str) else None
 

@@ -118,6 +118,9 @@ class DynamoSource:
                 return None
             return read_lengths(one.send("GET", "/metrics").content for one in reached.frontends)
 
+    def recent_decisions(self, limit: int) -> None:
+        """None: it keeps no decisions."""
+
     def config(self) -> ConfigDocument:
         return self._view(index=False).config()
 

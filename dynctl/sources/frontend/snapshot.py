@@ -311,5 +311,6 @@ def decision_line(row: DecisionRow, source: str) -> DecisionLine:
         bypass=row.bypass,
         why=row.why,
         moved=row.moved,
+        tokens_estimated=row.tokens_estimated,
         complete=row.observed is UNSET or row.observed.as_predicted is not None,
     )

@@ -166,6 +166,16 @@ class FrontendSource:
             return found.popitem()[1]
         raise problem if problem is not None else UsageProblem("no frontend is set")
 
+    def recent_decisions(self, limit: int) -> list[RouteResult] | None:
+        """Those of all replicas that respond, ``limit`` of each."""
+        found: list[RouteResult] = []
+        for client in self.clients:
+            with suppress(Unreachable, UsageProblem):
+                # A decision may be dropped from the memory after it was listed.
+                rows = client.recent_decisions(limit)
+                found += [client.decision(row.id) for row in rows]
+        return found
+
     def _last_decision(self) -> RouteResult:
         rows = [
             (row.at, row.id, client)

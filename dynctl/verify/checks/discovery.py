@@ -87,7 +87,8 @@ def _specifies_backend(joined: JoinedFacts) -> Outcome:
         for subject, pod in _pods(graph)
         if not backend_of(pod)
     ]
-    return outcome(wrong)
+    pods = any(True for graph in joined.governed for _ in _pods(graph))
+    return outcome(wrong, nothing="" if pods else "no graph with a policy has pods (DYT0401)")
 
 
 def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
@@ -305,7 +306,8 @@ def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
         if (item.namespace, item.owner or item.name) not in pods
         if not cluster.wanted or _of_graphs(item, cluster.wanted)
     ]
-    return outcome(wrong, summary=f"{len(cluster.metadata):,} objects")
+    nothing = "" if cluster.metadata else "no worker has registered a DynamoWorkerMetadata"
+    return outcome(wrong, summary=f"{len(cluster.metadata):,} objects", nothing=nothing)
 
 
 def _of_graphs(item: WorkerMetadata, graphs: Sequence[str]) -> bool:

@@ -217,7 +217,14 @@ def _not_empty(joined: JoinedFacts) -> Outcome:
                 wrong.append(found(f"Node {name}", key=key, fix=fix))
         counts = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
         summaries.append(f"{some(counts, most=4)} ({key})")
-    return outcome(wrong, unsourced(joined), summary="; ".join(summaries))
+    nothing = _no_values(joined)
+    return outcome(wrong, unsourced(joined), summary="; ".join(summaries), nothing=nothing)
+
+
+def _no_values(joined: JoinedFacts) -> str:
+    """That no node has a label of the policies; empty where one has."""
+    there = any(_values(joined, key) for key in _by_key(joined))
+    return "" if there else "no node has a label of the policies (DYT0205, DYT0206)"
 
 
 def _several_values(joined: JoinedFacts) -> Outcome:
@@ -231,7 +238,8 @@ def _several_values(joined: JoinedFacts) -> Outcome:
             many = count(len(nodes), "node")
             wrong.append(found(f"Label {key}", nodes=many, value=value))
         summaries.append(f"{count(len(values), 'value')} ({key})")
-    return outcome(wrong, unsourced(joined), summary="; ".join(summaries))
+    nothing = _no_values(joined)
+    return outcome(wrong, unsourced(joined), summary="; ".join(summaries), nothing=nothing)
 
 
 def _one_spelling(joined: JoinedFacts) -> Outcome:
@@ -251,7 +259,7 @@ def _one_spelling(joined: JoinedFacts) -> Outcome:
                 more = f", and the same for {count(len(odd) - 1, 'more node')}" if odd[1:] else ""
                 fix = _relabel(odd[0], key, usual, uses) + more
                 wrong.append(found(f"Label {key}", twins=spellings, fix=fix))
-    return outcome(wrong, unsourced(joined))
+    return outcome(wrong, unsourced(joined), nothing=_no_values(joined))
 
 
 # -- Grove topologies ------------------------------------------------------------------------------

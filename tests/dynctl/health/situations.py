@@ -583,6 +583,30 @@ async def _engine_tokenizes(rig: Rig) -> None:
     await rig.check_tokenizers()
 
 
+@situation("engines tokenize differently", "degraded", ("ENGINE_TOKENIZERS_DIFFER", "demo"))
+async def _engines_differ(rig: Rig) -> None:
+    await two(rig)
+    rig.service.tokenizers = PromptTokenizers()
+    rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
+    rig.engine("a").tokens, rig.engine("b").tokens = [1, 2, 3], [1, 2, 4]
+    await rig.check_tokenizers()
+
+
+@situation("engines tokenized differently, then alike", "healthy")
+async def _engines_agree(rig: Rig) -> None:
+    await _engines_differ(rig)
+    rig.engine("b").tokens = [1, 2, 3]
+    await rig.check_tokenizers()
+
+
+@situation("the tokenizer was another one, then the engine's", "healthy")
+async def _tokenizer_mended(rig: Rig) -> None:
+    await _tokenizer(rig)
+    rig.service.tokenizers = PromptTokenizers()
+    rig.service.tokenizers.engine = rig.frontend.fleet.tokenize
+    await rig.check_tokenizers()
+
+
 @situation("worker rejected", "degraded", ("WORKER_REJECTED", "b"))
 async def _rejected(rig: Rig) -> None:
     await rig.add("a")

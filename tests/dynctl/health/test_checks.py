@@ -13,6 +13,7 @@ from dynctl.findings.report import FLEET, CheckResult, Report, State
 from dynctl.findings.suppression import Suppressions
 from dynctl.health.checks.run import SECTIONS, judge
 from dynctl.health.facts import NATS, CheckFacts, FrontendFacts, PlaneFacts, Unread
+from router_core import ModelRuntimeConfig
 from tests.dynctl.health import check_facts as made
 from tests.dynctl.health.check_facts import BROKEN, FIRST, SECOND, Broken, healthy, ours
 
@@ -334,6 +335,25 @@ def test_every_condition_has_its_check_with_message_level_and_fix():
         assert finding.fix.strip()
 
 
+@pytest.mark.parametrize("code", ["DYT0901", "DYT0902"])
+def test_a_fleet_without_a_required_domain_has_none_that_passes(code: str):
+    without = replace(ours(), requires_domain=False)
+    assert result(judge(CheckFacts(frontends=(without,))), code).state is State.SKIP
+    required = replace(ours(url=SECOND), requires_domain=True)
+    assert result(judge(CheckFacts(frontends=(without, required))), code).state is State.PASS
+    found = replace(ours(Condition(code, "zone=a", "seen", 1.0, 2.0)), requires_domain=False)
+    assert result(judge(CheckFacts(frontends=(found,))), code).findings
+
+
+@pytest.mark.parametrize("code", ["NO_TOKENIZER", "TOKENIZER_DIFFERS"])
+def test_a_frontend_that_finds_no_cached_block_does_not_pass_as_routing_by_cache(code: str):
+    report = judge(CheckFacts(frontends=(ours(Condition(code, "demo", "seen", 1.0, 2.0)),)))
+    kv_mode = result(report, "DYR0403")
+    assert (kv_mode.state, kv_mode.unread) == (State.SKIP, False)
+    assert code in kv_mode.message
+    assert "demo" in kv_mode.message
+
+
 def test_conditions_of_replicas_are_reported_once():
     frontends = (ours(*DEAD), ours(*DEAD, url=SECOND))
     found = result(judge(CheckFacts(frontends=frontends)), "WORKER_UNREACHABLE")
@@ -375,3 +395,35 @@ def test_conditions_can_be_suppressed():
     facts = CheckFacts(frontends=(ours(*DEAD),))
     suppressed = Suppressions.parse(["worker_unreachable", "DYT0902=zone=*"], all_codes())
     assert judge(facts, suppressed).passes("warn")
+
+
+# -- nothing to judge ------------------------------------------------------------------------------
+
+
+def bare() -> CheckFacts:
+    """Two replicas and one worker of which nothing is known but that it is there."""
+    facts = healthy()
+    assert facts.planes is not None
+    kept = facts.planes.deployment.workers[0]
+    card = replace(kept.card, router_config=None, needs=())
+    worker = replace(kept.worker, runtime_config=ModelRuntimeConfig())
+    deployment = replace(
+        facts.planes.deployment, workers=(replace(kept, card=card, worker=worker),)
+    )
+    ranks = tuple(
+        replace(rank, state=StreamState(connected=True))
+        for rank in facts.planes.ranks
+    )
+    frontends = tuple(replace(one, models=(), thresholds={}, ready={}) for one in facts.frontends)
+    planes = replace(facts.planes, deployment=deployment, ranks=ranks)
+    return replace(facts, planes=planes, frontends=frontends)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["DYR0208", "DYR0209", "DYR0211", "DYR0305", "DYR0308", "DYR0407", "DYR0408", "DYR0412"],
+)
+def test_a_check_that_judged_nothing_does_not_pass(code: str):
+    found = result(judge(bare()), code)
+    assert (found.state, found.findings) == (State.SKIP, [])
+    assert found.message

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from dynctl.documents.codec import decode, encode
-from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport
+from dynctl.documents.hits import BY, CAUSES, RUNGS, UNEXPLAINED, HitsReport, best_trial
 from dynctl.documents.recording import (
     KINDS,
     Arrived,
@@ -27,6 +27,7 @@ from dynctl.documents.recording import (
 )
 from dynctl.findings.catalogue import all_codes
 from dynctl.health.hits import Bounds, SharedCache, Window, hits
+from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.replay.fleet import Policy
 from dynctl.simulation.replay.simulation import simulate
@@ -195,6 +196,55 @@ def test_the_injected_cause_is_the_largest_loss(name: str) -> None:
     assert without.requests == len(one.without)
     assert share(without, one.cause) < 0.2 * share(report, one.cause)
     assert not without.largest or without.largest[0].cause != one.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "advised", "of_no_use"),
+    [
+        ("load beats cache", "prefill_load_scale", []),
+        (
+            "load beats cache where prompts are computed",
+            "overlap_score_credit",
+            ["prefill_load_scale"],
+        ),
+        ("round robin", "router_mode", []),
+        ("no credit for cached blocks", "overlap_score_credit", []),
+        ("temperature", "router_temperature", []),
+        ("late events", "router_predicted_ttl_secs", []),
+    ],
+)
+def test_a_setting_is_advised_after_it_changed_recorded_choices(
+    name: str, advised: str, of_no_use: list[str]
+) -> None:
+    one = CAUSES_INJECTED[name]
+    cause = hits(one.fleet.records(one.prompts)).largest[0]
+    best = best_trial(cause.trials)
+    assert best is not None
+    assert list(best.settings) == [advised]
+    assert cause.act.startswith(best.flags)
+    assert cause.tried == cause.requests == best.changed
+    assert best.tokens == cause.tokens
+    unused = {key for trial in cause.trials if not trial.changed for key in trial.settings}
+    assert unused == set(of_no_use)
+    assert not any(ROUTER_OPTIONS[key].flags[0] in cause.act for key in of_no_use)
+
+
+def test_no_setting_is_advised_that_changes_no_recorded_choice() -> None:
+    one = CAUSES_INJECTED["the same prompt at once"]
+    cause = hits(one.fleet.records(one.prompts)).largest[0]
+    assert cause.cause == "in_flight"
+    assert cause.tried == cause.requests
+    assert [trial.changed for trial in cause.trials] == [0]
+    assert "--router" not in cause.act
+
+
+def test_no_setting_is_advised_where_choices_cannot_be_repeated() -> None:
+    one = CAUSES_INJECTED["load beats cache"]
+    records = replace(one.fleet, kv_events=False).records(one.prompts)
+    for cause in hits(records).largest:
+        assert cause.tried == 0
+        assert not any(trial.changed for trial in cause.trials)
+        assert "--router-prefill" not in cause.act
 
 
 def test_a_fleet_without_a_fault_reuses_nearly_what_is_reachable() -> None:

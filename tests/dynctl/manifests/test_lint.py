@@ -140,6 +140,19 @@ def test_a_graph_that_cannot_be_judged_is_never_behind_a_pass():
     assert check.message == "not checked: bad: the role of workers is unknown (DYT0111)"
 
 
+def test_a_graph_without_prefill_and_decode_does_not_pass_as_having_both():
+    data = (MANIFESTS / "DYT0115.yaml").read_text()
+
+    def both_roles(text: str) -> tuple[State, str]:
+        report = lint(parse_manifests(text.encode(), "f"))
+        [check] = [one for one in report.checks if one.code == "DYT0109"]
+        return check.state, check.message
+
+    assert both_roles(data) == (State.PASS, "good: 4 prefill, 8 decode")
+    state, message = both_roles(data.partition("---\n")[0])
+    assert (state, "DYT0115" in message) == (State.SKIP, True)
+
+
 @pytest.mark.seed("dep-topology: admission failures: ClusterTopology not found")
 def test_a_topology_that_is_not_in_the_files_is_never_behind_a_pass():
     data = (MANIFESTS / "DYT0202.yaml").read_text().replace("domain: host", "domain: zone")

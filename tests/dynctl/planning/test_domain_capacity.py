@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.topology import DomainCapacity, TopologyShow
-from dynctl.documents.workers import WorkerRow
+from dynctl.documents.workers import UNREACHED, WorkerRow
 from dynctl.planning.domain_capacity import topology_show
+from dynctl.screens.topology import topology_notes
 from router_core import Worker, WorkerAvailability
 from tests.golden.fleets import load, settings, stranded_zones, two_zones, view, worker
 
@@ -72,7 +74,7 @@ def test_only_workers_with_a_required_policy_are_stranded():
 
 
 def in_sets(one: Worker, *names: str) -> Worker:
-    return dataclasses.replace(one, worker_sets=names)
+    return replace(one, worker_sets=names)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,8 @@ def test_what_happens_to_requests_depends_on_the_guard():
         ("required", None, {}, "stranded"),
         (None, "zone-b", {}, "ok"),
         (None, "zone-b", {"kv_transfer_enforcement": "required"}, "stranded"),
-        (None, "zone-b", {"kv_transfer_enforcement": "fallback"}, "ok"),
+        (None, "zone-b", {"kv_transfer_enforcement": "fallback"}, "crosses"),
+        (None, "zone-a", {"kv_transfer_enforcement": "fallback"}, "ok"),
     ],
 )
 def test_the_router_policy_applies_to_cards_without_one(enforcement, decode_zone, config, state):
@@ -117,6 +120,34 @@ def test_the_router_policy_applies_to_cards_without_one(enforcement, decode_zone
     found = row(show(view(pair(enforcement, decode_zone), (), config)), "zone-a")
     assert found.state == state
     assert found.policies[0].origin == ("router" if config else "card" if enforcement else None)
+
+
+@pytest.mark.parametrize("enforcement", ["fallback", "preferred"])
+def test_a_domain_whose_decode_workers_are_gone_crosses_and_says_what_the_policy_does(enforcement):
+    config = {"kv_transfer_domain": "zone", "kv_transfer_enforcement": enforcement}
+    if enforcement == "preferred":
+        config["kv_transfer_preferred_weight"] = 0.85
+    workers = [*pair(None, "zone-a"), worker("far", "decode", 3, zone="zone-b")]
+    gone = WorkerAvailability(workers[1].worker_id, "does not answer")
+    shown = show(view(workers, [gone], config))
+    assert row(shown, "zone-a").state == "crosses"
+    [note] = topology_notes(shown)
+    assert note.startswith("zone-a CROSSES: no decode worker of it is available")
+    assert f"as {enforcement}" in note
+
+
+def test_a_worker_that_was_never_reached_is_not_said_to_publish_nothing():
+    reached = show(view(pair("required", "zone-a")))
+    assert row(reached, "zone-a").unreached == []
+    unknown = WorkerRow("late", 9, "tiny", "", endpoint="http://late", status=UNREACHED)
+    shown = topology_show("test", [*view(pair("required", "zone-a")).workers(), unknown], {})
+    assert row(shown, None).unreached == ["late"]
+    notes = "\n".join(topology_notes(shown))
+    assert "late was not reached: its zone is unknown" in notes
+    assert "publishes no" not in notes
+    placed = msgspec.structs.replace(unknown, domains={"zone": "zone-b"})
+    shown = topology_show("test", [*view(pair("required", "zone-a")).workers(), placed], {})
+    assert [(one.value, one.state) for one in shown.rows] == [("zone-a", "ok"), ("zone-b", "down")]
 
 
 def test_unavailable_decode_workers_do_not_count():

@@ -1,6 +1,7 @@
 """The fleet: workers that join, change and leave; files; tokenizers; what is said about it all."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines import workers_file
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.start import StartError
@@ -229,8 +231,29 @@ async def test_without_any_tokenizer_every_decision_says_so(plain_engine):
         assert result["decode"]["overlap_modelled"] is False
         assert NOTE in result["decode"]["notes"]
         assert result["tokens"] == 100  # four characters a token, for load alone
+        assert result["tokens_estimated"] is True
+        assert result["certain"] is False
         fleet.frontend.log_start()
         assert condition(fleet, "NO_TOKENIZER", "m")
+        row = (await fleet.get("/v1/decisions"))[1]["decisions"][0]
+        assert (row["cached_blocks"], row["tokens_estimated"]) == (None, True)
+        _, past = await fleet.get(f"/v1/decisions/{row['id']}")
+        assert [one["what"] for one in past["doubts"]] == [NOTE]
+        assert past["tokens_estimated"] is True
+
+
+async def test_no_tokenizer_is_a_warning_only_after_each_engine_was_tried(plain_engine, caplog):
+    workers = (f"{plain_engine},name=e,model=m",)
+    caplog.set_level(logging.INFO)
+    async with site([], workers=workers, model_path=None) as fleet:
+        await until(lambda: condition(fleet, "NO_TOKENIZER", "m") is not None)
+        caplog.clear()
+        fleet.frontend.log_start()
+        levels = {one.levelname for one in caplog.records if "/tokenize" in one.getMessage()}
+        assert levels == {"INFO"}
+        fleet.service.tokenizers.set("m", TOKENIZER)
+        await TokenizerCheck(fleet.service, fleet.frontend.fleet).run()
+        assert "NO_TOKENIZER m: over" in caplog.messages
 
 
 async def test_prompts_with_images_are_routed_by_load_and_say_so():

@@ -140,7 +140,11 @@ def test_what_cannot_be_compared_is_not_counted():
     audit = ReuseAudit(made)
     audit.on_finished(finished(made, request(40), None))
     audit.on_finished(finished(made, request(40), 16, prompts=2))
-    audit.on_finished(finished(made, replace(request(40), overlap_modelled=False), 16))
+    blind = replace(
+        request(40), overlap_modelled=False, notes=("cache overlap not modelled: no tokenizer",)
+    )
+    audit.on_finished(finished(made, blind, 16))
+    assert audit.skipped == {"cache overlap not modelled: no tokenizer": 1}
     audit.on_finished(finished(router(), request(40), 16))
     assert audit.rows() == []
 

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.decisions import PastDecision
-from dynctl.documents.recording import Arrived, Changed, Decided, Noted, Record, Start, State
+from dynctl.documents.recording import (
+    Arrived,
+    Changed,
+    Decided,
+    Noted,
+    Record,
+    Start,
+    State,
+    local_hashes_below,
+    request_of,
+)
 from dynctl.documents.recording_file import (
     HEADER,
     MAGIC,
@@ -27,10 +37,8 @@ from dynctl.serving.telemetry.recorder import arrived, decided
 from dynctl.sources.recording import (
     RecordedFleet,
     RecordedMoment,
-    local_hashes_below,
     moment,
     replayed,
-    request_of,
     time_text,
 )
 from router_core import (
