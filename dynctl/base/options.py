@@ -107,7 +107,7 @@ OUTPUT: Final = frozenset({"output", "no_color", "debug"})
 SOURCES: Final = frozenset(
     {"frontend", "view", "recording", "at", "demo", "discovery", "file_kv", "etcd_endpoints"}
 )
-#: Options that name a place: where a fleet is. A place that is given and not read is an error, since
+#: Options that name a place: where a fleet is. A place that is given and not read is an error, as
 #: the command would read or change another fleet.
 PLACES: Final = (
     SOURCES - {"at"}

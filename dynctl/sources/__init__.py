@@ -19,11 +19,15 @@ from dynctl.base.options import PLACES, GlobalOptions
 from dynctl.settings.contexts.precedence import apply_context, in_context, places_without_source
 
 if TYPE_CHECKING:
+    from dynctl.sources.frontend.client import FrontendClient
     from dynctl.sources.frontend.source import FrontendSource
     from dynctl.sources.source import LiveSource, Source
 
 DEFAULT_FRONTEND = "http://127.0.0.1:8000"
 FRONTEND_VARIABLE = "DYNCTL_FRONTEND"
+#: Names that the description of a fleet lists, and the characters of each.
+_MOST_LISTED = 4
+_LONGEST_NAME = 64
 
 _FIRST = "give one source:\n"
 _OFFLINE = """--demo                             the embedded demo fleet, no process runs
@@ -231,6 +235,44 @@ def expect_recording(options: GlobalOptions) -> None:
             f"--at {options.at}: a moment of which recording?",
             "add --recording FILE; make one: dynctl record FILE --frontend URL",
         )
+
+
+def described_default(options: GlobalOptions) -> str:
+    """Address, models and workers of the fleet at the default address. Raises Unreachable,
+    TimedOut or UsageProblem as :func:`connect`."""
+    from dynctl.sources.frontend.client import FrontendClient
+
+    options = in_context(options)
+    (url,) = _dynctl_frontends(options)
+    client = FrontendClient(url, token(options), options.timeout)
+    return f"{client.url}: {_models_text(client)}, {_workers_text(client)}"
+
+
+def _models_text(client: FrontendClient) -> str:
+    try:
+        names = client.models()
+    except UsageProblem:
+        return "models unknown (the frontend needs a token)"
+    return _listed("model", names)
+
+
+def _workers_text(client: FrontendClient) -> str:
+    try:
+        names = [row.name for row in client.workers()]
+    except UsageProblem:
+        return "workers unknown (the frontend needs a token)"
+    return _listed("worker", names)
+
+
+def _listed(noun: str, names: list[str]) -> str:
+    """``2 workers (a0, a1)``, with the first names."""
+    from dynctl.base.terminal import printable
+
+    if not names:
+        return f"no {noun}s"
+    shown = ", ".join(printable(name[:_LONGEST_NAME]) for name in names[:_MOST_LISTED])
+    more = ", .." if len(names) > _MOST_LISTED else ""
+    return f"{len(names):,} {noun}{'s' if len(names) > 1 else ''} ({shown}{more})"
 
 
 def expect_no_place(options: GlobalOptions) -> None:

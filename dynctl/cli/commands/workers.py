@@ -1,11 +1,14 @@
 """`dynctl workers list`, `show`, `cordon`, `uncordon` and `drain`."""
 
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch, seconds
+from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch, Yes, seconds
+
+if TYPE_CHECKING:
+    from dynctl.sources.frontend.source import FrontendSource
 
 Named: TypeAlias = Annotated[
     str,
@@ -90,18 +93,22 @@ def show_worker(
     return 0
 
 
-def cordon_worker(options: GlobalOptions, worker: Named, dry_run: DryRun = False) -> int:
+def cordon_worker(
+    options: GlobalOptions, worker: Named, dry_run: DryRun = False, yes: Yes = False
+) -> int:
     """Give a worker no new requests, on every --frontend; its running requests go on.
 
     Needs the frontend's admin token where it has one. The cordon holds until `workers uncordon`,
     or until the frontend restarts.
     """
-    return _set_cordon(options, worker, cordoned=True, dry_run=dry_run)
+    return _set_cordon(options, worker, cordoned=True, dry_run=dry_run, yes=yes)
 
 
-def uncordon_worker(options: GlobalOptions, worker: Named, dry_run: DryRun = False) -> int:
+def uncordon_worker(
+    options: GlobalOptions, worker: Named, dry_run: DryRun = False, yes: Yes = False
+) -> int:
     """Give a cordoned worker requests again."""
-    return _set_cordon(options, worker, cordoned=False, dry_run=dry_run)
+    return _set_cordon(options, worker, cordoned=False, dry_run=dry_run, yes=yes)
 
 
 def drain_worker(
@@ -114,6 +121,7 @@ def drain_worker(
         ),
     ] = 300.0,
     dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> int:
     """Cordon a worker, and wait until the requests that it runs have ended.
 
@@ -126,9 +134,8 @@ def drain_worker(
     from dynctl.base.errors import ExitCode, TimedOut
     from dynctl.screens.numbers import plural
     from dynctl.screens.render import emit, talk
-    from dynctl.sources import connect_frontends
 
-    source = connect_frontends(options, "workers drain")
+    source = _frontends(options, "workers drain", dry_run=dry_run, yes=yes)
     change = source.cordon(worker, cordoned=True, dry_run=dry_run)
     if dry_run:
         emit(change, options)
@@ -155,11 +162,24 @@ def drain_worker(
     return ExitCode.YES
 
 
-def _set_cordon(options: GlobalOptions, worker: str, *, cordoned: bool, dry_run: bool) -> int:
+def _set_cordon(
+    options: GlobalOptions, worker: str, *, cordoned: bool, dry_run: bool, yes: bool
+) -> int:
     from dynctl.screens.render import emit
-    from dynctl.sources import connect_frontends
 
     verb = "cordon" if cordoned else "uncordon"
-    source = connect_frontends(options, f"workers {verb}")
+    source = _frontends(options, f"workers {verb}", dry_run=dry_run, yes=yes)
     emit(source.cordon(worker, cordoned=cordoned, dry_run=dry_run), options)
     return 0
+
+
+def _frontends(
+    options: GlobalOptions, command: str, *, dry_run: bool, yes: bool
+) -> "FrontendSource":
+    """The frontends that a command changes; raises UsageProblem where the user does not agree."""
+    from dynctl.cli.confirmation import confirm_change
+    from dynctl.sources import connect_frontends
+
+    if not dry_run:
+        confirm_change(options, command, yes=yes)
+    return connect_frontends(options, command)
