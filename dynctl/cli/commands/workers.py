@@ -148,7 +148,7 @@ def drain_worker(
     try:
         while running and time.monotonic() - began < wait:
             time.sleep(min(0.5, wait))
-            running = source.running(change.worker)
+            running = source.running(change.worker, cordoned=True)
     except KeyboardInterrupt:
         talk(f"{change.worker} still runs {plural(running, 'request')}; {back}")
         raise

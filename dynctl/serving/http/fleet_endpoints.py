@@ -344,6 +344,7 @@ class FleetFeed:
             skipped=dict(self._skipped()),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
             traffic=_known(self._traffic()),
+            process=self._memory.process,
         )
         yield
         if known == cards:

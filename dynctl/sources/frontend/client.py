@@ -235,9 +235,12 @@ class AsyncFrontendClient:
         since: int,
         limit: int,
         wait: int,
+        process: str = "",
         filters: Mapping[str, str | int] = {"preferences": 1},
     ) -> DecisionList:
         query = {"since": since, "limit": limit, "wait": wait, **filters}
+        if process:
+            query["process"] = process
         return decode(await self._get("/v1/decisions", query, wait), DecisionList)
 
     async def config(self) -> ConfigDocument:

@@ -118,9 +118,20 @@ class FrontendSource:
             [client.url for client in self.clients],
         )
 
-    def running(self, worker: str) -> int:
-        """Requests on a worker that the frontends count now."""
+    def running(self, worker: str, *, cordoned: bool = False) -> int:
+        """Requests on a worker that the frontends count now.
+
+        ``cordoned``: raises Unreachable where a frontend gives it requests again, as after a
+        restart, which forgets cordons and requests.
+        """
         answers = [client.workers_and_replicas() for client in self.clients]
+        for client, answer in zip(self.clients, answers, strict=True):
+            if cordoned and not any(r.cordoned for r in answer.workers if r.name == worker):
+                raise Unreachable(
+                    f"{client.url}: {worker} is not cordoned any more; the frontend restarted, or "
+                    "the worker was uncordoned",
+                    f"dynctl workers drain {worker} begins again",
+                )
         shared = any(not isinstance(one.replicas, UnsetType) for one in answers)
         return _running([one.workers for one in answers], worker, shared=shared)
 
