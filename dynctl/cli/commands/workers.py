@@ -1,4 +1,4 @@
-"""`dynctl workers list`, `show`, `cordon`, `uncordon` and `drain`."""
+"""`dynctl workers list`, `show`, `cordon`, `uncordon`, `drain`, `add` and `remove`."""
 
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -160,6 +160,53 @@ def drain_worker(
             f"{back}\nwait longer: dynctl workers drain {change.worker} --wait 30m",
         )
     return ExitCode.YES
+
+
+def add_worker(
+    options: GlobalOptions,
+    worker: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL[,KEY=VALUE..]",
+            help="As --worker of serve frontend: http://HOST:8001,name=decode-a2,role=decode,"
+            "zone=zone-a",
+        ),
+    ],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> int:
+    """Register a worker on every --frontend, or replace the worker with that name.
+
+    The frontend reads what is not given from the engine. The worker stays until `workers remove`,
+    or until the frontend restarts. Engines that need a key are specified at the start.
+    """
+    from dynctl.base.errors import UsageProblem
+    from dynctl.screens.render import emit
+    from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, spec_fields
+
+    try:
+        spec = parse_worker_spec(worker, "workers add")
+        fields = spec_fields(worker, "workers add")
+    except WorkerSpecError as error:
+        raise UsageProblem(str(error)) from None
+    source = _frontends(options, "workers add", dry_run=dry_run, yes=yes)
+    emit(source.add({**fields, "name": spec.name}, dry_run=dry_run), options)
+    return 0
+
+
+def remove_worker(
+    options: GlobalOptions, worker: Named, dry_run: DryRun = False, yes: Yes = False
+) -> int:
+    """Take a worker out of every --frontend that has it; its running requests go on.
+
+    `workers drain` first waits until they have ended. A worker of --worker or of a workers file
+    returns when the frontend restarts.
+    """
+    from dynctl.screens.render import emit
+
+    source = _frontends(options, "workers remove", dry_run=dry_run, yes=yes)
+    emit(source.remove(worker, dry_run=dry_run), options)
+    return 0
 
 
 def _set_cordon(

@@ -32,6 +32,8 @@ COMMANDS = [
     "workers cordon decode-a0",
     "workers uncordon decode-a0",
     "workers drain decode-a0",
+    "workers add http://127.0.0.1:1",
+    "workers remove decode-a0",
     "topology show",
     "top --once",
     "decisions list",
@@ -287,3 +289,42 @@ def restore(dynctl: Any, demo: DemoFleet) -> None:
     assert dynctl("workers", "uncordon", "decode-a0", "--frontend", demo.url).code == 0
     words = ("--active-prefill-tokens", "off", "--frontend", demo.url)
     assert dynctl("thresholds", "set", "demo", *words).code == 0
+
+
+def test_a_worker_is_added_and_removed(dynctl: Any, demo: DemoFleet) -> None:
+    rows = dynctl("workers", "list", "--frontend", demo.url, "-o", "json").json["workers"]
+    url = next(row["endpoint"] for row in rows if row["name"] == "decode-a0")
+    spec = f"{url},name=decode-a9,zone=zone-a,role=decode"
+    ran = dynctl("workers", "add", spec, "--frontend", demo.url)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == (
+        "decode-a9 is added: decode with zone=zone-a, ready\n"
+        "undo: dynctl workers remove decode-a9\n"
+    )
+    ran = dynctl("workers", "add", spec, "--frontend", demo.url, "--dry-run")
+    assert ran.out == "decode-a9 would be replaced\n"
+    ran = dynctl("workers", "remove", "e-a9", "--frontend", demo.url, "--dry-run", "-o", "json")
+    assert (ran.json["kind"], ran.json["change"]) == ("WorkerChange", "removed")
+    assert (ran.json["worker"], ran.json["applied"]) == ("decode-a9", False)
+    assert dynctl("workers", "remove", "e-a9", "--frontend", demo.url, "-o", "name").out == (
+        "decode-a9\n"
+    )
+    ran = dynctl("workers", "remove", "decode-a9", "--frontend", demo.url)
+    assert (ran.code, ran.out, "decode-a9" in ran.err) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("decode-a9", "url is 'decode-a9'; expected http://HOST:PORT"),
+        ("http://127.0.0.1:1,role=both", "role is"),
+        ("http://127.0.0.1:1,rol=decode", "did you mean role?"),
+        ("http://user:secret@127.0.0.1:1", "url must not have credentials"),
+    ],
+)
+def test_a_worker_that_is_not_one_is_named(
+    dynctl: Any, guard: Guard, spec: str, named: str
+) -> None:
+    ran = dynctl("workers", "add", spec, "--yes")
+    assert (ran.code, named in flat(ran.err), "secret" in ran.err) == (2, True, False)
+    assert guard.untouched()
