@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from rich.style import Style
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
@@ -96,6 +97,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._least_for: object = None
         #: Columns that did not fit this width once; they do not return.
         self._left: set[str] = set()
+        self._resized = False
+        self._width = 0
         self._strips: list[Strip] = []
 
     # -- for subclasses --------------------------------------------------------------------
@@ -139,7 +142,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
 
     def show(self, picture: Picture[Row]) -> None:
         """Show a picture; the cursor stays on its row, and columns that were there stay."""
-        if picture.title == self.picture.title:
+        if self._resized:  # what was measured belongs to the columns of another width
+            self._resized, self._least_for = False, None
+        elif picture.title == self.picture.title:
             picture = replace(picture, columns=steady(self.picture.columns, picture.columns))
         self.picture = picture
         self._arrange()
@@ -239,7 +244,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
     def on_blur(self) -> None:
         self.draw()
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
+        self._resized = self._resized or event.size.width != self._width
+        self._width = event.size.width
         self.draw()
 
     def _go(self, place: int) -> None:
@@ -316,9 +323,12 @@ class Panel(Widget, Generic[Row], can_focus=True):
             for column in visible(columns, wide=False, width=width)
             if column.key not in self._left
         ]
-        fitted = self._fitted = fit(offered, rows, width, self._least)
-        self._fitted_for = width
-        self._left |= {column.key for column in offered} - {one.key for one in fitted.columns}
+        fitted = fit(offered, rows, width, self._least)
+        left = {column.key for column in offered} - {column.key for column in fitted.columns}
+        if left:  # the others get the room of those that leave, now and not with the next picture
+            self._left |= left
+            fitted = fit(fitted.columns, rows, width, self._least)
+        self._fitted, self._fitted_for = fitted, width
         for column, wide in zip(fitted.columns, fitted.widths, strict=True):
             self._least[column.key] = wide
         return fitted

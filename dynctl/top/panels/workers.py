@@ -61,15 +61,14 @@ class WorkerPanel(Panel[WorkerRow]):
 
 
 def sick_first(workers: Sequence[WorkerRow], every_s: float | None) -> list[WorkerRow]:
-    """Workers that get no requests, then busy ones, then those whose numbers may be out of date,
-    each in their order; then all others. A short panel shows what is wrong."""
+    """Workers that get no requests, then those whose numbers may be out of date, each in their
+    order; then all others. A short panel shows what is wrong. Busy workers stay where they are:
+    under load they would move all the time."""
 
     def place(row: WorkerRow) -> int:
         if row.status != "ready":
             return 0
-        if row.busy:
-            return 1
-        return 2 if stale_reason(row, every_s) is not None else 3
+        return 1 if stale_reason(row, every_s) is not None else 2
 
     return sorted(workers, key=place)
 

@@ -211,7 +211,7 @@ def headings(pilot: Pilot[int]) -> dict[str, str]:
     for number, line in enumerate(lines):
         for start in starts:
             if start in line:
-                found[start] = " ".join(lines[number + 1].split())
+                found[start] = " ".join(lines[number + 1].partition(" ─ ")[0].split())
     return found
 
 
