@@ -107,13 +107,20 @@ OUTPUT: Final = frozenset({"output", "no_color", "debug"})
 SOURCES: Final = frozenset(
     {"frontend", "view", "recording", "at", "demo", "discovery", "file_kv", "etcd_endpoints"}
 )
+#: Options that name a place: where a fleet is. A place that is given and not read is an error, as
+#: the command would read or change another fleet.
+PLACES: Final = (
+    SOURCES - {"at"}
+    | {"context", "dyn_namespace", "nats_server"}
+    | {"namespace", "all_namespaces", "kube_context", "kubeconfig"}
+)
 CLUSTER: Final = frozenset({"namespace", "all_namespaces", "kube_context", "kubeconfig", "reach"})
 _FRONTENDS: Final = frozenset(
     {"frontend", "timeout", "token", "token_env", "token_file", "ca_cert", "context"}
 )
 _PLANES: Final = _FRONTENDS | {"discovery", "dyn_namespace", "nats_server", "wait"}
 #: Source (a flag, or a discovery backend) -> the options that it reads beside OUTPUT. An option
-#: that is given and not read has no effect, and a warning names it.
+#: that is given and not read has no effect: a warning names it, or an error if it names a place.
 READ_BY: Final[Mapping[str, frozenset[str]]] = {
     "--demo": frozenset({"demo"}),
     "--view": frozenset({"view"}),

@@ -61,6 +61,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("workers cordon", "workers:cordon_worker", "Give a worker no new requests."),
     ("workers uncordon", "workers:uncordon_worker", "Give a cordoned worker requests again."),
     ("workers drain", "workers:drain_worker", "Cordon a worker; wait until its requests ended."),
+    ("workers add", "workers:add_worker", "Register a worker at a running router."),
+    ("workers remove", "workers:remove_worker", "Take a worker out of a running router."),
     ("topology show", "topology:show_topology", "Show domains: capacity, load, policy, stranded."),
     ("topology verify", "topology_verify:verify_topology", "Verify topology from node to router."),
     ("topology plan", "topology_plan:plan_topology", "Plan domains: ratio, losses, what to add."),
@@ -98,7 +100,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 GROUPS = {
     "serve": "Run a frontend, a router, an indexer, a shadow router, an engine or its sidecar. "
     "`dynctl serve --worker URL` is `dynctl serve frontend --worker URL`.",
-    "workers": "Workers of a router: list, one worker, cordon, drain.",
+    "workers": "Workers of a router: list, one worker, cordon, drain, add, remove.",
     "topology": "Topology domains: capacity, policy, verify, plan, lint, sync.",
     "decisions": "Past decisions of a router: list, tail. `dynctl decisions --refused` is "
     "`dynctl decisions list --refused`.",

@@ -19,6 +19,7 @@ from dynctl.base.options import (
     CLUSTER,
     NAMELESS,
     OUTPUT,
+    PLACES,
     PLANE_VARIABLES,
     READ_BY,
     SOURCES,
@@ -277,7 +278,7 @@ _OWN_WORKERS = (
 #: Commands that check by themselves which options have an effect, or read all of them.
 _OWN_CHECKS = frozenset(
     (
-        *("topology verify", "topology plan", "topology lint", "bundle", "version", "replay"),
+        *("topology verify", "topology plan", "topology lint", "bundle"),
         *("context add", "context show"),
     )
 )
@@ -286,6 +287,16 @@ _ALSO_READ = {
     "top": CLUSTER,  # the chain of custody of a worker
     "context use": frozenset({"kubeconfig"}),
     "demo": SOURCES | {"context"},
+}
+#: Commands that read a fleet only where options name one.
+_SOURCE_IF_NAMED = frozenset({"config show", "replay"})
+#: Place -> the option with which it counts.
+_COUNTS_WITH = {
+    **dict.fromkeys(CLUSTER, "--discovery kubernetes"),
+    **dict.fromkeys(("dyn_namespace", "nats_server"), "--discovery etcd, file or kubernetes"),
+    "etcd_endpoints": "--discovery etcd",
+    "file_kv": "--discovery file",
+    "context": "a context that names a source: dynctl context add NAME --frontend URL",
 }
 #: Server -> what to do instead of a source, which it does not have.
 _INSTEAD = {
@@ -353,8 +364,9 @@ def with_globals(
             )
         dynamo = _serves_dynamo(options, path, arguments)
         alone = local and not dynamo
+        pool = path == _PICKER and arguments.get("pool") is not None
         warnings = [
-            *_without_effect(options, path, alone, frozenset(redeclared), dynamo),
+            *_without_effect(options, path, alone, frozenset(redeclared), dynamo, pool=pool),
             *_unmet_needs(context, path, needs, arguments, dynamo),
         ]
         for warning in warnings:
@@ -368,15 +380,25 @@ def with_globals(
 
 #: Servers that are no workers: what a worker publishes is set on the worker.
 _ROUTERS = frozenset({"serve frontend", "serve router", "serve epp", "serve observe"})
-#: Reads a Kubernetes cluster and nothing else.
+#: Reads a Kubernetes cluster and nothing else; so does `serve epp` with --pool.
 _CLUSTER_ALONE = "topology sync"
+_PICKER = "serve epp"
+#: Reads frontends, and no discovery backend.
+_FRONTENDS_ALONE = "version"
 
 
 def _without_effect(
-    options: GlobalOptions, path: str, local: bool, own: frozenset[str], dynamo: bool = False
+    options: GlobalOptions,
+    path: str,
+    local: bool,
+    own: frozenset[str],
+    dynamo: bool = False,
+    *,
+    pool: bool = False,
 ) -> Iterator[str]:
     """The options that were given and have no effect. Raises UsageProblem for those of a source,
-    where `serve` would start without what they name."""
+    where `serve` would start without what they name, and for those that name a place which the
+    command does not read. ``pool``: the workers are the pods of an InferencePool."""
     read = OUTPUT - _NOT_READ.get(path, frozenset())
     given = options.given - read - own - _ALSO_READ.get(path, frozenset())
     serves = local and path.startswith("serve ")
@@ -392,21 +414,20 @@ def _without_effect(
             for name in WORKER_VARIABLES
             if os.environ.get(name)
         )
-    if path in _OWN_CHECKS or not given:
+    if path in _OWN_CHECKS or not (given or options.given & PLACES):
         return
-    if path == _CLUSTER_ALONE:
-        read |= CLUSTER - {"reach"} | {"timeout", "context"}
-        yield from (
-            f"{_flag(name)} has no effect on {path}"
-            for name in _ANNOTATIONS
-            if name in given - read
-        )
-        return
-    if path == "config show":
+    if path in _SOURCE_IF_NAMED:
         from dynctl.sources import names_source
 
         local = not names_source(options)
-    if local:
+    if path == _CLUSTER_ALONE or pool:
+        read |= CLUSTER - {"reach"} | {"timeout", "context"}
+        # Beside a pool `serve epp` itself refuses the sources of workers.
+        read |= SOURCES if pool else frozenset()
+        yield from _reported(given - read, f"on {path}")
+    elif path == _FRONTENDS_ALONE:
+        yield from _reported(given - READ_BY["--frontend"], f"on {path}: it reads frontends")
+    elif local:
         refused = [_flag(name) for name in _ANNOTATIONS if name in given & SOURCES]
         if serves and refused:
             verb = "specifies" if len(refused) == 1 else "specify"
@@ -414,20 +435,78 @@ def _without_effect(
                 f"{' and '.join(refused)} {verb} a source, but {path} has no source",
                 _INSTEAD.get(path, f"remove {' and '.join(refused)}"),
             )
-        place = f"on {path}"
+        strict = path in _SOURCE_IF_NAMED or path in _SERVED_NOT_READ
+        yield from _reported(given, f"on {path}", strict=strict, counts=True)
+    elif path in _SERVED_NOT_READ:
+        source = _served_backend(options)
+        if source is not None:
+            read = READ_BY.get(source, _IN_MEMORY) - _SERVED_NOT_READ[path]
+            yield from _reported(given - read, f"with discovery backend {source}", counts=True)
     else:
-        from dynctl.sources import expect_recording
+        yield from _unread_by_source(options, path, given, own)
 
-        expect_recording(options)
-        server = path in _SERVED_NOT_READ
-        source = _served_backend(options) if server else _source(options)
-        if source is None:
-            return
-        not_read = (_SERVED_NOT_READ if server else _NOT_READ).get(path, frozenset())
-        read = READ_BY.get(source, _IN_MEMORY) - not_read
-        place = f"with {source if source.startswith('--') else f'discovery backend {source}'}"
+
+def _unread_by_source(
+    options: GlobalOptions, path: str, given: frozenset[str], own: frozenset[str]
+) -> Iterator[str]:
+    """The options that the source of a command does not read; raises as :func:`_without_effect`."""
+    from dynctl.sources import chosen_sources, expect_recording, is_dynctl_fleet
+
+    expect_recording(options)
+    sources = chosen_sources(options)
+    if len(sources) == 2 and given & PLACES - READ_BY[sources[1].kind]:
+        # Read by neither, or only by one of them: a request shows which one is the source.
+        sources = [sources[0] if is_dynctl_fleet(options) else sources[1]]
+    if len(sources) != 1:
+        return
+    (source,) = sources
+    read = READ_BY[source.kind] - _NOT_READ.get(path, frozenset())
+    unread = given - read
+    if not source.named:
+        # Beside the default address no place has an effect, whatever else the command reads.
+        unread |= options.given & PLACES - own
+    elif "context" in given and not _context_counts(options, read | _ALSO_READ.get(path, _NONE)):
+        unread |= {"context"}
+    place = f"with {source.described}"
+    if path.startswith("serve ") and source.kind == "--frontend":
+        place = f"on {path} without a discovery backend"
+    yield from _reported(unread, place, counts=True)
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+def _context_counts(options: GlobalOptions, read: frozenset[str]) -> bool:
+    """Whether one of the places that are read comes from the context of ``--context``."""
+    from dynctl.settings.contexts.keys import KEYS
+    from dynctl.settings.contexts.precedence import apply_context
+
+    origins = apply_context(options).origins
+    places = [key for key in KEYS.values() if key.field in read & PLACES]
+    return any(origins[key.name].startswith("context ") for key in places)
+
+
+def _reported(
+    unread: frozenset[str], place: str, *, strict: bool = True, counts: bool = False
+) -> Iterator[str]:
+    """A warning for each option without effect. ``strict``: raises UsageProblem for places;
+    ``counts``: its hint has the option with which a place has an effect."""
+    places = [name for name in _ANNOTATIONS if name in unread & PLACES]
+    if strict and places:
+        flags = " and ".join(map(_flag, places))
+        verb, have = ("names a place", "has") if len(places) == 1 else ("name places", "have")
+        ways = dict.fromkeys(
+            f"{_flag(name)} counts with {_COUNTS_WITH[name]}"
+            for name in places
+            if counts and name in _COUNTS_WITH
+        )
+        remove = "it" if len(places) == 1 else "them"
+        raise UsageProblem(
+            f"{flags} {verb}, and {have} no effect {place}",
+            "\n".join((*ways, f"or remove {remove}")),
+        )
     for name in _ANNOTATIONS:
-        if name in given - read:
+        if name in unread:
             yield f"{_flag(name)} has no effect {place}"
 
 
@@ -479,12 +558,6 @@ def _unmet(
     flags = [parameters[one].opts[0] for one in need.parameters if one in parameters]
     values = [f" above {need.unset}" if need.unset in (0, 1) else ""] * len(flags)
     return "without " + " or ".join(map("".join, zip(flags, values, strict=True)))
-
-
-def _source(options: GlobalOptions) -> str | None:
-    from dynctl.sources import source_read
-
-    return source_read(options)
 
 
 def _served_backend(options: GlobalOptions) -> str | None:

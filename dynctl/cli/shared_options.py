@@ -67,6 +67,10 @@ NoHeaders: TypeAlias = Annotated[
 Watch: TypeAlias = Annotated[
     bool, typer.Option("--watch", "-w", help="Show the list again every 2 s, until Ctrl-C.")
 ]
+Yes: TypeAlias = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Change the fleet at the default address without a question."),
+]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N lines.")
 ]

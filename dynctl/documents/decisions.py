@@ -111,7 +111,8 @@ class DecisionList(msgspec.Struct, frozen=True):
     """Past plans, newest first. ``kept`` are in memory, ``evicted`` were removed from it.
 
     ``cursor``: the value of ``since=`` for the next reading; ``skipped``: plans between the last
-    reading and the oldest plan of this list.
+    reading and the oldest plan of this list. ``process``: the value of ``process=`` for the next
+    reading; another one after a restart, whose cursors begin at 0 again.
     """
 
     decisions: list[DecisionRow]
@@ -121,6 +122,7 @@ class DecisionList(msgspec.Struct, frozen=True):
     limit_bytes: int
     cursor: int = 0
     skipped: int = 0
+    process: str = ""
     kind: str = "DecisionList"
     schema: int = SCHEMA
 

@@ -171,7 +171,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     ``replicas``: the other routers whose load counts here too; absent without replica sync.
     ``audit``: what was predicted for each worker and what happened; ``compares`` and ``skipped``
     as in :class:`AuditReport`. ``queue``: requests that wait in the router queue; absent where it
-    is off.
+    is off. ``process``: another one after a restart, from which all counts begin at 0 again.
     """
 
     at: float
@@ -192,6 +192,7 @@ class FleetLoad(msgspec.Struct, frozen=True):
     replicas: list[ReplicaRow] | UnsetType = UNSET
     #: The requests of the process's own clients; absent where it has none.
     traffic: Traffic | UnsetType = UNSET
+    process: str = ""
     kind: str = "FleetLoad"
     schema: int = SCHEMA
 

@@ -145,7 +145,8 @@ class Header(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """``at``: wall-clock seconds. ``problem``: why it is not the present state, empty if it is.
 
-    ``decisions`` are newest first; ``missed``: decisions that were made and not read.
+    ``decisions`` are newest first; ``missed``: decisions that were made and not read. ``restarts``:
+    how often a frontend was followed by another process at its address since the first snapshot.
     ``load_every_s``: seconds between two load reports of a worker, None where workers report
     changes only. ``settings``: the router's, by name, as far as they are known. ``parts``: where
     each part that the source has comes from (``told`` in JSON): workers, load, requests, index,
@@ -166,6 +167,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     parts: dict[str, Part] = msgspec.field(name="told", default_factory=dict)
     load_every_s: float | None = None
     problem: str = ""
+    restarts: int = 0
 
     def unknown(self, part: str) -> Part | None:
         """An unknown part; None where the part is known."""

@@ -208,6 +208,30 @@ class CordonChange(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
+class WorkerChange(msgspec.Struct, frozen=True):
+    """What `workers add` and `remove` did, or would do (``applied`` False).
+
+    ``change``: added, replaced or removed. ``role``, ``status`` and ``reason`` are those of the
+    worker's row, None where no frontend has one. Of `remove`: ``running``: requests on it that the
+    frontends counted; ``same``: ready workers of its role, model and domains without it.
+    """
+
+    source: str
+    worker: str
+    change: str
+    applied: bool
+    worker_id: int | None = None
+    role: str | None = None
+    status: str | None = None
+    reason: str | None = None
+    running: int = 0
+    same: int = 0
+    domains: dict[str, str] = {}
+    frontends: list[str] = []
+    kind: str = "WorkerChange"
+    schema: int = SCHEMA
+
+
 class WorkersAnswer(msgspec.Struct, frozen=True):
     """The answer of ``GET /v1/workers``."""
 

@@ -37,7 +37,7 @@ from dynctl.documents.topology import (
     TopologyValue,
 )
 from dynctl.documents.verify import VerifyReport, report_lines
-from dynctl.documents.workers import CordonChange, WorkerDetail, WorkerList
+from dynctl.documents.workers import CordonChange, WorkerChange, WorkerDetail, WorkerList
 from dynctl.findings.report import CodeList, CodePage, Report, State
 from dynctl.screens import (
     audit,
@@ -225,6 +225,7 @@ _SCREENS: dict[type, Any] = {
     WorkerList: workers.worker_list,
     WorkerDetail: workers.worker_detail,
     CordonChange: workers.cordon_change,
+    WorkerChange: workers.worker_change,
     TopologyShow: topology.topology_show,
     TopologySync: topology.topology_sync,
     TopologyPlan: plan.topology_plan,
@@ -296,7 +297,7 @@ def names(result: Any) -> list[str]:
         return [worker.name for worker in result.workers]
     if isinstance(result, WorkerDetail):
         return [result.worker.name]
-    if isinstance(result, CordonChange):
+    if isinstance(result, CordonChange | WorkerChange):
         return [result.worker]
     if isinstance(result, DecisionReport):
         return [line.id for line in result.decisions]

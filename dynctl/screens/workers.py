@@ -9,7 +9,14 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from dynctl.documents.replicas import ReplicaRow
-from dynctl.documents.workers import CordonChange, RankRow, WorkerDetail, WorkerList, WorkerRow
+from dynctl.documents.workers import (
+    CordonChange,
+    RankRow,
+    WorkerChange,
+    WorkerDetail,
+    WorkerList,
+    WorkerRow,
+)
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.columns import Column, table
 from dynctl.screens.numbers import age, amount, count, plural
@@ -223,6 +230,29 @@ def cordon_change(result: CordonChange, canvas: Canvas) -> str:
         lines += canvas.paragraph(text, first="")
         if result.applied:
             lines.append(f"undo: dynctl workers uncordon {result.worker}")
+    return "".join(line + "\n" for line in lines)
+
+
+def worker_change(result: WorkerChange, canvas: Canvas) -> str:
+    """What changed for the worker, its state, and what is left for new requests."""
+    done = f"{'is' if result.applied else 'would be'} {result.change}"
+    place = "".join(f" with {name}={value}" for name, value in list(result.domains.items())[:1])
+    text = f"{result.worker} {done}"
+    if result.change == "removed":
+        running = plural(result.running, "running request")
+        goes = "goes" if result.running == 1 else "go"
+        text += f"; {running} {goes} on" if result.running else "; no request is running there"
+        lines = canvas.paragraph(text, first="")
+        others = plural(result.same, f"other {result.role} worker")
+        takes = "takes" if result.same == 1 else "take"
+        lines += canvas.paragraph(f"{others}{place} {takes} new requests", first="")
+    else:
+        if result.applied and result.status is not None:
+            reason = f" ({result.reason})" if result.reason else ""
+            text += f": {result.role or 'worker'}{place}, {result.status}{reason}"
+        lines = canvas.paragraph(text, first="")
+        if result.applied:
+            lines.append(f"undo: dynctl workers remove {result.worker}")
     return "".join(line + "\n" for line in lines)
 
 

@@ -11,18 +11,23 @@ Without any: ``$DYNCTL_FRONTEND``, then the context's (dynctl.settings.contexts.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
-from dynctl.base.options import GlobalOptions
-from dynctl.settings.contexts.precedence import in_context
+from dynctl.base.options import PLACES, GlobalOptions
+from dynctl.settings.contexts.precedence import apply_context, in_context, places_without_source
 
 if TYPE_CHECKING:
+    from dynctl.sources.frontend.client import FrontendClient
     from dynctl.sources.frontend.source import FrontendSource
     from dynctl.sources.source import LiveSource, Source
 
 DEFAULT_FRONTEND = "http://127.0.0.1:8000"
 FRONTEND_VARIABLE = "DYNCTL_FRONTEND"
+#: Names that the description of a fleet lists, and the characters of each.
+_MOST_LISTED = 4
+_LONGEST_NAME = 64
 
 _FIRST = "give one source:\n"
 _OFFLINE = """--demo                             the embedded demo fleet, no process runs
@@ -142,32 +147,59 @@ def names_source(options: GlobalOptions) -> bool:
     return options.context is not None or bool(_named(options))
 
 
-def source_read(options: GlobalOptions) -> str | None:
-    """The source that the options name, as in ``base.options.READ_BY``.
-
-    None where two are named, or where only a request shows which one is used. Raises UsageProblem.
+@dataclass(frozen=True, slots=True)
+class ChosenSource:
+    """The source that a command uses. ``kind``: as in ``base.options.READ_BY``; ``described``: for
+    messages; ``named``: False for the default address, which no option, variable or context named.
     """
+
+    kind: str
+    described: str
+    named: bool = True
+
+
+def chosen_sources(options: GlobalOptions) -> list[ChosenSource]:
+    """The source that the options name; two where only a request shows which one is used; none
+    where the options name two. Raises UsageProblem."""
     from dynctl.adapters.dynamo.planes import backend
 
-    named = _named(options)
-    if len(named) > 1:
-        return None
+    given = _named(options)
+    if len(given) > 1:
+        return []
     if options.offline:
-        return named[0]
+        return [ChosenSource(given[0], given[0])]
+    applied = apply_context(options)
+    options = applied.options
     planes = backend(options)
+    origin = applied.origins["frontend"]
+    named = bool(frontends(options))
+    described = f"the default address {DEFAULT_FRONTEND}"
+    if named:
+        described = origin if origin.startswith("context ") else origin.partition(" ")[2]
+    routers = ChosenSource("--frontend", described, named)
     if planes is None:
-        return "--frontend"
-    either = frontends(options) if not named else named == ["--frontend"]
-    return None if either else planes[0]
+        return [routers]
+    fleet = ChosenSource(planes[0], f"discovery backend {planes[0]}")
+    if not named or "--discovery" in _named(options):
+        return [fleet]
+    return [routers, fleet]
+
+
+def is_dynctl_fleet(options: GlobalOptions) -> bool:
+    """Whether dynctl frontends are the source, not a Dynamo's planes; may need a request."""
+    return _origin(options) == "--frontend"
 
 
 def peer_versions(options: GlobalOptions) -> list[tuple[str, str | None, str | None]]:
     """``(url, version, problem)`` of the named frontends, or of the default one if it answers, or
     accepts a connection and does not answer in time."""
+    from dynctl.adapters.dynamo.planes import backend
     from dynctl.sources.frontend.client import FrontendClient
 
     options = in_context(options)
     named = frontends(options)
+    if not named and (backend(options) is not None or places_without_source(options)):
+        return []  # another place is named: the default address is another fleet
     versions: list[tuple[str, str | None, str | None]] = []
     for url in named or (DEFAULT_FRONTEND,):
         client = FrontendClient(url, token(options), options.timeout)
@@ -203,6 +235,68 @@ def expect_recording(options: GlobalOptions) -> None:
             f"--at {options.at}: a moment of which recording?",
             "add --recording FILE; make one: dynctl record FILE --frontend URL",
         )
+
+
+def described_default(options: GlobalOptions) -> str:
+    """Address, models and workers of the fleet at the default address. Raises Unreachable,
+    TimedOut or UsageProblem as :func:`connect`."""
+    from dynctl.sources.frontend.client import FrontendClient
+
+    options = in_context(options)
+    (url,) = _dynctl_frontends(options)
+    client = FrontendClient(url, token(options), options.timeout)
+    return f"{client.url}: {_models_text(client)}, {_workers_text(client)}"
+
+
+def _models_text(client: FrontendClient) -> str:
+    try:
+        names = client.models()
+    except UsageProblem:
+        return "models unknown (the frontend needs a token)"
+    return _listed("model", names)
+
+
+def _workers_text(client: FrontendClient) -> str:
+    try:
+        names = [row.name for row in client.workers()]
+    except UsageProblem:
+        return "workers unknown (the frontend needs a token)"
+    return _listed("worker", names)
+
+
+def _listed(noun: str, names: list[str]) -> str:
+    """``2 workers (a0, a1)``, with the first names."""
+    from dynctl.base.terminal import printable
+
+    if not names:
+        return f"no {noun}s"
+    shown = ", ".join(printable(name[:_LONGEST_NAME]) for name in names[:_MOST_LISTED])
+    more = ", .." if len(names) > _MOST_LISTED else ""
+    return f"{len(names):,} {noun}{'s' if len(names) > 1 else ''} ({shown}{more})"
+
+
+def expect_no_place(options: GlobalOptions) -> None:
+    """Raise UsageProblem where the default address would be used and options of the command line
+    or the context name another place."""
+    typed = sorted(options.given & PLACES)
+    if typed:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in typed)
+        verb = "names a place" if len(typed) == 1 else "name places"
+        raise UsageProblem(
+            f"{flags} {verb} without a source, and has no effect on {DEFAULT_FRONTEND}, the "
+            "default address",
+            WAYS,
+        )
+    found = places_without_source(options)
+    if found is None:
+        return
+    name, keys = found
+    raise UsageProblem(
+        f"context {name} has {' and '.join(keys)} and names no source: without one they have no "
+        f"effect on {DEFAULT_FRONTEND}, the default address",
+        f"add a source to the context: dynctl context add {name} --discovery kubernetes ..\n"
+        f"or name it here: --frontend {DEFAULT_FRONTEND}",
+    )
 
 
 def _origin(options: GlobalOptions) -> str:
@@ -254,6 +348,7 @@ def _dynctl_frontends(options: GlobalOptions, ways: str = WAYS) -> tuple[str, ..
     urls = frontends(options)
     if urls:
         return urls
+    expect_no_place(options)
     client = FrontendClient(DEFAULT_FRONTEND, token(options), options.timeout)
     try:
         ours = client.answers_as_ours(options.timeout)

@@ -53,9 +53,14 @@ def audit(options: GlobalOptions, *, duration: float | None, log: str | None) ->
     for one in now:
         skipped.update(one.skipped)
     if before:
-        counted = [since(one.audit, old.audit) for one, old in zip(now, before, strict=True)]
-        for one in before:
-            skipped.subtract(one.skipped)
+        # A frontend that restarted meanwhile counts from 0.
+        pairs = [
+            (one, old if one.process == old.process else None)
+            for one, old in zip(now, before, strict=True)
+        ]
+        counted = [since(one.audit, () if old is None else old.audit) for one, old in pairs]
+        for _, old in pairs:
+            skipped.subtract({} if old is None else old.skipped)
     rows = added([row for one in counted for row in one])
     return audit_report(
         source.title,

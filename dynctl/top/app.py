@@ -216,7 +216,7 @@ class TopApp(App[int]):
         since = watched if recent else 0.0
         width = self.size.width - self._side_width
         self.domains.show(domain_picture(view, snapshot, self._history, since, width))
-        self.workers_panel.show(worker_picture(snapshot, view.domain))
+        self.workers_panel.show(worker_picture(snapshot, view.domain, width))
         self.decisions.show(decision_picture(snapshot, view.domain, now, width))
         self.alerts_panel.show(alert_picture(self.alerts, now))
         self._show_side()

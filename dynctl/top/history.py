@@ -72,6 +72,7 @@ class History:
         #: Readings of the requests, one a second.
         self._times: list[float] = []
         self._traffic: list[Traffic] = []
+        self._restarts = 0
 
     def clear(self) -> None:
         """Forget everything."""
@@ -131,6 +132,9 @@ class History:
             jump = (at - self._read[0]) - (now - self._read[1])
             if abs(jump) > JUMP_S:
                 self.clear()
+        if snapshot.restarts != self._restarts:  # counts of another process do not continue these
+            self.clear()
+            self._restarts = snapshot.restarts
         self._read = None if now is None else (at, now)
         self._since = at if self._since is None else self._since
         traffic = snapshot.header.traffic

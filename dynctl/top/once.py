@@ -25,6 +25,7 @@ from dynctl.top.panels.columns import (
     alert_table,
     decision_table,
     domain_table,
+    hands_over_roles,
     worker_table,
 )
 from dynctl.top.run import silent_logs
@@ -123,7 +124,7 @@ def _decisions(
         origin = f" ({part.source})" if part is not None and named else ""
         yield from canvas.paragraph(f"no decisions yet{origin}", first="", rest="  ")
         return
-    columns = decision_table(domain, shown)
+    columns = decision_table(domain, shown, split=hands_over_roles(snapshot))
     fitted = fit(visible(columns, wide=canvas.wide, width=canvas.width), shown, canvas.width)
     yield canvas.faint(fitted.heading())
     for line in shown:
@@ -137,7 +138,7 @@ def decision_text(fitted: Fitted[DecisionLine], line: DecisionLine, width: int |
     if not line.refused:
         return fitted.line(line)
     keys = [column.key for column in fitted.columns]
-    place = keys.index("prefill")
+    place = keys.index("prefill" if "prefill" in keys else "decode")
     cells = [column.text(line) for column in fitted.columns[:place]]
     text = f"{fitted.texts(cells).ljust(_until(fitted, place))}{refusal(line)}"
     return text if width is None or len(text) <= width else text[: width - 2] + ".."

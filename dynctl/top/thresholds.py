@@ -19,7 +19,7 @@ from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.documents.snapshot import Snapshot
 from dynctl.documents.thresholds import ModelThresholds, ThresholdChange, rank_effects
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.numbers import amount
+from dynctl.screens.numbers import amount, plural
 from dynctl.screens.thresholds import THRESHOLDS, threshold_change
 from dynctl.sources.source import LiveSource
 from dynctl.top.marks import ACCENT, BAD, BOLD, CURSOR, DIM, Line, plain
@@ -202,7 +202,9 @@ class ThresholdScreen(Screen[bool]):
 
     def _draw(self) -> None:
         which = f"  {self._model + 1} of {len(self._models)}" if len(self._models) > 1 else ""
-        self._head.show([[(f" busy thresholds of {self.model}{which}", BOLD + ACCENT)]])
+        workers = plural(sum(row.model == self.model for row in self._snapshot.workers), "worker")
+        head = f" busy thresholds of {self.model}, {workers}{which}"
+        self._head.show([[(head, BOLD + ACCENT)]])
         self._explained.show(
             [
                 plain(

@@ -50,8 +50,10 @@ class OwnReader:
             return await in_turns(frontend.feed.steps(cards))
         return await shared_fleet(frontend.link, frontend.feed, cards)
 
-    async def decisions(self, since: int, limit: int, wait: int) -> DecisionList:
+    async def decisions(self, since: int, limit: int, wait: int, process: str = "") -> DecisionList:
         query = {"since": str(since), "limit": str(limit), "preferences": "1"}
+        if process:
+            query["process"] = process
         path = "/v1/decisions?" + "&".join(f"{name}={value}" for name, value in query.items())
         found = await self._of_the_router(path, DecisionList)
         return found or await self._frontend.admin.decision_list(query)

@@ -22,7 +22,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
 from dynctl.documents.bundle import ClusterVersion, FrontendVersion, OptionsFile, VersionsFile
 from dynctl.settings.contexts.precedence import apply_context, in_context
-from dynctl.sources import DEFAULT_FRONTEND, connect, frontends
+from dynctl.sources import DEFAULT_FRONTEND, connect, expect_no_place, frontends
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.kubernetes import cluster_ways
@@ -119,6 +119,7 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
     if urls or options.offline:
         yield [(url, url) for url in urls]
     elif planes is None:
+        expect_no_place(options)
         yield [(DEFAULT_FRONTEND, DEFAULT_FRONTEND)]
     elif planes[0] != "kubernetes":
         yield []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
-from dynctl.cli.shared_options import Duration, Limit, Watch, seconds
+from dynctl.cli.shared_options import Duration, Limit, Watch, Yes, seconds
 
 if TYPE_CHECKING:
     from dynctl.documents.thresholds import RankEffect, ReplicaChange
@@ -152,6 +152,7 @@ def set_thresholds(
             help="Requests that a condition of a --canary needs before it is believed.",
         ),
     ] = 50,
+    yes: Yes = False,
 ) -> int:
     """Set busy thresholds on every replica. `off` disables one; the others keep their values.
 
@@ -160,6 +161,7 @@ def set_thresholds(
     thresholds, or a canary set the old values back, 4: --wait timed out.
     """
     from dynctl.base.errors import ExitCode, UsageProblem
+    from dynctl.cli.confirmation import confirm_change
     from dynctl.cli.threshold_list import models_of
     from dynctl.documents.thresholds import ModelThresholds, ThresholdChange
     from dynctl.screens.render import emit, talk
@@ -180,6 +182,8 @@ def set_thresholds(
         flag = "--partial" if partial else "--dry-run"
         raise UsageProblem(f"--canary with {flag}: expected one of them")
     conditions = _conditions(canary, revert_if or [])
+    if not dry_run:
+        confirm_change(options, "thresholds set", yes=yes)
     source = connect(options)
     with contextlib.ExitStack() as stack:
         replicas = stack.enter_context(source.replicas())

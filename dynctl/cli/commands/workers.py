@@ -1,11 +1,14 @@
-"""`dynctl workers list`, `show`, `cordon`, `uncordon` and `drain`."""
+"""`dynctl workers list`, `show`, `cordon`, `uncordon`, `drain`, `add` and `remove`."""
 
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch, seconds
+from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch, Yes, seconds
+
+if TYPE_CHECKING:
+    from dynctl.sources.frontend.source import FrontendSource
 
 Named: TypeAlias = Annotated[
     str,
@@ -92,18 +95,22 @@ def show_worker(
     return 0
 
 
-def cordon_worker(options: GlobalOptions, worker: Named, dry_run: DryRun = False) -> int:
+def cordon_worker(
+    options: GlobalOptions, worker: Named, dry_run: DryRun = False, yes: Yes = False
+) -> int:
     """Give a worker no new requests, on every --frontend; its running requests go on.
 
     Needs the frontend's admin token where it has one. The cordon holds until `workers uncordon`,
     or until the frontend restarts.
     """
-    return _set_cordon(options, worker, cordoned=True, dry_run=dry_run)
+    return _set_cordon(options, worker, cordoned=True, dry_run=dry_run, yes=yes)
 
 
-def uncordon_worker(options: GlobalOptions, worker: Named, dry_run: DryRun = False) -> int:
+def uncordon_worker(
+    options: GlobalOptions, worker: Named, dry_run: DryRun = False, yes: Yes = False
+) -> int:
     """Give a cordoned worker requests again."""
-    return _set_cordon(options, worker, cordoned=False, dry_run=dry_run)
+    return _set_cordon(options, worker, cordoned=False, dry_run=dry_run, yes=yes)
 
 
 def drain_worker(
@@ -116,6 +123,7 @@ def drain_worker(
         ),
     ] = 300.0,
     dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> int:
     """Cordon a worker, and wait until the requests that it runs have ended.
 
@@ -128,9 +136,8 @@ def drain_worker(
     from dynctl.base.errors import ExitCode, TimedOut
     from dynctl.screens.numbers import plural
     from dynctl.screens.render import emit, talk
-    from dynctl.sources import connect_frontends
 
-    source = connect_frontends(options, "workers drain")
+    source = _frontends(options, "workers drain", dry_run=dry_run, yes=yes)
     change = source.cordon(worker, cordoned=True, dry_run=dry_run)
     if dry_run:
         emit(change, options)
@@ -143,7 +150,7 @@ def drain_worker(
     try:
         while running and time.monotonic() - began < wait:
             time.sleep(min(0.5, wait))
-            running = source.running(change.worker)
+            running = source.running(change.worker, cordoned=True)
     except KeyboardInterrupt:
         talk(f"{change.worker} still runs {plural(running, 'request')}; {back}")
         raise
@@ -157,11 +164,71 @@ def drain_worker(
     return ExitCode.YES
 
 
-def _set_cordon(options: GlobalOptions, worker: str, *, cordoned: bool, dry_run: bool) -> int:
+def add_worker(
+    options: GlobalOptions,
+    worker: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL[,KEY=VALUE..]",
+            help="As --worker of serve frontend: http://HOST:8001,name=decode-a2,role=decode,"
+            "zone=zone-a",
+        ),
+    ],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> int:
+    """Register a worker on every --frontend, or replace the worker with that name.
+
+    The frontend reads what is not given from the engine. The worker stays until `workers remove`,
+    or until the frontend restarts. Engines that need a key are specified at the start.
+    """
+    from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import emit
-    from dynctl.sources import connect_frontends
+    from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, spec_fields
+
+    try:
+        spec = parse_worker_spec(worker, "workers add")
+        fields = spec_fields(worker, "workers add")
+    except WorkerSpecError as error:
+        raise UsageProblem(str(error)) from None
+    source = _frontends(options, "workers add", dry_run=dry_run, yes=yes)
+    emit(source.add({**fields, "name": spec.name}, dry_run=dry_run), options)
+    return 0
+
+
+def remove_worker(
+    options: GlobalOptions, worker: Named, dry_run: DryRun = False, yes: Yes = False
+) -> int:
+    """Take a worker out of every --frontend that has it; its running requests go on.
+
+    `workers drain` first waits until they have ended. A worker of --worker or of a workers file
+    returns when the frontend restarts.
+    """
+    from dynctl.screens.render import emit
+
+    source = _frontends(options, "workers remove", dry_run=dry_run, yes=yes)
+    emit(source.remove(worker, dry_run=dry_run), options)
+    return 0
+
+
+def _set_cordon(
+    options: GlobalOptions, worker: str, *, cordoned: bool, dry_run: bool, yes: bool
+) -> int:
+    from dynctl.screens.render import emit
 
     verb = "cordon" if cordoned else "uncordon"
-    source = connect_frontends(options, f"workers {verb}")
+    source = _frontends(options, f"workers {verb}", dry_run=dry_run, yes=yes)
     emit(source.cordon(worker, cordoned=cordoned, dry_run=dry_run), options)
     return 0
+
+
+def _frontends(
+    options: GlobalOptions, command: str, *, dry_run: bool, yes: bool
+) -> "FrontendSource":
+    """The frontends that a command changes; raises UsageProblem where the user does not agree."""
+    from dynctl.cli.confirmation import confirm_change
+    from dynctl.sources import connect_frontends
+
+    if not dry_run:
+        confirm_change(options, command, yes=yes)
+    return connect_frontends(options, command)

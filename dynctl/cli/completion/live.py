@@ -163,13 +163,16 @@ _KINDS: Final[Mapping[str, Callable[[Sequence[Row], str], Iterable[str]]]] = {
 def _workers(options: GlobalOptions) -> list[Row]:
     """The workers of the specified frontend, else of the default one."""
     from dynctl.adapters.dynamo.planes import backend
-    from dynctl.settings.contexts.precedence import in_context
+    from dynctl.base.options import PLACES
+    from dynctl.settings.contexts.precedence import in_context, places_without_source
     from dynctl.sources import DEFAULT_FRONTEND, frontends, token
 
     options = in_context(options)
     named = frontends(options)
     if options.offline or (not named and backend(options) is not None):
         return []
+    if not named and (options.given & PLACES or places_without_source(options)):
+        return []  # the command would end with an error: the default address is another fleet
     document = _fetch((named or (DEFAULT_FRONTEND,))[0], token(options))
     if isinstance(document, dict):
         document = document.get("workers", document.get("items"))

@@ -58,6 +58,7 @@ _LIVE_AT: Final[Mapping[tuple[str, str], str]] = {
     ("events tail", "--worker"): "worker",
     ("workers cordon", "ID"): "worker",
     ("workers drain", "ID"): "worker",
+    ("workers remove", "ID"): "worker",
     ("workers show", "ID"): "worker",
     ("workers uncordon", "ID"): "worker",
     ("thresholds get", "MODEL"): "model",

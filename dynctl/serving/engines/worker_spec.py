@@ -95,6 +95,13 @@ class WorkerSpec:
 
 def parse_worker_spec(text: str, flag: str = "--worker") -> WorkerSpec:
     """Parse a ``--worker`` argument (``flag``); raises WorkerSpecError."""
+    fields = spec_fields(text, flag)
+    return worker_spec(fields, where=f"{flag} {without_credentials(str(fields['url']))}")
+
+
+def spec_fields(text: str, flag: str = "--worker") -> dict[str, Any]:
+    """The keys and values of a ``--worker`` argument (``flag``), as ``POST /v1/workers`` has them;
+    raises WorkerSpecError. The values are not checked."""
     if len(text) > _MAX_SPEC:
         raise WorkerSpecError(f"{flag}: at most {_MAX_SPEC} characters, got {len(text)}")
     url, *rest = text.split(",")
@@ -113,7 +120,7 @@ def parse_worker_spec(text: str, flag: str = "--worker") -> WorkerSpec:
         if _canonical(key) in plain:
             raise WorkerSpecError(f"{flag} {without_credentials(url)}: {key} occurs twice")
         plain[_canonical(key)] = value.strip()
-    return worker_spec(plain, where=f"{flag} {without_credentials(url)}")
+    return plain
 
 
 def worker_spec(plain: Mapping[str, Any], *, where: str) -> WorkerSpec:

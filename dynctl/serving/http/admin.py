@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from aiohttp import web
@@ -32,11 +32,13 @@ DEFAULT_LIMIT = 50
 MAX_LIMIT = 1_000
 #: Ids that an error about an ambiguous suffix lists.
 MAX_MATCHES = 10
+#: Characters of a process that are compared; the name of a process has fewer.
+_LONGEST_PROCESS = 64
 #: Seconds that a reader may wait for the next decision.
 MAX_WAIT_S = 30
 OUTCOMES = (*get_args(Outcome), "refused")
 _FILTERS = ("outcome", "worker", "domain", "model")
-_PARAMETERS = ("limit", *_FILTERS, "moved", "since", "wait", "preferences")
+_PARAMETERS = ("limit", *_FILTERS, "moved", "since", "process", "wait", "preferences")
 
 
 def serving_values(config: FrontendConfig) -> list[ConfigValue]:
@@ -142,8 +144,9 @@ class Admin:
     async def decisions(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/decisions``: the last decisions, newest first, filtered by the query.
 
-        ``since=CURSOR`` skips decisions up to that cursor of an earlier response; with
-        ``wait=SECONDS`` a response without decisions waits for one that long.
+        ``since=CURSOR`` skips decisions up to that cursor of an earlier response, and none where
+        ``process=ID`` of that response is not this process; with ``wait=SECONDS`` a response
+        without decisions waits for one that long.
         """
         return json_response(await self.decision_list(request.query))
 
@@ -151,6 +154,10 @@ class Admin:
         """As :meth:`decisions`; raises HttpError naming the parameter."""
         wanted = _parse_query(query)
         memory = self._memory
+        # A cursor of an earlier process at this address means nothing here.
+        other = wanted.process not in ("", memory.process) or wanted.since > memory.recorded
+        if other:
+            wanted = replace(wanted, since=0)
         found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
         if not found and wanted.wait:
             with contextlib.suppress(TimeoutError):
@@ -164,9 +171,8 @@ class Admin:
         ]
         if wanted.preferences:
             rows = with_preferences(rows, plans)
-        since = 0 if wanted.since > memory.recorded else wanted.since
         counted = wanted.filters or not memory.max_bytes
-        skipped = 0 if counted else memory.recorded - since - len(rows)
+        skipped = 0 if counted else memory.recorded - wanted.since - len(rows)
         return DecisionList(
             rows,
             len(memory),
@@ -175,6 +181,7 @@ class Admin:
             memory.max_bytes,
             memory.recorded,
             skipped,
+            memory.process,
         )
 
     async def decision(self, request: web.Request) -> web.StreamResponse:
@@ -273,6 +280,7 @@ class _DecisionQuery:
     since: int
     wait: float
     preferences: bool
+    process: str = ""
 
 
 def _parse_query(query: Mapping[str, str]) -> _DecisionQuery:
@@ -295,6 +303,7 @@ def _parse_query(query: Mapping[str, str]) -> _DecisionQuery:
         _whole_number(query, "since", 0, 0, 2**53),
         _whole_number(query, "wait", 0, 0, MAX_WAIT_S),
         bool(_whole_number(query, "preferences", 0, 0, 1)),
+        query.get("process", "")[:_LONGEST_PROCESS],
     )
 
 

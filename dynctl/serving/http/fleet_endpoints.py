@@ -28,7 +28,7 @@ from dynctl.health.evaluation import ModelHealth
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
 from dynctl.serving.fleet import Fleet, FleetFull, Member
-from dynctl.serving.http.auth import Handler, guarded, is_operator
+from dynctl.serving.http.auth import Handler, guarded, is_operator, over_unix_socket
 from dynctl.serving.http.inference import DECISION_HEADER, Inference
 from dynctl.serving.http.json_responses import (
     bad_request,
@@ -69,7 +69,7 @@ class ControlApi:
             web.get("/live", self.live),
             web.get("/ready", self.ready),
             web.get("/v1/workers", guarded(self.workers, token)),
-            web.post("/v1/workers", guarded(self.add_worker, token, local=False)),
+            web.post("/v1/workers", guarded(self.add_worker, token)),
             web.get("/v1/workers/{worker:.+}", guarded(self.worker, token)),
             web.delete("/v1/workers/{worker:.+}", guarded(self.remove_worker, token)),
             web.post("/v1/workers/{worker:.+}/cordon", guarded(self.cordon_worker, token)),
@@ -184,10 +184,17 @@ class ControlApi:
         return json_response(row)
 
     async def add_worker(self, http: web.Request) -> web.Response:
+        """``POST /v1/workers``: register a worker, or replace the one with its name."""
         self._writable()
         body = await read_json_object(http)
         try:
             spec = worker_spec(body, where="worker")
+            if spec.forward_authorization and not self._proven(http):
+                # Else any program of this machine could read the keys of clients.
+                raise WorkerSpecError(
+                    f"worker {spec.name}: forward-authorization over HTTP needs the admin token: "
+                    "set --admin-token on dynctl serve and send it"
+                )
             member = await self._fleet.add(spec, "api")
         except WorkerSpecError as error:
             raise bad_request(str(error)) from None
@@ -196,9 +203,13 @@ class ControlApi:
         return json_response(self._fleet.row(member), 201)
 
     async def remove_worker(self, http: web.Request) -> web.Response:
+        """``DELETE /v1/workers/W``: no new requests for it, and no row; those that it has go on."""
         self._writable()
         name = self._member(http).spec.name
-        await self._fleet.remove(name)
+        try:
+            await self._fleet.remove(name)
+        except WorkerSpecError as error:
+            raise bad_request(str(error)) from None
         return json_response({"removed": name})
 
     async def cordon_worker(self, http: web.Request) -> web.Response:
@@ -208,6 +219,10 @@ class ControlApi:
     async def uncordon_worker(self, http: web.Request) -> web.Response:
         """``POST /v1/workers/W/uncordon``: the router may choose it again."""
         return self._cordon(http, cordoned=False)
+
+    def _proven(self, http: web.Request) -> bool:
+        """Whether the caller has the admin token or uses the Unix socket."""
+        return self._config.api_token is not None or over_unix_socket(http)
 
     def _cordon(self, http: web.Request, *, cordoned: bool) -> web.Response:
         self._writable()
@@ -344,6 +359,7 @@ class FleetFeed:
             skipped=dict(self._skipped()),
             replicas=UNSET if service.sharing is None else service.sharing.rows(),
             traffic=_known(self._traffic()),
+            process=self._memory.process,
         )
         yield
         if known == cards:

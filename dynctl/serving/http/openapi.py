@@ -45,6 +45,12 @@ class EngineList(msgspec.Struct, frozen=True):
     replicas: list[ReplicaRow] | UnsetType = UNSET
 
 
+class Removed(msgspec.Struct, frozen=True):
+    """The name of the worker that was taken out."""
+
+    removed: str
+
+
 #: The row of an engine: registered, or not yet.
 ENGINE: Final = (EngineRow, UnregisteredEngine)
 #: The document that an endpoint answers with, or one of several; others have no schema.
@@ -67,6 +73,7 @@ ANSWERS: Final[Mapping[tuple[str, str], type | tuple[type, ...]]] = {
     ("POST", "/v1/route"): RouteResult,
     ("GET", "/v1/decisions"): DecisionList,
     ("GET", "/v1/decisions/{id}"): PastDecision,
+    ("DELETE", "/v1/workers/{worker}"): Removed,
 }
 
 
@@ -87,6 +94,30 @@ class TokenizeAnswer(msgspec.Struct):
     max_model_len: int | None = None
 
 
+class WorkerFields(msgspec.Struct, rename="kebab", omit_defaults=True):
+    """A worker as in `--worker`; what is not given is read from the engine. Other keys are
+    topology domains, as the members of ``domains`` are."""
+
+    url: str
+    name: str | None = None
+    role: str | None = None
+    domains: dict[str, str] | None = None
+    model: str | None = None
+    kv_events: str | None = None
+    replay: str | None = None
+    block_size: int | None = None
+    dp: int | None = None
+    total_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+    bootstrap: str | None = None
+    device: str | None = None
+    can_prefill: bool | None = None
+    forward_authorization: bool | None = None
+    taint: list[str] | None = None
+
+
+#: The bodies of operators' changes.
+CHANGES: Final[Mapping[tuple[str, str], type]] = {("POST", "/v1/workers"): WorkerFields}
 #: The fields of a request's body that are read and checked; others are passed on to the engine.
 BODIES: Final[Mapping[str, type]] = {
     "/v1/chat/completions": ChatFields,
@@ -114,9 +145,9 @@ SUMMARIES: Final[Mapping[tuple[str, str], str]] = {
     ("GET", "/v1/models/{model}/ready"): "Whether a model can be served now, and what is missing.",
     ("GET", "/live"): "200 while the process responds.",
     ("GET", "/v1/workers"): "The workers with their addresses, domains and ranks.",
-    ("POST", "/v1/workers"): "Add a worker.",
+    ("POST", "/v1/workers"): "Register a worker, or replace the one with its name.",
     ("GET", "/v1/workers/{worker}"): "One worker.",
-    ("DELETE", "/v1/workers/{worker}"): "Remove a worker.",
+    ("DELETE", "/v1/workers/{worker}"): "Take a worker out; its running requests go on.",
     ("GET", "/v1/fleet"): "The load of all workers, conditions, thresholds and hand-offs.",
     ("GET", "/v1/recording"): "A recording of the next seconds.",
     ("GET", PATH): "This document.",
@@ -128,7 +159,7 @@ _MARKS = re.compile(r"^``(?:GET|POST|DELETE) [^`]*``:?\s*|``")
 def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
     """The document of the routes that ``app`` has."""
     answers = dict.fromkeys(kind for found in ANSWERS.values() for kind in _kinds(found))
-    kinds = (ErrorBody, AnthropicErrorBody, *answers)
+    kinds = (ErrorBody, AnthropicErrorBody, *answers, *CHANGES.values())
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     known = dict(zip(kinds, schemas, strict=True))
     components[EngineList.__name__]["properties"]["workers"]["items"] = _one_of(ENGINE, known)
@@ -151,6 +182,9 @@ def openapi_document(app: web.Application, title: str) -> dict[str, Any]:
             schema = bodies[BODIES[path]]
             operation["requestBody"] = _content("the request", schema) | {"required": True}
             operation["responses"]["2XX"] = _answer(path, bodies)
+        if (method, path) in CHANGES:
+            schema = known[CHANGES[method, path]]
+            operation["requestBody"] = _content("the request", schema) | {"required": True}
         names = _PARAMETER.findall(path)
         if names:
             operation["parameters"] = [

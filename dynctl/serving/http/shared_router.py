@@ -114,4 +114,5 @@ async def shared_fleet(link: RouterLink, feed: FleetFeed, cards: str | None) -> 
                 audit=own.audit,
                 traffic=own.traffic,
             )
-    return own
+    # Until the router answers again no count of its process is known to have begun anew.
+    return replace(own, process="")

@@ -8,6 +8,7 @@ are kept: a few hundred bytes per hop. The oldest plans are removed first.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
@@ -163,6 +164,8 @@ class DecisionMemory(ServiceObserver):
                 f"got {max_bytes} and {sample_every}"
             )
         self.max_bytes = max_bytes
+        #: Different after a restart: numbers of an earlier process at this address do not count on.
+        self.process = secrets.token_hex(4)
         self.size = 0
         #: Plans that were recorded, and those that were removed.
         self.recorded = 0

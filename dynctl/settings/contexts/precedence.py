@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
-from dynctl.base.options import GlobalOptions
+from dynctl.base.options import PLACES, GlobalOptions
 from dynctl.settings.contexts.file import Contexts, read_contexts
 from dynctl.settings.contexts.keys import KEYS, Key, Part, Value, did_you_mean, option_value
 
@@ -101,6 +101,20 @@ def apply_context(options: GlobalOptions) -> AppliedContext:
             overridden[key.name] = reason
     merged = replace(options, **taken, context_applied=True, environment_sources=not closed)
     return AppliedContext(merged, name, chosen_by, contexts.path, origins, overridden)
+
+
+def places_without_source(options: GlobalOptions) -> tuple[str, list[str]] | None:
+    """(context, its keys that name a place) of a selected context that names no source; None for
+    any other. Raises UsageProblem."""
+    contexts = read_contexts()
+    name, chosen_by = chosen_context(options, contexts)
+    if name is None:
+        return None
+    values = _values(name, chosen_by, contexts, options)
+    places = [key for key in values if KEYS[key].field in PLACES]
+    if not places or any(KEYS[key].part is Part.SOURCE for key in values):
+        return None
+    return name, places
 
 
 def effective_value(key: Key, found: AppliedContext) -> Any:

@@ -126,7 +126,7 @@ class LiveDemo(LiveSource):
     async def fleet(self, cards: str | None) -> FleetLoad:
         return self._feed.read(cards)
 
-    async def decisions(self, since: int, limit: int, wait: int) -> DecisionList:
+    async def decisions(self, since: int, limit: int, wait: int, process: str = "") -> DecisionList:
         memory = self._memory
         found = memory.recent(limit, since=since)
         plans = [kept.plan for kept in found]

@@ -39,6 +39,7 @@ from dynctl.serving.dynamo.observer import Observer
 from dynctl.settings.contexts.precedence import in_context
 from dynctl.sources import (
     DEFAULT_FRONTEND,
+    expect_no_place,
     frontends,
 )
 from dynctl.sources.dynamo.equal_ids import refuse_equal_ids
@@ -79,6 +80,7 @@ def gather(options: GlobalOptions) -> CheckFacts:
     urls = frontends(options)
     if not planes_named and not urls:
         # Nothing is named: try the default address, as other commands do.
+        expect_no_place(options)
         try:
             guess = DynamoFrontend(DEFAULT_FRONTEND, options.timeout).identify()
         except TimedOut as slow:  # a busy frontend is not a missing one

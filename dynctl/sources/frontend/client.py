@@ -127,6 +127,14 @@ class FrontendClient(HttpFrontend):
         path = f"/v1/workers/{quote(worker, safe='')}/{verb}"
         return self.document(self.send("POST", path, {}), WorkerRow)
 
+    def add_worker(self, body: Mapping[str, Any]) -> WorkerRow:
+        """Register a worker, or replace the one with its name; its row after the first probe."""
+        return self.document(self.send("POST", "/v1/workers", body), WorkerRow)
+
+    def remove_worker(self, worker: str) -> None:
+        """Take a worker out of the fleet; its running requests go on."""
+        self.send("DELETE", f"/v1/workers/{quote(worker, safe='')}")
+
     def set_thresholds(self, model: str, values: Values) -> Thresholds:
         body: dict[str, Any] = {"model": model}
         body |= {name: value for name, value in values.items() if value is not None}
@@ -235,9 +243,12 @@ class AsyncFrontendClient:
         since: int,
         limit: int,
         wait: int,
+        process: str = "",
         filters: Mapping[str, str | int] = {"preferences": 1},
     ) -> DecisionList:
         query = {"since": since, "limit": limit, "wait": wait, **filters}
+        if process:
+            query["process"] = process
         return decode(await self._get("/v1/decisions", query, wait), DecisionList)
 
     async def config(self) -> ConfigDocument:

@@ -106,7 +106,7 @@ class LiveFrontends(LiveSource):
 
     async def follow_decisions(self, query: DecisionQuery) -> AsyncGenerator[DecisionReport]:
         """Those of all frontends; each one filters its own."""
-        cursors: dict[str, int] = {}
+        cursors: dict[str, tuple[int, str]] = {}
         first = await asyncio.gather(*(self._page(one, query, cursors) for one in self._feeds))
         pages = [page for page in first if page is not None]
         known = [one for _, one in pages]
@@ -149,19 +149,19 @@ class LiveFrontends(LiveSource):
         self,
         feed: AsyncFrontendClient,
         query: DecisionQuery,
-        cursors: dict[str, int],
+        cursors: dict[str, tuple[int, str]],
         wait: int = 0,
     ) -> tuple[list[DecisionLine], DecisionList] | None:
         """The next decisions of one frontend; None where it does not answer. Moves its cursor."""
         limit = MOST_AT_ONCE if wait else min(query.limit, MOST_AT_ONCE)
-        since = cursors.get(feed.name, 0)
+        since, process = cursors.get(feed.name, (0, ""))
         try:
-            page = await feed.decisions(since, limit, wait, query.parameters)
+            page = await feed.decisions(since, limit, wait, process, query.parameters)
         except UsageProblem:
             raise
         except (DynctlError, WireError):
             return None
-        cursors[feed.name] = page.cursor
+        cursors[feed.name] = (page.cursor, page.process)
         return [decision_line(row, feed.name) for row in page.decisions], page
 
     async def set_thresholds(self, model: str, values: Values) -> Thresholds:

@@ -65,6 +65,7 @@ def frontend_snapshot(
         workers=workers,
         decisions=tuple(newest_first(known)),
         missed=sum(one.missed for one in known),
+        restarts=sum(one.restarts for one in frontends),
         meters=_meters(known),
         alerts=tuple(
             condition_alert(row.code, row.subject, row.message, row.since)
@@ -190,7 +191,9 @@ class FrontendReader(Protocol):
 
     async def fleet(self, cards: str | None) -> FleetLoad: ...
 
-    async def decisions(self, since: int, limit: int, wait: int) -> DecisionList: ...
+    async def decisions(
+        self, since: int, limit: int, wait: int, process: str = ""
+    ) -> DecisionList: ...
 
     async def config(self) -> ConfigDocument: ...
 
@@ -200,7 +203,8 @@ class FrontendReadings:
     """The last readings of one frontend: cards once, loads each time, decisions as they are made.
 
     ``read_at``: wall-clock seconds of this host, None before the first reading. ``problem``: why
-    the frontend cannot be read now.
+    the frontend cannot be read now. ``restarts``: how often another process came to its address;
+    nothing of an earlier process is kept.
     """
 
     reader: FrontendReader
@@ -216,6 +220,8 @@ class FrontendReadings:
     read_at: float | None = None
     problem: str = ""
     timed_out: bool = False
+    restarts: int = 0
+    _process: str = ""
     _cards: list[WorkerRow] = field(default_factory=list)
     _cursor: int | None = None
     _settings_at: float = 0.0
@@ -224,6 +230,7 @@ class FrontendReadings:
         """Read the fleet, and now and then the settings. Raises as the reader."""
         known = self.load.cards if self.load is not None and self._cards else None
         load = await self.reader.fleet(known)
+        self._met(load.process)
         if load.workers is not None:
             self._cards = load.workers
         self.rows = joined_rows(self._cards, load.loads)
@@ -235,8 +242,14 @@ class FrontendReadings:
 
     async def read_decisions(self, wait: int = 0) -> None:
         """Read the decisions since the last time; waits up to ``wait`` seconds for one."""
-        page = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait)
-        if self._cursor is not None and page.cursor >= self._cursor:
+        process = self._process
+        page = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait, process)
+        if self._process != process and page.process != self._process:
+            return  # the last answer of a process whose successor was read already
+        self._met(page.process)
+        if self._cursor is not None and page.cursor < self._cursor:
+            self._forget()  # a frontend that names no process
+        if self._cursor is not None:
             self.missed += page.skipped
         self._cursor = page.cursor
         self.kept_bytes = page.limit_bytes
@@ -246,6 +259,20 @@ class FrontendReadings:
             meter = None if row.preference is None else meter_of(line, row.preference)
             if meter is not None:
                 self.meters[meter.domain, meter.value] = meter
+
+    def _met(self, process: str) -> None:
+        """Forget an earlier process where ``process`` is another one."""
+        if not process or process == self._process:
+            return
+        if self._process:
+            self._forget()
+        self._process = process
+
+    def _forget(self) -> None:
+        self.restarts += 1
+        self.lines.clear()
+        self.meters.clear()
+        self.missed, self._cursor, self.config = 0, None, None
 
     def settings_changed(self) -> None:
         """Read the settings again at the next reading."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from msgspec import UnsetType
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
@@ -14,7 +15,7 @@ from dynctl.base.naming import resolve_worker
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
-from dynctl.documents.workers import CordonChange, WorkerRow
+from dynctl.documents.workers import CordonChange, WorkerChange, WorkerRow
 from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.thresholds import Thresholds, Values
@@ -118,11 +119,83 @@ class FrontendSource:
             [client.url for client in self.clients],
         )
 
-    def running(self, worker: str) -> int:
-        """Requests on a worker that the frontends count now."""
+    def running(self, worker: str, *, cordoned: bool = False) -> int:
+        """Requests on a worker that the frontends count now.
+
+        ``cordoned``: raises Unreachable where a frontend gives it requests again, as after a
+        restart, which forgets cordons and requests.
+        """
         answers = [client.workers_and_replicas() for client in self.clients]
+        for client, answer in zip(self.clients, answers, strict=True):
+            rows = [row for row in answer.workers if row.name == worker and row.status == "ready"]
+            if cordoned and rows:
+                raise Unreachable(
+                    f"{client.url}: {worker} is not cordoned any more; the frontend restarted, or "
+                    "the worker was uncordoned",
+                    f"dynctl workers drain {worker} begins again",
+                )
         shared = any(not isinstance(one.replicas, UnsetType) for one in answers)
         return _running([one.workers for one in answers], worker, shared=shared)
+
+    def add(self, body: Mapping[str, Any], *, dry_run: bool = False) -> WorkerChange:
+        """Register a worker on every frontend; ``body`` as of ``POST /v1/workers``, with its name.
+        Where one frontend fails, those before it remove a worker that they did not have."""
+        name = str(body["name"])
+        known = [{row.name: row for row in client.workers()} for client in self.clients]
+        row = next((rows[name] for rows in known if name in rows), None)
+        done: list[FrontendClient] = []
+        for client, rows in zip(self.clients, known, strict=True):
+            if dry_run:
+                break
+            try:
+                added = client.add_worker(body)
+            except DynctlError:
+                for other in done:
+                    with suppress(DynctlError):
+                        other.remove_worker(name)
+                raise
+            row = row if client is not self.clients[0] else added
+            if name not in rows:
+                done.append(client)
+        there = sum(name in rows for rows in known)
+        return self._change(name, "replaced" if there else "added", row, applied=not dry_run)
+
+    def remove(self, worker: str, *, dry_run: bool = False) -> WorkerChange:
+        """Take a worker out of the fleet of every frontend that has it; ``worker``: a name or id,
+        or its unique end. Its running requests go on. Raises UsageProblem, Unreachable."""
+        known = [{row.worker_id: row for row in client.workers()} for client in self.clients]
+        every = {key: row for rows in reversed(known) for key, row in rows.items()}
+        wanted = resolve_worker(worker, [(row.worker_id, row.name) for row in every.values()])
+        row = every[wanted]
+        running = self.running(row.name)
+        for client, rows in zip(self.clients, known, strict=True):
+            if wanted in rows and not dry_run:
+                client.remove_worker(row.name)
+        change = self._change(row.name, "removed", row, applied=not dry_run)
+        same = [
+            one
+            for one in every.values()
+            if (one.role, one.model, one.domains) == (row.role, row.model, row.domains)
+            and one.worker_id != wanted
+            and one.status == "ready"
+        ]
+        return msgspec.structs.replace(change, running=running, same=len(same))
+
+    def _change(
+        self, name: str, change: str, row: WorkerRow | None, *, applied: bool
+    ) -> WorkerChange:
+        return WorkerChange(
+            self.title,
+            name,
+            change,
+            applied,
+            None if row is None else row.worker_id,
+            None if row is None else row.role,
+            None if row is None else row.status,
+            None if row is None else row.reason,
+            domains={} if row is None else row.domains,
+            frontends=[client.url for client in self.clients],
+        )
 
     def _cordon_all(self, name: str, cordoned: bool) -> None:
         done: list[tuple[FrontendClient, bool]] = []

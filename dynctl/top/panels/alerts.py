@@ -54,6 +54,7 @@ def alert_picture(alerts: Sequence[Alert], now: float) -> Picture[Alert]:
         rows=alerts,
         columns=alert_table(now),
         title="alerts",
-        summary=", ".join(counts) or "none",
+        count=f"{len(alerts):,}",
+        summary=", ".join(counts),
         instead=("no findings",),
     )

@@ -39,6 +39,7 @@ from dynctl.screens.topology import domain_columns
 from dynctl.screens.workers import worker_columns
 from dynctl.top.history import BUCKET_S, History
 from dynctl.top.marks import Marks
+from router_core import Role
 
 Row = TypeVar("Row")
 Inner = TypeVar("Inner")
@@ -196,8 +197,11 @@ def _trends(
 # -- workers ---------------------------------------------------------------------------------------
 
 
-def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
-    """The columns of `workers list`, and the reason why a worker is unavailable, busy or stale."""
+def worker_table(snapshot: Snapshot, width: int | None = None) -> list[Column[WorkerRow]]:
+    """The columns of `workers list`, and the reason why a worker is unavailable, busy or stale.
+
+    ``width``: of the screen; a narrow one has the state of the index without its age.
+    """
     workers = snapshot.workers
     columns = [
         _unknown(column)
@@ -206,9 +210,10 @@ def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
         else column
         for column in worker_columns(workers)
     ]
-    if any(rank.reported.waiting_requests is not None for row in workers for rank in row.ranks):
-        place = next(i for i, one in enumerate(columns) if one.key == "requests")
-        columns.insert(place + 1, _waits())
+    place = next(i for i, one in enumerate(columns) if one.key == "requests")
+    columns.insert(place + 1, _waits())
+    if width is not None and width < _ROOMY:
+        columns = [_without_age(one) if one.key == "index" else one for one in columns]
     places = [i for i, one in enumerate(columns) if one.key == "load_age"]
     for place in places:
         columns[place] = replace(columns[place], wide=False, rank=6)
@@ -220,6 +225,11 @@ def worker_table(snapshot: Snapshot) -> list[Column[WorkerRow]]:
         )
     )  # fmt: skip
     return columns
+
+
+def _without_age(column: Column[WorkerRow]) -> Column[WorkerRow]:
+    text = column.text
+    return replace(column, text=lambda row: text(row).partition(",")[0])
 
 
 def why(worker: WorkerRow, every_s: float | None) -> str:
@@ -245,9 +255,18 @@ def _waits() -> Column[WorkerRow]:
 # -- decisions -------------------------------------------------------------------------------------
 
 
-def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Column[DecisionLine]]:
+def hands_over_roles(snapshot: Snapshot) -> bool:
+    """Whether workers or decisions have a prefill hop; engines that do both have one column."""
+    workers = any(row.role != Role.AGGREGATED for row in snapshot.workers)
+    return workers or any(line.prefill is not None for line in snapshot.decisions)
+
+
+def decision_table(
+    domain: str | None, lines: Sequence[DecisionLine], *, split: bool = True
+) -> list[Column[DecisionLine]]:
     """``domain``: the domain to show, None for none. Ids are shown by an end that is unique among
-    ``lines``, which `dynctl why` accepts."""
+    ``lines``, which `dynctl why` accepts. ``split``: prefill and decode workers have columns of
+    their own; else one column has the worker."""
     end = unique_end(lines)
     columns: list[Column[DecisionLine]] = [
         Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
@@ -260,9 +279,10 @@ def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Co
                 rank=1, name=True,
             )
         )  # fmt: skip
+    if split:
+        columns.append(Column("prefill", "PREFILL", _prefill, _prefill, name=True))
     columns += [
-        Column("prefill", "PREFILL", _prefill, _prefill, name=True),
-        Column("decode", "DECODE", _decode, _decode, name=True),
+        Column("decode", "DECODE" if split else "WORKER", _decode, _decode, name=True),
         Column("cached", "CACHED", cached_text, lambda d: d.cached_blocks, right=True, rank=2),
         Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=3),
         Column("cost", "COST", lambda d: number_text(d, d.cost), lambda d: d.cost, right=True,

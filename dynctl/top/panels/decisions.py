@@ -13,7 +13,7 @@ from dynctl.screens.columns import GAP, Fitted
 from dynctl.screens.decisions import refusal
 from dynctl.top.header import decisions_listed, meter_line
 from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain, zone_style
-from dynctl.top.panels.columns import decision_table
+from dynctl.top.panels.columns import decision_table, hands_over_roles
 from dynctl.top.panels.panel import Panel, Picture
 
 _METERS: Final = 3
@@ -53,7 +53,7 @@ class DecisionPanel(Panel[DecisionLine]):
             return super().pieces(row, fitted)
         texts: list[str] = []
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
-            if column.key == "prefill":
+            if column.key in ("prefill", "decode"):
                 break
             texts.append(padded(beginning(column.text(row), width), width))
         text = (" " * GAP).join([*texts, refusal(row)])
@@ -84,15 +84,15 @@ def decision_picture(
         )
     shown = snapshot.decisions
     refused = sum(line.refused for line in shown)
-    counts = [decisions_listed(snapshot)]
-    counts += [f"{refused:,} refused"] if refused else []
+    counts = [f"{refused:,} refused"] if refused else []
     counts += ["winners only"] if any(not line.complete for line in shown) else []
     # The closest to spilling first.
     meters = sorted(snapshot.meters, key=lambda meter: -(meter.fullness or 0.0))[:_METERS]
     return Picture(
         rows=shown,
-        columns=decision_table(domain, shown),
+        columns=decision_table(domain, shown, split=hands_over_roles(snapshot)),
         title="decisions",
+        count=decisions_listed(snapshot),
         summary=", ".join(counts),
         above=[
             plain(

@@ -86,6 +86,7 @@ def domain_picture(
         rows=view.rows,
         columns=domain_table(view, snapshot, BLOCKS, history, width),
         title=title,
+        count=f"{len(view.rows):,}",
         summary="  ".join(parts),
         instead=(f"no workers are registered ({snapshot.source})",),
     )

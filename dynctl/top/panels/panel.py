@@ -7,10 +7,11 @@ thousand rows scroll as fast as ten (docs/decisions/0019).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from rich.style import Style
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
@@ -37,11 +38,12 @@ _SELDOM: Final = 10
 @dataclass(frozen=True, slots=True)
 class Picture(Generic[Row]):
     """The content of a panel. ``above``: lines over the table. ``instead``: shown if there are no
-    rows. ``summary``: beside the title."""
+    rows. ``count``: how many rows there are, in the title. ``summary``: beside the title."""
 
     rows: Sequence[Row] = ()
     columns: Sequence[Column[Row]] = ()
     title: str = ""
+    count: str = ""
     summary: str = ""
     above: Sequence[Line] = ()
     instead: Sequence[str] = field(default_factory=tuple)
@@ -63,6 +65,8 @@ class Panel(Widget, Generic[Row], can_focus=True):
     #: Lines that suffice while another panel is in focus; panels with a lower order come first.
     ENOUGH: ClassVar[int] = 8
     ORDER: ClassVar[int] = 0
+    #: Column -> cells that it always has, so that a longer word there moves no other column.
+    RESERVED: ClassVar[Mapping[str, int]] = {}
     #: Whether a cursor on the first row stays there when new rows arrive on top.
     FOLLOWS: ClassVar[bool] = False
 
@@ -91,6 +95,10 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._measured = 0
         self._least: dict[str, int] = {}
         self._least_for: object = None
+        #: Columns that did not fit this width once; they do not return.
+        self._left: set[str] = set()
+        self._resized = False
+        self._width = 0
         self._strips: list[Strip] = []
 
     # -- for subclasses --------------------------------------------------------------------
@@ -133,7 +141,11 @@ class Panel(Widget, Generic[Row], can_focus=True):
     # -- content ---------------------------------------------------------------------------
 
     def show(self, picture: Picture[Row]) -> None:
-        """Show a picture; the cursor stays on its row."""
+        """Show a picture; the cursor stays on its row, and columns that were there stay."""
+        if self._resized:  # what was measured belongs to the columns of another width
+            self._resized, self._least_for = False, None
+        elif picture.title == self.picture.title:
+            picture = replace(picture, columns=steady(self.picture.columns, picture.columns))
         self.picture = picture
         self._arrange()
 
@@ -232,7 +244,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
     def on_blur(self) -> None:
         self.draw()
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
+        self._resized = self._resized or event.size.width != self._width
+        self._width = event.size.width
         self.draw()
 
     def _go(self, place: int) -> None:
@@ -289,22 +303,32 @@ class Panel(Widget, Generic[Row], can_focus=True):
         self._top = max(0, min(self._top, len(self._rows) - room))
 
     def _fit(self, width: int) -> Fitted[Row]:
-        """Columns and widths. Widths only grow, so that columns do not move.
+        """Columns and widths. Widths only grow, and a column that did not fit does not return, so
+        that columns do not move while the width of the screen stays the same.
 
         With many rows, the visible ones are measured each time and the others from time to time.
         """
         if self._fitted is not None and self._fitted_for == width:
             return self._fitted
         columns, rows = self.picture.columns, self._rows
-        shape = (width, len(rows), tuple(column.key for column in columns))
+        shape = (width, self.picture.title)
         self._measured += 1
         if shape != self._least_for:
-            self._least_for, self._least, self._measured = shape, {}, 0
+            self._least_for, self._least, self._measured = shape, dict(self.RESERVED), 0
+            self._left = set()
         if len(rows) > _MANY and self._measured % _SELDOM:
             rows = rows[self._top : self._top + self.size.height]
-        offered = visible(columns, wide=False, width=width)
-        fitted = self._fitted = fit(offered, rows, width, self._least)
-        self._fitted_for = width
+        offered = [
+            column
+            for column in visible(columns, wide=False, width=width)
+            if column.key not in self._left
+        ]
+        fitted = fit(offered, rows, width, self._least)
+        left = {column.key for column in offered} - {column.key for column in fitted.columns}
+        if left:  # the others get the room of those that leave, now and not with the next picture
+            self._left |= left
+            fitted = fit(fitted.columns, rows, width, self._least)
+        self._fitted, self._fitted_for = fitted, width
         for column, wide in zip(fitted.columns, fitted.widths, strict=True):
             self._least[column.key] = wide
         return fitted
@@ -318,7 +342,9 @@ class Panel(Widget, Generic[Row], can_focus=True):
         if len(rows) > room and self.size.height > 2:
             parts.append(f"{self._top + 1}-{min(self._top + room, len(rows))} of {len(rows):,}")
         beside = "  ".join(parts)
-        title = f" {self.number} {picture.title} "
+        title = f" [{self.number}] {picture.title} "
+        if picture.count:
+            title += f"({picture.count}) "
         beside = middle(beside, max(0, width - len(title) - 6))
         left = width - len(title) - len(beside) - 3 - (1 if beside else 0)
         line: list[tuple[str, Style]] = [(bar, DIM), (title, name)]
@@ -335,6 +361,20 @@ class Panel(Widget, Generic[Row], can_focus=True):
         if column is not None:
             parts.append(f"by {column.heading}{'↓' if self._descending else '↑'}")
         return "  ".join(parts)
+
+
+def steady(before: Sequence[Column[Row]], now: Sequence[Column[Row]]) -> list[Column[Row]]:
+    """The columns of ``now``, and between them those of ``before`` that are not among them."""
+    found = list(now)
+    keys = [column.key for column in now]
+    for place, column in enumerate(before):
+        if column.key in keys:
+            continue
+        earlier = [one.key for one in before[:place] if one.key in keys]
+        at = keys.index(earlier[-1]) + 1 if earlier else 0
+        found.insert(at, column)
+        keys.insert(at, column.key)
+    return found
 
 
 AnyPanel = Panel[Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from rich.style import Style
@@ -22,6 +22,7 @@ class WorkerPanel(Panel[WorkerRow]):
 
     ENOUGH: ClassVar[int] = 12
     ORDER: ClassVar[int] = 3
+    RESERVED: ClassVar[Mapping[str, int]] = {"status": len("unavailable")}
 
     def __init__(self, number: int, *, id: str) -> None:
         super().__init__(number, id=id)
@@ -59,22 +60,38 @@ class WorkerPanel(Panel[WorkerRow]):
         return f"{row.name} is stale: {reason}" if reason else ""
 
 
-def worker_picture(snapshot: Snapshot, domain: str | None) -> Picture[WorkerRow]:
-    """The workers of a snapshot, ordered by ``domain``, role and name."""
-    workers = ordered(snapshot.workers, domain)
+def sick_first(workers: Sequence[WorkerRow], every_s: float | None) -> list[WorkerRow]:
+    """Workers that get no requests, then those whose numbers may be out of date, each in their
+    order; then all others. A short panel shows what is wrong. Busy workers stay where they are:
+    under load they would move all the time."""
+
+    def place(row: WorkerRow) -> int:
+        if row.status != "ready":
+            return 0
+        return 1 if stale_reason(row, every_s) is not None else 2
+
+    return sorted(workers, key=place)
+
+
+def worker_picture(
+    snapshot: Snapshot, domain: str | None, width: int | None = None
+) -> Picture[WorkerRow]:
+    """The workers of a snapshot: sick ones first, then by ``domain``, role and name. ``width``: of
+    the screen, None for no limit."""
+    workers = sick_first(ordered(snapshot.workers, domain), snapshot.load_every_s)
     busy = sum(row.busy and row.status == "ready" for row in workers)
     stale = sum(
         row.status == "ready" and stale_reason(row, snapshot.load_every_s) is not None
         for row in workers
     )
-    counts = [available(snapshot)]
-    counts += [f"{busy:,} busy"] if busy else []
+    counts = [f"{busy:,} busy"] if busy else []
     counts += [f"{stale:,} stale"] if stale else []
-    index = snapshot.unknown("index")
+    unread = ["caches not read: i, I"] if snapshot.unknown("index") else []
     return Picture(
         rows=workers,
-        columns=worker_table(snapshot),
+        columns=worker_table(snapshot, width),
         title="workers",
-        summary=", ".join(counts) + ("  caches not read: i, I" if index else ""),
+        count=available(snapshot),
+        summary="  ".join([*([", ".join(counts)] if counts else []), *unread]),
         instead=(f"no workers are registered ({snapshot.source})",),
     )

@@ -15,8 +15,10 @@ import pytest
 import typer
 
 import dynctl as package
+from dynctl.base.errors import UsageProblem
 from dynctl.base.options import (
     OUTPUT,
+    PLACES,
     PLANE_VARIABLES,
     READ_BY,
     SOURCES,
@@ -190,6 +192,10 @@ def test_a_dry_run_names_a_setting_of_another_mode_and_stays_certain(dynctl: Any
     assert (one["what"], one["matters"]) == (expected, False)
 
 
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
 #: A value for each global option, as typed and as parsed.
 GLOBALS: dict[str, tuple[str | None, Any]] = {
     "frontend": ("http://127.0.0.1:1", ("http://127.0.0.1:1",)),
@@ -219,7 +225,8 @@ GLOBALS: dict[str, tuple[str | None, Any]] = {
     "no_color": (None, True),
     "debug": (None, True),
 }
-PLACES: dict[str, dict[str, Any]] = {
+#: Source -> the options that name it.
+CHOICES: dict[str, dict[str, Any]] = {
     "--demo": {"demo": True},
     "--view": {"view": Path("FILE")},
     "--recording": {"recording": Path("FILE"), "at": "+1s"},
@@ -235,7 +242,7 @@ def test_the_table_has_every_global_option() -> None:
     names = {item.name for item in fields(GlobalOptions)} - internal
     assert set(GLOBALS) == names
     assert OUTPUT.union(*READ_BY.values()) == names
-    assert set(PLACES) == set(READ_BY)
+    assert set(CHOICES) == set(READ_BY)
 
 
 #: Options that give `serve frontend` the workers of a Dynamo deployment.
@@ -256,6 +263,11 @@ def test_serve_names_every_global_option_without_effect(
     if name in SOURCES:
         assert (ran.code, started) == (2, [])
         assert f"error: {flag} specifies a source, but serve {command} has no source" in ran.err
+        return
+    if name in PLACES and command != "engine":
+        assert (ran.code, started) == (2, [])
+        assert f"error: {flag}" in ran.err
+        assert f"names a place, and has no effect on serve {command}" in flat(ran.err)
         return
     assert (ran.code, len(started)) == (0, 1)
     expected = "" if name in ("no_color", "debug") else f"warning: {flag}"
@@ -311,7 +323,6 @@ def test_serve_names_what_has_no_effect_on_the_workers_of_a_dynamo(
     [
         (["--file-kv", "/tmp/store"], ""),
         (["--nats-server", "nats://127.0.0.1:1"], ""),
-        (["--dyn-namespace", "prod"], "--dyn-namespace has no effect"),
         (["--wait", "3"], "--wait has no effect"),
         (["--etcd-client", "gateway"], "--etcd-client has no effect"),
     ],
@@ -361,15 +372,23 @@ def test_the_namespaces_that_a_frontend_serves(
     assert started[0].dynamo.namespace == namespace
 
 
-@pytest.mark.parametrize("source", list(PLACES))
+@pytest.mark.parametrize("source", list(CHOICES))
 @pytest.mark.parametrize("name", list(GLOBALS))
 def test_each_source_names_the_options_that_it_does_not_read(source: str, name: str) -> None:
     if name in SOURCES:
         return  # it names a source itself
-    values = {**PLACES[source], name: GLOBALS[name][1]}
+    if name == "context":
+        return  # it has an effect by its values: tests/dynctl/cli/test_places.py
+    values = {**CHOICES[source], name: GLOBALS[name][1]}
     options = GlobalOptions(**values, given=frozenset(values), context_applied=True)
-    named = list(_without_effect(options, "route", False, frozenset()))
     flag = "--" + name.replace("_", "-")
+    if name in PLACES - READ_BY[source]:
+        with pytest.raises(UsageProblem) as refused:
+            list(_without_effect(options, "route", False, frozenset()))
+        assert refused.value.message.startswith(flag)
+        assert source in refused.value.message
+        return
+    named = list(_without_effect(options, "route", False, frozenset()))
     if name in OUTPUT | READ_BY[source]:
         assert named == []
     else:
@@ -381,7 +400,6 @@ def test_each_source_names_the_options_that_it_does_not_read(source: str, name: 
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("route --demo hi -n x", "--namespace (-n) has no effect with --demo"),
         ("workers list --timeout 3 --demo", "--timeout has no effect with --demo"),
         ("explain DYR0101 --discovery etcd", "--discovery has no effect on explain"),
         (
@@ -389,7 +407,7 @@ def test_each_source_names_the_options_that_it_does_not_read(source: str, name: 
             "--router-session-affinity-ttl-secs has no effect with --router-mode direct: expected"
             " kv or round-robin or random or power-of-two or least-loaded or device-aware-weighted",
         ),
-        ("config show -A", "--all-namespaces (-A) has no effect on config show"),
+        ("config show --wait 3", "--wait has no effect on config show"),
         ("top --once --demo --wait 3", "--wait has no effect with --demo"),
     ],
 )

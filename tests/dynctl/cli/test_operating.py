@@ -279,7 +279,7 @@ def test_an_interrupted_drain_names_the_way_back(dynctl, monkeypatch):
 
     monkeypatch.setattr("dynctl.sources.connect_frontends", lambda options, command: Source())
     monkeypatch.setattr("time.sleep", interrupt)
-    ran = dynctl("workers", "drain", "decode-a0")
+    ran = dynctl("workers", "drain", "decode-a0", "--frontend", "http://127.0.0.1:1")
     shown = " ".join(ran.err.split())
     assert (ran.code, ran.out) == (130, "")
     assert "decode-a0 still runs 3 requests; it stays cordoned" in shown

@@ -410,10 +410,7 @@ def bare() -> CheckFacts:
     deployment = replace(
         facts.planes.deployment, workers=(replace(kept, card=card, worker=worker),)
     )
-    ranks = tuple(
-        replace(rank, state=StreamState(connected=True))
-        for rank in facts.planes.ranks
-    )
+    ranks = tuple(replace(rank, state=StreamState(connected=True)) for rank in facts.planes.ranks)
     frontends = tuple(replace(one, models=(), thresholds={}, ready={}) for one in facts.frontends)
     planes = replace(facts.planes, deployment=deployment, ranks=ranks)
     return replace(facts, planes=planes, frontends=frontends)

@@ -54,7 +54,7 @@ TABLE = {
     ("GET", "/v1/workers"): "operator",
     ("GET", "/v1/workers/{worker}"): "operator",
     ("DELETE", "/v1/workers/{worker}"): "operator",
-    ("POST", "/v1/workers"): "token",
+    ("POST", "/v1/workers"): "operator",
     ("POST", "/v1/workers/{worker}/cordon"): "operator",
     ("POST", "/v1/workers/{worker}/uncordon"): "operator",
     ("POST", "/v1/route"): "operator",

@@ -284,7 +284,7 @@ async def test_enter_on_a_plain_engine_shows_status_and_load_first(shown: Shown)
         ranks=[RankRow(active_prefill_tokens=77)],
     )  # fmt: skip
     async with shown(StillSource(snapshot(workers=(row,)))) as pilot:
-        domains = screen_text(pilot.app).split(" 2 workers")[0]
+        domains = screen_text(pilot.app).split("[2] workers")[0]
         assert "AGGREGATED" in domains
         assert not any(word in domains for word in ("DECODE", "P:D", "CROSS", "cross:"))
         await pilot.press("2", "enter")

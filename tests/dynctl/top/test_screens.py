@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import textual
+from msgspec.structs import replace
 from rich.style import Style
 from textual.color import Color
 from textual.pilot import Pilot
@@ -200,3 +201,71 @@ def test_no_golden_file_is_left_over():
     expected |= {f"{name}-80x24.txt" for name in STATES}
     expected |= {"first-100x30.svg", "stranded-100x30.svg"}
     assert {path.name for path in HERE.iterdir()} == expected
+
+
+def headings(pilot: Pilot[int]) -> dict[str, str]:
+    """Panel -> the line of its columns."""
+    lines = screen_text(pilot.app).splitlines()
+    starts = ("[1]", "[2]", "[3]")
+    found = {}
+    for number, line in enumerate(lines):
+        for start in starts:
+            if start in line:
+                found[start] = " ".join(lines[number + 1].partition(" ─ ")[0].split())
+    return found
+
+
+@pytest.mark.parametrize("size", [SMALL, (200, 50)])
+async def test_columns_stay_while_workers_fall_ill_and_recover(
+    shown: Shown, size: tuple[int, int]
+) -> None:
+    async with shown(size=size) as pilot:
+        await pilot.press("2")
+        before = headings(pilot)["[2]"]
+        app: Any = pilot.app
+        well = app.snapshot
+        ill = replace(
+            well,
+            workers=tuple(
+                replace(row, status="unavailable", reason="no response") for row in well.workers[:3]
+            ),
+        )
+        for snapshot_now in (ill, replace(well, workers=well.workers[:1]), well):
+            app.on_top_app_source_read(app.SourceRead(snapshot_now))
+            await pilot.pause()
+            assert headings(pilot)["[2]"] == before
+
+
+async def test_sick_workers_are_the_first_lines_of_a_small_screen(shown: Shown) -> None:
+    async with shown(size=SMALL) as pilot:
+        app: Any = pilot.app
+        last = app.workers_panel.rows[-1].name
+        ill = replace(
+            app.snapshot,
+            workers=tuple(
+                replace(row, status="unavailable") if row.name == last else row
+                for row in app.snapshot.workers
+            ),
+        )
+        app.on_top_app_source_read(app.SourceRead(ill))
+        await pilot.pause()
+        assert app.workers_panel.rows[0].name == last
+        text = screen_text(pilot.app)
+        assert "[2] workers (5/6)" in text
+        assert last in text.partition("[2]")[2].partition("[3]")[0].splitlines()[2]
+
+
+async def test_engines_without_a_prefill_hop_have_one_column_of_workers(shown: Shown) -> None:
+    async with shown(size=SMALL) as pilot:
+        app: Any = pilot.app
+        plain = replace(
+            app.snapshot,
+            workers=tuple(replace(row, role="aggregated") for row in app.snapshot.workers),
+            decisions=tuple(replace(line, prefill=None) for line in app.snapshot.decisions),
+        )
+        app.decisions.picture = type(app.decisions.picture)()
+        app.on_top_app_source_read(app.SourceRead(plain))
+        await pilot.pause()
+        words = headings(pilot)["[3]"].split()
+        assert "WORKER" in words
+        assert not {"PREFILL", "DECODE"} & set(words)

@@ -122,11 +122,11 @@ async def test_page_keys_change_the_model(shown: Shown):
     source.shown = msgspec.structs.replace(source.shown, thresholds=other)
     async with shown(source) as pilot:
         await pilot.press("t")
-        assert "thresholds of other  1 of 2" in screen_text(pilot.app)
+        assert "thresholds of other, 0 workers  1 of 2" in screen_text(pilot.app)
         await pilot.press("pagedown")
-        assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
+        assert "thresholds of tiny, 6 workers  2 of 2" in screen_text(pilot.app)
         await pilot.press("pageup", "pageup")
-        assert "thresholds of tiny  2 of 2" in screen_text(pilot.app)
+        assert "thresholds of tiny, 6 workers  2 of 2" in screen_text(pilot.app)
 
 
 async def test_typing_replaces_the_value_of_a_field(shown: Shown):

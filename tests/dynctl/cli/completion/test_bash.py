@@ -15,7 +15,7 @@ from tests.dynctl.cli.completion.terminal import Terminal
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
 #: The commands of `dynctl workers`, in the order of its help.
-WORKERS = ["list", "show", "cordon", "uncordon", "drain"]
+WORKERS = ["list", "show", "cordon", "uncordon", "drain", "add", "remove"]
 
 #: Ctrl-T writes down the line and what was offered, Ctrl-U forgets both.
 SETUP = """\

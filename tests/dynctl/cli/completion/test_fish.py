@@ -39,7 +39,9 @@ def offered(tmp_path: Path, program: Program) -> Offer:
 
 def test_what_is_known_is_completed_without_starting_anything(offered: Offer, program: Program):
     assert "workers" in offered("dynctl wor")
-    assert set(offered("dynctl workers ")) == {"list", "show", "cordon", "uncordon", "drain"}
+    assert set(offered("dynctl workers ")) == {
+        *("list", "show", "cordon", "uncordon", "drain", "add", "remove")
+    }
     assert "list" in offered("dynctl --demo -o json workers li")
     assert "--no-headers" in offered("dynctl workers list --no-h")
     assert set(offered("dynctl workers list -o js")) >= {"json", "jsonl"}

@@ -68,7 +68,7 @@ def test_values_that_are_known_are_offered(tree: Tree, path: str, name: str, tex
 
 
 def test_commands_about_one_worker_offer_the_workers(tree: Tree):
-    for path in ("show", "cordon", "drain", "uncordon"):
+    for path in ("show", "cordon", "drain", "uncordon", "remove"):
         command = next(one for one in tree.commands if one.path == f"workers {path}")
         assert [one.text for one in command.arguments] == ["live:worker"]
 
