@@ -65,6 +65,8 @@ class RoutingRequest:
     ``strict_priority`` and ``arrived_at`` (seconds of the clock of all changes) decide its place in
     the router queue. ``session``: the session of the request, where the client named one.
     ``chained``: the hashes are known to be chains, because this program made them of tokens.
+    ``excluded``: workers that a further attempt leaves out of ``allowed_worker_ids``, by id, each
+    with the reason that a rejection shows.
     """
 
     id: str
@@ -91,6 +93,7 @@ class RoutingRequest:
     arrived_at: float = 0.0
     session: Session | None = None
     chained: bool = False
+    excluded: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def from_tokens(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dynctl.documents.errors import EngineAttempt
 from dynctl.documents.route_of_plan import (
     bypass_row,
     decision_ref,
@@ -30,6 +31,48 @@ SCHEMA = 1
 MAX_PREFERENCES = 16
 #: The filter of prefill workers that have no decode worker within reach.
 GUARD: Final = "decode_capacity"
+
+
+ResponseState = Literal[
+    "running", "complete", "failed", "cut", "cancelled", "refused", "retried", "unknown"
+]
+RESPONSE_STATES: Final[tuple[str, ...]] = get_args(ResponseState)
+
+
+class ClientResponse(msgspec.Struct, frozen=True, gc=False):
+    """What became of a request: the response that its client got, and the requests to engines.
+
+    ``state``: ``running``; ``complete``; ``failed``: the client got an error that is not a refusal
+    of the router; ``cut``: the response began, and its end did not arrive; ``cancelled``: the
+    client left; ``refused``: the router refused it; ``retried``: the engine of this decision
+    failed, and a later decision of the same request followed; ``unknown``: not reported.
+    ``status``: of the HTTP response, 499 where the client left before it began; None where none was
+    sent or seen. ``error``: what went wrong, empty where nothing did. ``ttft_s`` and ``duration_s``:
+    seconds from the request's arrival to the first output of a stream, and to the end.
+    ``prompt_tokens``, ``cached_tokens``, ``output_tokens``: as the engine reports them; else the
+    router's count of the prompt, and the events of the stream; None where neither is known.
+    ``attempts``: the requests to engines that failed, in their order, then those of the last plan.
+    """
+
+    state: ResponseState
+    status: int | None = None
+    error: str = ""
+    ttft_s: float | None = None
+    duration_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    attempts: tuple[EngineAttempt, ...] = ()
+
+    def of_earlier(self, workers: Collection[str]) -> ClientResponse:
+        """The same request's response at an earlier decision, which chose ``workers``."""
+        failed = tuple(one for one in self.attempts if one.problem and one.worker in workers)
+        error = failed[-1].problem if failed else ""
+        return ClientResponse("retried", error=error, attempts=failed)
+
+
+UNKNOWN_RESPONSE: Final = ClientResponse("unknown")
+RUNNING: Final = ClientResponse("running")
 
 
 class ChosenRank(NamedTuple):
@@ -73,7 +116,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
     answered. ``preference``: how near the preferred domain was to losing; only for the newest plan
     of each preferred taint, and only with ``?preferences=1``. ``observed``: the choice of a Dynamo
     frontend; its workers are those of the row, and tokens, cached blocks, cost and margin are
-    predicted.
+    predicted. ``outcome`` is that of the decision, ``response`` that of the request.
     """
 
     id: str
@@ -102,13 +145,15 @@ class DecisionRow(msgspec.Struct, frozen=True):
     #: (:func:`moved_by`), empty where it did not. A refusal has its message instead.
     why: str = ""
     moved: str = ""
+    response: ClientResponse = UNKNOWN_RESPONSE
 
 
 class DecisionList(msgspec.Struct, frozen=True):
     """Past plans, newest first. ``kept`` are in memory, ``evicted`` were removed from it.
 
     ``cursor``: the value of ``since=`` for the next reading; ``skipped``: plans between the last
-    reading and the oldest plan of this list.
+    reading and the oldest plan of this list. ``ended``: with ``ends=``, earlier plans whose request
+    ended after that cursor; ``ends`` is its next value.
     """
 
     decisions: list[DecisionRow]
@@ -118,6 +163,8 @@ class DecisionList(msgspec.Struct, frozen=True):
     limit_bytes: int
     cursor: int = 0
     skipped: int = 0
+    ended: list[DecisionRow] | UnsetType = UNSET
+    ends: int | UnsetType = UNSET
     kind: str = "DecisionList"
     schema: int = SCHEMA
 
@@ -126,7 +173,7 @@ class PastDecision(RouteResult, frozen=True, kw_only=True):
     """A past RouteResult with its time (``at``, wall-clock seconds).
 
     ``attempt`` of ``attempts``: a retried request has several decisions; ``earlier`` lists the
-    others. Freshness is not recorded.
+    others. Freshness is not recorded. ``response``: what became of the request.
     """
 
     at: float
@@ -134,10 +181,16 @@ class PastDecision(RouteResult, frozen=True, kw_only=True):
     attempt: int = 1
     attempts: int = 1
     earlier: list[DecisionRow] = msgspec.field(default_factory=list)
+    response: ClientResponse = UNKNOWN_RESPONSE
 
 
 def decision_row(
-    plan: RoutingPlan, *, at: float, whole: bool, choice: Choice | None = None
+    plan: RoutingPlan,
+    *,
+    at: float,
+    whole: bool,
+    choice: Choice | None = None,
+    response: ClientResponse = UNKNOWN_RESPONSE,
 ) -> DecisionRow:
     """A plan as one row of a list. ``choice``: what the plan predicts; then it may have no hop."""
     if choice is not None:
@@ -169,6 +222,7 @@ def decision_row(
         bypass=UNSET if plan.bypass is None else plan.bypass.reason,
         why=short_reason(first) if plan.ok else "",
         moved=moved_by(plan),
+        response=response,
     )
 
 
@@ -339,6 +393,7 @@ def past_decision(
     preset: str | None = None,
     earlier: Sequence[DecisionRow] = (),
     choice: Choice | None = None,
+    response: ClientResponse = UNKNOWN_RESPONSE,
 ) -> PastDecision:
     """A kept plan as a document. ``choice``: what the plan predicts; then it may have no hop."""
     if choice is not None and plan.decode is None:
@@ -385,6 +440,7 @@ def past_decision(
         attempt=len(earlier) + 1,
         attempts=len(earlier) + 1,
         earlier=list(earlier),
+        response=response,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.documents.decisions import ClientResponse
 from router_core import (
     NO_CONSTRAINTS,
     Bypass,
@@ -128,6 +129,7 @@ class SentRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     strict_priority: int = 0
     session: str | None = None
     chained: bool = False
+    excluded: tuple[tuple[int, str], ...] = ()
 
     @property
     def size(self) -> int:
@@ -183,12 +185,14 @@ class PlaceDecode(msgspec.Struct, frozen=True):
     """``POST .../decode``: prefill of a request is done; choose its decode worker again.
 
     ``allowed`` are the request's allowed workers now, without those that failed it; None: all.
+    ``excluded``: those that failed it, by id, each with the reason.
     """
 
     lease: str
     id: str
     attempt: int
     allowed: frozenset[int] | None = None
+    excluded: tuple[tuple[int, str], ...] = ()
 
 
 class RejectedRank(msgspec.Struct, frozen=True):
@@ -264,7 +268,7 @@ class Block(msgspec.Struct, frozen=True, tag="block"):
 
 class Ended(msgspec.Struct, frozen=True, tag="end"):
     """A hop of the request ended, or (``stage`` None) the request. Not ``computed``: it never
-    reached the engine."""
+    reached the engine. ``response``: what the client of the request got."""
 
     id: str
     attempt: int
@@ -272,6 +276,7 @@ class Ended(msgspec.Struct, frozen=True, tag="end"):
     outcome: str = "success"
     output_tokens: int = 0
     computed: bool = True
+    response: ClientResponse | None = None
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
@@ -390,6 +395,7 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.strict_priority,
         None if request.session is None else request.session.key,
         request.chained,
+        request.excluded,
     )
 
 
@@ -421,6 +427,7 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         now,
         None if sent.session is None else Session(sent.session, now),
         sent.chained,
+        sent.excluded,
     )
     _check(request, block_size)
     return request

@@ -133,8 +133,11 @@ class Decided(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True):
     """A request ended; None where a value is unknown.
 
-    ``status``: of the HTTP response. ``outcome``: ``completed``, ``failed``, ``cancelled`` or
-    ``refused``. ``cached_tokens``: what the engine reported that it reused.
+    ``status``: of the HTTP response. ``outcome``: ``success`` (in simulations
+    ``completed``), ``refused``, ``upstream_error`` (``failed``), ``client_error``, ``cancelled`` or
+    ``internal``. ``cached_tokens``: what the engine reported that
+    it reused. ``state``, ``error``, ``duration_s`` and ``attempts`` (worker, stage, problem) as in
+    `ClientResponse`; ``state`` is empty in recordings that do not have them.
     """
 
     at: float
@@ -147,6 +150,10 @@ class Finished(msgspec.Struct, frozen=True):
     ttft_s: Finite | None = None
     itl_s: Finite | None = None
     queued_s: Finite | None = None
+    state: str = ""
+    error: str = ""
+    duration_s: Finite | None = None
+    attempts: tuple[tuple[str, str, str], ...] = ()
 
 
 class Noted(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from dynctl.base.quantities import chance, percent
+from dynctl.documents.decisions import ClientResponse, PastDecision
 from dynctl.documents.route_result import (
     UNKNOWN_LOAD,
     BypassRow,
@@ -24,7 +25,7 @@ from dynctl.documents.route_result import (
     SessionRow,
     waiting_text,
 )
-from dynctl.screens.numbers import age, amount, blocks, plural
+from dynctl.screens.numbers import age, amount, blocks, plural, seconds
 from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
 from router_core import TOPOLOGY_PREFIX, canonical_taint, topology_of
 
@@ -268,6 +269,63 @@ def answer(result: RouteResult) -> list[str]:
     if final is not None:
         lines += _freshness(result, final)
     return lines
+
+
+def no_retry(result: PastDecision) -> str:
+    """Why a request that an engine failed was not sent to another one."""
+    refused = refusal(result)
+    message = refused.message if refused is not None and refused.message else "no worker"
+    return f"no other worker could take the request: {message}"
+
+
+def response(found: ClientResponse) -> str:
+    """How a request ended, with its times and tokens; empty where that is not known."""
+    begun = "after the response began"
+    match found.state:
+        case "running":
+            return "the request is running"
+        case "unknown":
+            return f"unknown: {found.error}" if found.error else ""
+        case "retried":
+            text = "a later attempt followed"
+        case "complete":
+            text = "complete" if found.status is None else f"{found.status}, complete"
+        case "cancelled":
+            left = (
+                f"{begun} (status {found.status})" if found.status == 200 else "before a response"
+            )
+            text = f"cancelled: the client left {left}"
+        case "cut":
+            shown = "" if found.status is None else f" (status {found.status})"
+            text = f"cut: an error ended the response {begun}{shown}"
+        case _:
+            got = "an error" if found.status is None else f"{found.status}"
+            text = f"{found.state}: the client got {got}"
+    if found.error:
+        text += f": {found.error}"
+    details = list(_measured(found))
+    return f"{text}; {', '.join(details)}" if details else text
+
+
+def _measured(found: ClientResponse) -> Iterator[str]:
+    """The times and tokens of a response."""
+    if found.ttft_s is not None:
+        yield f"first output after {seconds(found.ttft_s)}"
+    if found.duration_s is not None:
+        yield f"{seconds(found.duration_s)} in all"
+    if found.prompt_tokens is not None:
+        cached = "" if found.cached_tokens is None else f" ({found.cached_tokens:,} cached)"
+        yield f"{plural(found.prompt_tokens, 'prompt token')}{cached}"
+    if found.output_tokens is not None:
+        yield plural(found.output_tokens, "output token")
+
+
+def attempts(found: ClientResponse) -> Iterator[str]:
+    """The requests to engines, where one of them failed."""
+    if any(one.problem for one in found.attempts):
+        for one in found.attempts:
+            done = "answered" if found.state == "complete" else "no failure seen"
+            yield f"{one.worker} ({one.stage}): {one.problem or done}"
 
 
 def observed(choice: ObservedChoice) -> str:

@@ -25,6 +25,9 @@ from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 
 _EVENT_BYTES = 16 * 1024 * 1024
 _DONE = b"data: [DONE]"
+#: What an event of an engine that failed begins with. Text has no such bytes: JSON escapes quotes.
+_ERROR_KEY: Final = b'{"error"'
+_ERROR_EVENT: Final = re.compile(rb"(?:\A|[\r\n])data: ?(\{\"error\"[^\r\n]*)")
 #: The end of a chunk and the size of the next one.
 _FRAME = re.compile(rb"\r\n(?:[0-9a-fA-F]{1,8}\r\n)?")
 #: The end of a stream in which its last events are looked for: [DONE], and usage before it.
@@ -108,9 +111,12 @@ async def pass_stream(
         )
         return response, failed
     end = b""
+    reported: UpstreamFailure | None = None
 
     def seen(piece: bytes, before: bytes = b"") -> None:
-        nonlocal end
+        nonlocal end, reported
+        if _ERROR_KEY in piece and reported is None:
+            reported = _reported_error(upstream, piece)
         events = piece.count(b"data:")
         record.output_events += events
         record.output_bytes += len(piece)
@@ -143,7 +149,7 @@ async def pass_stream(
             if upstream.exhausted and _is_done(end):
                 _ended(record, end)
                 await response.write_eof(piece)
-                return response, None
+                return response, reported
             await response.write(piece)
             if framed and transport and await upstream.pipe(transport.write, count):
                 break
@@ -155,7 +161,7 @@ async def pass_stream(
         return response, failure
     _ended(record, end)
     await response.write_eof()
-    return response, None
+    return response, reported
 
 
 async def pass_events(
@@ -271,12 +277,15 @@ async def _pass_annotated(
     upstream = answer.response
     piece, first, done = answer.head, True, False
     cut, last = EventCut(), b""
+    reported: UpstreamFailure | None = None
     try:
         while piece:
             for event in cut.feed(piece):
                 if first and nvext.wants("worker_id"):
                     event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
                 first = False
+                if _ERROR_KEY in event and reported is None:
+                    reported = _reported_error(upstream, event)
                 done = done or _is_done(event)
                 if not event.startswith(_DONE):
                     last = event
@@ -303,7 +312,7 @@ async def _pass_annotated(
     if pending:
         await response.write(pending)
     await response.write_eof()
-    return None
+    return reported
 
 
 def _ended(record: RequestRecord, end: bytes) -> None:
@@ -319,6 +328,19 @@ def _is_done(end: bytes) -> bool:
         return True
     unframed = _FRAME.sub(b"", end)
     return _DONE in unframed or b"data:[DONE]" in unframed
+
+
+def _reported_error(upstream: EngineStream, piece: bytes) -> UpstreamFailure | None:
+    """The failure of a stream that has an error event, which the client gets as it is; None where
+    the piece has no such event. An error of the request is none of the engine."""
+    found = _ERROR_EVENT.search(piece)
+    if found is None:
+        return None
+    body = (_decoded(found[1]) or {}).get("error")
+    code = body.get("code") if isinstance(body, dict) else None
+    status = code if type(code) is int and 400 <= code < 600 else 500
+    problem = f"{upstream.origin} reported an error in its stream"
+    return UpstreamFailure("status", problem, status=status, shown=True)
 
 
 def _cut_short(upstream: EngineStream) -> UpstreamFailure:
@@ -526,6 +548,7 @@ def outcome_of(error: HttpError) -> str:
 def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
     """The engine's failure as an error response, with the engine's own message if it has one."""
     failure = error.failure
+    record.error = str(failure)
     record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
     headers = {} if failure.retry_after is None else {"retry-after": failure.retry_after}
     details = ErrorDetails(decision=error.plan.id, attempts=attempts_of(record.attempts))

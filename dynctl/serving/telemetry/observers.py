@@ -1,11 +1,24 @@
 """The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from dynctl.documents.decisions import ClientResponse, ResponseState
+from dynctl.documents.errors import EngineAttempt
 from dynctl.documents.fleet_load import Condition
 from dynctl.wire.openai import reported_usage
 from router_core import Decision, RoutingPlan, RoutingRequest
+
+#: Outcome of a record -> state of the client's response; the others failed, or were cut.
+_STATES: Final[dict[str, ResponseState]] = {
+    "success": "complete",
+    "cancelled": "cancelled",
+    "refused": "refused",
+    "unknown": "unknown",
+}
+#: Endpoints of a record whose client is another process's: no HTTP status is seen here.
+_STATUS_UNSEEN: Final = "select"
+_MAX_ERROR: Final = 500
 
 
 class OpenTrace(Protocol):
@@ -39,8 +52,10 @@ class RequestRecord:
     ``tenant``: a keyed digest of its cache salt, empty without one; ``output_limit``: the most
     tokens that it may generate, None without a limit.
     ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
-    others waited when it was admitted. ``began``: the head of its stream was sent. ``trace``: its
-    open spans, None where it is not traced.
+    others waited when it was admitted. ``began``: the head of its stream was sent. ``error``: what
+    went wrong, without the client's or an engine's text; of a failure of the engine that answers,
+    beside ``attempts``. ``trace``: its open spans, None where it is not traced. ``response``: what
+    the client got, as another process reports it.
     """
 
     decision_id: str
@@ -73,7 +88,9 @@ class RequestRecord:
     queue_depth: int = 0
     tenant: str = ""
     output_limit: int | None = None
+    error: str = ""
     trace: "OpenTrace | None" = None
+    response: ClientResponse | None = None
 
     def take_usage(self, end: bytes, *, prefill: bool = False) -> None:
         """Take the usage at the end of an engine's response. Where the prompt is computed on a
@@ -89,6 +106,50 @@ class RequestRecord:
     def output_tokens(self) -> int:
         """Tokens that were generated, as the engine reported; else the events of the stream."""
         return self.output_events if self.reported_output is None else self.reported_output
+
+    def client_response(self) -> ClientResponse:
+        """What the client got; call it when the request has ended."""
+        if self.response is None:
+            self.response = self._response()
+        return self.response
+
+    def _response(self) -> ClientResponse:
+        state = _STATES.get(self.outcome)
+        if state is None:
+            state = "cut" if self.began or self.status == 200 else "failed"
+        elsewhere = self.endpoint == _STATUS_UNSEEN
+        status: int | None = 200 if self.began else self.status or None
+        first, ended, events = self.first_token_at, self.finished_at, self.output_events
+        if elsewhere and state != "refused":
+            status = None
+            state = "cut" if state == "failed" and first is not None else state
+        streamed = self.stream or elsewhere
+        output = self.reported_output
+        if output is None and streamed:
+            output = events or None
+        return ClientResponse(
+            state,
+            status,
+            self.error[:_MAX_ERROR],
+            first - self.received_at if first is not None and streamed else None,
+            ended - self.received_at if ended is not None else None,
+            self.isl_tokens or None if self.prompt_tokens is None else self.prompt_tokens,
+            self.cached_tokens,
+            output,
+            self._engine_attempts(state),
+        )
+
+    def _engine_attempts(self, state: ResponseState) -> tuple[EngineAttempt, ...]:
+        """The requests to engines: those that failed, then the hops of the last plan."""
+        found = [EngineAttempt(worker, stage, what) for worker, stage, what in self.attempts]
+        plan = self.plan
+        if plan is None or not plan.ok or state == "refused" or (state == "failed" and found):
+            return tuple(found)
+        for hop in (plan.prefill, plan.decode):
+            if hop is not None and hop.worker is not None:
+                broke = self.error if state in ("cut", "failed") and hop is plan.final else ""
+                found.append(EngineAttempt(hop.worker.name, hop.stage, broke))
+        return tuple(found)
 
 
 class ServiceObserver:
@@ -116,6 +177,9 @@ class ServiceObserver:
 
     def on_finished(self, record: RequestRecord) -> None:
         """The request ended, in any way."""
+
+    def on_response(self, decision_id: str, response: ClientResponse) -> None:
+        """Another process reports what the client of an ended request got."""
 
     def on_condition(self, condition: Condition, cleared: bool) -> None:
         """A condition began, changed its message, or ended."""

@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
+
+from msgspec import UNSET
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
@@ -42,6 +44,13 @@ WAIT_S: Final = 20
 #: Pause between two requests for decisions, and after a failure.
 PAUSE_S: Final = 0.5
 RETRY_S: Final = 2.0
+
+
+class _Cursors(NamedTuple):
+    """Up to which decision and which end of a request a frontend was read; None: of none yet."""
+
+    since: int = 0
+    ends: int | None = None
 
 
 class LiveFrontends(LiveSource):
@@ -106,7 +115,7 @@ class LiveFrontends(LiveSource):
 
     async def follow_decisions(self, query: DecisionQuery) -> AsyncGenerator[DecisionReport]:
         """Those of all frontends; each one filters its own."""
-        cursors: dict[str, int] = {}
+        cursors: dict[str, _Cursors] = {}
         first = await asyncio.gather(*(self._page(one, query, cursors) for one in self._feeds))
         pages = [page for page in first if page is not None]
         known = [one for _, one in pages]
@@ -149,20 +158,22 @@ class LiveFrontends(LiveSource):
         self,
         feed: AsyncFrontendClient,
         query: DecisionQuery,
-        cursors: dict[str, int],
+        cursors: dict[str, _Cursors],
         wait: int = 0,
     ) -> tuple[list[DecisionLine], DecisionList] | None:
-        """The next decisions of one frontend; None where it does not answer. Moves its cursor."""
+        """The next decisions of one frontend, and earlier ones whose requests ended in a way that
+        the query wants to see; None where it does not answer. Moves its cursors."""
         limit = MOST_AT_ONCE if wait else min(query.limit, MOST_AT_ONCE)
-        since = cursors.get(feed.name, 0)
+        since, ends = cursors.get(feed.name, _Cursors())
         try:
-            page = await feed.decisions(since, limit, wait, query.parameters)
+            page = await feed.decisions(since, limit, wait, ends, query.parameters)
         except UsageProblem:
             raise
         except (DynctlError, WireError):
             return None
-        cursors[feed.name] = page.cursor
-        return [decision_line(row, feed.name) for row in page.decisions], page
+        cursors[feed.name] = _Cursors(page.cursor, None if page.ends is UNSET else page.ends)
+        rows = [*page.decisions, *filter(query.shows_end, page.ended or ())]
+        return [decision_line(row, feed.name) for row in rows], page
 
     async def set_thresholds(self, model: str, values: Values) -> Thresholds:
         after = await super().set_thresholds(model, values)

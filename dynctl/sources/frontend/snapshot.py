@@ -190,7 +190,9 @@ class FrontendReader(Protocol):
 
     async def fleet(self, cards: str | None) -> FleetLoad: ...
 
-    async def decisions(self, since: int, limit: int, wait: int) -> DecisionList: ...
+    async def decisions(
+        self, since: int, limit: int, wait: int, ends: int | None = None
+    ) -> DecisionList: ...
 
     async def config(self) -> ConfigDocument: ...
 
@@ -218,6 +220,7 @@ class FrontendReadings:
     timed_out: bool = False
     _cards: list[WorkerRow] = field(default_factory=list)
     _cursor: int | None = None
+    _ends: int | None = None
     _settings_at: float = 0.0
 
     async def read(self) -> None:
@@ -234,18 +237,32 @@ class FrontendReadings:
         self.load, self.read_at, self.problem = load, now, ""
 
     async def read_decisions(self, wait: int = 0) -> None:
-        """Read the decisions since the last time; waits up to ``wait`` seconds for one."""
-        page = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait)
+        """Read the decisions since the last time, and how earlier requests ended; waits up to
+        ``wait`` seconds for one of both."""
+        page = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait, self._ends)
         if self._cursor is not None and page.cursor >= self._cursor:
             self.missed += page.skipped
         self._cursor = page.cursor
+        self._ends = None if page.ends is UNSET else page.ends
         self.kept_bytes = page.limit_bytes
+        self._take_ends(page)
         fresh = [decision_line(row, self.reader.name) for row in page.decisions]
         self.lines.extendleft(reversed(fresh))
         for line, row in zip(reversed(fresh), reversed(page.decisions), strict=True):
             meter = None if row.preference is None else meter_of(line, row.preference)
             if meter is not None:
                 self.meters[meter.domain, meter.value] = meter
+
+    def _take_ends(self, page: DecisionList) -> None:
+        """Replace the lines of requests that have ended since they were read."""
+        if not page.ended:
+            return
+        rows = [decision_line(row, self.reader.name) for row in page.ended]
+        ended = {(line.id, line.at, line.decode, line.prefill): line for line in rows}
+        self.lines = deque(
+            (ended.get((line.id, line.at, line.decode, line.prefill), line) for line in self.lines),
+            maxlen=KEPT,
+        )
 
     def settings_changed(self) -> None:
         """Read the settings again at the next reading."""
@@ -311,5 +328,6 @@ def decision_line(row: DecisionRow, source: str) -> DecisionLine:
         bypass=row.bypass,
         why=row.why,
         moved=row.moved,
+        response=row.response,
         complete=row.observed is UNSET or row.observed.as_predicted is not None,
     )

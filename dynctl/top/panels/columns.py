@@ -29,6 +29,7 @@ from dynctl.screens.decisions import (
     clock,
     margin_text,
     number_text,
+    outcome_text,
     places,
     reason_text,
     unique_end,
@@ -269,6 +270,7 @@ def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Co
                rank=6),
         Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model,
                rank=7, wide=True, name=True),
+        Column("outcome", "OUTCOME", outcome_text, outcome_text, rank=1),
         Column("why", "WHY", reason_text, reason_text, rank=4, wide=True, name=True, shortest=10,
                sentence=True),
     ]  # fmt: skip
