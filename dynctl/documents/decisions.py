@@ -46,11 +46,11 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
     of the router; ``cut``: the response began, and its end did not arrive; ``cancelled``: the
     client left; ``refused``: the router refused it; ``retried``: the engine of this decision
     failed, and a later decision of the same request followed; ``unknown``: not reported.
-    ``status``: of the HTTP response, 499 where the client left before it began; None where none was
-    sent or seen. ``error``: what went wrong, empty where nothing did. ``ttft_s`` and ``duration_s``:
-    seconds from the request's arrival to the first output of a stream, and to the end.
-    ``prompt_tokens``, ``cached_tokens``, ``output_tokens``: as the engine reports them; else the
-    router's count of the prompt, and the events of the stream; None where neither is known.
+    ``status``: of the HTTP response, 499 where the client left before it began; None where none
+    was sent or seen. ``error``: what went wrong, empty where nothing did. ``ttft_s`` and
+    ``duration_s``: seconds from the request's arrival to the first output of a stream, and to the
+    end. ``prompt_tokens``, ``cached_tokens``, ``output_tokens``: as the engine reports them; else
+    the router's count of the prompt, and the events of the stream; None where neither is known.
     ``attempts``: the requests to engines that failed, in their order, then those of the last plan.
     """
 

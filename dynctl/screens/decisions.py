@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -22,6 +23,8 @@ UNKNOWN: Final = "?"
 NOTHING: Final = "-"
 _SHORT_ID: Final = 6
 _LONG_ID: Final = 12
+#: The address at the beginning of an engine's failure: the line has the worker's name.
+_ORIGIN: Final = re.compile(r"\A\w+://\S+ ")
 #: The longest text of an outcome that often comes.
 _LONGEST: Final = ClientResponse("refused", 503, ttft_s=1.0, duration_s=1.0)
 #: Characters that a reason keeps on a narrow screen.
@@ -50,7 +53,7 @@ def reason_text(line: DecisionLine) -> str:
     if line.refused:
         return line.message or line.outcome.replace("_", " ")
     if line.response.error:
-        return line.response.error
+        return _ORIGIN.sub("", line.response.error)
     parts = [part for part in (line.why, line.moved) if part]
     if line.hop_verdict:
         parts.append(line.hop_verdict)

@@ -47,6 +47,8 @@ _TERMS = {
     "turns_until_due": "turns until due",
     "transfer": "transfer seconds",
 }
+#: The status of a client that left before its response.
+_LEFT = 499
 _LOADS = {
     "active_prefill_tokens": "active prefill token",
     "active_decode_blocks": "active decode block",
@@ -280,28 +282,19 @@ def no_retry(result: PastDecision) -> str:
 
 def response(found: ClientResponse) -> str:
     """How a request ended, with its times and tokens; empty where that is not known."""
-    begun = "after the response began"
-    match found.state:
-        case "running":
-            return "the request is running"
-        case "unknown":
-            return f"unknown: {found.error}" if found.error else ""
-        case "retried":
-            text = "a later attempt followed"
-        case "complete":
-            text = "complete" if found.status is None else f"{found.status}, complete"
-        case "cancelled":
-            left = (
-                f"{begun} (status {found.status})" if found.status == 200 else "before a response"
-            )
-            text = f"cancelled: the client left {left}"
-        case "cut":
-            shown = "" if found.status is None else f" (status {found.status})"
-            text = f"cut: an error ended the response {begun}{shown}"
-        case _:
-            got = "an error" if found.status is None else f"{found.status}"
-            text = f"{found.state}: the client got {got}"
-    if found.error:
+    if found.state == "running":
+        return "the request is running"
+    if found.state == "unknown":
+        return f"unknown: {found.error}" if found.error else ""
+    text = str(found.state)
+    if found.state == "cancelled":
+        text += ": the client left " + ("in mid-response" if found.status == 200 else "before it")
+    elif found.state == "cut":
+        text += " in mid-response"
+    if found.status not in (None, _LEFT):
+        text = f"{found.status}, {text}"
+    # The answer above it has the reason of a refusal.
+    if found.error and found.state != "refused":
         text += f": {found.error}"
     details = list(_measured(found))
     return f"{text}; {', '.join(details)}" if details else text

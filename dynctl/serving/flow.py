@@ -120,7 +120,7 @@ class _DecodeGone(Exception):
 
 @dataclass(slots=True)
 class _Tries:
-    """The attempts of one request. ``failed``: worker ids that are excluded from now on, and why."""
+    """The attempts of one request. ``failed``: worker ids that are excluded from now on -> why."""
 
     failed: dict[int, str] = field(default_factory=dict)
     count: int = 0

@@ -826,7 +826,7 @@ def excluding(
     allowed = request.allowed_worker_ids
     if allowed is None:
         allowed = frozenset(w.worker_id for w in everyone if w.model == request.model)
-    reasons = dict(request.excluded) | failed
+    reasons = {**dict(request.excluded), **failed}
     return replace(
         request, allowed_worker_ids=allowed - failed.keys(), excluded=tuple(reasons.items())
     )

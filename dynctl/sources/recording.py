@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -23,6 +23,7 @@ from dynctl.documents.decisions import (
     UNKNOWN_RESPONSE,
     ClientResponse,
     PastDecision,
+    ResponseState,
 )
 from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.errors import EngineAttempt
@@ -259,7 +260,7 @@ def response_of(end: Finished) -> ClientResponse:
     if end.state not in RESPONSE_STATES:
         return ClientResponse("unknown", end.status)
     return ClientResponse(
-        end.state,
+        cast(ResponseState, end.state),
         end.status,
         end.error,
         end.ttft_s,

@@ -22,7 +22,8 @@ from router_core import Decision, RoutingPlan, RoutingRequest, WorkerWithDpRank
 LEVELS = ("off", "winner", "all")
 #: Lost requests written in one second; the others are counted in one line.
 REFUSALS_A_SECOND = 20
-_LOST: Final = ("failed", "cut")
+#: Below it an error is that of the request.
+_SERVER_ERROR: Final = 500
 
 TreeSize = Callable[[WorkerWithDpRank], int]
 
@@ -30,8 +31,8 @@ TreeSize = Callable[[WorkerWithDpRank], int]
 class DecisionLog(ServiceObserver):
     """Writes decisions to a logger.
 
-    ``level``: ``off`` (only lost requests), ``winner``, or ``all`` (every candidate with its terms).
-    ``tree_size``: blocks of a rank in the index, for the 0.9 line.
+    ``level``: ``off`` (only lost requests), ``winner``, or ``all`` (every candidate with its
+    terms). ``tree_size``: blocks of a rank in the index, for the 0.9 line.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class DecisionLog(ServiceObserver):
 
     def on_finished(self, record: RequestRecord) -> None:
         response = record.client_response()
-        lost = response.state in _LOST and record.plan is not None
+        lost = response.state == "cut" or (
+            response.state == "failed" and (response.status or 0) >= _SERVER_ERROR
+        )
+        lost = lost and record.plan is not None
         if lost:
             at = record.received_wall
             if record.finished_at is not None:

@@ -228,8 +228,8 @@ class DecisionMemory(ServiceObserver):
             _release_all(self._waiting_ends)
 
     def respond(self, decision_id: str, response: ClientResponse) -> None:
-        """Keep what the client of an ended request got; without its plans, nothing. A later response
-        to the same request replaces the earlier one."""
+        """Keep what the client of an ended request got; without its plans, nothing. A later
+        response to the same request replaces the earlier one."""
         if decision_id not in self._by_id:
             return
         earlier = self._responses.get(decision_id)
@@ -305,10 +305,10 @@ class DecisionMemory(ServiceObserver):
         """The last ``n`` plans, newest first, that match every filter given.
 
         ``since``: only plans recorded after that many; a higher number than were recorded is
-        from another process, so all are new.
-        ``outcome`` is an Outcome, a state of the client's response, or ``refused`` (any without a
-        winner whose client got no engine's error); ``worker`` a name or a decimal id; ``domain`` as in :meth:`Remembered.in_domain`; ``moved``: only those that
-        topology moved.
+        from another process, so all are new. ``outcome`` is an Outcome, a state of the client's
+        response, or ``refused`` (any without a winner, unless the client got an engine's error);
+        ``worker`` a name or a decimal id; ``domain`` as in :meth:`Remembered.in_domain`;
+        ``moved``: only those that topology moved.
         """
         since = 0 if since > self.recorded else since
         newer = takewhile(lambda turn: turn >= since, reversed(self._plans))
