@@ -49,9 +49,10 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
     ``status``: of the HTTP response, 499 where the client left before it began; None where none
     was sent or seen. ``error``: what went wrong, empty where nothing did. ``ttft_s`` and
     ``duration_s``: seconds from the request's arrival to the first output of a stream, and to the
-    end. ``prompt_tokens``, ``cached_tokens``, ``output_tokens``: as the engine reports them; else
-    the router's count of the prompt, and the events of the stream; None where neither is known.
-    ``attempts``: the requests to engines that failed, in their order, then those of the last plan.
+    end. ``prompt_tokens``, ``cached_tokens``, ``output_tokens``: as the engine reports them; of the
+    prompt else the router's count; None where that is not known. ``output_events``: of a stream
+    without a report, about one for each token. ``attempts``: the requests to engines that failed,
+    in their order, then those of the last plan.
     """
 
     state: ResponseState
@@ -62,6 +63,7 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    output_events: int | None = None
     attempts: tuple[EngineAttempt, ...] = ()
 
     def of_earlier(self, workers: Collection[str]) -> ClientResponse:

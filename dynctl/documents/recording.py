@@ -136,8 +136,8 @@ class Finished(msgspec.Struct, frozen=True):
     ``status``: of the HTTP response. ``outcome``: ``success`` (in simulations
     ``completed``), ``refused``, ``upstream_error`` (``failed``), ``client_error``, ``cancelled`` or
     ``internal``. ``cached_tokens``: what the engine reported that
-    it reused. ``state``, ``error``, ``duration_s`` and ``attempts`` (worker, stage, problem) as in
-    `ClientResponse`; ``state`` is empty in recordings that do not have them.
+    it reused. ``state``, ``error``, ``duration_s``, ``attempts`` (worker, stage, problem) and
+    ``output_events`` as in `ClientResponse`; ``state`` is empty in recordings without them.
     """
 
     at: float
@@ -154,6 +154,7 @@ class Finished(msgspec.Struct, frozen=True):
     error: str = ""
     duration_s: Finite | None = None
     attempts: tuple[tuple[str, str, str], ...] = ()
+    output_events: Count | None = None
 
 
 class Noted(msgspec.Struct, frozen=True):

@@ -311,6 +311,8 @@ def _measured(found: ClientResponse) -> Iterator[str]:
         yield f"{plural(found.prompt_tokens, 'prompt token')}{cached}"
     if found.output_tokens is not None:
         yield plural(found.output_tokens, "output token")
+    elif found.output_events is not None:
+        yield f"~{plural(found.output_events, 'output token')}"
 
 
 def attempts(found: ClientResponse) -> Iterator[str]:

@@ -267,7 +267,8 @@ def response_of(end: Finished) -> ClientResponse:
         end.duration_s,
         end.prompt_tokens,
         end.cached_tokens,
-        end.output_tokens,
+        end.output_tokens if end.output_events is None else None,
+        end.output_events,
         tuple(EngineAttempt(*one) for one in end.attempts),
     )
 

@@ -16,7 +16,7 @@ from typing import Final
 from aiohttp import web
 
 from dynctl.base.json_fields import read_number, refuse_unknown
-from dynctl.documents.decisions import ClientResponse
+from dynctl.documents.decisions import UNKNOWN_RESPONSE, ClientResponse
 from dynctl.documents.selection import (
     ActiveHop,
     BookingState,
@@ -192,6 +192,9 @@ class SelectionApi:
         if not plan.ok:
             record.outcome, record.finished_at = "refused", service.clock()
             record.status = refusal(plan, service.router.config).status
+            if owner and attempt:
+                # Its frontend reports what the client got: the error of the engine that failed.
+                record.response = UNKNOWN_RESPONSE
             self._finished(record)
             return plan, []
         made = [hop for hop in (plan.prefill, plan.decode) if hop is not None]

@@ -69,7 +69,7 @@ class DecisionLog(ServiceObserver):
             )  # fmt: skip
         refusal = plan.refusal
         if refusal is not None:
-            self.refusal(refusal, record.received_wall)
+            self.refusal(refusal, record.received_wall, after_failure=bool(record.attempts))
 
     def on_finished(self, record: RequestRecord) -> None:
         response = record.client_response()
@@ -83,7 +83,7 @@ class DecisionLog(ServiceObserver):
                 at += record.finished_at - record.received_at
             if not self._may_warn(at):
                 return
-        elif self.level == "off" or record.plan is None:
+        elif self.level == "off" or record.plan is None or response.state == "unknown":
             return
         extra = {"decision": record.decision_id, "outcome": response.state}
         self._logger.log(
@@ -101,13 +101,14 @@ class DecisionLog(ServiceObserver):
         ):
             self._logger.info("%s", line, extra=extra)
 
-    def refusal(self, decision: Decision, at: float) -> None:
+    def refusal(self, decision: Decision, at: float, *, after_failure: bool = False) -> None:
         """Log a refusal, at most ``REFUSALS_A_SECOND`` lost requests in a second of wall-clock
-        time."""
+        time. ``after_failure``: an engine failed the request, and no other one could take it."""
         if not self._may_warn(at):
             return
         extra = {"decision": decision.id, "stage": decision.stage, "outcome": decision.outcome}
-        self._logger.warning("Refused: %s", decision.summary(), extra=extra)
+        what = "No other worker after a failed attempt" if after_failure else "Refused"
+        self._logger.warning("%s: %s", what, decision.summary(), extra=extra)
 
     def _may_warn(self, at: float) -> bool:
         """Whether one more lost request may be logged in this second."""
@@ -130,6 +131,7 @@ def end_line(decision_id: str, response: ClientResponse) -> str:
         f" ttft_s={_rounded(response.ttft_s)} duration_s={_rounded(response.duration_s)}"
         f" prompt_tokens={_or_none(response.prompt_tokens)}"
         f" output_tokens={_or_none(response.output_tokens)}"
+        f" output_events={_or_none(response.output_events)}"
     )
     failed = [one for one in response.attempts if one.problem]
     if failed:

@@ -124,18 +124,24 @@ class RequestRecord:
             status = None
             state = "cut" if state == "failed" and first is not None else state
         streamed = self.stream or elsewhere
-        output = self.reported_output
-        if output is None and streamed:
-            output = events or None
+        output, counted = self.reported_output, None
+        if output is None and elsewhere:
+            output = events or None  # tokens, by the process that serves the client
+        elif output is None and self.stream:
+            counted = events or None
+        prompt = self.prompt_tokens
+        if prompt is None and self.plan is not None and self.plan.first.overlap_modelled:
+            prompt = self.isl_tokens or None
         return ClientResponse(
             state,
             status,
             self.error[:_MAX_ERROR],
             first - self.received_at if first is not None and streamed else None,
             ended - self.received_at if ended is not None else None,
-            self.isl_tokens or None if self.prompt_tokens is None else self.prompt_tokens,
+            prompt,
             self.cached_tokens,
             output,
+            counted,
             self._engine_attempts(state),
         )
 

@@ -332,6 +332,7 @@ class Recorder(ServiceObserver):
                 response.error,
                 response.duration_s,
                 tuple((one.worker, one.stage, one.problem) for one in response.attempts),
+                response.output_events,
             )
         )
 

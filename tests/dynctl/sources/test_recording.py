@@ -212,7 +212,7 @@ def test_a_kept_document_is_the_explanation(tmp_path: Path) -> None:
     records = list(read_recording(path))
     document = RecordedMoment(path, None).decision(IDS[2])
     fields = {name: getattr(document, name) for name in document.__struct_fields__}
-    past = PastDecision(**fields, at=BEGAN + 3, whole=True)
+    past = PastDecision(**fields | {"at": BEGAN + 3})
     data = msgspec.json.encode(past)
     records = [
         msgspec.structs.replace(one, document=data)
