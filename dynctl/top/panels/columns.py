@@ -252,7 +252,7 @@ def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Co
     end = unique_end(lines)
     columns: list[Column[DecisionLine]] = [
         Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
-        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=5),
+        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=3),
     ]
     if domain is not None:
         columns.append(
@@ -265,7 +265,7 @@ def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Co
         Column("prefill", "PREFILL", _prefill, _prefill, name=True),
         Column("decode", "DECODE", _decode, _decode, name=True),
         Column("cached", "CACHED", cached_text, lambda d: d.cached_blocks, right=True, rank=2),
-        Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=3),
+        Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=5),
         Column("cost", "COST", lambda d: number_text(d, d.cost), lambda d: d.cost, right=True,
                rank=6),
         Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model,
