@@ -147,15 +147,20 @@ class RequestRecord:
 
     def _engine_attempts(self, state: ResponseState) -> tuple[EngineAttempt, ...]:
         """The requests to engines: those that failed, then the hops of the last plan."""
-        found = [EngineAttempt(worker, stage, what) for worker, stage, what in self.attempts]
+        failed = [EngineAttempt(worker, stage, what) for worker, stage, what in self.attempts]
         plan = self.plan
-        if plan is None or not plan.ok or state == "refused" or (state == "failed" and found):
-            return tuple(found)
+        if plan is None or state == "refused" or (state == "failed" and failed):
+            return tuple(failed)
+        final = plan.decode if plan.decode is not None else plan.prefill
+        hops = []
         for hop in (plan.prefill, plan.decode):
-            if hop is not None and hop.worker is not None:
-                broke = self.error if state in ("cut", "failed") and hop is plan.final else ""
-                found.append(EngineAttempt(hop.worker.name, hop.stage, broke))
-        return tuple(found)
+            if hop is None:
+                continue
+            if hop.winner is None:  # a refusal, which no engine got
+                return tuple(failed)
+            broke = self.error if hop is final and state in ("cut", "failed") else ""
+            hops.append(EngineAttempt(hop.workers[hop.winner].name, hop.stage, broke))
+        return (*failed, *hops)
 
 
 class ServiceObserver:

@@ -252,7 +252,7 @@ def decision_table(domain: str | None, lines: Sequence[DecisionLine]) -> list[Co
     end = unique_end(lines)
     columns: list[Column[DecisionLine]] = [
         Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
-        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=3),
+        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=1),
     ]
     if domain is not None:
         columns.append(
