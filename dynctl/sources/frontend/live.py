@@ -44,6 +44,8 @@ WAIT_S: Final = 20
 #: Pause between two requests for decisions, and after a failure.
 PAUSE_S: Final = 0.5
 RETRY_S: Final = 2.0
+#: Pause after a page without a line.
+GATHER_S: Final = 0.1
 
 
 class _Cursors(NamedTuple):
@@ -140,6 +142,8 @@ class LiveFrontends(LiveSource):
                         await asyncio.sleep(RETRY_S)
                     elif page[0]:
                         await queue.put(page[0])
+                    else:  # requests ended as they should: do not ask after each of them
+                        await asyncio.sleep(GATHER_S)
             except Exception as error:
                 await queue.put(error)
 
