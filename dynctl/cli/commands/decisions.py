@@ -116,7 +116,7 @@ def tail_decisions(
 ) -> int:
     """Show decisions as they are made, until Ctrl-C; with -o jsonl for programs.
 
-    A request that ends otherwise than complete is shown once more, with its outcome.
+    A request that fails, is cut, or whose client leaves is shown once more, with its outcome.
     """
     import asyncio
     from contextlib import aclosing
