@@ -65,7 +65,7 @@ def outcome_text(line: DecisionLine) -> str:
     response = line.response
     match response.state:
         case "complete":
-            return UNKNOWN if response.status is None else str(response.status)
+            return response.state if response.status is None else str(response.status)
         case "cut" | "failed" | "refused":
             known = "" if response.status is None else f"{response.status} "
             return known + response.state
