@@ -108,12 +108,17 @@ class DecisionQuery:
         that is wanted, or that is not as it should be."""
         return self.response is not None or row.response.state != "complete"
 
+    def _keeps_response(self, line: DecisionLine) -> bool:
+        if self.response == "refused":  # also where the source knows refusals only
+            return line.refused
+        return self.response in (None, line.response.state)
+
     def keeps(self, line: DecisionLine) -> bool:
         """Whether a decision matches, as far as its source reports it."""
         refs = [one.worker for one in (line.prefill, line.decode) if one is not None]
         return (
             (not self.refused or line.refused)
-            and self.response in (None, line.response.state)
+            and self._keeps_response(line)
             and (not self.moved or bool(line.moved))
             and self.model in (None, line.model)
             and (self.worker is None or self.worker in refs)
