@@ -49,7 +49,7 @@ _CARD = 1_600
 _CANDIDATE = 16  # in the columns of workers and ranks
 _BYPASS = 600
 _CHOICE = 700
-_RESPONSE = 320  # with its place in the table
+_RESPONSE = 400  # with its place in the table
 _ATTEMPT = 64
 
 

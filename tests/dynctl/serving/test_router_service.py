@@ -489,7 +489,7 @@ async def test_what_is_known_of_the_clients_of_other_programs():
         clock.now += 70
         service.expire()
         assert api.sweep() == 1
-        found = {name: memory.response(memory.get(name)) for name in (*ends, "silent")}
+        found = {kept.id: memory.response(kept) for kept in memory.recent()}
         states = {name: one.state for name, one in found.items()}
         assert states == {
             "fine": "complete", "before": "failed", "after": "cut", "left": "cancelled",
