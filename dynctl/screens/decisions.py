@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -139,6 +140,9 @@ class DecisionLines:
     def __init__(self, samples: Sequence[DecisionLine], canvas: Canvas) -> None:
         narrow = canvas.width is not None and canvas.width < _ROOMY
         columns = decision_columns(samples, None if narrow else domain_of(samples))
+        if narrow:
+            # The reason takes what is left: a long one does not push out the other columns.
+            columns[-1] = replace(columns[-1], text=lambda d: opening(reason_text(d), _WHY))
         offered = visible(columns, wide=canvas.wide, width=canvas.width)
         self._fitted: Fitted[DecisionLine] = fit(offered, samples, canvas.width)
         self._canvas = canvas
