@@ -108,6 +108,9 @@ class AllowedFilter:
 
     def reason(self, slot: int, view: RoutingView, context: SelectionContext) -> Reason:
         ref, pin = view.registry.ref(slot), context.pin
+        for worker_id, why in context.request.excluded:
+            if worker_id == ref.worker_id:
+                return Reason("excluded", str(worker_id), None, why)
         if pin is None:
             return Reason("not_allowed", str(ref.worker_id), None, "is not in the allowed set")
         pinned = view.registry.get(pin.worker_id)

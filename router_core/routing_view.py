@@ -69,6 +69,8 @@ class RoutingRequest:
     ``chained``: the hashes are known to be chains, because this program made them of tokens.
     ``streams``: its first output is seen, which ends its prefill load; the response of a request
     that does not stream comes as a whole.
+    ``excluded``: workers that a further attempt leaves out of ``allowed_worker_ids``, by id, each
+    with the reason that a rejection shows.
     """
 
     id: str
@@ -97,6 +99,7 @@ class RoutingRequest:
     chained: bool = False
     served_name: str | None = None
     streams: bool = True
+    excluded: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def from_tokens(

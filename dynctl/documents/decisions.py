@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dynctl.documents.errors import EngineAttempt
 from dynctl.documents.route_of_plan import (
     bypass_row,
     decision_ref,
@@ -31,6 +32,50 @@ SCHEMA = 1
 MAX_PREFERENCES = 16
 #: The filter of prefill workers that have no decode worker within reach.
 GUARD: Final = "decode_capacity"
+
+
+ResponseState = Literal[
+    "running", "complete", "failed", "cut", "cancelled", "refused", "retried", "unknown"
+]
+RESPONSE_STATES: Final[tuple[str, ...]] = get_args(ResponseState)
+
+
+class ClientResponse(msgspec.Struct, frozen=True, gc=False):
+    """What became of a request: the response that its client got, and the requests to engines.
+
+    ``state``: ``running``; ``complete``; ``failed``: the client got an error that is not a refusal
+    of the router; ``cut``: the response began, and its end did not arrive; ``cancelled``: the
+    client left; ``refused``: the router refused it; ``retried``: the engine of this decision
+    failed, and a later decision of the same request followed; ``unknown``: not reported.
+    ``status``: of the HTTP response, 499 where the client left before it began; None where none
+    was sent or seen. ``error``: what went wrong, empty where nothing did. ``ttft_s`` and
+    ``duration_s``: seconds from the request's arrival to the first output of a stream, and to the
+    end. ``prompt_tokens``, ``cached_tokens``, ``output_tokens``: as the engine reports them; of the
+    prompt else the router's count; None where that is not known. ``output_events``: of a stream
+    without a report, about one for each token. ``attempts``: the requests to engines that failed,
+    in their order, then those of the last plan.
+    """
+
+    state: ResponseState
+    status: int | None = None
+    error: str = ""
+    ttft_s: float | None = None
+    duration_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    output_events: int | None = None
+    attempts: tuple[EngineAttempt, ...] = ()
+
+    def of_earlier(self, workers: Collection[str]) -> ClientResponse:
+        """The same request's response at an earlier decision, which chose ``workers``."""
+        failed = tuple(one for one in self.attempts if one.problem and one.worker in workers)
+        error = failed[-1].problem if failed else ""
+        return ClientResponse("retried", error=error, attempts=failed)
+
+
+UNKNOWN_RESPONSE: Final = ClientResponse("unknown")
+RUNNING: Final = ClientResponse("running")
 
 
 class ChosenRank(NamedTuple):
@@ -75,7 +120,8 @@ class DecisionRow(msgspec.Struct, frozen=True):
     of each preferred taint, and only with ``?preferences=1``. ``observed``: the choice of a Dynamo
     frontend; its workers are those of the row, and tokens, cached blocks, cost and margin are
     predicted. ``tokens_estimated``: the prompt was not tokenized, so ``tokens`` and ``blocks`` are
-    estimates from its characters, and ``cached_blocks`` is None: unknown.
+    estimates from its characters, and ``cached_blocks`` is None: unknown. ``outcome`` is that of
+    the decision, ``response`` that of the request.
     """
 
     id: str
@@ -105,6 +151,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
     why: str = ""
     moved: str = ""
     tokens_estimated: bool = False
+    response: ClientResponse = UNKNOWN_RESPONSE
 
 
 class DecisionList(msgspec.Struct, frozen=True):
@@ -112,7 +159,8 @@ class DecisionList(msgspec.Struct, frozen=True):
 
     ``cursor``: the value of ``since=`` for the next reading; ``skipped``: plans between the last
     reading and the oldest plan of this list. ``process``: the value of ``process=`` for the next
-    reading; another one after a restart, whose cursors begin at 0 again.
+    reading; another one after a restart, whose cursors begin at 0 again. ``ended``: with ``ends=``,
+    earlier plans whose request ended after that cursor; ``ends`` is its next value.
     """
 
     decisions: list[DecisionRow]
@@ -123,6 +171,8 @@ class DecisionList(msgspec.Struct, frozen=True):
     cursor: int = 0
     skipped: int = 0
     process: str = ""
+    ended: list[DecisionRow] | UnsetType = UNSET
+    ends: int | UnsetType = UNSET
     kind: str = "DecisionList"
     schema: int = SCHEMA
 
@@ -131,7 +181,7 @@ class PastDecision(RouteResult, frozen=True, kw_only=True):
     """A past RouteResult with its time (``at``, wall-clock seconds).
 
     ``attempt`` of ``attempts``: a retried request has several decisions; ``earlier`` lists the
-    others. Freshness is not recorded.
+    others. Freshness is not recorded. ``response``: what became of the request.
     """
 
     at: float
@@ -139,10 +189,16 @@ class PastDecision(RouteResult, frozen=True, kw_only=True):
     attempt: int = 1
     attempts: int = 1
     earlier: list[DecisionRow] = msgspec.field(default_factory=list)
+    response: ClientResponse = UNKNOWN_RESPONSE
 
 
 def decision_row(
-    plan: RoutingPlan, *, at: float, whole: bool, choice: Choice | None = None
+    plan: RoutingPlan,
+    *,
+    at: float,
+    whole: bool,
+    choice: Choice | None = None,
+    response: ClientResponse = UNKNOWN_RESPONSE,
 ) -> DecisionRow:
     """A plan as one row of a list. ``choice``: what the plan predicts; then it may have no hop."""
     if choice is not None:
@@ -175,6 +231,7 @@ def decision_row(
         why=short_reason(first) if plan.ok else "",
         moved=moved_by(plan),
         tokens_estimated=not first.overlap_modelled,
+        response=response,
     )
 
 
@@ -352,6 +409,7 @@ def past_decision(
     preset: str | None = None,
     earlier: Sequence[DecisionRow] = (),
     choice: Choice | None = None,
+    response: ClientResponse = UNKNOWN_RESPONSE,
 ) -> PastDecision:
     """A kept plan as a document. ``choice``: what the plan predicts; then it may have no hop."""
     if choice is not None and plan.decode is None:
@@ -400,6 +458,7 @@ def past_decision(
         attempt=len(earlier) + 1,
         attempts=len(earlier) + 1,
         earlier=list(earlier),
+        response=response,
     )
 
 

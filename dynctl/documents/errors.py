@@ -11,12 +11,12 @@ from msgspec import UNSET, UnsetType
 from dynctl.documents.route_result import Constraint
 
 
-class FailedAttempt(msgspec.Struct, frozen=True):
-    """One request to an engine that failed."""
+class EngineAttempt(msgspec.Struct, frozen=True, gc=False):
+    """One request to an engine. ``problem``: why it failed, empty where it did not."""
 
     worker: str
     stage: str
-    problem: str
+    problem: str = ""
 
 
 class FilterCount(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class ErrorDetails(msgspec.Struct, frozen=True, kw_only=True):
     what_would_admit: str | UnsetType | None = UNSET
     retry_after_s: int | UnsetType | None = UNSET
     notes: list[str] | UnsetType = UNSET
-    attempts: list[FailedAttempt] | UnsetType = UNSET
+    attempts: list[EngineAttempt] | UnsetType = UNSET
     policy_class: str | UnsetType = UNSET
     limit_kind: str | UnsetType = UNSET
     current: int | UnsetType = UNSET

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.documents.decisions import ClientResponse
 from router_core import (
     NO_CONSTRAINTS,
     Bypass,
@@ -129,6 +130,7 @@ class SentRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     chained: bool = False
     served_name: str | None = None
     streams: bool = True
+    excluded: tuple[tuple[int, str], ...] = ()
 
     @property
     def size(self) -> int:
@@ -184,12 +186,14 @@ class PlaceDecode(msgspec.Struct, frozen=True):
     """``POST .../decode``: prefill of a request is done; choose its decode worker again.
 
     ``allowed`` are the request's allowed workers now, without those that failed it; None: all.
+    ``excluded``: those that failed it, by id, each with the reason.
     """
 
     lease: str
     id: str
     attempt: int
     allowed: frozenset[int] | None = None
+    excluded: tuple[tuple[int, str], ...] = ()
 
 
 class RejectedRank(msgspec.Struct, frozen=True):
@@ -265,7 +269,7 @@ class Block(msgspec.Struct, frozen=True, tag="block"):
 
 class Ended(msgspec.Struct, frozen=True, tag="end"):
     """A hop of the request ended, or (``stage`` None) the request. Not ``computed``: the engine
-    did not accept it."""
+    did not accept it. ``response``: what the client of the request got."""
 
     id: str
     attempt: int
@@ -273,6 +277,7 @@ class Ended(msgspec.Struct, frozen=True, tag="end"):
     outcome: str = "success"
     output_tokens: int = 0
     computed: bool = True
+    response: ClientResponse | None = None
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
@@ -393,6 +398,7 @@ def sent_request(request: RoutingRequest) -> SentRequest:
         request.chained,
         request.served_name,
         request.streams,
+        request.excluded,
     )
 
 
@@ -426,6 +432,7 @@ def request_of(sent: SentRequest, block_size: int, now: float) -> RoutingRequest
         sent.chained,
         sent.served_name,
         sent.streams,
+        sent.excluded,
     )
     _check(request, block_size)
     return request

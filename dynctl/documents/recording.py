@@ -141,8 +141,11 @@ class Decided(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True):
     """A request ended; None where a value is unknown.
 
-    ``status``: of the HTTP response. ``outcome``: ``completed``, ``failed``, ``cancelled`` or
-    ``refused``. ``cached_tokens``: what the engine reported that it reused.
+    ``status``: of the HTTP response. ``outcome``: ``success`` (in simulations
+    ``completed``), ``refused``, ``upstream_error`` (``failed``), ``client_error``, ``cancelled`` or
+    ``internal``. ``cached_tokens``: what the engine reported that
+    it reused. ``state``, ``error``, ``duration_s``, ``attempts`` (worker, stage, problem) and
+    ``output_events`` as in `ClientResponse`; ``state`` is empty in recordings without them.
     """
 
     at: float
@@ -155,6 +158,11 @@ class Finished(msgspec.Struct, frozen=True):
     ttft_s: Finite | None = None
     itl_s: Finite | None = None
     queued_s: Finite | None = None
+    state: str = ""
+    error: str = ""
+    duration_s: Finite | None = None
+    attempts: tuple[tuple[str, str, str], ...] = ()
+    output_events: Count | None = None
 
 
 class Noted(msgspec.Struct, frozen=True):

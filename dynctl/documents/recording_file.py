@@ -164,7 +164,18 @@ def _form(tag: int, form: type[Any]) -> _Form:
     timed = names[:1] == ("at",)  # records have their time themselves
     columns = tuple(i for i, name in enumerate(names) if name in _COLUMNS)
     places = tuple(i + 2 - timed for i in columns)
-    return _Form(tag, form, names, _getter(names[timed:]), columns, places, form in _OWN)
+    get = _ended if form is Finished else _getter(names[timed:])
+    return _Form(tag, form, names, get, columns, places, form in _OWN)
+
+
+_all_of_finished = _getter(_names(Finished)[1:])
+_FINISHED_BEFORE: Final = _names(Finished).index("state") - 1
+
+
+def _ended(value: Finished) -> tuple[Any, ...]:
+    """The values of the end of a request; without a state as files always had them."""
+    found = _all_of_finished(value)
+    return found if value.state else found[:_FINISHED_BEFORE]
 
 
 _OF_RECORD: Final = {form: _form(tag, form) for tag, form in enumerate(_RECORDS)}

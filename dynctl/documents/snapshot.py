@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dynctl.documents.decisions import UNKNOWN_RESPONSE, ClientResponse
 from dynctl.documents.fleet_load import Traffic, Transfer
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import PreferenceRow, Ref
@@ -65,6 +66,8 @@ class DecisionLine(msgspec.Struct, frozen=True):
     why: str = ""
     moved: str = ""
     tokens_estimated: bool = False
+    #: What became of the request; ``outcome`` is that of the decision.
+    response: ClientResponse = UNKNOWN_RESPONSE
 
     @property
     def hop_verdict(self) -> str:
@@ -75,7 +78,9 @@ class DecisionLine(msgspec.Struct, frozen=True):
 
     @property
     def refused(self) -> bool:
-        return self.outcome != "selected"
+        """Whether the router refused the request: without a winner after engines that failed, the
+        client got the engine's error."""
+        return self.outcome != "selected" and self.response.state != "failed"
 
 
 class DecisionReport(msgspec.Struct, frozen=True):

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from dynctl.base.options import GlobalOptions
+from dynctl.documents.decisions import ClientResponse
 from dynctl.documents.snapshot import DecisionLine, DecisionReport
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.cells import padded
 from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
-from dynctl.screens.numbers import amount, count, estimate, opening
+from dynctl.screens.numbers import amount, count, estimate, opening, seconds
 from dynctl.screens.streaming import LineStream
 
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"
 _SHORT_ID: Final = 6
 _LONG_ID: Final = 12
+#: The address at the beginning of an engine's failure: the line has the worker's name.
+_ORIGIN: Final = re.compile(r"\A\w+://\S+ ")
+#: The longest text of an outcome that often comes.
+_LONGEST: Final = ClientResponse("refused", 503, ttft_s=1.0, duration_s=1.0)
 #: Characters that a reason keeps on a narrow screen.
 _WHY: Final = 18
 #: From this width on workers are shown with their domain.
@@ -43,13 +50,29 @@ def unique_end(lines: Sequence[DecisionLine]) -> int:
 
 
 def reason_text(line: DecisionLine) -> str:
-    """Why these workers, or why none."""
+    """Why these workers, or why none; of a request that went wrong, what happened."""
     if line.refused:
         return line.message or line.outcome.replace("_", " ")
+    if line.response.error:
+        return _ORIGIN.sub("", line.response.error)
     parts = [part for part in (line.why, line.moved) if part]
     if line.hop_verdict:
         parts.append(line.hop_verdict)
     return ", ".join(parts) or (UNKNOWN if not line.complete else NOTHING)
+
+
+def outcome_text(line: DecisionLine) -> str:
+    """How the request ended: the status that its client got, and what is not as it should be."""
+    response = line.response
+    match response.state:
+        case "complete":
+            return response.state if response.status is None else str(response.status)
+        case "cut" | "failed" | "refused":
+            known = "" if response.status is None else f"{response.status} "
+            return known + response.state
+        case "unknown":
+            return UNKNOWN
+    return response.state
 
 
 def domain_of(lines: Sequence[DecisionLine]) -> str | None:
@@ -67,6 +90,8 @@ def decision_columns(
     def prefill(line: DecisionLine) -> str:
         if line.refused:
             return "refused"
+        if line.outcome != "selected":
+            return "none left"
         return _placed(line.prefill, line.prefill_domains, domain)
 
     def decode(line: DecisionLine) -> str:
@@ -85,6 +110,11 @@ def decision_columns(
         Column("tokens", "BLOCKS", _blocks_text, lambda d: d.blocks, right=True,
                rank=6, wide=True),
         Column("margin", "MARGIN", _margin, lambda d: d.margin, right=True, rank=4, wide=True),
+        Column("ttft", "TTFT", lambda d: seconds(d.response.ttft_s), lambda d: d.response.ttft_s,
+               right=True, rank=7, wide=True),
+        Column("took", "TOOK", lambda d: seconds(d.response.duration_s),
+               lambda d: d.response.duration_s, right=True, rank=8, wide=True),
+        Column("outcome", "OUTCOME", outcome_text, outcome_text),
         Column("why", "WHY", reason_text, reason_text, name=True, shortest=_WHY, sentence=True),
     ]  # fmt: skip
 
@@ -110,6 +140,9 @@ class DecisionLines:
     def __init__(self, samples: Sequence[DecisionLine], canvas: Canvas) -> None:
         narrow = canvas.width is not None and canvas.width < _ROOMY
         columns = decision_columns(samples, None if narrow else domain_of(samples))
+        if narrow:
+            # The reason takes what is left: a long one does not push out the other columns.
+            columns[-1] = replace(columns[-1], text=lambda d: opening(reason_text(d), _WHY))
         offered = visible(columns, wide=canvas.wide, width=canvas.width)
         self._fitted: Fitted[DecisionLine] = fit(offered, samples, canvas.width)
         self._canvas = canvas
@@ -176,6 +209,7 @@ def _samples(workers: Sequence[WorkerRow], source: str) -> list[DecisionLine]:
                 "0" * _LONG_ID, 0.0, source, model=row.model, prefill=prefill,
                 decode=None if prefill else ref, prefill_domains=row.domains if prefill else {},
                 domains={} if prefill else row.domains, blocks=100, cached_blocks=100, cost=100.25,
+                response=_LONGEST,
             )
         )  # fmt: skip
     return found

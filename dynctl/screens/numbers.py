@@ -40,6 +40,15 @@ def age(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def seconds(value: float | None) -> str:
+    """A duration: 8 ms, 340 ms, 2.41 s, 75 s."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{1000 * max(0.0, value):.0f} ms"
+    return f"{value:.2f} s" if value < 10 else f"{value:,.0f} s"
+
+
 def plural(number: int, noun: str) -> str:
     """``1 worker``, ``2,048 workers``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from dynctl.documents.decisions import ClientResponse, PastDecision
 from dynctl.documents.route_result import DecisionResult, ObservedChoice, RouteResult
 from dynctl.screens import route_sentences as words
 from dynctl.screens.canvas import Canvas
@@ -31,6 +32,7 @@ class ExplainScreen:
     show_all: bool = False
 
     def __call__(self, result: RouteResult, canvas: Canvas) -> str:
+        past = result if isinstance(result, PastDecision) else None
         lines = [] if result.observed is UNSET else _observed(result.observed, canvas)
         if result.prefill is None and result.decode is None and lines:
             return "\n".join(lines) + "\n"
@@ -57,7 +59,12 @@ class ExplainScreen:
         lines.append("")
         for text in words.pairs(result):
             lines += _labelled(canvas, "pairs", text)
-        lines += _answer(result, canvas)
+        if past is not None and past.response.state == "failed" and not result.ok:
+            lines += _labelled(canvas, "retry", words.no_retry(past), bold=True)
+        else:
+            lines += _answer(result, canvas)
+        if past is not None:
+            lines += _response(past.response, canvas)
         return "\n".join(lines) + "\n"
 
     def _hop(
@@ -123,6 +130,18 @@ def _observed(choice: ObservedChoice, canvas: Canvas) -> list[str]:
     if choice.refused:
         return _labelled(canvas, "refused", words.observed(choice), bold=True)
     return _labelled(canvas, "chosen", words.observed(choice), bold=True)
+
+
+def _response(response: ClientResponse, canvas: Canvas) -> list[str]:
+    """What became of the request: the client's response, and the requests to engines."""
+    text = words.response(response)
+    if not text:
+        return []
+    lines = _labelled(canvas, "outcome", text, bold=response.state != "complete")
+    for number, attempt in enumerate(words.attempts(response), start=1):
+        first = ("engines" if number == 1 else "").ljust(_LABEL)
+        lines += canvas.paragraph(f"{number}. {attempt}", first=first, rest=" " * (_LABEL + 3))
+    return lines
 
 
 def _answer(result: RouteResult, canvas: Canvas) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from dynctl.base.quantities import chance, percent
-from dynctl.documents.decisions import PastDecision
+from dynctl.documents.decisions import ClientResponse, PastDecision
 from dynctl.documents.route_result import (
     UNKNOWN_LOAD,
     BypassRow,
@@ -25,7 +25,7 @@ from dynctl.documents.route_result import (
     SessionRow,
     waiting_text,
 )
-from dynctl.screens.numbers import age, amount, blocks, plural
+from dynctl.screens.numbers import age, amount, blocks, plural, seconds
 from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
 from router_core import TOPOLOGY_PREFIX, canonical_taint, topology_of
 
@@ -48,6 +48,8 @@ _TERMS = {
     "turns_until_due": "turns until due",
     "transfer": "transfer seconds",
 }
+#: The status of a client that left before its response.
+_LEFT = 499
 _LOADS = {
     "active_prefill_tokens": "active prefill token",
     "active_decode_blocks": "active decode block",
@@ -281,6 +283,56 @@ def answer(result: RouteResult) -> list[str]:
     if final is not None:
         lines += _freshness(result, final)
     return lines
+
+
+def no_retry(result: PastDecision) -> str:
+    """Why a request that an engine failed was not sent to another one."""
+    refused = refusal(result)
+    message = refused.message if refused is not None and refused.message else "no worker"
+    return f"no other worker could take the request: {message}"
+
+
+def response(found: ClientResponse) -> str:
+    """How a request ended, with its times and tokens; empty where that is not known."""
+    if found.state == "running":
+        return "the request is running"
+    if found.state == "unknown":
+        return f"unknown: {found.error}" if found.error else ""
+    text = str(found.state)
+    if found.state == "cancelled":
+        text += ": the client left " + ("in mid-response" if found.status == 200 else "before it")
+    elif found.state == "cut":
+        text += " in mid-response"
+    if found.status not in (None, _LEFT):
+        text = f"{found.status}, {text}"
+    # The answer above it has the reason of a refusal.
+    if found.error and found.state != "refused":
+        text += f": {found.error}"
+    details = list(_measured(found))
+    return f"{text}; {', '.join(details)}" if details else text
+
+
+def _measured(found: ClientResponse) -> Iterator[str]:
+    """The times and tokens of a response."""
+    if found.ttft_s is not None:
+        yield f"first output after {seconds(found.ttft_s)}"
+    if found.duration_s is not None:
+        yield f"{seconds(found.duration_s)} in all"
+    if found.prompt_tokens is not None:
+        cached = "" if found.cached_tokens is None else f" ({found.cached_tokens:,} cached)"
+        yield f"{plural(found.prompt_tokens, 'prompt token')}{cached}"
+    if found.output_tokens is not None:
+        yield plural(found.output_tokens, "output token")
+    elif found.output_events is not None:
+        yield f"~{plural(found.output_events, 'output token')}"
+
+
+def attempts(found: ClientResponse) -> Iterator[str]:
+    """The requests to engines, where one of them failed."""
+    if any(one.problem for one in found.attempts):
+        for one in found.attempts:
+            done = "answered" if found.state == "complete" else "no failure seen"
+            yield f"{one.worker} ({one.stage}): {one.problem or done}"
 
 
 def observed(choice: ObservedChoice) -> str:

@@ -48,6 +48,7 @@ _COMMENT_BYTES: Final = 64 * 1024
 _DONE: Final = (b"data: [DONE]", b"data:[DONE]")
 #: Engines that may die of one request: the first and one more.
 _MOST_DEAD: Final = 2
+_STRANDED: Final = "this attempt excludes it because its domain had no eligible decode worker"
 
 _log = logging.getLogger(__name__)
 
@@ -129,9 +130,9 @@ class _DecodeGone(Exception):
 
 @dataclass(slots=True)
 class _Tries:
-    """The attempts of one request. ``failed``: worker ids that are excluded from now on."""
+    """The attempts of one request. ``failed``: worker ids that are excluded from now on -> why."""
 
-    failed: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
     count: int = 0
     second_chance: bool = False
     last: UpstreamFailure | None = None
@@ -221,7 +222,7 @@ class RequestFlow:
                 tries.stranded = error.plan
                 if not again:
                     raise self._refused(error.plan, request, call, tries) from error
-                tries.failed |= self._same_domain(error.plan)
+                tries.failed |= dict.fromkeys(self._same_domain(error.plan), _STRANDED)
 
     def report(self, plan: RoutingPlan, failure: UpstreamFailure) -> None:
         """Report that the engine failed during its response."""
@@ -477,7 +478,7 @@ class RequestFlow:
             stage = plan.final.stage
             call.record.attempts.append((lost.name, stage, str(failure)))
             self._fleet.report_failure(lost.worker_id, failure)
-            call.lost.add(lost.worker_id)
+            call.lost[lost.worker_id] = _failed_now(failure)
         later = self._hops.continued(call, response)
         salt = None if call.parsed is None else service.salt_of(call.parsed)
         request = service.rehashed(call.request, later.token_ids or (), salt)
@@ -578,7 +579,7 @@ class RequestFlow:
         tries.last = error.failure
         # One that refuses connections is ejected already, unless another process does it.
         if error.failure.kind != "refused" or self._service.remote:
-            tries.failed.add(error.worker.worker_id)
+            tries.failed[error.worker.worker_id] = _failed_now(error.failure)
         if error.failure.fatal:
             tries.died.append(error.worker.name)
         call.record.attempts.append((error.worker.name, error.stage, str(error.failure)))
@@ -616,6 +617,10 @@ class RequestFlow:
             for worker in self._service.router.registry
             if worker.role is Role.PREFILL and taints & worker.runtime_config.taints
         }
+
+
+def _failed_now(failure: UpstreamFailure) -> str:
+    return f"this attempt excludes it because it just failed: {failure}"
 
 
 def pair_address(fleet: Fleet, prefill: Decision) -> tuple[str, int] | None:

@@ -9,10 +9,10 @@ from msgspec import UNSET
 from dynctl.documents.codec import encode
 from dynctl.documents.errors import (
     AnthropicErrorBody,
+    EngineAttempt,
     ErrorBody,
     ErrorDetails,
     ErrorRow,
-    FailedAttempt,
     FilterCount,
     RefusedRank,
 )
@@ -232,9 +232,9 @@ def what_frees_queue(queue: Queueing, full: QueueFull) -> str:
     return f"a shorter queue, or a higher limit of the class {full.policy_class}"
 
 
-def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[FailedAttempt]:
+def attempts_of(attempts: Sequence[tuple[str, str, str]]) -> list[EngineAttempt]:
     """The requests to engines that failed."""
-    return [FailedAttempt(*attempt) for attempt in attempts]
+    return [EngineAttempt(*attempt) for attempt in attempts]
 
 
 def unknown_pin(request: RoutingRequest, registry: WorkerRegistry) -> HttpError | None:
@@ -342,6 +342,8 @@ def _what_would_admit(decision: Decision, step: FunnelStep | None) -> str | None
             return f"a request that names its {decision.stage} worker"
         case "unavailable":
             return f"{name} responding again ({reason.message})"
+        case "excluded":
+            return f"{name} answering again ({reason.message})"
         case "not_allowed":
             return f"the request without its pin or its allowed set ({reason.message})"
     return reason.message

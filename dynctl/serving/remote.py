@@ -200,7 +200,9 @@ class RouterLink:
         return found
 
     async def place_decode(self, request: RoutingRequest, attempt: int) -> Placement:
-        message = PlaceDecode(self._lease, request.id, attempt, request.allowed_worker_ids)
+        message = PlaceDecode(
+            self._lease, request.id, attempt, request.allowed_worker_ids, request.excluded
+        )
         found: Placement = await self._ask("decode", message, Placement)
         return found
 
@@ -633,6 +635,7 @@ class RemoteRouting(RoutingService):
                     record.outcome or "internal",
                     record.output_tokens,
                     computed=record.answered,
+                    response=record.client_response(),
                 )
             )
 

@@ -20,6 +20,7 @@ import msgspec
 
 from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
+from dynctl.documents.decisions import ClientResponse
 from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
@@ -576,6 +577,20 @@ class RoutingService:
         # The request may run for minutes.
         record.plan = plan.settled()
 
+    def finished(self, record: RequestRecord) -> None:
+        """Notify the observers of the end of a request. One that fails changes nothing for the
+        client."""
+        for observer in self.observers:
+            try:
+                observer.on_finished(record)
+            except Exception:
+                _log.exception("request %s: %s failed", record.decision_id, type(observer).__name__)
+
+    def responded(self, decision_id: str, response: ClientResponse) -> None:
+        """Notify the observers of what the client of an ended request got."""
+        for observer in self.observers:
+            observer.on_response(decision_id, response)
+
     def prefill_done(self, request_id: str) -> Applied:
         """The first output token arrived."""
         if self.prefill_ends.running:
@@ -836,13 +851,15 @@ class RoutingService:
 
 
 def excluding(
-    request: RoutingRequest, failed: Iterable[int], everyone: Iterable[Worker]
+    request: RoutingRequest, failed: Mapping[int, str], everyone: Iterable[Worker]
 ) -> RoutingRequest:
-    """The request without the workers that failed it already."""
-    gone = frozenset(failed)
-    if not gone:
+    """The request without the workers that failed it already, by id, each with the reason."""
+    if not failed:
         return request
     allowed = request.allowed_worker_ids
     if allowed is None:
         allowed = frozenset(w.worker_id for w in everyone if w.model == request.model)
-    return replace(request, allowed_worker_ids=allowed - gone)
+    reasons = {**dict(request.excluded), **failed}
+    return replace(
+        request, allowed_worker_ids=allowed - failed.keys(), excluded=tuple(reasons.items())
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.decisions import DecisionRow
 from dynctl.documents.snapshot import DecisionLine
 from dynctl.documents.workers import WorkerRow
 from dynctl.wire.openai import (
@@ -82,7 +83,7 @@ class DecisionQuery:
     """Which past decisions a command wants, at most ``limit`` of them.
 
     ``domain`` is a value (``zone-a``) or ``domain=value`` of a chosen worker; ``worker`` a worker's
-    name. ``moved``: those that topology moved.
+    name. ``moved``: those that topology moved. ``response``: a state of the client's response.
     """
 
     limit: int = 50
@@ -91,20 +92,33 @@ class DecisionQuery:
     model: str | None = None
     domain: str | None = None
     worker: str | None = None
+    response: str | None = None
 
     @property
     def parameters(self) -> dict[str, str | int]:
         """The query of ``GET /v1/decisions``, without the limit."""
         named = {"model": self.model, "domain": self.domain, "worker": self.worker}
         found: dict[str, str | int] = {k: v for k, v in named.items() if v is not None}
-        found |= {"outcome": "refused"} if self.refused else {}
+        outcome = "refused" if self.refused else self.response
+        found |= {} if outcome is None else {"outcome": outcome}
         return found | ({"moved": 1} if self.moved else {})
+
+    def shows_end(self, row: DecisionRow) -> bool:
+        """Whether the end of a request is shown that was running when its decision was read: one
+        that is wanted, or that is not as it should be."""
+        return self.response is not None or row.response.state != "complete"
+
+    def _keeps_response(self, line: DecisionLine) -> bool:
+        if self.response == "refused":  # also where the source knows refusals only
+            return line.refused
+        return self.response in (None, line.response.state)
 
     def keeps(self, line: DecisionLine) -> bool:
         """Whether a decision matches, as far as its source reports it."""
         refs = [one.worker for one in (line.prefill, line.decode) if one is not None]
         return (
             (not self.refused or line.refused)
+            and self._keeps_response(line)
             and (not self.moved or bool(line.moved))
             and self.model in (None, line.model)
             and (self.worker is None or self.worker in refs)

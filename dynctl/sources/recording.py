@@ -9,22 +9,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import UsageProblem, file_problem, single_line
 from dynctl.base.quantities import DURATION, in_seconds
-from dynctl.documents.codec import decode
-from dynctl.documents.decisions import PastDecision
+from dynctl.documents.codec import decode, field_values
+from dynctl.documents.decisions import (
+    RESPONSE_STATES,
+    RUNNING,
+    UNKNOWN_RESPONSE,
+    ClientResponse,
+    PastDecision,
+    ResponseState,
+)
 from dynctl.documents.doubts import Doubt, doubt
+from dynctl.documents.errors import EngineAttempt
 from dynctl.documents.recording import (
     NO_PROMPT_HASHES,
     OF_DYNAMO,
     Arrived,
     Changed,
     Decided,
+    Finished,
     Noted,
     Record,
     Start,
@@ -129,6 +138,8 @@ class Playback:
         self.decisions: deque[Decided] = deque(maxlen=KEPT)
         #: Full prompt blocks of the last requests by id, and whether they are an estimate.
         self.blocks: dict[str, tuple[int, bool]] = {}
+        #: What their clients got, of the last ones that ended.
+        self.responses: dict[str, ClientResponse] = {}
         self.conditions: dict[tuple[str, str], Noted] = {}
         self.lost = ""
 
@@ -147,6 +158,8 @@ class Playback:
             self.decisions.append(record)
         elif isinstance(record, Arrived):
             self._arrived(record)
+        elif isinstance(record, Finished):
+            self._finished(record)
         elif isinstance(record, Noted):
             self._note(record)
 
@@ -156,6 +169,19 @@ class Playback:
         self.blocks[record.id] = (record.isl_tokens // max(1, record.block_size), estimated)
         while len(self.blocks) > 2 * KEPT:
             del self.blocks[next(iter(self.blocks))]
+
+    def _finished(self, record: Finished) -> None:
+        self.responses[record.id] = response_of(record)
+        while len(self.responses) > 2 * KEPT:
+            del self.responses[next(iter(self.responses))]
+
+    def response(self, decided: Decided) -> ClientResponse:
+        """What the client of a decision got, as far as the recording has been played."""
+        found = self.responses.get(decided.id)
+        if found is not None:
+            return found
+        told = self.start is not None and "outcomes" in self.start.complete
+        return RUNNING if told and not self.lost else UNKNOWN_RESPONSE
 
     def _note(self, note: Noted) -> None:
         key = (note.code, note.subject)
@@ -167,6 +193,25 @@ class Playback:
             self.conditions.pop(key, None)
         elif note.kind in ("dropped", "skipped"):
             self.lost = note.text
+
+
+def response_of(end: Finished) -> ClientResponse:
+    """The response that the record of a request's end shows; unknown where an older dynctl wrote
+    it."""
+    if end.state not in RESPONSE_STATES:
+        return ClientResponse("unknown", end.status)
+    return ClientResponse(
+        cast(ResponseState, end.state),
+        end.status,
+        end.error,
+        end.ttft_s,
+        end.duration_s,
+        end.prompt_tokens,
+        end.cached_tokens,
+        end.output_tokens if end.output_events is None else None,
+        end.output_events,
+        tuple(EngineAttempt(*one) for one in end.attempts),
+    )
 
 
 class RecordedMoment(ViewSource):
@@ -293,7 +338,7 @@ class RecordedMoment(ViewSource):
         for header in reversed(headers[-_CHUNKS_BACK:]):
             found = []
             for one in self.file.records(header):
-                if isinstance(one, Arrived):
+                if isinstance(one, Arrived | Finished):
                     played.take(one)
                 elif isinstance(one, Decided):
                     found.append(one)
@@ -302,8 +347,10 @@ class RecordedMoment(ViewSource):
 
     def _decision(self, wanted: str | None) -> RouteResult:
         found = self._find(wanted)
+        response = self._response(found)
         if found.document:
-            return decode(found.document, PastDecision)
+            kept = decode(found.document, PastDecision)
+            return msgspec.structs.replace(kept, response=response)
         playback, arrived = self._before(found)
         router = playback.router
         if arrived is None or router is None:
@@ -353,7 +400,19 @@ class RecordedMoment(ViewSource):
                 "explained by routing again on the recorded state, which chooses otherwise: the "
                 f"recorded choice is {names} (a tie, or a draw)"
             )
-        return msgspec.structs.replace(result, assumptions=[*result.assumptions, note])
+        fields = field_values(result) | {"assumptions": [*result.assumptions, note]}
+        return PastDecision(**fields, at=found.at, whole=True, response=response)
+
+    def _response(self, found: Decided) -> ClientResponse:
+        """What the client got, up to the moment; of a request that ended before it was decided for
+        the last time, that is what the first records say."""
+        for header in self._headers:
+            if header.last < found.at or header.first > self.at:
+                continue
+            for record in self.file.records(header):
+                if isinstance(record, Finished) and record.id == found.id:
+                    return response_of(record) if record.at <= self.at else RUNNING
+        return self.playback.response(found)
 
     def _bare(self, found: Decided, why: str) -> RouteResult:
         raise UsageProblem(
@@ -471,10 +530,7 @@ class RecordedFleet(LiveSource):
                 recorded=len(played.decisions),
             ),
             workers=rows,
-            decisions=tuple(
-                _line(one, source.router, source.title, played.blocks.get(one.id, (None, False)))
-                for one in reversed(played.decisions)
-            ),
+            decisions=tuple(_lines(played, source.router, source.title)),
             alerts=tuple(self._alerts(played)),
             thresholds=source.thresholds(),
             settings=settings,
@@ -512,8 +568,27 @@ class RecordedFleet(LiveSource):
         source.at = source.playback.now = to
 
 
+def _lines(played: Playback, router: Router, source: str) -> Iterator[DecisionLine]:
+    """The last decisions, newest first; several of one request are its attempts."""
+    seen: set[str] = set()
+    for one in reversed(played.decisions):
+        line = _line(
+            one, router, source, played.blocks.get(one.id, (None, False)), played.response(one)
+        )
+        if one.id in seen:
+            workers = {ref.worker for ref in (line.prefill, line.decode) if ref is not None}
+            earlier = line.response.of_earlier(workers)
+            line = msgspec.structs.replace(line, response=earlier)
+        seen.add(one.id)
+        yield line
+
+
 def _line(
-    one: Decided, router: Router, source: str, prompt: tuple[int | None, bool]
+    one: Decided,
+    router: Router,
+    source: str,
+    prompt: tuple[int | None, bool],
+    response: ClientResponse,
 ) -> DecisionLine:
     """``prompt``: its full blocks, None where unknown, and whether they are an estimate."""
     blocks, estimated = prompt
@@ -548,6 +623,7 @@ def _line(
         cost=one.cost,
         message=one.why if refused else None,
         tokens_estimated=estimated,
+        response=response,
     )
 
 

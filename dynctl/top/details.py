@@ -26,7 +26,7 @@ from dynctl.findings.pages import page as page_of
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import table
-from dynctl.screens.decisions import cached_text, clock, decision_report, places
+from dynctl.screens.decisions import cached_text, clock, decision_report, outcome_text, places
 from dynctl.screens.numbers import age, amount, count, plural
 from dynctl.screens.render import yaml_text
 from dynctl.screens.route import ExplainScreen
@@ -303,7 +303,8 @@ def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str
     pairs = [
         ("decision", line.id),
         ("made", clock(line.at)),
-        ("outcome", line.outcome),
+        ("selection", line.outcome),
+        ("outcome", outcome_text(line)),
         ("model", line.model or "?"),
         ("prefill", "-" if line.prefill is None else line.prefill.worker),
         ("decode", "-" if line.decode is None else line.decode.worker),
@@ -317,6 +318,10 @@ def decision_text(line: DecisionLine, domain: str | None, canvas: Canvas) -> str
     lines = [f"{label:<{_LABEL}}{text}" for label, text in pairs]
     if line.message:
         lines += canvas.paragraph(line.message, first="why".ljust(_LABEL), rest=" " * _LABEL)
+    if line.response.error:
+        lines += canvas.paragraph(
+            line.response.error, first="error".ljust(_LABEL), rest=" " * _LABEL
+        )
     if not line.complete:
         lines += ["", *canvas.paragraph(_WINNER_ONLY, first="")]
     return "\n".join(lines)

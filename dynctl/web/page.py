@@ -30,7 +30,14 @@ from dynctl.findings.report import CodePage
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.checks import code_page
 from dynctl.screens.columns import Column
-from dynctl.screens.decisions import clock, decision_columns, places, reason_text, refusal
+from dynctl.screens.decisions import (
+    clock,
+    decision_columns,
+    outcome_text,
+    places,
+    reason_text,
+    refusal,
+)
 from dynctl.screens.numbers import age, plural
 from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import topology_notes
@@ -444,12 +451,13 @@ def _touches(place: str, domain: str | None, line: DecisionLine) -> bool:
 def _decision_words(line: DecisionLine) -> str:
     words = [line.id, line.model or "", refusal(line) if line.refused else "selected"]
     words += [ref.worker for ref in (line.prefill, line.decode) if ref is not None]
+    words += [outcome_text(line), line.response.state]
     for domains in (line.prefill_domains, line.domains):
         words += [f"{name}={value}" for name, value in domains.items()]
     return " ".join(words).lower()
 
 
-_CELLS: Final = ("prefill", "decode", "cached", "cost")
+_CELLS: Final = ("prefill", "decode", "cached", "cost", "outcome")
 
 
 def _line(

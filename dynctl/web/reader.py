@@ -15,7 +15,7 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import in_turns
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
-from dynctl.documents.decisions import DecisionList
+from dynctl.documents.decisions import DecisionList, PastDecision
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import TopFrame
@@ -50,10 +50,13 @@ class OwnReader:
             return await in_turns(frontend.feed.steps(cards))
         return await shared_fleet(frontend.link, frontend.feed, cards)
 
-    async def decisions(self, since: int, limit: int, wait: int, process: str = "") -> DecisionList:
+    async def decisions(
+        self, since: int, limit: int, wait: int, process: str = "", ends: int | None = None
+    ) -> DecisionList:
         query = {"since": str(since), "limit": str(limit), "preferences": "1"}
         if process:
             query["process"] = process
+        query |= {} if ends is None else {"ends": str(ends)}
         path = "/v1/decisions?" + "&".join(f"{name}={value}" for name, value in query.items())
         found = await self._of_the_router(path, DecisionList)
         return found or await self._frontend.admin.decision_list(query)
@@ -61,7 +64,7 @@ class OwnReader:
     async def decision(self, wanted: str) -> RouteResult:
         """A past decision; raises HttpError (400, 404)."""
         path = f"/v1/decisions/{quote(wanted, safe='')}"
-        return await self._of_the_router(path, RouteResult) or self._frontend.admin.past(wanted)
+        return await self._of_the_router(path, PastDecision) or self._frontend.admin.past(wanted)
 
     async def config(self) -> ConfigDocument:
         found = await self._of_the_router("/v1/config", ConfigDocument)

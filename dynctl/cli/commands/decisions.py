@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from dynctl.sources.source import LiveSource
 
 Refused = Annotated[bool, typer.Option("--refused", help="Only refusals.")]
+Outcome = Annotated[
+    str | None,
+    typer.Option(
+        "--outcome",
+        metavar="STATE",
+        help="Only requests that ended so: complete, failed, cut (in mid-stream), cancelled, "
+        "refused; or running, retried, unknown.",
+    ),
+]
 Moved = Annotated[
     bool, typer.Option("--moved", help="Only decisions that missing decode workers moved.")
 ]
@@ -39,6 +48,7 @@ FrontendLog = Annotated[
 def list_decisions(
     options: GlobalOptions,
     refused: Refused = False,
+    outcome: Outcome = None,
     moved: Moved = False,
     model: Model = None,
     zone: Zone = None,
@@ -49,7 +59,7 @@ def list_decisions(
     no_headers: NoHeaders = False,
     frontend_log: FrontendLog = None,
 ) -> int:
-    """List the last decisions, newest first: workers, cached blocks, cost, reason.
+    """List the last decisions, newest first: workers, cached blocks, cost, outcome, reason.
 
     `dynctl why ID` explains one; the end of an id is enough.
     """
@@ -64,7 +74,9 @@ def list_decisions(
     from dynctl.sources.query import DecisionQuery
     from dynctl.top.run import silent_logs
 
-    query = DecisionQuery(limit, refused, moved, model, zone)
+    query = DecisionQuery(
+        limit, refused, moved, model, zone, response=_response_state(outcome, refused=refused)
+    )
     source = connect_live(options, frontend_log)
 
     async def read() -> DecisionReport:
@@ -89,6 +101,7 @@ def list_decisions(
 def tail_decisions(
     options: GlobalOptions,
     refused: Refused = False,
+    outcome: Outcome = None,
     moved: Moved = False,
     model: Model = None,
     zone: Zone = None,
@@ -101,7 +114,10 @@ def tail_decisions(
     no_headers: NoHeaders = False,
     frontend_log: FrontendLog = None,
 ) -> int:
-    """Show decisions as they are made, until Ctrl-C; with -o jsonl for programs."""
+    """Show decisions as they are made, until Ctrl-C; with -o jsonl for programs.
+
+    A request that fails, is cut, or whose client leaves is shown once more, with its outcome.
+    """
     import asyncio
     from contextlib import aclosing
 
@@ -110,7 +126,8 @@ def tail_decisions(
     from dynctl.sources.query import DecisionQuery
     from dynctl.top.run import silent_logs
 
-    query = DecisionQuery(max(1, last), refused, moved, model, zone)
+    state = _response_state(outcome, refused=refused)
+    query = DecisionQuery(max(1, last), refused, moved, model, zone, response=state)
     stream = DecisionStream(options, limit=limit, headings=not no_headers)
     source = connect_live(options, frontend_log)
 
@@ -125,6 +142,21 @@ def tail_decisions(
     with silent_logs():
         asyncio.run(tail())
     return 0
+
+
+def _response_state(outcome: str | None, *, refused: bool) -> str | None:
+    """The state that ``--outcome`` names. Raises UsageProblem."""
+    from dynctl.base.errors import UsageProblem
+    from dynctl.documents.decisions import RESPONSE_STATES
+
+    if outcome is None:
+        return None
+    if outcome not in RESPONSE_STATES:
+        known = ", ".join(RESPONSE_STATES)
+        raise UsageProblem(f"--outcome {outcome}: expected one of {known}")
+    if refused and outcome != "refused":
+        raise UsageProblem(f"--refused and --outcome {outcome}: expected one of them")
+    return outcome
 
 
 async def _with_worker(

@@ -53,6 +53,7 @@ def _from_file(path: Path) -> tuple[Any, str]:
     from dynctl.base.errors import UsageProblem
     from dynctl.base.json_reader import read_json
     from dynctl.documents.codec import decode
+    from dynctl.documents.decisions import PastDecision
     from dynctl.documents.route_result import RouteResult
 
     if path.stat().st_size > MAX_FILE_BYTES:
@@ -66,7 +67,8 @@ def _from_file(path: Path) -> tuple[Any, str]:
     for candidate in _objects(document):
         if candidate.get("kind") == "RouteResult":
             try:
-                return decode(msgspec.json.encode(candidate), RouteResult), ""
+                form = PastDecision if "at" in candidate else RouteResult
+                return decode(msgspec.json.encode(candidate), form), ""
             except WireError as error:
                 raise UsageProblem(f"{path}: {error}") from None
     for candidate in _objects(document):

@@ -213,14 +213,23 @@ class RouterComponent:
                 except RequestPlaneError as error:
                     self._workers.report_failure(ref[0], plane_failure(error), sent_at)
                     failed.append(error.kind)
+                    chosen = plan.final.worker
+                    name = "" if chosen is None else chosen.name
+                    booking.record.attempts.append((name, plan.final.stage, str(error)))
+                    booking.record.error = str(error)
                     # What has begun at the client goes on nowhere else: it may ask again.
                     again = None
                     if not begun and self._may_try_again(failed):
-                        request = excluding(request, ref[:1], service.router.registry)
+                        why = f"this attempt excludes it because it just failed: {error}"
+                        request = excluding(request, {ref[0]: why}, service.router.registry)
                         service.free(request.id, computed=False)
                         again, _ = await self._bookings.place(
                             request, lambda _: False, attempt=len(failed)
                         )
+                        if not again.ok:  # placed as a refusal; the client gets the worker's error
+                            record = booking.record
+                            record.outcome, record.response = "upstream_error", None
+                            service.responded(request.id, record.client_response())
                     if again is None or not again.ok:
                         raise ErrorItem(str(error), _ERRORS.get(error.kind, "Unknown")) from None
                     plan, ref = again, _chosen(again)

@@ -57,8 +57,8 @@ class Call:
     #: Called with the first output of the worker that continues a response, or that streams one
     #: which its client gets as a whole.
     on_output: Callable[[], None] | None = field(default=None, repr=False)
-    #: Workers that lost the response.
-    lost: set[int] = field(default_factory=set)
+    #: Workers that lost the response, by id, and how.
+    lost: dict[int, str] = field(default_factory=dict)
     #: The plan that is in force since the response moved to another worker.
     moved: RoutingPlan | None = None
 

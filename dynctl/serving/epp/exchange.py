@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dynctl.documents.decisions import ClientResponse
 from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import BY_PATH
 from dynctl.serving.engines.failures import UpstreamFailure
@@ -48,6 +49,8 @@ _MOST_ESTIMATED: Final = 1 << 20
 _NO_BODY: Final = "cache overlap not modelled: the gateway does not send the request's body"
 _OTHER_PATH: Final = "cache overlap not modelled: the path has no prompt that dynctl reads"
 _WHOLE: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
+_ENDED_EARLY: Final = "the response ended early: its client left, or the engine failed"
+_NOT_SEEN: Final = "the gateway reported no response"
 _SINGLE: Final = "aggregated"
 _PAIR: Final = "disaggregated"
 
@@ -562,10 +565,12 @@ class Exchange:
         if plan is None or self._request is None:
             return
         worker = _worker(plan.final)
+        problem = f"{worker.endpoint} answered with status {status}"
+        if self._record is not None and status >= 400:
+            self._record.error = problem
         if status < 500:
             fleet.answered(worker.worker_id)
             return
-        problem = f"{worker.endpoint} answered with status {status}"
         failure = UpstreamFailure("status", problem, status=status)
         if self._record is not None:
             self._record.attempts.append((worker.name, plan.final.stage, problem))
@@ -633,8 +638,17 @@ class Exchange:
         record.finished_at = service.clock()
         if self._bodiless:
             return  # as GET /v1/models: no inference
-        for observer in service.observers:
-            observer.on_finished(record)
+        if self._plan is not None and record.outcome == "cancelled":
+            record.response = self._unseen_end(record)
+        service.finished(record)
+
+    def _unseen_end(self, record: RequestRecord) -> ClientResponse:
+        """What is known where the stream ends before the response does: the gateway does not report
+        whether the client left or the engine failed, and may never report a response at all."""
+        if self._answered:
+            cut = replace(record, outcome="upstream_error", status=200, error=_ENDED_EARLY)
+            return msgspec.structs.replace(cut.client_response(), status=record.status or None)
+        return replace(record, outcome="unknown", status=0, error=_NOT_SEEN).client_response()
 
     def _release(self) -> None:
         """The collected body is not needed any more."""

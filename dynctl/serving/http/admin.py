@@ -14,7 +14,14 @@ from msgspec import UNSET
 from dynctl import version
 from dynctl.base.errors import without_credentials
 from dynctl.documents.config import ConfigDocument, ConfigValue, config_document
-from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
+from dynctl.documents.decisions import (
+    RESPONSE_STATES,
+    DecisionList,
+    DecisionRow,
+    decision_row,
+    past_decision,
+    with_preferences,
+)
 from dynctl.documents.doubts import distinct
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import encode_view
@@ -25,8 +32,8 @@ from dynctl.serving.http.busy_threshold import BusyThresholds
 from dynctl.serving.http.json_responses import bad_request, json_response, not_found
 from dynctl.serving.refusal import HttpError
 from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from router_core import Outcome
+from dynctl.serving.telemetry.decision_memory import DecisionMemory, Remembered
+from router_core import Outcome, RoutingPlan
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1_000
@@ -36,9 +43,9 @@ MAX_MATCHES = 10
 _LONGEST_PROCESS = 64
 #: Seconds that a reader may wait for the next decision.
 MAX_WAIT_S = 30
-OUTCOMES = (*get_args(Outcome), "refused")
+OUTCOMES = (*get_args(Outcome), *RESPONSE_STATES)
 _FILTERS = ("outcome", "worker", "domain", "model")
-_PARAMETERS = ("limit", *_FILTERS, "moved", "since", "process", "wait", "preferences")
+_PARAMETERS = ("limit", *_FILTERS, "moved", "since", "process", "wait", "preferences", "ends")
 
 
 def serving_values(config: FrontendConfig) -> list[ConfigValue]:
@@ -146,7 +153,8 @@ class Admin:
 
         ``since=CURSOR`` skips decisions up to that cursor of an earlier response, and none where
         ``process=ID`` of that response is not this process; with ``wait=SECONDS`` a response
-        without decisions waits for one that long.
+        without decisions waits for one that long. ``ends=CURSOR`` adds the earlier decisions whose
+        requests ended after that cursor, and waits for these too.
         """
         return json_response(await self.decision_list(request.query))
 
@@ -157,18 +165,17 @@ class Admin:
         # A cursor of an earlier process at this address means nothing here.
         other = wanted.process not in ("", memory.process) or wanted.since > memory.recorded
         if other:
-            wanted = replace(wanted, since=0)
+            wanted = replace(wanted, since=0, ends=None if wanted.ends is None else 0)
         found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
-        if not found and wanted.wait:
+        ended = self._ended(wanted)
+        if not found and not ended and wanted.wait:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wanted.wait):
-                    await memory.next_recorded()
+                    await memory.next_recorded(or_ended=wanted.ends is not None)
             found = memory.recent(wanted.limit, since=wanted.since, **wanted.filters)
+            ended = self._ended(wanted)
         plans = [kept.plan for kept in found]
-        rows = [
-            decision_row(plan, at=kept.at, whole=kept.whole, choice=kept.choice)
-            for plan, kept in zip(plans, found, strict=True)
-        ]
+        rows = [self._row(kept, plan) for plan, kept in zip(plans, found, strict=True)]
         if wanted.preferences:
             rows = with_preferences(rows, plans)
         counted = wanted.filters or not memory.max_bytes
@@ -182,6 +189,21 @@ class Admin:
             memory.recorded,
             skipped,
             memory.process,
+            UNSET if wanted.ends is None else [self._row(kept, kept.plan) for kept in ended],
+            memory.ended,
+        )
+
+    def _ended(self, wanted: _DecisionQuery) -> list[Remembered]:
+        """Decisions before the cursor whose requests ended after the other one."""
+        if wanted.ends is None or wanted.since > self._memory.recorded:
+            return []
+        plans = self._memory.ended_since(wanted.ends, wanted.since, MAX_LIMIT)
+        return self._memory.matching(plans, **wanted.filters)
+
+    def _row(self, kept: Remembered, plan: RoutingPlan) -> DecisionRow:
+        response = self._memory.response(kept)
+        return decision_row(
+            plan, at=kept.at, whole=kept.whole, choice=kept.choice, response=response
         )
 
     async def decision(self, request: web.Request) -> web.StreamResponse:
@@ -202,10 +224,7 @@ class Admin:
         if not attempts:
             raise not_found(self._not_kept_message(wanted), code="unknown_decision")
         *earlier, last = attempts
-        rows = [
-            decision_row(kept.plan, at=kept.at, whole=kept.whole, choice=kept.choice)
-            for kept in earlier
-        ]
+        rows = [self._row(kept, kept.plan) for kept in earlier]
         return past_decision(
             last.plan,
             at=last.at,
@@ -213,6 +232,7 @@ class Admin:
             preset=self._preset,
             earlier=rows,
             choice=last.choice,
+            response=self._memory.response(last),
         )
 
     async def view(self, request: web.Request) -> web.StreamResponse:
@@ -273,7 +293,7 @@ def _ambiguous_message(wanted: str, ids: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _DecisionQuery:
-    """A query for past decisions; ``wait`` is in seconds."""
+    """A query for past decisions; ``wait`` is in seconds. ``ends``: None where it is not given."""
 
     limit: int
     filters: dict[str, Any]
@@ -281,6 +301,7 @@ class _DecisionQuery:
     wait: float
     preferences: bool
     process: str = ""
+    ends: int | None = None
 
 
 def _parse_query(query: Mapping[str, str]) -> _DecisionQuery:
@@ -304,6 +325,7 @@ def _parse_query(query: Mapping[str, str]) -> _DecisionQuery:
         _whole_number(query, "wait", 0, 0, MAX_WAIT_S),
         bool(_whole_number(query, "preferences", 0, 0, 1)),
         query.get("process", "")[:_LONGEST_PROCESS],
+        _whole_number(query, "ends", 0, 0, 2**53) if "ends" in query else None,
     )
 
 

@@ -253,7 +253,7 @@ class FrontendsApi:
         booking = self._booking(self._frontend(http, message), message.id, message.attempt)
         if booking is None:
             raise not_found(f"no booking {message.id[:200]!r}", code="unknown_booking")
-        plan = self._selection.place_decode(booking, message.allowed)
+        plan = self._selection.place_decode(booking, message.allowed, message.excluded)
         booked: list[Stage] = ["decode"] if plan.ok else []
         self._dispatched(plan, booked)
         return json_response(placement(plan, booked))
@@ -346,7 +346,7 @@ class FrontendsApi:
             case Block(id, attempt, fraction):
                 if self._booking(frontend, id, attempt) is not None:
                     service.output_block(id, fraction)
-            case Ended(id, attempt, stage, outcome, tokens, computed):
+            case Ended(id, attempt, stage, outcome, tokens, computed, response):
                 outcome = outcome if outcome in _OUTCOMES else "internal"
                 booking = self._booking(frontend, id, None if stage is None else attempt)
                 if stage is not None:
@@ -358,8 +358,17 @@ class FrontendsApi:
                 if booking is None or booking.attempt < attempt:
                     _remember(frontend.ended, id)  # the placement of this attempt may still arrive
                 if booking is not None and booking.attempt <= attempt:
-                    self._selection.ended(booking, None, max(0, tokens), outcome, computed=computed)
+                    self._selection.ended(
+                        booking,
+                        None,
+                        max(0, tokens),
+                        outcome,
+                        computed=computed,
+                        response=response,
+                    )
                     frontend.bookings.discard(id)
+                elif response is not None:  # the last placement was a refusal
+                    service.responded(id, response)
             case Alive(ids):
                 now = service.clock()
                 for one in ids:

@@ -67,6 +67,7 @@ BYPASS_HEADER: Final = "x-dynctl-prefill-skipped"
 #: Client headers that are passed to engines.
 _FORWARDED: Final = ("traceparent", "tracestate")
 
+_INTERNAL: Final = "internal error; the log has the details"
 #: Longer chats are tokenized in a thread.
 _INLINE_CHARS: Final = 16 * 1024
 
@@ -127,6 +128,8 @@ class Inference:
             record.outcome = record.outcome or outcome_of(error)
             record.error_type = error.type
             record.status = error.status
+            if record.plan is not None and not record.error:
+                record.error = error.message
             return self._error(http, error, record)
         except RecursionError:
             record.outcome, record.error_type, record.status = "client_error", "invalid", 400
@@ -140,6 +143,7 @@ class Inference:
             raise
         except Exception:
             record.outcome, record.error_type, record.status = "internal", "internal", 500
+            record.error = _INTERNAL
             _log.exception("request %s failed", decision_id)
             return self._error(http, internal_error(decision_id), record)
         finally:
@@ -147,8 +151,7 @@ class Inference:
             service.held.discard(decision_id)
             service.free(decision_id, computed=record.answered)
             record.finished_at = service.clock()
-            for observer in service.observers:
-                observer.on_finished(record)
+            service.finished(record)
 
     async def _answer(
         self, http: web.Request, body: Body, record: RequestRecord, endpoint: Endpoint
@@ -258,7 +261,7 @@ class Inference:
             )
         record.outcome = "success" if failure is None else "upstream_error"
         if failure is not None:
-            record.error_type = failure.kind
+            record.error_type, record.error = failure.kind, str(failure)
             self._flow.report(answer.plan, failure)
         return response
 
@@ -559,12 +562,14 @@ class Inference:
     def _refusal(self, error: Refused, prepared: Prepared, record: RequestRecord) -> HttpError:
         record.outcome = "refused"
         router = self._service.router
-        return refusal(
+        found = refusal(
             error.plan,
             router.config,
             attempts=record.attempts,
             probe_interval_s=self._config.health.interval_s,
         )
+        record.error = found.message
+        return found
 
     def _named(self, parsed: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
         """The request with its model: the only one that is served, where the client named none."""

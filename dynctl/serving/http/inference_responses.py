@@ -34,6 +34,9 @@ from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 #: The last event, in the end of a stream: generated text cannot have it, for a line of JSON has no
 #: ends of lines.
 _DONE = re.compile(rb"[\r\n]data: ?\[DONE\]")
+#: What an event of an engine that failed begins with. Text has no such bytes: JSON escapes quotes.
+_ERROR_KEY: Final = b'{"error"'
+_ERROR_EVENT: Final = re.compile(rb"(?:\A|[\r\n])data: ?(\{\"error\"[^\r\n]*)")
 #: The end of a stream in which its last events are looked for: [DONE], and usage before it.
 _TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
@@ -117,9 +120,12 @@ async def pass_stream(
         )
         return response, failed
     cut, end = EventCut(), b"\n"
+    reported: UpstreamFailure | None = None
 
     def seen(piece: bytes) -> None:
-        nonlocal end
+        nonlocal end, reported
+        if _ERROR_KEY in piece and reported is None:
+            reported = _reported_error(upstream, piece)
         events = piece.count(b"data:")
         record.output_events += events
         record.output_bytes += len(piece)
@@ -155,7 +161,7 @@ async def pass_stream(
             if upstream.exhausted and _is_done(end):
                 _ended(record, end)
                 await response.write_eof(whole)
-                return response, None
+                return response, reported
             if whole:
                 await response.write(whole)
             if framed and transport and await upstream.pipe(transport.write, count, cut):
@@ -172,7 +178,7 @@ async def pass_stream(
         return response, failure
     _ended(record, end)
     await response.write_eof()
-    return response, None
+    return response, reported
 
 
 async def pass_events(
@@ -285,12 +291,15 @@ async def _pass_annotated(
     upstream = answer.response
     piece, first, done = answer.head, True, False
     cut, last = EventCut(), b""
+    reported: UpstreamFailure | None = None
 
     async def passed(event: bytes) -> None:
-        nonlocal first, done, last
+        nonlocal first, done, last, reported
         if first and nvext.wants("worker_id"):
             event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
         first = False
+        if _ERROR_KEY in event and reported is None:
+            reported = _reported_error(upstream, event)
         is_end = event_data(event) == DONE_DATA
         done = done or is_end
         if not is_end:
@@ -321,7 +330,7 @@ async def _pass_annotated(
         await _end_with_error(response, failure, detailed=detailed())
         return failure
     await response.write_eof()
-    return None
+    return reported
 
 
 def _check_waiting(cut: EventCut, upstream: EngineStream) -> None:
@@ -340,6 +349,19 @@ def _ended(record: RequestRecord, end: bytes) -> None:
 def _is_done(end: bytes) -> bool:
     """Whether the end of a stream, with or without the frames of chunks, has the last event."""
     return _DONE.search(end) is not None
+
+
+def _reported_error(upstream: EngineStream, piece: bytes) -> UpstreamFailure | None:
+    """The failure of a stream that has an error event, which the client gets as it is; None where
+    the piece has no such event. An error of the request is none of the engine."""
+    found = _ERROR_EVENT.search(piece)
+    if found is None:
+        return None
+    body = (_decoded(found[1]) or {}).get("error")
+    code = body.get("code") if isinstance(body, dict) else None
+    status = code if type(code) is int and 400 <= code < 600 else 500
+    problem = f"{upstream.origin} reported an error in its stream"
+    return UpstreamFailure("status", problem, status=status, shown=True)
 
 
 def _cut_short(upstream: EngineStream) -> UpstreamFailure:
@@ -548,6 +570,7 @@ def outcome_of(error: HttpError) -> str:
 def engine_failure_error(error: GaveUp, record: RequestRecord) -> HttpError:
     """The engine's failure as an error response, with the engine's own reason if it has one."""
     failure = error.failure
+    record.error = str(failure)
     record.outcome = "client_error" if 400 <= failure.status < 500 else "upstream_error"
     status = failure.status or (504 if failure.kind == "timeout" else 502)
     message, public = str(failure), _ENGINE_FAILED

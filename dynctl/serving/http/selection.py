@@ -16,6 +16,7 @@ from typing import Final
 from aiohttp import web
 
 from dynctl.base.json_fields import read_number, refuse_unknown
+from dynctl.documents.decisions import UNKNOWN_RESPONSE, ClientResponse
 from dynctl.documents.selection import (
     ActiveHop,
     BookingState,
@@ -51,6 +52,9 @@ from router_core import (
 MAX_BOOKINGS = 65_536
 
 _ARTICLES: Final = {Role.DECODE: "a decode", Role.AGGREGATED: "an aggregated"}
+
+#: What is known of a client whose frontend reports nothing any more.
+_EXPIRED: Final = ClientResponse("unknown", error="no report from its frontend")
 
 _log = logging.getLogger(__name__)
 
@@ -189,6 +193,9 @@ class SelectionApi:
         if not plan.ok:
             record.outcome, record.finished_at = "refused", service.clock()
             record.status = refusal(plan, service.router.config).status
+            if owner and attempt:
+                # Its frontend reports what the client got: the error of the engine that failed.
+                record.response = UNKNOWN_RESPONSE
             self._finished(record)
             return plan, []
         made = [hop for hop in (plan.prefill, plan.decode) if hop is not None]
@@ -272,11 +279,16 @@ class SelectionApi:
             raise refusal(plan, self._service.router.config)
         return json_response(selection_result(plan, ["decode"]), 201)
 
-    def place_decode(self, booking: Booking, allowed: frozenset[int] | None = None) -> RoutingPlan:
+    def place_decode(
+        self,
+        booking: Booking,
+        allowed: frozenset[int] | None = None,
+        excluded: tuple[tuple[int, str], ...] = (),
+    ) -> RoutingPlan:
         """Free the prefill hop, decide decode again, and book it if it has a winner.
 
-        ``allowed`` replaces the request's allowed workers. Raises HttpError for a booking without
-        a prefill hop.
+        ``allowed`` replaces the request's allowed workers, without those that are ``excluded``, by
+        id with the reason. Raises HttpError for a booking without a prefill hop.
         """
         service = self._service
         if booking.prefill is None:
@@ -285,7 +297,9 @@ class SelectionApi:
             )
         request = booking.request
         if allowed is not None:
-            request = booking.request = replace(request, allowed_worker_ids=allowed)
+            request = booking.request = replace(
+                request, allowed_worker_ids=allowed, excluded=excluded
+            )
         booking.record.prefill_done_at = service.clock()
         self._prefill_ended(booking)
         service.free(request.id, "prefill")
@@ -352,9 +366,11 @@ class SelectionApi:
         outcome: str,
         *,
         computed: bool = True,
+        response: ClientResponse | None = None,
     ) -> None:
         """End a hop, or (``stage`` None) the booking; ``outcome`` is that of the record. Not
-        ``computed``: the engine did not accept it."""
+        ``computed``: the engine did not accept it. ``response``: what the client got, where its
+        frontend reports it."""
         alone = booking.first is not None and booking.first.stage == "prefill"
         if alone and computed and outcome == "success" and stage in (None, "prefill"):
             self._prefill_ended(booking)
@@ -366,6 +382,7 @@ class SelectionApi:
             record.outcome = outcome
             record.status = 200 if outcome == "success" else 500
             record.finished_at = self._service.clock()
+            record.response = response
             self._finished(record)
 
     def sweep(self) -> int:
@@ -382,6 +399,7 @@ class SelectionApi:
         for booking in gone:
             del self.bookings[booking.request.id]
             booking.record.outcome, booking.record.status = "cancelled", 499
+            booking.record.response = _EXPIRED
             booking.record.finished_at = self._service.clock()
             self._finished(booking.record)
         if gone:
@@ -468,8 +486,7 @@ class SelectionApi:
                 service.prefill_ended(first, one.booked_at)
 
     def _finished(self, record: RequestRecord) -> None:
-        for observer in self._service.observers:
-            observer.on_finished(record)
+        self._service.finished(record)
 
 
 def _ending(http: web.Request) -> tuple[Stage | None, int, str]:

@@ -2,8 +2,9 @@
 
 With the preset ``dynamo-0.9`` a hop is logged as in the 0.9 guides, one ``Formula for`` line for
 each candidate and one ``Selected worker:`` line; otherwise as Dynamo 1.6 logs it, ``Selected worker
-router_mode="kv" ... logit=...``. Refusals are logged as warnings at every level, since each
-one is a lost request. Prompts are never logged: a Decision has none.
+router_mode="kv" ... logit=...``. Refusals, and requests that an engine failed, are logged as
+warnings at every level, since each one is a lost request; the other ends of requests where
+decisions are. Prompts are never logged: a Decision has none.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from typing import Final
 
+from dynctl.base.errors import single_line
+from dynctl.documents.decisions import ClientResponse
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import Decision, RoutingPlan, RoutingRequest, WorkerWithDpRank
 
 LEVELS = ("off", "winner", "all")
-#: Refusals written in one second; the others are counted in one line.
+#: Lost requests written in one second; the others are counted in one line.
 REFUSALS_A_SECOND = 20
+#: Below it an error is that of the request.
+_SERVER_ERROR: Final = 500
 
 TreeSize = Callable[[WorkerWithDpRank], int]
 
@@ -25,8 +31,8 @@ TreeSize = Callable[[WorkerWithDpRank], int]
 class DecisionLog(ServiceObserver):
     """Writes decisions to a logger.
 
-    ``level``: ``off`` (only refusals), ``winner``, or ``all`` (every candidate with its terms).
-    ``tree_size``: blocks of a rank in the index, for the 0.9 line.
+    ``level``: ``off`` (only lost requests), ``winner``, or ``all`` (every candidate with its
+    terms). ``tree_size``: blocks of a rank in the index, for the 0.9 line.
     """
 
     def __init__(
@@ -63,7 +69,27 @@ class DecisionLog(ServiceObserver):
             )  # fmt: skip
         refusal = plan.refusal
         if refusal is not None:
-            self.refusal(refusal, record.received_wall)
+            self.refusal(refusal, record.received_wall, after_failure=bool(record.attempts))
+
+    def on_finished(self, record: RequestRecord) -> None:
+        response = record.client_response()
+        lost = response.state == "cut" or (
+            response.state == "failed" and (response.status or 0) >= _SERVER_ERROR
+        )
+        lost = lost and record.plan is not None
+        if lost:
+            at = record.received_wall
+            if record.finished_at is not None:
+                at += record.finished_at - record.received_at
+            if not self._may_warn(at):
+                return
+        elif self.level == "off" or record.plan is None or response.state == "unknown":
+            return
+        extra = {"decision": record.decision_id, "outcome": response.state}
+        self._logger.log(
+            logging.WARNING if lost else logging.INFO,
+            "%s", end_line(record.decision_id, response), extra=extra,
+        )  # fmt: skip
 
     def hop(self, decision: Decision) -> None:
         """Log a hop with a winner."""
@@ -75,18 +101,53 @@ class DecisionLog(ServiceObserver):
         ):
             self._logger.info("%s", line, extra=extra)
 
-    def refusal(self, decision: Decision, at: float) -> None:
-        """Log a refusal, at most ``REFUSALS_A_SECOND`` of them in a second of wall-clock time."""
+    def refusal(self, decision: Decision, at: float, *, after_failure: bool = False) -> None:
+        """Log a refusal, at most ``REFUSALS_A_SECOND`` lost requests in a second of wall-clock
+        time. ``after_failure``: an engine failed the request, and no other one could take it."""
+        if not self._may_warn(at):
+            return
+        extra = {"decision": decision.id, "stage": decision.stage, "outcome": decision.outcome}
+        what = "No other worker after a failed attempt" if after_failure else "Refused"
+        self._logger.warning("%s: %s", what, decision.summary(), extra=extra)
+
+    def _may_warn(self, at: float) -> bool:
+        """Whether one more lost request may be logged in this second."""
         if int(at) != self._second:
             skipped = self._refusals - REFUSALS_A_SECOND
             if skipped > 0:
-                self._logger.warning("%d more requests were refused and not logged", skipped)
+                self._logger.warning(
+                    "%d more requests were refused or failed and not logged", skipped
+                )
             self._second, self._refusals = int(at), 0
         self._refusals += 1
-        if self._refusals > REFUSALS_A_SECOND:
-            return
-        extra = {"decision": decision.id, "stage": decision.stage, "outcome": decision.outcome}
-        self._logger.warning("Refused: %s", decision.summary(), extra=extra)
+        return self._refusals <= REFUSALS_A_SECOND
+
+
+def end_line(decision_id: str, response: ClientResponse) -> str:
+    """The line of a request that ended: what its client got, times, tokens, and what went wrong."""
+    line = (
+        f"Finished request_id={json.dumps(decision_id, ensure_ascii=False)}"
+        f" outcome={response.state} status={_or_none(response.status)}"
+        f" ttft_s={_rounded(response.ttft_s)} duration_s={_rounded(response.duration_s)}"
+        f" prompt_tokens={_or_none(response.prompt_tokens)}"
+        f" output_tokens={_or_none(response.output_tokens)}"
+        f" output_events={_or_none(response.output_events)}"
+    )
+    failed = [one for one in response.attempts if one.problem]
+    if failed:
+        shown = "; ".join(f"{one.worker} ({one.stage}): {one.problem}" for one in failed)
+        line += f" failed_attempts={len(failed)}: {single_line(shown)}"
+    elif response.error:
+        line += f": {single_line(response.error)}"
+    return line
+
+
+def _or_none(value: float | int | None) -> str:
+    return "None" if value is None else f"{value}"
+
+
+def _rounded(value: float | None) -> str:
+    return "None" if value is None else f"{value:.3f}"
 
 
 def lines(

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from dynctl.documents.decisions import Choice, was_moved
+from dynctl.documents.decisions import (
+    RESPONSE_STATES,
+    RUNNING,
+    UNKNOWN_RESPONSE,
+    Choice,
+    ClientResponse,
+    was_moved,
+)
 from dynctl.serving.config import SMALL_FLEET
 from dynctl.serving.telemetry.decision_storage import (
     CONSTRAINT_BYTES,
@@ -32,6 +40,8 @@ DEFAULT_BYTES = 64 * 1024 * 1024
 SAMPLE_EVERY = 16
 #: Readers that may wait for the next plan at a time; further ones return at once.
 MAX_WAITING = 64
+#: Ends of requests that a reader can still get; one that reads less often misses the older ones.
+MAX_ENDS = 4096
 
 # Bytes that CPython 3.11 allocates, measured with sys.getsizeof and rounded up: estimates on the
 # large side. A test compares them with tracemalloc.
@@ -40,6 +50,8 @@ _CARD = 1_600
 _CANDIDATE = 16  # in the columns of workers and ranks
 _BYPASS = 600
 _CHOICE = 700
+_RESPONSE = 400  # with its place in the table
+_ATTEMPT = 64
 
 
 class Remembered(NamedTuple):
@@ -174,8 +186,13 @@ class DecisionMemory(ServiceObserver):
         self._small_fleet = small_fleet
         self._plans: dict[int, Remembered] = {}
         self._by_id: dict[str, tuple[int, ...]] = {}
-        #: Readers that wait for the next plan.
+        #: Requests that ended, and the ids of the last of them.
+        self.ended = 0
+        self._ends: deque[str] = deque(maxlen=MAX_ENDS)
+        self._responses: dict[str, ClientResponse] = {}
+        #: Readers that wait for the next plan, or the next end of a request.
         self._waiting: list[asyncio.Future[None]] = []
+        self._waiting_ends: list[asyncio.Future[None]] = []
         #: id() of a card -> plans that hold it (and so keep the id from being reused).
         self._cards: dict[int, int] = {}
         #: id() of a column of candidates -> plans that hold it; its cards are held once for all.
@@ -207,28 +224,61 @@ class DecisionMemory(ServiceObserver):
                 self._hold(column)
             self._columns[id(column)] = plans + 1
         self._hold(kept.cards())
-        while self.size > self.max_bytes and self._plans:
-            self._forget_oldest()
+        self._make_room()
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for one in waiting:
-                if not one.done():
-                    one.set_result(None)
+            _release_all(self._waiting)
+        if self._waiting_ends:
+            _release_all(self._waiting_ends)
 
-    async def next_recorded(self) -> None:
-        """Wait until one more plan is recorded; with :data:`MAX_WAITING` readers, return at once.
+    def respond(self, decision_id: str, response: ClientResponse) -> None:
+        """Keep what the client of an ended request got; without its plans, nothing. A later
+        response to the same request replaces the earlier one."""
+        if decision_id not in self._by_id:
+            return
+        earlier = self._responses.get(decision_id)
+        self.size += _response_size(response)
+        self.size -= 0 if earlier is None else _response_size(earlier)
+        self._responses[decision_id] = response
+        self._ends.append(decision_id)
+        self.ended += 1
+        self._make_room()
+        if self._waiting_ends:
+            _release_all(self._waiting_ends)
+
+    def response(self, kept: Remembered) -> ClientResponse:
+        """What became of the request at this plan. Of another router's choice it is unknown."""
+        if kept.choice is not None:
+            return UNKNOWN_RESPONSE
+        found = self._responses.get(kept.id, RUNNING)
+        if kept is self.get(kept.id):
+            return found
+        return found.of_earlier({worker.name for worker in kept.winners()})
+
+    def ended_since(self, ends: int, before: int, n: int) -> list[Remembered]:
+        """The plans of the last ``n`` requests that ended after the first ``ends`` ones, newest end
+        first; only plans that were recorded among the first ``before``. A higher number than ended
+        is from another process: then none."""
+        fresh = 0 if ends > self.ended else min(n, self.ended - ends, len(self._ends))
+        ids = dict.fromkeys(islice(reversed(self._ends), fresh))
+        turns = (turn for one in ids for turn in reversed(self._by_id.get(one, ())))
+        return [self._plans[turn] for turn in turns if turn < before]
+
+    async def next_recorded(self, *, or_ended: bool = False) -> None:
+        """Wait until one more plan is recorded, or a request ended (``or_ended``); with
+        :data:`MAX_WAITING` readers, return at once.
 
         With ``max_bytes`` 0 no plan is recorded.
         """
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) + len(self._waiting_ends) >= MAX_WAITING:
             return
+        waiting = self._waiting_ends if or_ended else self._waiting
         arrived = asyncio.get_running_loop().create_future()
-        self._waiting.append(arrived)
+        waiting.append(arrived)
         try:
             await arrived
         finally:
-            if arrived in self._waiting:
-                self._waiting.remove(arrived)
+            if arrived in waiting:
+                waiting.remove(arrived)
 
     def get(self, plan_id: str) -> Remembered | None:
         """The last plan with this id; None if unknown or removed."""
@@ -258,28 +308,67 @@ class DecisionMemory(ServiceObserver):
         """The last ``n`` plans, newest first, that match every filter given.
 
         ``since``: only plans recorded after that many; a higher number than were recorded is
-        from another process, so all are new.
-        ``outcome`` is an Outcome or ``refused`` (any without a winner); ``worker`` a name or a
-        decimal id; ``domain`` as in :meth:`Remembered.in_domain`; ``moved``: only those that
-        topology moved.
+        from another process, so all are new. ``outcome`` is an Outcome, a state of the client's
+        response, or ``refused`` (any without a winner, unless the client got an engine's error);
+        ``worker`` a name or a decimal id; ``domain`` as in :meth:`Remembered.in_domain`;
+        ``moved``: only those that topology moved.
         """
         since = 0 if since > self.recorded else since
         newer = takewhile(lambda turn: turn >= since, reversed(self._plans))
         matching = (
             kept
             for kept in map(self._plans.__getitem__, newer)
-            if (model is None or kept.model == model)
-            and (outcome is None or _has_outcome(kept, outcome))
+            if self._matches(kept, outcome, worker, domain, model, moved=moved)
+        )
+        return list(islice(matching, n))
+
+    def matching(self, plans: Iterable[Remembered], **filters: Any) -> list[Remembered]:
+        """Those of ``plans`` that match every filter, as in :meth:`recent`."""
+        names = ("outcome", "worker", "domain", "model")
+        values = [filters.get(name) for name in names]
+        moved = filters.get("moved", False)
+        return [kept for kept in plans if self._matches(kept, *values, moved=moved)]
+
+    def _matches(
+        self,
+        kept: Remembered,
+        outcome: str | None,
+        worker: str | None,
+        domain: str | None,
+        model: str | None,
+        *,
+        moved: bool,
+    ) -> bool:
+        return (
+            (model is None or kept.model == model)
+            and (outcome is None or self._has_outcome(kept, outcome))
             and (worker is None or any(_is(one, worker) for one in kept.winners()))
             and (domain is None or kept.in_domain(domain))
             and (not moved or kept.moved)
         )
-        return list(islice(matching, n))
+
+    def _has_outcome(self, kept: Remembered, outcome: str) -> bool:
+        if outcome == "refused":
+            return kept.outcome != "selected" and self.response(kept).state != "failed"
+        if outcome in RESPONSE_STATES:
+            return self.response(kept).state == outcome
+        return kept.outcome == outcome
 
     def on_decision(
         self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
     ) -> None:
         self.record(plan, record.received_wall)
+
+    def on_finished(self, record: RequestRecord) -> None:
+        if record.decision_id in self._by_id:
+            self.respond(record.decision_id, record.client_response())
+
+    def on_response(self, decision_id: str, response: ClientResponse) -> None:
+        self.respond(decision_id, response)
+
+    def _make_room(self) -> None:
+        while self.size > self.max_bytes and self._plans:
+            self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         turn = next(iter(self._plans))
@@ -298,6 +387,8 @@ class DecisionMemory(ServiceObserver):
             self._by_id[kept.id] = left
         else:
             del self._by_id[kept.id]
+            response = self._responses.pop(kept.id, None)
+            self.size -= 0 if response is None else _response_size(response)
 
     def _hold(self, workers: Iterable[Worker]) -> None:
         cards = self._cards
@@ -373,10 +464,19 @@ def _as_predicted(plan: RoutingPlan, choice: Choice) -> bool:
     return plan.decode.ref == (choice.decode.worker.worker_id, choice.decode.dp_rank)
 
 
-def _has_outcome(kept: Remembered, outcome: str) -> bool:
-    if outcome == "refused":
-        return kept.outcome != "selected"
-    return kept.outcome == outcome
+def _response_size(response: ClientResponse) -> int:
+    size = _RESPONSE + 2 * len(response.error) + _ATTEMPT * len(response.attempts)
+    for attempt in response.attempts:
+        size += 2 * len(attempt.problem)
+    return size
+
+
+def _release_all(waiting: list[asyncio.Future[None]]) -> None:
+    """Wake all readers, and empty their list."""
+    for reader in waiting:
+        if not reader.done():
+            reader.set_result(None)
+    waiting.clear()
 
 
 def _is(worker: Worker, text: str) -> bool:

@@ -1,11 +1,24 @@
 """The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from dynctl.documents.decisions import ClientResponse, ResponseState
+from dynctl.documents.errors import EngineAttempt
 from dynctl.documents.fleet_load import Condition
 from dynctl.wire.openai import reported_usage
 from router_core import Decision, RoutingPlan, RoutingRequest
+
+#: Outcome of a record -> state of the client's response; the others failed, or were cut.
+_STATES: Final[dict[str, ResponseState]] = {
+    "success": "complete",
+    "cancelled": "cancelled",
+    "refused": "refused",
+    "unknown": "unknown",
+}
+#: Endpoints of a record whose client is another process's: no HTTP status is seen here.
+_STATUS_UNSEEN: Final = "select"
+_MAX_ERROR: Final = 500
 
 
 class OpenTrace(Protocol):
@@ -40,8 +53,10 @@ class RequestRecord:
     tokens that it may generate, None without a limit.
     ``queued_s``: seconds that it waited in the router queue, None if it did not; ``queue_depth``
     others waited when it was admitted. ``unused``: its fields for the router queue, where it could
-    not have waited. ``began``: the head of its stream was sent. ``trace``: its
-    open spans, None where it is not traced.
+    not have waited. ``began``: the head of its stream was sent. ``error``: what went wrong, without
+    the client's or an engine's text; of a failure of the engine that answers, beside ``attempts``.
+    ``trace``: its open spans, None where it is not traced. ``response``: what the client got, as
+    another process reports it.
     """
 
     decision_id: str
@@ -75,7 +90,9 @@ class RequestRecord:
     unused: str = ""
     tenant: str = ""
     output_limit: int | None = None
+    error: str = ""
     trace: "OpenTrace | None" = None
+    response: ClientResponse | None = None
 
     def take_usage(self, end: bytes, *, prefill: bool = False) -> None:
         """Take the usage at the end of an engine's response. Where the prompt is computed on a
@@ -97,6 +114,61 @@ class RequestRecord:
     def output_tokens(self) -> int:
         """Tokens that were generated, as the engine reported; else the events of the stream."""
         return self.output_events if self.reported_output is None else self.reported_output
+
+    def client_response(self) -> ClientResponse:
+        """What the client got; call it when the request has ended."""
+        if self.response is None:
+            self.response = self._response()
+        return self.response
+
+    def _response(self) -> ClientResponse:
+        state = _STATES.get(self.outcome)
+        if state is None:
+            state = "cut" if self.began or self.status == 200 else "failed"
+        elsewhere = self.endpoint == _STATUS_UNSEEN
+        status: int | None = 200 if self.began else self.status or None
+        first, ended, events = self.first_token_at, self.finished_at, self.output_events
+        if elsewhere and state != "refused":
+            status = None
+            state = "cut" if state == "failed" and first is not None else state
+        streamed = self.stream or elsewhere
+        output, counted = self.reported_output, None
+        if output is None and elsewhere:
+            output = events or None  # tokens, by the process that serves the client
+        elif output is None and self.stream:
+            counted = events or None
+        prompt = self.prompt_tokens
+        if prompt is None and self.plan is not None and self.plan.first.overlap_modelled:
+            prompt = self.isl_tokens or None
+        return ClientResponse(
+            state,
+            status,
+            self.error[:_MAX_ERROR],
+            first - self.received_at if first is not None and streamed else None,
+            ended - self.received_at if ended is not None else None,
+            prompt,
+            self.cached_tokens,
+            output,
+            counted,
+            self._engine_attempts(state),
+        )
+
+    def _engine_attempts(self, state: ResponseState) -> tuple[EngineAttempt, ...]:
+        """The requests to engines: those that failed, then the hops of the last plan."""
+        failed = [EngineAttempt(worker, stage, what) for worker, stage, what in self.attempts]
+        plan = self.plan
+        if plan is None or state == "refused" or (state == "failed" and failed):
+            return tuple(failed)
+        final = plan.decode if plan.decode is not None else plan.prefill
+        hops = []
+        for hop in (plan.prefill, plan.decode):
+            if hop is None:
+                continue
+            if hop.winner is None:  # a refusal, which no engine got
+                return tuple(failed)
+            broke = self.error if hop is final and state in ("cut", "failed") else ""
+            hops.append(EngineAttempt(hop.workers[hop.winner].name, hop.stage, broke))
+        return (*failed, *hops)
 
 
 class ServiceObserver:
@@ -124,6 +196,9 @@ class ServiceObserver:
 
     def on_finished(self, record: RequestRecord) -> None:
         """The request ended, in any way."""
+
+    def on_response(self, decision_id: str, response: ClientResponse) -> None:
+        """Another process reports what the client of an ended request got."""
 
     def on_condition(self, condition: Condition, cleared: bool) -> None:
         """A condition began, changed its message, or ended."""

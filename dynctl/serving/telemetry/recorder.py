@@ -319,6 +319,7 @@ class Recorder(ServiceObserver):
 
     def on_finished(self, record: RequestRecord) -> None:
         first, last, output = record.first_token_at, record.finished_at, record.output_tokens
+        response = record.client_response()
         itl = None
         if first is not None and last is not None and output > 1:
             itl = (last - first) / (output - 1)
@@ -334,6 +335,11 @@ class Recorder(ServiceObserver):
                 None if first is None else first - record.received_at,
                 itl,
                 record.queued_s,
+                response.state,
+                response.error,
+                response.duration_s,
+                tuple((one.worker, one.stage, one.problem) for one in response.attempts),
+                response.output_events,
             )
         )
 

@@ -10,14 +10,20 @@ from typing import Final, Self
 from dynctl import version
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.config import ConfigDocument, config_document
-from dynctl.documents.decisions import DecisionList, decision_row, past_decision, with_preferences
+from dynctl.documents.decisions import (
+    DecisionList,
+    DecisionRow,
+    decision_row,
+    past_decision,
+    with_preferences,
+)
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.serving.http.fleet_endpoints import FleetFeed
 from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.telemetry.decision_memory import DecisionMemory, Remembered
 from dynctl.serving.telemetry.metrics import Metrics
 from dynctl.sources.demo.fleet import (
     PRESET,
@@ -34,7 +40,7 @@ from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
 from dynctl.sources.source import LiveSource, Source
 from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.view import ViewSource
-from router_core import ThresholdsSet
+from router_core import RoutingPlan, ThresholdsSet
 
 #: Seconds that the fleet has run when it is first shown.
 STARTED_S: Final = 135.0
@@ -106,7 +112,10 @@ class LiveDemo(LiveSource):
         kept = self._memory.get(line.id)
         if kept is None:
             raise UsageProblem(f"the demo fleet keeps decision {line.id} no more: memory is full")
-        return past_decision(kept.plan, at=kept.at, whole=kept.whole, preset=PRESET)
+        response = self._memory.response(kept)
+        return past_decision(
+            kept.plan, at=kept.at, whole=kept.whole, preset=PRESET, response=response
+        )
 
     async def set_thresholds(self, model: str, values: Values) -> Thresholds:
         applied = self._service.apply(ThresholdsSet(model, values))
@@ -126,14 +135,14 @@ class LiveDemo(LiveSource):
     async def fleet(self, cards: str | None) -> FleetLoad:
         return self._feed.read(cards)
 
-    async def decisions(self, since: int, limit: int, wait: int, process: str = "") -> DecisionList:
+    async def decisions(
+        self, since: int, limit: int, wait: int, process: str = "", ends: int | None = None
+    ) -> DecisionList:
         memory = self._memory
         found = memory.recent(limit, since=since)
         plans = [kept.plan for kept in found]
-        rows = [
-            decision_row(plan, at=kept.at, whole=kept.whole)
-            for plan, kept in zip(plans, found, strict=True)
-        ]
+        rows = [self._row(kept, plan) for kept, plan in zip(found, plans, strict=True)]
+        ended = [] if ends is None else memory.ended_since(ends, since, limit)
         return DecisionList(
             with_preferences(rows, plans),
             len(memory),
@@ -142,7 +151,13 @@ class LiveDemo(LiveSource):
             memory.max_bytes,
             memory.recorded,
             memory.recorded - since - len(rows),
+            ended=[self._row(kept, kept.plan) for kept in ended],
+            ends=memory.ended,
         )
+
+    def _row(self, kept: Remembered, plan: RoutingPlan) -> DecisionRow:
+        response = self._memory.response(kept)
+        return decision_row(plan, at=kept.at, whole=kept.whole, response=response)
 
     async def config(self) -> ConfigDocument:
         return config_document(

@@ -169,7 +169,7 @@ class DemoTraffic:
             name, MODEL, len(tokens), BLOCK, hashes.sequence, constraints=limits
         )
         record = RequestRecord(
-            name, name, "chat_completions", at, self._service.wall(), model=MODEL
+            name, name, "chat_completions", at, self._service.wall(), model=MODEL, stream=True
         )
         return _Job(request, hashes, record, chance.randrange(60, 500))
 
@@ -231,6 +231,7 @@ class DemoTraffic:
         job.output -= BLOCK
         if job.output > 0:
             job.blocks += 1
+            job.record.output_events += BLOCK
             self._service.output_block(job.request.id)
             self._at(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
             return
@@ -241,6 +242,7 @@ class DemoTraffic:
 
     def _ended(self, at: float, job: _Job, outcome: str) -> None:
         job.record.finished_at, job.record.outcome = at, outcome
+        job.record.status = 200 if outcome == "success" else 503
         for observer in self._service.observers:
             observer.on_finished(job.record)
 

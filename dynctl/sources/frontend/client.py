@@ -13,7 +13,7 @@ from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.naming import resolve_worker
 from dynctl.documents.codec import decode
 from dynctl.documents.config import ConfigDocument
-from dynctl.documents.decisions import DecisionList, DecisionRow
+from dynctl.documents.decisions import DecisionList, DecisionRow, PastDecision
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.thresholds import ModelThresholds
@@ -162,7 +162,7 @@ class FrontendClient(HttpFrontend):
     def decision(self, decision_id: str) -> RouteResult:
         """A decision by its id, or by the id's last characters if they are unique."""
         path = f"/v1/decisions/{quote(decision_id, safe='')}"
-        return self.document(self.send("GET", path), RouteResult)
+        return self.document(self.send("GET", path), PastDecision)
 
     def fleet(self) -> FleetLoad:
         """The load of the fleet and the conditions of its evaluation."""
@@ -244,11 +244,13 @@ class AsyncFrontendClient:
         limit: int,
         wait: int,
         process: str = "",
+        ends: int | None = None,
         filters: Mapping[str, str | int] = {"preferences": 1},
     ) -> DecisionList:
         query = {"since": since, "limit": limit, "wait": wait, **filters}
         if process:
             query["process"] = process
+        query |= {} if ends is None else {"ends": ends}
         return decode(await self._get("/v1/decisions", query, wait), DecisionList)
 
     async def config(self) -> ConfigDocument:

@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
+
+from msgspec import UNSET
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
@@ -42,6 +44,17 @@ WAIT_S: Final = 20
 #: Pause between two requests for decisions, and after a failure.
 PAUSE_S: Final = 0.5
 RETRY_S: Final = 2.0
+#: Pause after a page without a line.
+GATHER_S: Final = 0.1
+
+
+class _Cursors(NamedTuple):
+    """Up to which decision and which end of a request the ``process`` of a frontend was read;
+    None: of none yet."""
+
+    since: int = 0
+    process: str = ""
+    ends: int | None = None
 
 
 class LiveFrontends(LiveSource):
@@ -106,7 +119,7 @@ class LiveFrontends(LiveSource):
 
     async def follow_decisions(self, query: DecisionQuery) -> AsyncGenerator[DecisionReport]:
         """Those of all frontends; each one filters its own."""
-        cursors: dict[str, tuple[int, str]] = {}
+        cursors: dict[str, _Cursors] = {}
         first = await asyncio.gather(*(self._page(one, query, cursors) for one in self._feeds))
         pages = [page for page in first if page is not None]
         known = [one for _, one in pages]
@@ -131,6 +144,8 @@ class LiveFrontends(LiveSource):
                         await asyncio.sleep(RETRY_S)
                     elif page[0]:
                         await queue.put(page[0])
+                    else:  # requests ended as they should: do not ask after each of them
+                        await asyncio.sleep(GATHER_S)
             except Exception as error:
                 await queue.put(error)
 
@@ -149,20 +164,23 @@ class LiveFrontends(LiveSource):
         self,
         feed: AsyncFrontendClient,
         query: DecisionQuery,
-        cursors: dict[str, tuple[int, str]],
+        cursors: dict[str, _Cursors],
         wait: int = 0,
     ) -> tuple[list[DecisionLine], DecisionList] | None:
-        """The next decisions of one frontend; None where it does not answer. Moves its cursor."""
+        """The next decisions of one frontend, and earlier ones whose requests ended in a way that
+        the query wants to see; None where it does not answer. Moves its cursors."""
         limit = MOST_AT_ONCE if wait else min(query.limit, MOST_AT_ONCE)
-        since, process = cursors.get(feed.name, (0, ""))
+        since, process, ends = cursors.get(feed.name, _Cursors())
         try:
-            page = await feed.decisions(since, limit, wait, process, query.parameters)
+            page = await feed.decisions(since, limit, wait, process, ends, query.parameters)
         except UsageProblem:
             raise
         except (DynctlError, WireError):
             return None
-        cursors[feed.name] = (page.cursor, page.process)
-        return [decision_line(row, feed.name) for row in page.decisions], page
+        ends = None if page.ends is UNSET else page.ends
+        cursors[feed.name] = _Cursors(page.cursor, page.process, ends)
+        rows = [*page.decisions, *filter(query.shows_end, page.ended or ())]
+        return [decision_line(row, feed.name) for row in rows], page
 
     async def set_thresholds(self, model: str, values: Values) -> Thresholds:
         after = await super().set_thresholds(model, values)

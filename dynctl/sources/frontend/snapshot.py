@@ -192,7 +192,7 @@ class FrontendReader(Protocol):
     async def fleet(self, cards: str | None) -> FleetLoad: ...
 
     async def decisions(
-        self, since: int, limit: int, wait: int, process: str = ""
+        self, since: int, limit: int, wait: int, process: str = "", ends: int | None = None
     ) -> DecisionList: ...
 
     async def config(self) -> ConfigDocument: ...
@@ -224,6 +224,7 @@ class FrontendReadings:
     _process: str = ""
     _cards: list[WorkerRow] = field(default_factory=list)
     _cursor: int | None = None
+    _ends: int | None = None
     _settings_at: float = 0.0
 
     async def read(self) -> None:
@@ -241,9 +242,10 @@ class FrontendReadings:
         self.load, self.read_at, self.problem = load, now, ""
 
     async def read_decisions(self, wait: int = 0) -> None:
-        """Read the decisions since the last time; waits up to ``wait`` seconds for one."""
+        """Read the decisions since the last time, and how earlier requests ended; waits up to
+        ``wait`` seconds for one of both."""
         process = self._process
-        page = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait, process)
+        page = await self.reader.decisions(self._cursor or 0, AT_ONCE, wait, process, self._ends)
         if self._process != process and page.process != self._process:
             return  # the last answer of a process whose successor was read already
         self._met(page.process)
@@ -252,7 +254,9 @@ class FrontendReadings:
         if self._cursor is not None:
             self.missed += page.skipped
         self._cursor = page.cursor
+        self._ends = None if page.ends is UNSET else page.ends
         self.kept_bytes = page.limit_bytes
+        self._take_ends(page)
         fresh = [decision_line(row, self.reader.name) for row in page.decisions]
         self.lines.extendleft(reversed(fresh))
         for line, row in zip(reversed(fresh), reversed(page.decisions), strict=True):
@@ -272,7 +276,18 @@ class FrontendReadings:
         self.restarts += 1
         self.lines.clear()
         self.meters.clear()
-        self.missed, self._cursor, self.config = 0, None, None
+        self.missed, self._cursor, self._ends, self.config = 0, None, None, None
+
+    def _take_ends(self, page: DecisionList) -> None:
+        """Replace the lines of requests that have ended since they were read."""
+        if not page.ended:
+            return
+        rows = [decision_line(row, self.reader.name) for row in page.ended]
+        ended = {(line.id, line.at, line.decode, line.prefill): line for line in rows}
+        self.lines = deque(
+            (ended.get((line.id, line.at, line.decode, line.prefill), line) for line in self.lines),
+            maxlen=KEPT,
+        )
 
     def settings_changed(self) -> None:
         """Read the settings again at the next reading."""
@@ -339,5 +354,6 @@ def decision_line(row: DecisionRow, source: str) -> DecisionLine:
         why=row.why,
         moved=row.moved,
         tokens_estimated=row.tokens_estimated,
+        response=row.response,
         complete=row.observed is UNSET or row.observed.as_predicted is not None,
     )

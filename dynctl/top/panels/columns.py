@@ -29,6 +29,7 @@ from dynctl.screens.decisions import (
     clock,
     margin_text,
     number_text,
+    outcome_text,
     places,
     reason_text,
     unique_end,
@@ -270,7 +271,7 @@ def decision_table(
     end = unique_end(lines)
     columns: list[Column[DecisionLine]] = [
         Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
-        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=5),
+        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=1),
     ]
     if domain is not None:
         columns.append(
@@ -284,11 +285,12 @@ def decision_table(
     columns += [
         Column("decode", "DECODE" if split else "WORKER", _decode, _decode, name=True),
         Column("cached", "CACHED", cached_text, lambda d: d.cached_blocks, right=True, rank=2),
-        Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=3),
+        Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=5),
         Column("cost", "COST", lambda d: number_text(d, d.cost), lambda d: d.cost, right=True,
                rank=6),
         Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model,
                rank=7, wide=True, name=True),
+        Column("outcome", "OUTCOME", outcome_text, outcome_text, rank=1),
         Column("why", "WHY", reason_text, reason_text, rank=4, wide=True, name=True, shortest=10,
                sentence=True),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from rich.style import Style
 from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.screens.cells import beginning, cells, padded
 from dynctl.screens.columns import GAP, Fitted
-from dynctl.screens.decisions import refusal
+from dynctl.screens.decisions import outcome_text, refusal
 from dynctl.top.header import decisions_listed, meter_line
 from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain, zone_style
 from dynctl.top.panels.columns import decision_table, hands_over_roles
@@ -34,6 +34,7 @@ class DecisionPanel(Panel[DecisionLine]):
         words = [super().words(row), row.model or "", row.id]
         words += [refusal(row)] if row.refused else ["selected"]
         words += [row.why, row.moved, f"model={row.model}"]
+        words += [outcome_text(row), row.response.state, row.response.error]
         for domains in (row.prefill_domains, row.domains):
             words += [f"{name}={value}" for name, value in domains.items()]
         words += ["role=prefill"] if row.prefill is not None else []
@@ -41,7 +42,9 @@ class DecisionPanel(Panel[DecisionLine]):
         return " ".join(words)
 
     def style(self, row: DecisionLine) -> Style:
-        return BAD if row.refused else WARN if row.relaxed else PLAIN
+        if row.refused or row.response.state in ("failed", "cut"):
+            return BAD
+        return WARN if row.relaxed or row.response.state == "retried" else PLAIN
 
     def cell_style(self, row: DecisionLine, key: str) -> Style:
         domains = {"prefill": row.prefill_domains, "domain": row.domains, "decode": row.domains}
@@ -63,6 +66,8 @@ class DecisionPanel(Panel[DecisionLine]):
     def hint(self, row: DecisionLine) -> str:
         if row.refused:
             return f"{row.id} {row.message or row.outcome}"
+        if row.response.error:
+            return f"{row.id} {outcome_text(row)}: {row.response.error}"
         if not row.complete:
             return f"{row.id}: only the winner is known, from {row.source}"
         if row.relaxed:
@@ -85,6 +90,8 @@ def decision_picture(
     shown = snapshot.decisions
     refused = sum(line.refused for line in shown)
     counts = [f"{refused:,} refused"] if refused else []
+    failed = sum(line.response.state in ("failed", "cut") for line in shown)
+    counts += [f"{failed:,} failed"] if failed else []
     counts += ["winners only"] if any(not line.complete for line in shown) else []
     # The closest to spilling first.
     meters = sorted(snapshot.meters, key=lambda meter: -(meter.fullness or 0.0))[:_METERS]

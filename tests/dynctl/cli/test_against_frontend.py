@@ -297,22 +297,30 @@ def test_decisions_are_listed_filtered_and_explained_by_the_end_of_an_id(asks, f
     decision = answer.headers["x-dynctl-decision"]
     heading, first, *rest = asks("decisions").out.splitlines()
     assert heading.split() == [
-        *("TIME", "ID", "MODEL", "PREFILL", "DECODE", "CACHED", "COST", "WHY"),
+        *("TIME", "ID", "MODEL", "PREFILL", "DECODE", "CACHED", "COST", "OUTCOME", "WHY"),
     ]
     cells = first.split()
     assert decision.endswith(cells[1])
     assert cells[3:7] == ["prefill-a0", "(zone-a)", "decode-a0", "(zone-a)"]
     assert rest[-1] == f"explain one: dynctl why {cells[1]}"
-    assert asks("why", cells[1], "-o", "json").json["id"] == decision
-    for keeps in (["--zone", "zone-a"], ["--worker", "l-a0"], ["--model", "demo"]):
+    assert cells[9] == "200"
+    url, headers = f"{frontend}/v1/decisions/{decision}", {"authorization": f"Bearer {TOKEN}"}
+    kept = httpx.get(url, headers=headers, timeout=patience(60)).json()
+    assert asks("why", cells[1], "-o", "json").json == kept
+    assert "outcome  200, complete; " in asks("why", cells[1]).out
+    filters = (["--zone", "zone-a"], ["--worker", "l-a0"], ["--outcome", "complete"])
+    for keeps in (*filters, ["--model", "demo"]):
         assert asks("decisions", *keeps, "--limit", "1", "-o", "name").out.strip() == decision
-    for drops in (["--zone", "zone-b"], ["--moved"], ["--model", "other"]):
+    for drops in (["--zone", "zone-b"], ["--moved"], ["--model", "other"], ["--outcome", "cut"]):
         ran = asks("decisions", *drops)
         assert (ran.code, "no decisions match" in ran.out) == (0, True), drops
     refused = asks("decisions", "--refused", "-o", "json").json["decisions"]
     assert {row["outcome"] for row in refused} & {"selected"} == set()
     unknown = asks("decisions", "--worker", "decode-zz")
     assert (unknown.code, "unknown worker 'decode-zz'" in unknown.err) == (2, True)
+    for wrong in (["--outcome", "late"], ["--outcome", "cut", "--refused"]):
+        ran = asks("decisions", *wrong)
+        assert (ran.code, "expected one of" in ran.err) == (2, True)
 
 
 def test_decisions_tail_shows_those_that_are_made_while_it_runs(frontend: str, tmp_path: Path):

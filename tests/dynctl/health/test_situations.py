@@ -64,7 +64,9 @@ class Reader:
     async def fleet(self, cards: str | None) -> FleetLoad:
         return decode(msgspec.json.encode(self._frontend.feed.read(cards)), FleetLoad)
 
-    async def decisions(self, since: int, limit: int, wait: int, process: str = "") -> DecisionList:
+    async def decisions(
+        self, since: int, limit: int, wait: int, process: str = "", ends: int | None = None
+    ) -> DecisionList:
         raise NotImplementedError
 
     async def config(self) -> ConfigDocument:

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynctl.documents.decisions import ClientResponse, past_decision
+from dynctl.documents.errors import EngineAttempt
 from dynctl.documents.route_of_plan import route_result
 from dynctl.documents.route_result import BypassRow, PrefillPrediction, RouteResult
 from dynctl.documents.view import SavedView, decode_view, encode_view
@@ -236,6 +238,62 @@ def test_a_request_that_was_turned_away_names_the_limit() -> None:
     text = explained(made, asked, refused)
     assert "answer none: 1 request waits in the router queue, the limit is 1" in text
     assert "stopped by the router queue: its limit of total_requests is 1" in text
+
+
+@pytest.mark.parametrize(
+    ("response", "line"),
+    [
+        (
+            ClientResponse("complete", 200, "", 0.0123, 2.5, 472, 448, 5),
+            "outcome  200, complete; first output after 12 ms, 2.50 s in all, 472 prompt tokens"
+            " (448 cached), 5 output tokens",
+        ),
+        (
+            ClientResponse("cut", 200, "w1 closed the connection", 0.1, 0.3, output_events=7),
+            "outcome  200, cut in mid-response: w1 closed the connection; first output after"
+            " 100 ms, 300 ms in all, ~7 output tokens",
+        ),
+        (
+            ClientResponse("cancelled", 499, duration_s=11.4),
+            "outcome  cancelled: the client left before it; 11 s in all",
+        ),
+        (ClientResponse("cancelled", 200), "outcome  200, cancelled: the client left in"),
+        (ClientResponse("failed", 404, "returned 404"), "outcome  404, failed: returned 404"),
+        (ClientResponse("running"), "outcome  the request is running"),
+        (ClientResponse("unknown", error="no report"), "outcome  unknown: no report"),
+    ],
+)
+def test_what_the_client_got_is_below_the_answer(response: ClientResponse, line: str) -> None:
+    plan = router(worker(1), worker(2)).plan(request(80), detail=True)
+    past = past_decision(plan, at=1.0, whole=True, response=response)
+    text = ExplainScreen()(past, Canvas(200))
+    assert line in text
+    assert text.index("answer   w") < text.index("outcome ")
+    assert "outcome" not in ExplainScreen()(past_decision(plan, at=1.0, whole=True), Canvas(200))
+
+
+def test_the_error_of_an_engine_is_not_explained_by_the_filter_that_stopped_a_retry() -> None:
+    made = router(worker(1), worker(2))
+    apply_all(made, WorkerAvailability(2, "cordoned"))
+    again = replace(
+        request(80), allowed_worker_ids=frozenset({2}), excluded=((1, "it just failed"),)
+    )
+    plan = made.plan(again)
+    assert not plan.ok
+    attempts = (EngineAttempt("w1", "aggregated", "returned status 500"),)
+    failed = ClientResponse("failed", 500, "returned status 500", attempts=attempts)
+    text = ExplainScreen()(past_decision(plan, at=1.0, whole=True, response=failed), Canvas(200))
+    assert "\nanswer " not in text
+    assert "\nstopped " not in text
+    assert "x w1 it just failed" in " ".join(text.split())
+    assert "retry    no other worker could take the request: 0/2 workers eligible: " in text
+    assert "outcome  500, failed: returned status 500\n" in text
+    assert "engines  1. w1 (aggregated): returned status 500\n" in text
+    # The same plan as the router's own refusal.
+    refused = ClientResponse("refused", 503, "the reason that the answer has")
+    text = ExplainScreen()(past_decision(plan, at=1.0, whole=True, response=refused), Canvas(200))
+    assert "stopped  by the available filter" in text
+    assert "outcome  503, refused\n" in text
 
 
 def test_what_resolves_a_doubt_is_a_sentence_but_commands_stay_as_they_are_typed() -> None:

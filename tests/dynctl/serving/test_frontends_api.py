@@ -281,6 +281,7 @@ def test_a_request_arrives_as_it_was_sent():
         "r1", "m", 80, 16, (0, 2**64 - 1), RoutingConstraints((TaintConstraint("a", "required"),)),
         Pin(1, 0), Pin(2), frozenset({1, 2}), "set", True, False, ("note",), "lora", True, (3, 4),
         ((5,), (6, 7)), (32, 16, 32), "class", 1, 2, 5.0, Session("key", 5.0), True, "name", False,
+        ((3, "failed"),),
     )  # fmt: skip
     plain = RoutingRequest("r2", "other", 0, 16)
     fields = RoutingRequest.__slots__

@@ -104,6 +104,13 @@ async def test_a_pair_that_moves_books_the_new_half_and_ends_the_old_one() -> No
         second = [one for one in sent.halves if one.prefill][1]
         await second.began.wait()
         assert (first.closed, second.closed) == (True, False)
+        attempts = replace(record, outcome="success").client_response().attempts
+        assert [(one.stage, one.problem) for one in attempts] == [
+            ("decode", str(LOST)),
+            ("prefill", ""),
+            ("decode", ""),
+        ]
+        assert attempts[0].worker != attempts[2].worker
         first.end.set()
         await asyncio.sleep(0)
         assert booked() == {"prefill", "decode"}, "the end of the old half is not that of the new"

@@ -467,6 +467,39 @@ async def test_a_booking_whose_client_died_expires():
         assert "dynamo_frontend_disconnected_clients 1" in metrics.render()
 
 
+async def test_what_is_known_of_the_clients_of_other_programs():
+    """Their programs report outcomes, not statuses; a booking that expires reports nothing."""
+    async with routing(active_request_expiry_secs=60.0) as (client, service, api, clock):
+        memory = DecisionMemory()
+        service.observers.append(memory)
+        ends = {
+            "fine": "outcome=success&output_tokens=12",
+            "before": "outcome=error",
+            "after": "outcome=error",
+            "left": "outcome=cancelled",
+        }
+        for name in (*ends, "silent"):
+            body = {"token_ids": TOKENS, "request_id": name}
+            await client.post("/v1/select_and_book", json=body)
+        clock.now += 0.5
+        for name in ("fine", "after"):
+            await client.post(f"/v1/bookings/{name}/first_token")
+        for name, end in ends.items():
+            assert (await client.delete(f"/v1/bookings/{name}?{end}")).status == 200
+        clock.now += 70
+        service.expire()
+        assert api.sweep() == 1
+        found = {kept.id: memory.response(kept) for kept in memory.recent()}
+        states = {name: one.state for name, one in found.items()}
+        assert states == {
+            "fine": "complete", "before": "failed", "after": "cut", "left": "cancelled",
+            "silent": "unknown",
+        }  # fmt: skip
+        assert {one.status for one in found.values()} == {None}
+        assert (found["fine"].ttft_s, found["fine"].output_tokens) == (0.5, 12)
+        assert found["silent"].error == "no report from its frontend"
+
+
 async def test_a_booking_outlives_its_worker_until_its_client_says_so():
     async with routing() as (client, service, api, _):
         await client.post("/v1/select_and_book", json={"token_ids": TOKENS, "request_id": "r1"})

@@ -20,7 +20,7 @@ from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.query import DecisionQuery
 from dynctl.top.header import numbers
 from router_core import Booked, Freed, RouterConfig
-from tests.dynctl.serving.fleets import WORDS, site, until, zone
+from tests.dynctl.serving.fleets import WORDS, chat_body, site, until, zone
 from tests.waiting import patience
 
 ENGINES: list[dict[str, Any]] = [
@@ -112,6 +112,37 @@ async def test_decisions_arrive_and_are_explained():
         assert result.winner.decode == line.decode
         (transfer,) = [one for one in shown.transfers if one.local]
         assert transfer.value == line.domains["zone"]
+
+
+async def test_the_line_of_a_running_request_gets_its_end():
+    slow = {"name": "a0", "speedup_ratio": 1.0, "decode_itl_ms": 20.0}
+    async with site([slow]) as fleet, LiveFrontends([fleet.frontend.url]) as source:
+        body = chat_body("hi", stream=True, max_tokens=40)
+        async with fleet.client.post(fleet.url("/v1/chat/completions"), json=body) as answer:
+            await answer.content.readany()
+            shown = await seen(source, lambda s: s.decisions)
+            assert [line.response.state for line in shown.decisions] == ["running"]
+            await answer.read()
+        shown = await seen(source, lambda s: s.decisions[0].response.state != "running")
+        (line,) = shown.decisions
+        assert (line.response.state, line.response.status) == ("complete", 200)
+
+
+@pytest.mark.parametrize("response", [None, "cut"])
+async def test_a_follower_sees_a_request_again_that_was_cut(response: str | None):
+    slow = {"name": "a0", "speedup_ratio": 1.0, "decode_itl_ms": 20.0}
+    async with site([slow]) as fleet, LiveFrontends([fleet.frontend.url]) as source:
+        fleet.engines["a0"].engine.faults.update({"die_mid_stream_after": 10})
+        query = DecisionQuery(10, response=response)
+        async with aclosing(source.follow_decisions(query)) as pages:
+            assert (await anext(pages)).decisions == []
+            running = asyncio.create_task(fleet.stream("hi", max_tokens=40))
+            states: list[str] = []
+            async with asyncio.timeout(patience(20)):
+                while "cut" not in states:
+                    states += [one.response.state for one in (await anext(pages)).decisions]
+            await running
+        assert states == (["running", "cut"] if response is None else ["cut"])
 
 
 async def test_a_killed_engine_strands_its_domain_and_requests_that_require_it_fail():

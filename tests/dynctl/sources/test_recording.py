@@ -19,6 +19,7 @@ from dynctl.documents.recording import (
     Arrived,
     Changed,
     Decided,
+    Finished,
     Noted,
     Record,
     Start,
@@ -220,7 +221,7 @@ def test_a_kept_document_is_the_explanation(tmp_path: Path) -> None:
     records = list(read_recording(path))
     document = RecordedMoment(path, None).decision(IDS[2])
     fields = {name: getattr(document, name) for name in document.__struct_fields__}
-    past = PastDecision(**fields, at=BEGAN + 3, whole=True)
+    past = PastDecision(**fields | {"at": BEGAN + 3})
     data = msgspec.json.encode(past)
     records = [
         msgspec.structs.replace(one, document=data)
@@ -230,6 +231,35 @@ def test_a_kept_document_is_the_explanation(tmp_path: Path) -> None:
     ]
     path.write_bytes(encode_records(records))
     assert plain(RecordedMoment(path, None).decision(IDS[2])) == plain(past)
+
+
+def test_what_a_client_got_is_known_from_its_end_on(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    records = list(read_recording(path))
+    start = records[0]
+    assert isinstance(start, Start)
+    records[0] = msgspec.structs.replace(start, complete=start.complete | {"outcomes"})
+    ended = Finished(
+        BEGAN + 4.5, IDS[2], 200, "upstream_error", 130, None, 7, 0.1, None, None,
+        "cut", "the connection was lost", 1.5, (("w1", "aggregated", "lost"),), 7,
+    )  # fmt: skip
+    older = Finished(BEGAN + 4.5, IDS[1], 200, "success", 130)
+    at = next(i for i, one in enumerate(records) if one.at > BEGAN + 4.5)
+    records[at:at] = [ended, older]
+    path.write_bytes(encode_records(records))
+
+    def response(moment: str, decision: str) -> Any:
+        return plain(RecordedMoment(path, moment).decision(decision))["response"]
+
+    assert response("+4.4s", IDS[2])["state"] == "running"
+    found = response("+5s", IDS[2])
+    assert (found["state"], found["status"], found["error"]) == (
+        *("cut", 200), "the connection was lost",
+    )  # fmt: skip
+    assert (found["output_tokens"], found["output_events"]) == (None, 7)
+    assert found["attempts"] == [{"worker": "w1", "stage": "aggregated", "problem": "lost"}]
+    assert response("+5s", IDS[1])["state"] == "unknown"  # as older releases wrote it
+    assert response("+5s", IDS[3])["state"] == "running"
 
 
 def test_the_decisions_replay(tmp_path: Path) -> None:

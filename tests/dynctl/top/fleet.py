@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dynctl.base.errors import UsageProblem
+from dynctl.documents.decisions import RUNNING, ClientResponse
 from dynctl.documents.fleet_load import Transfer
 from dynctl.documents.route_result import PreferenceRow, Ref, RouteResult
 from dynctl.documents.snapshot import DecisionLine, Header, Meter, Part, Snapshot
@@ -34,7 +35,7 @@ def ref(view: ViewSource, name: str) -> Ref:
 
 
 def decisions(view: ViewSource) -> tuple[DecisionLine, ...]:
-    """A crossing, a refusal, and three plain ones; newest first."""
+    """A crossing that was cut, a refusal, and three plain ones; newest first."""
     zones = {"prefill-a0": "zone-a", "decode-a0": "zone-a"}
     plan: list[tuple[str, float, str, str | None, float | None]] = [
         ("91f0a", 0.4, "prefill-a0", "decode-a0", 4.0),
@@ -43,6 +44,13 @@ def decisions(view: ViewSource) -> tuple[DecisionLine, ...]:
         ("91f07", 2.0, "prefill-a0", "decode-b0", 1.25),
         ("91f06", 65.0, "prefill-b1", "decode-b1", None),
     ]
+    served = ClientResponse("complete", 200, ttft_s=0.12, duration_s=0.31, output_tokens=40)
+    problem = "http://decode-b0:8000 closed the connection during its response"
+    responses = {
+        "91f0a": RUNNING,
+        "91f08": ClientResponse("refused", 503, duration_s=0.002),
+        "91f07": ClientResponse("cut", 200, problem, 0.12, 1.4, output_events=17),
+    }
     lines = []
     for number, ago, prefill, decode, margin in plan:
         first, last = zones.get(prefill, "zone-b"), zones.get(decode or "", "zone-b")
@@ -66,6 +74,7 @@ def decisions(view: ViewSource) -> tuple[DecisionLine, ...]:
                 message=None
                 if decode
                 else "0/6 workers eligible: 3 role, 3 missing taint dynamo.topology/zone=zone-a",
+                response=responses.get(number, served),
             )
         )
     return tuple(lines)

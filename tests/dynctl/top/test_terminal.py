@@ -229,7 +229,7 @@ def test_it_works_with_a_log_on_standard_input(terminal, tmp_path: Path):
     screen = terminal(f"(echo '{log}'; sleep 30) | {line}")
     screen.wait("winners only")
     screen.keys("d")
-    screen.wait("outcome       selected")
+    screen.wait("selection     selected")
     screen.keys("Escape")
     screen.wait("4 alerts")
     screen.keys("q")
