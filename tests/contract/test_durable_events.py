@@ -220,6 +220,7 @@ async def test_without_the_stream_nothing_counts_as_read(tmp_path: Path) -> None
         await until(lambda: made.last_condition(WORKER) == ("EVENTS_LOST", 2))
 
 
+@pytest.mark.seed("router-guide: events: snapshots")
 async def test_a_snapshot_stands_for_messages_that_a_router_removed(tmp_path: Path) -> None:
     async with rig(tmp_path) as (made, _):
         await made.create()
@@ -314,6 +315,7 @@ async def consuming(directory: Path) -> AsyncIterator[Consuming]:
         yield made
 
 
+@pytest.mark.seed("router-guide: events: durable consumers")
 async def test_a_router_has_a_consumer_of_its_name_and_acknowledges(tmp_path: Path) -> None:
     async with consuming(tmp_path) as made:
         await made.publish(WORKER, 0, 1)
@@ -367,6 +369,7 @@ async def test_what_another_router_has_not_read_stays(tmp_path: Path) -> None:
         assert await made.messages() == 7
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: --router-reset-states")
 async def test_a_reset_removes_messages_and_snapshot_once(tmp_path: Path) -> None:
     async with consuming(tmp_path) as made:
         js = made.client.jetstream()

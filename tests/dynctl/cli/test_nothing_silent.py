@@ -299,6 +299,7 @@ def test_serve_names_what_has_no_effect_on_the_workers_of_a_dynamo(
         (["--etcd-client", "gateway"], "--etcd-client has no effect"),
     ],
 )
+@pytest.mark.seed("router-guide: deployments: --endpoint")
 def test_a_router_of_an_endpoint_reads_discovery(
     dynctl: Any,
     started: list[Any],
@@ -428,9 +429,6 @@ def test_texts_recommend_only_options_that_exist() -> None:
     assert not unknown
 
 
-@pytest.mark.seed("router-guide: arguments: --serve-indexer")
-@pytest.mark.seed("router-guide: arguments: --use-remote-indexer")
-@pytest.mark.seed("smart-routing-guide-0.9: replicas: --router-reset-states")
 def test_the_readme_lists_every_feature_that_settings_wait_for() -> None:
     readme = (Path(package.__file__).parents[1] / "README.md").read_text()
     section = readme.partition("## Not built yet")[2].lower()

@@ -93,6 +93,8 @@ def test_a_zone_that_lost_its_decode_strands_its_prefill_only_under_required():
     assert "2 of 6 prefill workers (az-2)" in warning
 
 
+@pytest.mark.seed("dep-topology: compatibility: one graph in several domains")
+@pytest.mark.seed("kubernetes-topology: pipeline: components for each zone")
 def test_the_patches_apply_the_plan():
     """Applied to the manifests, what is left to add is nothing."""
     document = graph(

@@ -39,6 +39,7 @@ async def answer(made: RoutingService, body: Any) -> Any:
     return item
 
 
+@pytest.mark.seed("router-guide: arguments: --serve-indexer")
 async def test_the_ranks_that_hold_the_prompt_are_answered() -> None:
     made, found = service(), hash_prompt(TOKENS, 4)
     made.apply(KvEvent(7, 0, BlocksStored(None, found.sequence, found.local)))
@@ -94,6 +95,7 @@ class Followed:
         return False
 
 
+@pytest.mark.seed("router-guide: arguments: --use-remote-indexer")
 async def test_each_decision_has_the_index_of_its_prompt() -> None:
     """What was evicted meanwhile does not stay; a failure is a condition, and a pause."""
     now = [0.0]
