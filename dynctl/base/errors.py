@@ -68,8 +68,10 @@ class ReaderLeft(Exception):
 
 def single_line(text: str, most: int = 400) -> str:
     """A foreign text as one printable line of at most ``most`` characters, for error messages."""
-    flat = " ".join(text.split())
-    plain = "".join(character if character.isprintable() else "?" for character in flat)
+    # Help pages import this module and print no foreign text.
+    from dynctl.base.terminal import printable
+
+    plain = printable(" ".join(text.split()))
     return plain if len(plain) <= most else plain[: most - 3] + "..."
 
 

@@ -164,7 +164,7 @@ def test_observed_costs_of_a_disaggregated_pool() -> None:
         (6.25, [0.85, 0.5], 2.6079),
     ],
 )
-@pytest.mark.seed("kubernetes-topology: pipeline: preferredWeight is no probability")
+@pytest.mark.seed("kubernetes-topology: pipeline: preferredWeight is not a probability")
 def test_observed_preference_multipliers(
     cost: float, weights: list[float], observed: float
 ) -> None:

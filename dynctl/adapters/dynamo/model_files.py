@@ -21,6 +21,7 @@ import httpx
 from blake3 import blake3
 
 from dynctl.base.errors import Unreachable, UsageProblem, network_reason
+from dynctl.base.terminal import printable
 from dynctl.wire.dynamo.discovery import CardFile, Instance, ModelCard
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
@@ -358,4 +359,4 @@ def _shown(url: httpx.URL) -> str:
     """The URL without credentials and query."""
     host = url.netloc.decode("ascii", "replace")
     shown = f"{url.scheme}://{host}{url.path}"
-    return "".join(c if c.isprintable() else "?" for c in shown)[:300]
+    return printable(shown)[:300]

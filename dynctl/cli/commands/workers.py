@@ -124,6 +124,7 @@ def drain_worker(
     from msgspec.structs import replace
 
     from dynctl.base.errors import ExitCode, TimedOut
+    from dynctl.base.terminal import printable
     from dynctl.screens.numbers import plural
     from dynctl.screens.render import emit, talk
     from dynctl.sources import connect_frontends
@@ -150,7 +151,8 @@ def drain_worker(
     if running:
         raise TimedOut(
             f"{change.worker} still runs {plural(running, 'request')} after {waited:.0f} s",
-            f"{back}\nwait longer: dynctl workers drain {change.worker} --wait 30m",
+            f"{printable(back)}\n"
+            f"wait longer: dynctl workers drain {printable(change.worker)} --wait 30m",
         )
     return ExitCode.YES
 
