@@ -6,6 +6,7 @@ The client authenticates (kubeconfig, plugins, TLS, proxies; see login.py); requ
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +18,9 @@ from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.kubernetes.port_forward import forwarded
 from dynctl.adapters.kubernetes.streams import output_in_container, pod_path
 from dynctl.adapters.ports import AccessReview, ClusterEvent, ClusterRefusal
-from dynctl.base.errors import Unreachable
+from dynctl.base.errors import TimedOut, Unreachable
+
+_READ_LESS: Final = "read less: one namespace (-n NAME), or wait longer: --timeout SECONDS"
 
 WATCH_S: Final = 240
 """Seconds after which the server ends a watch, so that the reader begins a new one."""
@@ -26,7 +29,10 @@ MANAGER: Final = "dynctl"
 """The field manager of what dynctl writes."""
 
 _WATCH_SLACK_S: Final = 30.0
-_MOST_PAGES: Final = 20_000
+MOST_PAGES: Final = 400
+"""Pages of one list: 200,000 objects at the usual size of a page; a cluster has 150,000 pods."""
+_LONGEST_LIST: Final = 6
+"""The pages of a list may take this many times the timeout of a request."""
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1"
 _KINDS: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
@@ -101,11 +107,19 @@ class KubernetesCluster:
         self, path: str, query: Mapping[str, str] | None = None, *, page: int = 500
     ) -> Iterator[Mapping[str, Any]]:
         parameters = {**(query or {}), "limit": str(page)}
-        token, restarted, count = "", False, 0
+        token, restarted, count, spent = "", False, 0, 0.0
         while True:
             count += 1
-            if count > _MOST_PAGES:
-                raise Unreachable(f"the API server's list of {path} has no end")
+            if count > MOST_PAGES:
+                raise Unreachable(
+                    f"the API server's list of {path} has more than {MOST_PAGES:,} pages",
+                    _READ_LESS,
+                )
+            if spent > _LONGEST_LIST * self._server.timeout:
+                raise TimedOut(
+                    f"the API server's list of {path} did not end within {spent:.0f} s", _READ_LESS
+                )
+            began = time.monotonic()
             try:
                 found = self._server.object(
                     path, parameters | ({"continue": token} if token else {})
@@ -115,12 +129,15 @@ class KubernetesCluster:
                     raise
                 token, restarted = "", True
                 continue
+            spent += time.monotonic() - began
             if restarted and not token:
                 found = _marked(found)
             yield found
-            token = _metadata(found).get("continue") or ""
+            before, token = token, _metadata(found).get("continue") or ""
             if not token:
                 return
+            if token == before:
+                raise Unreachable(f"the API server repeats a page of {path}: its list has no end")
 
     def watch(
         self, path: str, resource_version: str, query: Mapping[str, str] | None = None

@@ -30,10 +30,10 @@ class WorkersFileError(WorkerSpecError):
     """An invalid workers file; the message has the file, the entry and what was expected."""
 
 
-def read_workers_file(path: Path) -> list[WorkerSpec]:
-    """The specs in a file; raises WorkersFileError."""
+def read_workers_file(path: Path, *, pipe: bool = True) -> list[WorkerSpec]:
+    """The specs in a file; ``pipe``: as in `read_file`. Raises WorkersFileError."""
     try:
-        document = read_yaml_file(path, most_bytes=_MAX_BYTES)
+        document = read_yaml_file(path, most_bytes=_MAX_BYTES, pipe=pipe)
     except OSError as error:
         raise WorkersFileError(f"{path}: {file_problem(error)}") from None
     except YamlTooLarge as error:
@@ -86,7 +86,8 @@ class WorkersFile:
                 continue
             subject = str(self._path)
             try:
-                await self._take(read_workers_file(self._path))
+                # The event loop does not wait for a pipe.
+                await self._take(read_workers_file(self._path, pipe=False))
             except WorkersFileError as error:
                 message = f"the fleet is unchanged: {error}"
                 self._service.set_condition(codes.WORKERS_FILE_INVALID, subject, message)
