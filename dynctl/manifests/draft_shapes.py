@@ -119,6 +119,8 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
         here = PlacedPolicy("spec.experimental", _RELEASED, policy, None)
         yield Draft(PATH, ", ".join(used), _translated(policy, inherited))
         yield from _value_problems(here)
+        if "domain" not in policy:
+            yield from _source_problems(here, inherited)
 
 
 def placed_policies(graph: Graph) -> tuple[PlacedPolicy, ...]:
@@ -129,14 +131,14 @@ def placed_policies(graph: Graph) -> tuple[PlacedPolicy, ...]:
         PlacedPolicy(component.path, name, component.body[name], component)
         for component in graph.components
         for name in (DRAFT, _RELEASED)
-        if name in component.body
+        if component.body.get(name) is not None
     ]
     placed.sort(key=lambda one: one.component is not None and one.component.type != "frontend")
-    if DRAFT in spec:
+    if spec.get(DRAFT) is not None:
         placed.append(PlacedPolicy("spec", DRAFT, spec[DRAFT], None))
-    if DRAFT in experimental:
+    if experimental.get(DRAFT) is not None:
         placed.append(PlacedPolicy("spec.experimental", DRAFT, experimental[DRAFT], None))
-    if _RELEASED in spec:
+    if spec.get(_RELEASED) is not None:
         placed.append(PlacedPolicy("spec", _RELEASED, spec[_RELEASED], None))
     return tuple(placed)
 

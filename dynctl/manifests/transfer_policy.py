@@ -6,6 +6,7 @@ and later), so that users can search for them. As there, CEL is not evaluated af
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -239,4 +240,6 @@ def type_name(value: Any) -> str:
 
 def shown_value(value: Any) -> str:
     """A value as the API server quotes it."""
+    if isinstance(value, bool | list | Mapping):
+        return json.dumps(value, default=str)
     return f'"{value}"' if isinstance(value, str) else str(value)

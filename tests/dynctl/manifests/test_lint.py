@@ -203,6 +203,38 @@ def test_a_translated_draft_is_validated(old: str, new: str, code: str, value: s
     assert [one for one in findings if value in one[0] and fix in one[1]], findings
 
 
+@pytest.mark.parametrize("place", ["spec", "spec.experimental"])
+def test_a_draft_in_another_place_is_validated_as_on_the_frontend(place: str):
+    body = "{level: block, mismatchPolicy: fail, kvTransferWeight: true}"
+    moved = f"kvCacheTransferTopology: {body}"
+    where = moved if place == "spec" else f"experimental: {{{moved}}}"
+    draft = _DRAFT.replace(
+        "      kvCacheTransferTopology: {level: zone, mismatchPolicy: fail}\n", ""
+    )
+    draft = draft.replace("spec:\n", f"spec:\n  {where}\n")
+    findings = _findings(draft)
+    assert "[zone, rack]" in findings["DYT0202"][0][0]
+    assert [one for one in findings["DYT0103"] if "Invalid value: true" in one[0]]
+
+
+def test_words_of_drafts_in_the_released_place_are_validated():
+    draft = _DRAFT.replace(
+        "      kvCacheTransferTopology: {level: zone, mismatchPolicy: fail}\n", ""
+    )
+    policy = "{level: block, mismatchPolicy: always, kvTransferWeight: 2}"
+    draft = draft.replace("spec:\n", f"spec:\n  experimental: {{kvTransferPolicy: {policy}}}\n")
+    findings = _findings(draft)
+    assert "[zone, rack]" in findings["DYT0202"][0][0]
+    told = " ".join(value + fix for value, fix in findings["DYT0103"])
+    assert 'Unsupported value: "always"' in told
+    assert "--router-kv-transfer-weight 2" in told
+
+
+def test_an_absent_draft_is_no_draft():
+    draft = _DRAFT.replace("{level: zone, mismatchPolicy: fail}", "null")
+    assert not _findings(draft)["DYT0103"]
+
+
 def test_a_level_without_a_label_and_without_a_topology_is_not_guessed():
     draft = _DRAFT.replace("topologyConstraint", "x").replace("level: zone", "level: rack")
     [shape, problem] = _findings(draft)["DYT0103"]
