@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from dynctl.base.terminal import UNSAFE, escaped, printable, printable_json
 from dynctl.serving.telemetry.exposition import escape
+from dynctl.serving.telemetry.log_format import TextFormatter
 from tests.dynctl.cli.test_escape_sequences import documents
 from tests.dynctl.cli.test_escape_sequences import hostile as with_attack
 from tests.dynctl.cli.test_unfriendly_servers import Server, server
@@ -132,3 +135,18 @@ def test_names_are_cut_at_a_width_in_tables(dynctl: Any, tmp_path: Path) -> None
     assert max(map(len, ran.out.splitlines())) < 400
     rows = dynctl("workers", "list", "--view", view, "-o", "json").json["workers"]
     assert "p" * 5_000 in {row["name"] for row in rows}
+
+
+@pytest.mark.parametrize("ending", BREAKS, ids=ascii)
+def test_a_log_line_and_its_traceback_are_lines_of_the_log(ending: str) -> None:
+    forged = f"x{ending}2026-01-01T00:00:00Z  INFO dynctl: forged"
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        raised = sys.exc_info()
+    record = logging.LogRecord("dynctl", logging.WARNING, "f", 1, "%s", (forged,), raised)
+    record.worker = forged
+    first, *rest = lines_of(TextFormatter().format(record)).split("\n")
+    assert UNSAFE.search(first) is None
+    assert rest
+    assert all(line.startswith("  ") for line in rest)
