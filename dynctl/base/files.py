@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import select
 import stat
 import time
@@ -73,7 +72,7 @@ def write_private_file(path: Path, data: bytes, *, new: bool = False) -> None:
             path.write_bytes(data)
             return
         _expect_writable(path, new=new)
-        part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+        part = path.with_name(f".{path.name[:100]}.{os.urandom(6).hex()}.part")
         try:
             with os.fdopen(os.open(part, _NEW, 0o600), "wb") as file:
                 file.write(data)
