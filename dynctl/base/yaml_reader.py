@@ -45,12 +45,9 @@ class YamlTooLarge(YamlError):
     """A text beyond a bound. ``problem`` names the bound and never quotes the text."""
 
 
-def read_yaml_file(
-    path: Path, *, most_bytes: int = MOST_BYTES, strict: bool = True, pipe: bool = True
-) -> Any:
-    """The document of a file, None if it is empty; ``pipe``: as in `read_file`. Raises OSError and
-    YamlError."""
-    return read_yaml(read_file(path, most_bytes, pipe=pipe), most_bytes=most_bytes, strict=strict)
+def read_yaml_file(path: Path, *, most_bytes: int = MOST_BYTES, strict: bool = True) -> Any:
+    """The document of a file, None if it is empty. Raises OSError and YamlError."""
+    return read_yaml(read_file(path, most_bytes), most_bytes=most_bytes, strict=strict)
 
 
 def read_yaml(data: bytes, *, most_bytes: int = MOST_BYTES, strict: bool = True) -> Any:

@@ -30,10 +30,10 @@ class WorkersFileError(WorkerSpecError):
     """An invalid workers file; the message has the file, the entry and what was expected."""
 
 
-def read_workers_file(path: Path, *, pipe: bool = True) -> list[WorkerSpec]:
-    """The specs in a file; ``pipe``: as in `read_file`. Raises WorkersFileError."""
+def read_workers_file(path: Path) -> list[WorkerSpec]:
+    """The specs in a file; raises WorkersFileError."""
     try:
-        document = read_yaml_file(path, most_bytes=_MAX_BYTES, pipe=pipe)
+        document = read_yaml_file(path, most_bytes=_MAX_BYTES)
     except OSError as error:
         raise WorkersFileError(f"{path}: {file_problem(error)}") from None
     except YamlTooLarge as error:
@@ -86,8 +86,8 @@ class WorkersFile:
                 continue
             subject = str(self._path)
             try:
-                # The event loop does not wait for a pipe.
-                await self._take(read_workers_file(self._path, pipe=False))
+                self._expect_no_pipe()
+                await self._take(read_workers_file(self._path))
             except WorkersFileError as error:
                 message = f"the fleet is unchanged: {error}"
                 self._service.set_condition(codes.WORKERS_FILE_INVALID, subject, message)
@@ -95,6 +95,11 @@ class WorkersFile:
                 self._service.clear_condition(codes.WORKERS_FILE_INVALID, subject)
             # Only now: after an unexpected error the restarted task reads this file again.
             self._seen = stamp
+
+    def _expect_no_pipe(self) -> None:
+        """The event loop does not wait for a pipe; at the start one is read."""
+        if self._path.is_fifo():
+            raise WorkersFileError(f"{self._path}: is a pipe; expected a file")
 
     async def _take(self, specs: list[WorkerSpec]) -> None:
         wanted = {spec.name for spec in specs}
