@@ -19,9 +19,10 @@ Row = TypeVar("Row")
 GAP = 2
 #: A shortened name keeps at least this many characters.
 SHORTEST = 12
-#: The width of a cell of a table, however wide the screen is; the value is complete in -o json.
+#: The width of a cell of a table, also in a pipe: that of the longest name in Kubernetes. The value is
+#: complete in -o json.
 #: Longer names are cut in the middle. Sentences are not cut.
-LONGEST = 80
+LONGEST = 253
 
 
 @dataclass(frozen=True, slots=True)
