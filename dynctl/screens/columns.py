@@ -19,9 +19,8 @@ Row = TypeVar("Row")
 GAP = 2
 #: A shortened name keeps at least this many characters.
 SHORTEST = 12
-#: The width of a cell of a table, also in a pipe: that of the longest name in Kubernetes. The value is
-#: complete in -o json.
-#: Longer names are cut in the middle. Sentences are not cut.
+#: The width of a cell of a table, also in a pipe: that of the longest name in Kubernetes. Longer
+#: names are cut in the middle (-o json has all of them); sentences are not cut.
 LONGEST = 253
 
 
