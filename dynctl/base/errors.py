@@ -68,8 +68,10 @@ class ReaderLeft(Exception):
 
 def single_line(text: str, most: int = 400) -> str:
     """A foreign text as one printable line of at most ``most`` characters, for error messages."""
-    flat = " ".join(text.split())
-    plain = "".join(character if character.isprintable() else "?" for character in flat)
+    # Help pages import this module and print no foreign text.
+    from dynctl.base.terminal import printable
+
+    plain = printable(" ".join(text.split()))
     return plain if len(plain) <= most else plain[: most - 3] + "..."
 
 
@@ -197,12 +199,30 @@ class NotARegularFile(OSError):
     """A path names a pipe, a socket or a device, which may block or never end."""
 
 
+class SilentPipe(OSError):
+    """A pipe that did not end in time; nothing writes to it, or its writer is slow."""
+
+
+class LinkedFile(OSError):
+    """A symbolic link where a file is written that its owner alone may read."""
+
+
+def file_error(kind: type[OSError], number: int, path: str | os.PathLike[str]) -> OSError:
+    """An error of the system about a file."""
+    return kind(number, os.strerror(number), str(path))
+
+
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file to read its bytes. Raises OSError; NotARegularFile for what may never end."""
-    mode = os.stat(path).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise NotARegularFile(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
-    return open(path, "rb")
+    # Not blocking: a pipe without a writer would wait for one.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise file_error(IsADirectoryError, errno.EISDIR, path)
+    raise file_error(NotARegularFile, errno.EINVAL, path)
 
 
 def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -> str:
@@ -216,6 +236,8 @@ def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -
         return "its directory does not exist" if writing else f"the {what} does not exist"
     if isinstance(error, NotARegularFile):
         return "is a pipe or a device; expected a file"
+    if isinstance(error, SilentPipe):
+        return "is a pipe that did not end in time; expected a file"
     if isinstance(error, IsADirectoryError):
         return "is a directory; expected a file"
     if isinstance(error, NotADirectoryError):
@@ -224,6 +246,8 @@ def file_problem(error: OSError, what: str = "file", *, writing: bool = False) -
         return f"no permission to {'write' if writing else 'read'} it"
     if isinstance(error, FileExistsError):
         return "the file exists already"
+    if isinstance(error, LinkedFile):
+        return "is a symbolic link; expected a file"
     return _FILE_PROBLEMS.get(error.errno or 0) or error.strerror or str(error)
 
 
@@ -241,6 +265,7 @@ def named_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 #: What only a write fails with.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FILE_PROBLEMS: Final = {
+    errno.ENXIO: "is a socket or a device; expected a file",
     errno.ENOSPC: "no space is left on its device",
     errno.EDQUOT: "the quota of this user on its device is used up",
     errno.EFBIG: "it would be larger than this process may write (ulimit -f)",

@@ -6,6 +6,7 @@ Real ids have 19 or 20 digits, too many to type; pod names differ in their last 
 from collections.abc import Iterable
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.terminal import printable
 
 #: Ends shorter than this match too much by accident.
 MIN_SUFFIX = 2
@@ -56,7 +57,7 @@ def _as_ids(text: str) -> set[int]:
 
 
 def _listed(workers: list[tuple[int, str]]) -> str:
-    lines = [f"{name}  ({worker_id:016x})" for worker_id, name in workers[:_MOST_LISTED]]
+    lines = [f"{printable(name)}  ({worker_id:016x})" for worker_id, name in workers[:_MOST_LISTED]]
     if len(workers) > _MOST_LISTED:
         lines.append(f"and {len(workers) - _MOST_LISTED} more: dynctl workers list")
     return "\n".join(lines)

@@ -1,7 +1,9 @@
 """Text that is safe on a terminal: names and messages from outside may hold escape sequences.
 
 Everything that dynctl prints passes :func:`printable` (or, for JSON, :func:`printable_json`) in the
-writer of its stream: ``screens/render.py`` for stdout, :func:`say` for stderr.
+writer of its stream: ``screens/render.py`` for stdout, :func:`say` for stderr. Documents pass
+:func:`printable_value` before a screen is drawn from them, so that a line break in a name is no
+line of a screen. Logs and labels of metrics pass :func:`escaped`.
 """
 
 from __future__ import annotations
@@ -10,39 +12,78 @@ import os
 import re
 import sys
 from textwrap import wrap
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 Value = TypeVar("Value")
 
-#: Control characters (ESC and C1 start escape sequences), and characters that hide text or change
-#: its direction. Not the line break and the tab.
-_HIDDEN: Final = "\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"
-_UNSAFE: Final = re.compile(rf"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
-_UNSAFE_IN_JSON: Final = re.compile(f"[{_HIDDEN}]")
+#: The one list of characters that no text from outside brings onto a screen, into a log or into a
+#: label: control characters with line breaks and tabs (ESC and C1 start escape sequences),
+#: the separators of lines and paragraphs, characters that change the direction of text, are
+#: invisible, or are half of a character.
+_CONTROLS: Final = r"\x00-\x1f\x7f-\x9f"
+_DECEIVING: Final = (
+    r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff"
+)
+UNSAFE: Final = re.compile(f"[{_CONTROLS}{_DECEIVING}]")
+_UNSAFE_IN_JSON: Final = re.compile(rf"[\x7f-\x9f{_DECEIVING}]")
 #: The same as escapes of a JSON text, which has no other control characters.
-_ESCAPED: Final = re.compile(rf"\\u00(?:0[0-8bcef]|1[0-9a-f])|\\[bfr]|[{_HIDDEN}]", re.IGNORECASE)
+_ESCAPED: Final = re.compile(rf"\\u00[01][0-9a-f]|\\[bfnrt]|[\x7f-\x9f{_DECEIVING}]", re.IGNORECASE)
 _PAIRS: Final = re.compile(r"\\\\|" + _ESCAPED.pattern, re.IGNORECASE)
+_ESCAPE_ITSELF: Final = re.compile(r"\\(?=u[0-9a-f]{4})")
 
 
-def printable(text: str) -> str:
-    """``text`` with ``?`` for each character that could control a terminal."""
-    return _UNSAFE.sub("?", text)
+def printable(text: str, instead: str = "?") -> str:
+    """``text`` as one line, with ``instead`` for each unsafe character."""
+    return UNSAFE.sub(instead, text)
+
+
+def printable_lines(text: str) -> str:
+    """Lines that dynctl composed, each without unsafe characters; the line breaks stay.
+
+    Names in it must have passed :func:`printable`: their line breaks would be lines of dynctl.
+    """
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def escaped(text: str, *, reversible: bool = False) -> str:
+    """``text`` as one line with ``\\uXXXX`` for each unsafe character.
+
+    ``reversible``: also a backslash before such digits becomes one, so that texts that differ stay
+    different.
+    """
+    if reversible and "\\u" in text:
+        text = _ESCAPE_ITSELF.sub(r"\\u005c", text)
+    return UNSAFE.sub(lambda found: _utf16(found[0]), text)
 
 
 def printable_json(text: str) -> str:
     """A JSON text with escapes for such characters: the same value."""
-    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE_IN_JSON.sub(lambda found: _utf16(found[0]), text)
 
 
 def printable_value(value: Value) -> Value:
-    """A document whose texts are printable; the same object where they are already."""
+    """A document whose texts are printable lines; the same object where they are already.
+
+    A document with texts of several lines that dynctl wrote has ``with_own_lines(original)``, which
+    returns it with their line breaks.
+    """
     import msgspec
 
     encoded = msgspec.json.encode(value).decode()
     if _ESCAPED.search(encoded) is None:
         return value
     plain = _PAIRS.sub(lambda found: found[0] if found[0] == "\\\\" else "?", encoded)
-    return msgspec.json.decode(plain, type=type(value))
+    decoded = msgspec.json.decode(plain, type=type(value))
+    restore = getattr(decoded, "with_own_lines", None)
+    return decoded if restore is None else cast(Value, restore(value))
+
+
+def _utf16(character: str) -> str:
+    """The escapes of a character in JSON: two above U+FFFF."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    pairs = zip(units[::2], units[1::2], strict=True)
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
 
 
 def status_line(text: str) -> None:
@@ -95,5 +136,6 @@ def advise(message: str) -> None:
     pipe it stays one line, for programs that read lines."""
     width = message_width()
     if width is not None:
-        message = "\n".join(wrapped(printable(message), width, _GOES_ON))
+        sys.stderr.write("\n".join(wrapped(printable(message), width, _GOES_ON)) + "\n")
+        return
     say(message)

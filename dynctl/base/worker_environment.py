@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dynctl.base.files import read_file
 from dynctl.base.options import WORKER_VARIABLES
 from router_core import ModelRuntimeConfig, WorkerError
 
@@ -164,8 +165,7 @@ def read_domain_files(mount: Path) -> dict[str, str]:
 
 def _read_value(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_FILE_BYTES + 1)
+        raw = read_file(path, _MAX_FILE_BYTES, pipe=False)
     except FileNotFoundError:
         return ""  # the kubelet swapped `..data` between listing and reading: poll again
     except OSError as error:

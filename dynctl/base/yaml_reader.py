@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from dynctl.base.files import read_file
+
 MOST_BYTES: Final = 8 << 20
 MOST_DOCUMENTS: Final = 2000
 MOST_NODES: Final = 500_000
@@ -45,9 +47,7 @@ class YamlTooLarge(YamlError):
 
 def read_yaml_file(path: Path, *, most_bytes: int = MOST_BYTES, strict: bool = True) -> Any:
     """The document of a file, None if it is empty. Raises OSError and YamlError."""
-    with path.open("rb") as file:
-        data = file.read(most_bytes + 1)
-    return read_yaml(data, most_bytes=most_bytes, strict=strict)
+    return read_yaml(read_file(path, most_bytes), most_bytes=most_bytes, strict=strict)
 
 
 def read_yaml(data: bytes, *, most_bytes: int = MOST_BYTES, strict: bool = True) -> Any:

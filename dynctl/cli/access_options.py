@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.errors import UsageProblem, without_credentials
+from dynctl.base.files import read_file
 from dynctl.cli.option_groups import fields_of
 from dynctl.cli.shared_options import Needs, seconds
 
@@ -389,8 +390,12 @@ def secret(flag: str, given: str | None, file: Path | None) -> str | None:
         return given
     if given is not None:
         raise UsageProblem(f"{flag} and {flag}-file: set only one of them")
-    with file.open("rb") as opened:
-        text = opened.read(_LONGEST_SECRET)
+    text = read_file(file, _LONGEST_SECRET)
+    if len(text) > _LONGEST_SECRET:
+        raise UsageProblem(
+            f"{flag}-file {file}: larger than {_LONGEST_SECRET:,} bytes; expected one line",
+            "make one with: openssl rand -hex 32",
+        )
     secret = text.decode("utf-8", "replace").strip()
     if not secret or not secret.isascii() or not secret.isprintable():
         raise UsageProblem(

@@ -35,6 +35,10 @@ class CompletionScript(msgspec.Struct, frozen=True):
     kind: str = "CompletionScript"
     schema: int = SCHEMA
 
+    def with_own_lines(self, original: CompletionScript) -> CompletionScript:
+        """With the lines and tabs of ``original``, which has only texts of dynctl."""
+        return msgspec.structs.replace(self, script=original.script)
+
 
 def versions(peers: Sequence[tuple[str, str | None, str | None]]) -> Versions:
     """This client's version, and ``(url, version, error)`` of each peer."""

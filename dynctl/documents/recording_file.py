@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, get_type_hints
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import open_regular, single_line
+from dynctl.base.errors import named_in_errors, open_regular, single_line
 from dynctl.documents.recording import (
     KINDS,
     Arrived,
@@ -448,7 +448,7 @@ class RecordingFile:
         #: Chunks that were left out, and why; the offset at which the file is cut, None: whole.
         self.skipped: list[str] = []
         self.cut: int | None = None
-        with open_regular(path) as file:
+        with named_in_errors(path), open_regular(path) as file:
             self._check_header(file.read(len(HEADER)))
 
     def headers(self) -> Iterator[ChunkHeader]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dynctl.base.terminal import printable_lines
 from dynctl.documents.decisions import UNKNOWN_RESPONSE, ClientResponse
 from dynctl.documents.fleet_load import Traffic, Transfer
 from dynctl.documents.replicas import ReplicaRow
@@ -179,6 +180,15 @@ class Snapshot(msgspec.Struct, frozen=True):
         found = self.parts.get(part)
         return found if found is not None and found.unknown else None
 
+    def with_own_lines(self, original: Snapshot) -> Snapshot:
+        """With the line breaks of ``provide`` as ``original`` has them."""
+        named = zip(self.parts.items(), original.parts.values(), strict=True)
+        parts = {
+            name: msgspec.structs.replace(part, provide=printable_lines(first.provide))
+            for (name, part), first in named
+        }
+        return msgspec.structs.replace(self, parts=parts)
+
 
 class DomainRow(msgspec.Struct, frozen=True):
     """One model in one value of a domain.
@@ -227,6 +237,11 @@ class TopFrame(msgspec.Struct, frozen=True):
     alerts: list[Alert]
     kind: str = "TopFrame"
     schema: int = 1
+
+    def with_own_lines(self, original: TopFrame) -> TopFrame:
+        """With the line breaks of `Part.provide` as ``original`` has them."""
+        snapshot = self.snapshot.with_own_lines(original.snapshot)
+        return msgspec.structs.replace(self, snapshot=snapshot)
 
 
 #: A load report that is this many times as old as it should be is stale, ...

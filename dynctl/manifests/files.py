@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.files import read_file
 from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.base.yaml_reader import MOST_BYTES, YamlError, YamlTooLarge, read_yaml_documents
 
@@ -90,8 +90,7 @@ def _bytes(file: str) -> bytes:
     if file == "-":
         return sys.stdin.buffer.read(MOST_BYTES + 1)
     try:
-        with Path(file).open("rb") as stream:
-            return stream.read(MOST_BYTES + 1)
+        return read_file(file, MOST_BYTES)
     except OSError as error:
         raise UsageProblem(
             f"{file}: {file_problem(error)}", "expected files of Kubernetes manifests: -f FILE"

@@ -14,15 +14,9 @@ from typing import Any, Final, Literal
 from dynctl.base.errors import UsageProblem
 from dynctl.base.worker_environment import DEFAULT_MOUNT_PATH
 from dynctl.manifests.lint.levels import level_problems
-from dynctl.manifests.transfer_policy import is_domain, is_label_key
+from dynctl.manifests.transfer_policy import KNOWN_LABELS, is_domain, is_label_key
 
 VOLUME: Final = "topology-labels"
-#: Domains with a label that Kubernetes defines.
-KNOWN_LABELS: Final = {
-    "zone": "topology.kubernetes.io/zone",
-    "region": "topology.kubernetes.io/region",
-    "host": "kubernetes.io/hostname",
-}
 #: Labels that Kubernetes 1.35 copies from the node to the pod (1.33: with a feature gate).
 COPIED_BY_KUBERNETES: Final = (KNOWN_LABELS["zone"], KNOWN_LABELS["region"])
 _LONGEST: Final = 63

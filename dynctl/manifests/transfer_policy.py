@@ -6,10 +6,12 @@ and later), so that users can search for them. As there, CEL is not evaluated af
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 PATH: Final = "spec.experimental.kvTransferPolicy"
@@ -25,6 +27,13 @@ _MAX_PREFIX: Final = 253
 FIELDS: Final = ("labelKey", "clusterTopologyName", "domain", "enforcement", "preferredWeight")
 #: Fields of design drafts that no released operator reads; they have a check of their own.
 DRAFT_FIELDS: Final = ("noMatchPolicy", "mismatchPolicy", "level", "label", "kvTransferWeight")
+
+#: Domains with a label that Kubernetes defines.
+KNOWN_LABELS: Final = {
+    "zone": "topology.kubernetes.io/zone",
+    "region": "topology.kubernetes.io/region",
+    "host": "kubernetes.io/hostname",
+}
 
 Validator = Literal["the API server", "the API server (CEL)", "the operator's webhook"]
 
@@ -69,10 +78,17 @@ def is_domain(domain: str) -> bool:
     return re.fullmatch(DOMAIN_PATTERN[1:-1], domain) is not None
 
 
+def nearest_name(name: str, names: Sequence[str]) -> str | None:
+    """The known name that a misspelled one most likely means; None if none is near."""
+    by_lower = {known.lower(): known for known in names}
+    close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+    return by_lower[close[0]] if close else None
+
+
 def _unknown(given: Mapping[str, Any]) -> Iterator[Objection]:
     for name in given:
         if name not in FIELDS and name not in DRAFT_FIELDS:
-            near = next((one for one in FIELDS if one.lower() == name.lower()), None)
+            near = nearest_name(str(name), FIELDS)
             yield Objection(
                 "field",
                 "the API server",
@@ -96,7 +112,7 @@ def _schema(given: Mapping[str, Any]) -> Iterator[Objection]:
     else:
         yield from _string("domain", f"{PATH}.domain", given["domain"], DOMAIN_PATTERN, fix)
     if "enforcement" in given and given["enforcement"] not in ("required", "preferred"):
-        shown = _shown(given["enforcement"])
+        shown = shown_value(given["enforcement"])
         yield Objection(
             "weight",
             "the API server",
@@ -125,7 +141,9 @@ def _string(
     elif longest is not None and len(value) > longest:
         message = f"{path}: Too long: may not be more than {longest} bytes"
     elif pattern is not None and re.fullmatch(pattern[1:-1], value) is None:
-        message = f"{path}: Invalid value: {_shown(value)}: {path} in body should match '{pattern}'"
+        message = (
+            f"{path}: Invalid value: {shown_value(value)}: {path} in body should match '{pattern}'"
+        )
     if message:
         yield Objection(aspect, "the API server", message, fix)
 
@@ -186,7 +204,8 @@ def _webhook(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> Iterat
         yield Objection(
             "source",
             webhook,
-            f"{PATH}.clusterTopologyName {_shown(name)} is not a valid Kubernetes resource name",
+            f"{PATH}.clusterTopologyName {shown_value(name)} is not a valid Kubernetes resource "
+            "name",
             "name the Grove resource as kubectl get lists it",
         )
     if str(annotations.get("nvidia.com/enable-grove", "")).lower() == "false":
@@ -206,17 +225,21 @@ def _typed(
     value: Any,
     fix: str,
 ) -> Objection:
-    got = _type_name(value)
+    got = type_name(value)
     message = f'{path}: Invalid value: "{got}": {path} in body must be of type {wanted}: "{got}"'
     return Objection(aspect, "the API server", message, fix)
 
 
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
+    """The type of a value in the words of the API server."""
     if isinstance(value, Mapping):
         return "object"
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
     return names.get(type(value), "null" if value is None else "string")
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """A value as the API server quotes it."""
+    if isinstance(value, bool | list | Mapping):
+        return json.dumps(value, default=str)
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -10,6 +10,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.json_fields import mapping, sequence, text
 from dynctl.documents.topology import TopologyShow
 from dynctl.documents.workers import WorkerRow
+from dynctl.manifests.draft_shapes import is_translated, translated_graphs
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import (
     GRAPH,
@@ -186,7 +187,7 @@ def fleet_of_manifests(
     ``over``: all the values of the domain, where known; unpinned workers then land in no other.
     Raises UsageProblem for what cannot be counted, naming file and path.
     """
-    graphs = graphs_of(manifests)
+    graphs = translated_graphs(graphs_of(manifests))
     if not graphs:
         found = {f"{one.body.get('apiVersion', '(no apiVersion)')} {one.kind}" for one in manifests}
         kinds = ", ".join(sorted(found)[:5]) or "nothing"
@@ -199,6 +200,12 @@ def fleet_of_manifests(
     for one in manifests:
         if not (one.kind == GRAPH and one.group == GRAPH_GROUP) and one.kind not in TOPOLOGY_KINDS:
             count.notes.append(f"{one.source}: {one.kind} {one.name} is not a {GRAPH}: skipped")
+    for graph in graphs:
+        if is_translated(graph):
+            count.notes.append(
+                f"{graph.name}: its policy is translated from a draft that no released operator "
+                "reads: dynctl topology lint"
+            )
     return PlannedFleet(
         source,
         domain,

@@ -19,6 +19,9 @@ Row = TypeVar("Row")
 GAP = 2
 #: A shortened name keeps at least this many characters.
 SHORTEST = 12
+#: The width of a cell of a table, also in a pipe: that of the longest name in Kubernetes. Longer
+#: names are cut in the middle (-o json has all of them); sentences are not cut.
+LONGEST = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,11 @@ class Column(Generic[Row]):
     name: bool = False
     shortest: int = SHORTEST
     sentence: bool = False
+
+    def cells_of(self, row: Row) -> int:
+        """The cells of the terminal that its text takes, at most `LONGEST` for a name."""
+        wide = cells(self.text(row))
+        return wide if self.sentence else min(wide, LONGEST)
 
     def shortened(self, cell: str, width: int) -> str:
         """``cell`` in at most ``width`` cells of the terminal."""
@@ -90,7 +98,7 @@ def fit(
         column.key: max(
             cells(column.heading),
             wanted.get(column.key, 0),
-            *(cells(column.text(row)) for row in rows),
+            *(column.cells_of(row) for row in rows),
         )
         for column in columns
     }

@@ -6,6 +6,7 @@ necessary, so that a pipe never sees a shortened name.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -16,7 +17,14 @@ import msgspec
 
 from dynctl.base.errors import DynctlError, ReaderLeft, UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
-from dynctl.base.terminal import advise, printable, printable_json, printable_value
+from dynctl.base.terminal import (
+    UNSAFE,
+    advise,
+    printable,
+    printable_json,
+    printable_lines,
+    printable_value,
+)
 from dynctl.documents.audit import AuditReport
 from dynctl.documents.bundle import BundleReport
 from dynctl.documents.client import Versions
@@ -92,11 +100,11 @@ def rendered(
         text = yaml_text(result)
     elif output is OutputFormat.NAME:
         # One name a line, whatever it contains.
-        text = "".join(printable(name).replace("\n", "?") + "\n" for name in names(result))
+        text = "".join(printable(name) + "\n" for name in names(result))
     elif output is OutputFormat.JUNIT:
-        text = printable(_junit(result))
+        text = printable_lines(_junit(_plain(result)))
     elif output is OutputFormat.CSV:
-        text = printable(_csv(result))
+        text = printable_lines(_csv(_plain(result)))
     else:
         draw_table = screen or draw
         text = _shown(draw_table(_plain(result), Canvas.of(options)))
@@ -164,7 +172,7 @@ def _shown(text: str) -> str:
     """``text`` without unsafe characters, but with the canvas's codes."""
     # Every second piece is a code.
     pieces = _OWN_CODE.split(text)
-    pieces[::2] = map(printable, pieces[::2])
+    pieces[::2] = map(printable_lines, pieces[::2])
     return "".join(pieces)
 
 
@@ -213,11 +221,30 @@ def yaml_text(result: Any) -> str:
     """``result`` as one YAML document, keys in their own order."""
     import yaml
 
+    class Dumper(yaml.SafeDumper):
+        """Texts with line breaks and other unsafe characters stay on their line, escaped."""
+
+        def represent_str(self, data: str) -> Any:
+            style = '"' if UNSAFE.search(data) else None
+            return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+    Dumper.add_representer(str, Dumper.represent_str)
     plain = msgspec.to_builtins(result)
-    text = str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-    if printable(text) != text:
-        text = str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=False))
-    return text
+
+    def dumped(*, unicode: bool) -> str:
+        return str(
+            yaml.dump(
+                plain,
+                Dumper=Dumper,
+                default_flow_style=False,
+                sort_keys=False,
+                allow_unicode=unicode,
+                width=math.inf,
+            )
+        )
+
+    text = dumped(unicode=True)
+    return text if printable_lines(text) == text else dumped(unicode=False)
 
 
 _SCREENS: dict[type, Any] = {

@@ -18,6 +18,7 @@ from typing import Final
 
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import file_problem
+from dynctl.base.files import read_file
 from dynctl.documents.index_dump import MAX_BYTES, DumpHead, RankDump, decode_snapshot
 
 NAME: Final = "index.snapshot"
@@ -66,8 +67,7 @@ class SnapshotDirectory:
             problem = file_problem(error, "directory", writing=True)
             raise UnusableDirectory(f"{self.path}: {problem}") from None
         try:
-            with file.open("rb") as opened:
-                data = opened.read(MAX_BYTES + 1)
+            data = read_file(file, MAX_BYTES, pipe=False)
         except FileNotFoundError:
             return None
         except OSError as error:

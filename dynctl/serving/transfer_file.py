@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from dynctl.base.errors import UsageProblem, file_problem, single_line
+from dynctl.base.files import read_file
 from dynctl.base.yaml_reader import YamlError, read_yaml, yaml_lines
 from dynctl.tokenization import TokenizerError, read_model_config
 from dynctl.wire.model_config import UnknownSize, kv_bytes_per_token
@@ -91,8 +92,7 @@ def _check_levels(table: TransferTable, config: RouterConfig) -> None:
 def read_transfer_file(path: Path) -> TransferTable:
     """The table of a file; raises TransferFileError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_file(path, _MOST_BYTES)
         document = read_yaml(data, most_bytes=_MOST_BYTES)
     except OSError as error:
         raise TransferFileError(f"{FLAG} {path}: {file_problem(error)}") from None

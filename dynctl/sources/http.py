@@ -26,6 +26,7 @@ from dynctl.base.errors import (
     network_reason,
     without_credentials,
 )
+from dynctl.base.files import expect_regular
 from dynctl.base.json_reader import read_json
 from dynctl.documents.codec import Document, decode
 from dynctl.documents.models import ModelList, ModelRow
@@ -43,6 +44,8 @@ def tls_context(ca_cert: Path | None = None) -> ssl.SSLContext:
     ``$DYNCTL_CA_CERT``), else the machine's. Raises UsageProblem."""
     file = ca_cert or os.environ.get(CA_CERT_VARIABLE) or None
     try:
+        if file is not None:
+            expect_regular(file)
         return ssl.create_default_context(cafile=file)
     except ssl.SSLError:
         problem = "not a PEM file of certificates"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from dynctl import version
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.files import read_file
 from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
@@ -142,14 +143,14 @@ class ViewSource:
 def open_view(path: Path) -> ViewSource:
     """Read a view file; raises UsageProblem or WireError naming the file."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageProblem(f"--view {path}: over the limit of {MAX_BYTES:,} bytes")
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
     except OSError as error:
         raise UsageProblem(
             f"--view {path}: {file_problem(error)}",
             "save one: dynctl route PROMPT --save-view FILE",
         ) from None
+    if len(data) > MAX_BYTES:
+        raise UsageProblem(f"--view {path}: over the limit of {MAX_BYTES:,} bytes")
     return open_view_bytes(data, f"--view {path}", f"view {path.name}")
 
 

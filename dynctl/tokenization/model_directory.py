@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynctl.base.errors import file_problem
+from dynctl.base.files import read_file
 from dynctl.tokenization.errors import TokenizerError
 
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
@@ -134,8 +135,7 @@ def _snapshot(model: Path, file: str) -> Path | None:
 def _read(path: Path, limit: int) -> str | None:
     """The text of a file, None if it does not exist."""
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        data = read_file(path, limit, pipe=False)
     except FileNotFoundError:
         return None
     except OSError as error:

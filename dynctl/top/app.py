@@ -23,6 +23,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from dynctl.base.errors import DynctlError, ExitCode, UsageProblem, file_problem
+from dynctl.base.files import write_private_file
 from dynctl.base.naming import resolve_worker
 from dynctl.base.terminal import printable_value
 from dynctl.documents.snapshot import Alert, DomainRow, DomainView, Snapshot
@@ -549,12 +550,11 @@ async def _read_help() -> Any:
 
 
 def write_view(path: Path, data: bytes) -> Path:
-    """Write a new file and return its path; existing files get a number added to the name."""
+    """Write a new private file; return its path. Existing files get a number added to the name."""
     target = path
     for number in range(1, 100):
         try:
-            with target.open("xb") as file:
-                file.write(data)
+            write_private_file(target, data, new=True)
             return target
         except FileExistsError:
             target = path.with_name(f"{path.stem}-{number}{path.suffix}")

@@ -19,7 +19,7 @@ from typing import BinaryIO, Final, Literal, cast
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import open_regular, single_line
+from dynctl.base.errors import named_in_errors, open_regular, single_line
 
 TraceFormat = Literal["mooncake", "azure"]
 
@@ -27,6 +27,8 @@ TraceFormat = Literal["mooncake", "azure"]
 MOONCAKE_BLOCK: Final = 512
 #: The longest line: two million tokens in blocks of 16 tokens, with long ids.
 MOST_LINE_BYTES: Final = 4 * 1024 * 1024
+#: Blank lines in a row; compressed ones cost a file almost nothing.
+MOST_BLANK_LINES: Final = 10_000
 MOST_TOKENS: Final = 10_000_000
 #: Ten years; larger times are in another unit, or a date.
 MOST_SECONDS: Final = 315_360_000.0
@@ -160,14 +162,14 @@ def read_trace(
 
 
 def _opened(path: Path) -> BinaryIO:
-    with open_regular(path) as plain:
+    with named_in_errors(path), open_regular(path) as plain:
         compressed = plain.read(2) == _GZIP
     return cast(BinaryIO, gzip.open(path, "rb")) if compressed else path.open("rb")
 
 
 def _numbered(lines: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
     """Each line without white space at its ends, with its number from 1. Raises WireError."""
-    number = 0
+    number = blank = 0
     while True:
         number += 1
         try:
@@ -180,8 +182,17 @@ def _numbered(lines: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
             raise WireError(
                 f"{path}: line {number:,}", f"damaged gzip data: {single_line(str(error))}"
             ) from None
+        except OSError as error:
+            error.filename = str(path)
+            raise
         if not line:
             return
+        blank = blank + 1 if line.isspace() else 0
+        if blank > MOST_BLANK_LINES:
+            raise WireError(
+                f"{path}: line {number:,}",
+                f"more than {MOST_BLANK_LINES:,} blank lines; expected a request on each line",
+            )
         if len(line) > MOST_LINE_BYTES:
             raise WireError(
                 f"{path}: line {number:,}", f"longer than {MOST_LINE_BYTES:,} bytes; expected a "

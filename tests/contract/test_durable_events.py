@@ -227,6 +227,7 @@ async def test_without_the_stream_nothing_counts_as_read(tmp_path: Path) -> None
         await until(lambda: made.last_condition(WORKER) == ("EVENTS_LOST", 2))
 
 
+@pytest.mark.seed("router-guide: events: snapshots")
 async def test_a_snapshot_stands_for_messages_that_a_router_removed(tmp_path: Path) -> None:
     async with rig(tmp_path) as (made, _):
         await made.create()
@@ -321,6 +322,7 @@ async def consuming(directory: Path) -> AsyncIterator[Consuming]:
         yield made
 
 
+@pytest.mark.seed("router-guide: events: durable consumers")
 async def test_a_router_has_a_consumer_of_its_name_and_acknowledges(tmp_path: Path) -> None:
     async with consuming(tmp_path) as made:
         await made.publish(WORKER, 0, 1)

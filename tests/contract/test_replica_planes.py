@@ -100,6 +100,7 @@ async def heard(sender: Joined, publisher: int, *readers: Joined) -> int:
 
 
 @pytest.mark.parametrize("kind", ["zmq", "nats"])
+@pytest.mark.seed("smart-routing-guide-0.9: replicas: over NATS")
 async def test_all_others_receive_all_messages_in_order(kind: str, tmp_path: Path) -> None:
     async with network(kind, tmp_path) as net:
         a, b, c = net.join("a"), net.join("b", "a", "c"), net.join("c", "a")

@@ -159,6 +159,7 @@ async def test_first_batch_above_zero_is_a_gap(bench):
     assert list(lost.changes()) == [IndexMarked(7, 0, "gapped", 3)]
 
 
+@pytest.mark.seed("router-guide: events: gaps and replay")
 async def test_gap_is_healed_from_the_first_missing_batch(bench):
     publisher = bench.publisher(replay=True)
     follower = bench.follower(publisher)

@@ -86,6 +86,7 @@ def rows(ran: Any) -> dict[str, Json]:
 
 
 @pytest.mark.parametrize(("grove", "key"), [(False, ZONE), (True, GROVE_LABEL)])
+@pytest.mark.seed("dep-topology: pod labels: copy without Grove")
 def test_labels_are_copied_and_the_workers_start(
     grove: bool, key: str, dynctl: Run, tmp_path: Path
 ) -> None:

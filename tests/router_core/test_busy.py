@@ -141,6 +141,7 @@ def test_prefill_thresholds(
 
 
 @pytest.mark.seed("smart-routing-guide-0.9: thresholds: DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD")
+@pytest.mark.seed("smart-routing-guide-0.9: thresholds: either threshold")
 def test_any_threshold_suffices() -> None:
     made = fleet(active_decode_blocks_threshold=0.9, active_prefill_tokens_threshold=10)
     apply_all(made, LoadReported(2, 0, active_decode_blocks=0, active_prefill_tokens=11))

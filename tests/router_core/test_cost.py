@@ -165,6 +165,7 @@ def test_observed_costs_of_a_disaggregated_pool() -> None:
         (6.25, [0.85, 0.5], 2.6079),
     ],
 )
+@pytest.mark.seed("kubernetes-topology: pipeline: preferredWeight is not a probability")
 def test_observed_preference_multipliers(
     cost: float, weights: list[float], observed: float
 ) -> None:
@@ -308,6 +309,7 @@ def test_a_sample_above_the_rounded_sum_picks_the_last_likely_candidate() -> Non
 
 
 @pytest.mark.seed("smart-routing-guide-0.9: tuning: temperature 0.0")
+@pytest.mark.seed("smart-routing-guide-0.9: cost: equal costs")
 def test_exact_ties_are_uniform() -> None:
     draws = Counter(pick([2.0, 1.0, 1.0, 3.0, 1.0], 0.0, i / 300) for i in range(300))
     assert draws == {1: 100, 2: 100, 4: 100}

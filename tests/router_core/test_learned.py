@@ -147,6 +147,7 @@ def booked(made: Router, name: str, at: float, tokens: int = 65, on: int = 0) ->
 
 @pytest.mark.seed("router-guide: events: Approximate")
 @pytest.mark.seed("smart-routing-guide-0.9: engines: TensorRT-LLM events")
+@pytest.mark.seed("router-topology: backend support: TensorRT-LLM")
 def test_a_booking_counts_as_cached_and_is_called_estimated() -> None:
     made = learning(worker(1, kv_events=False), worker(2, kv_events=False))
     first = made.plan(request(65)).final

@@ -87,6 +87,7 @@ def term(decision: Decision, name: str = "transfer") -> dict[str, float]:
 
 
 @pytest.mark.seed("dep-topology: future work: KV transfer cost scoring")
+@pytest.mark.seed("dep-topology: future work: bytes of the KV cache")
 def test_the_transfer_term_of_the_proposal_with_its_weight_of_50() -> None:
     decision = decode_of(fleet().plan(request(160)))
     # 160 tokens of 1,024 bytes: 163,840 bytes.
@@ -129,6 +130,7 @@ def test_without_a_weight_or_a_table_there_is_no_term() -> None:
     assert "kv_transfer_weight" not in decode_of(plain.plan(request(160))).parameters.to_dict()
 
 
+@pytest.mark.seed("dep-topology: future work: bytes of the KV cache")
 def test_an_unknown_size_of_the_kv_cache_is_a_note_and_no_term() -> None:
     made = with_table(fleet(), replace(TABLE, bytes_per_token=None))
     decision = decode_of(made.plan(request(160)))

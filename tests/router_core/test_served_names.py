@@ -35,7 +35,6 @@ def test_a_worker_is_reached_by_its_model_its_aliases_and_its_adapters() -> None
     assert made.registry.served_names() == (MODEL,)
 
 
-@pytest.mark.seed("dep-topology: future work: multi-pool")
 def test_a_set_of_workers_limits_the_candidates_and_is_a_step_of_the_funnel() -> None:
     made = router(named(1, "a"), named(2, "b"), named(3))
     decision = made.plan(replace(request(40), worker_set="b"), detail=True).final
@@ -61,6 +60,24 @@ def test_the_hops_are_those_of_the_set() -> None:
     assert apart.prefill.worker is not None
     assert apart.final.worker is not None
     assert (apart.prefill.worker.name, apart.final.worker.name) == ("w2", "w3")
+
+
+@pytest.mark.seed("dep-topology: future work: multi-pool")
+def test_the_transfer_constraint_applies_inside_each_set() -> None:
+    def of_pool(worker_id: int, pool: str, role: str, zone: str) -> Worker:
+        made = worker(worker_id, role=role, zone=zone, policy="required")
+        return replace(made, worker_sets=(pool,))
+
+    fleet = [
+        *(of_pool(1, "short", "prefill", "a"), of_pool(2, "short", "decode", "a")),
+        *(of_pool(3, "short", "decode", "b"), of_pool(4, "long", "prefill", "b")),
+        *(of_pool(5, "long", "decode", "a"), of_pool(6, "long", "decode", "b")),
+    ]
+    made = router(*fleet)
+    for pool, expected in (("short", ["w1", "w2"]), ("long", ["w4", "w6"])):
+        plan = made.plan(replace(request(40), worker_set=pool))
+        hops = (plan.prefill, plan.final)
+        assert [hop.worker.name for hop in hops if hop and hop.worker] == expected
 
 
 def test_other_names_and_sets_survive_a_snapshot() -> None:

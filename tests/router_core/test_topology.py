@@ -376,6 +376,7 @@ def test_a_decode_worker_whose_new_card_allows_prefill_serves_alone() -> None:
     assert fleet.plan(request(40)).ok
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: policy comes from workers")
 def test_a_workers_own_policy_wins_and_the_conflict_is_named() -> None:
     own = worker(1, "pA", "prefill", zone="a", policy="preferred", weight=0.3)
     policy = RouterPolicy("zone", "required")

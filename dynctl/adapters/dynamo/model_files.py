@@ -5,11 +5,15 @@ the operator allowed), or to a local file; the card's checksum must match in bot
 """
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
 import os
+import re
 import secrets
+import shutil
 import stat
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -21,10 +25,16 @@ import httpx
 from blake3 import blake3
 
 from dynctl.base.errors import Unreachable, UsageProblem, network_reason
+from dynctl.base.terminal import printable
 from dynctl.wire.dynamo.discovery import CardFile, Instance, ModelCard
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 CONNECT_SECONDS: Final = 4.0
+#: What the cache holds of models that are not used at the moment.
+MOST_MODELS: Final = 64
+MOST_CACHE_BYTES: Final = 4 * 1024**3
+_IN_USE_S: Final = 60.0
+_KEY: Final = re.compile(r"[0-9a-f]{32}")
 
 _NAMES: Final = {
     "hf_config_json": "config.json",
@@ -140,6 +150,7 @@ async def fetch_model_files(
             received += sum(map(len, data))
             _write(target, file, card, iter(data))
             origins[name] = _shown(url)
+    _make_room(into, directory)
     return FetchedModel(directory, origins, requests, received)
 
 
@@ -337,6 +348,35 @@ def _private(directory: Path) -> Path:
     return directory
 
 
+def _make_room(into: Path, used: Path) -> None:
+    """Remove the models that were not used for the longest time, down to the bounds.
+
+    ``used``: the model of now; it counts as the newest and stays, as do those of the last minute,
+    which another process may be about to read.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(used)
+    now = time.time()
+    models = sorted(_cached_models(into), reverse=True)
+    total = 0
+    for place, (last_used, size, path) in enumerate(models):
+        total += size
+        kept = path == used or now - last_used < _IN_USE_S
+        if not kept and (place >= MOST_MODELS or total > MOST_CACHE_BYTES):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _cached_models(into: Path) -> Iterator[tuple[float, int, Path]]:
+    """When each model of the cache was used last, its bytes and its directory."""
+    with contextlib.suppress(OSError):
+        for path in into.iterdir():
+            if _KEY.fullmatch(path.name) is None:
+                continue
+            with contextlib.suppress(OSError):
+                size = sum(file.lstat().st_size for file in path.iterdir())
+                yield path.lstat().st_mtime, size, path
+
+
 def _key(wanted: Mapping[str, CardFile]) -> str:
     """One directory for each set of contents, so that the cache never mixes two models."""
     checksums = "\n".join(f"{name} {file.checksum}" for name, file in sorted(wanted.items()))
@@ -358,4 +398,4 @@ def _shown(url: httpx.URL) -> str:
     """The URL without credentials and query."""
     host = url.netloc.decode("ascii", "replace")
     shown = f"{url.scheme}://{host}{url.path}"
-    return "".join(c if c.isprintable() else "?" for c in shown)[:300]
+    return printable(shown)[:300]

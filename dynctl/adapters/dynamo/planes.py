@@ -262,8 +262,26 @@ def _file_root(options: GlobalOptions) -> Path:
     import tempfile
 
     directory = in_context(options).file_kv or os.environ.get("DYN_FILE_KV")
-    # Dynamo's own default is below the temporary directory.
-    return Path(directory) if directory else Path(tempfile.gettempdir()) / "dynamo_store_kv"
+    if directory:
+        return Path(directory)
+    # Dynamo's own default is below the temporary directory, where every user can make it first.
+    default = Path(tempfile.gettempdir()) / "dynamo_store_kv"
+    _expect_own(default)
+    return default
+
+
+def _expect_own(directory: Path) -> None:
+    """Raise UsageProblem for a directory of another user than this one and root."""
+    try:
+        owner = directory.lstat().st_uid
+    except OSError:
+        return
+    if owner not in (os.getuid(), 0):
+        raise UsageProblem(
+            f"{directory}: belongs to user {owner}, who could register any worker; expected one of "
+            f"user {os.getuid()}",
+            f"to read it all the same: --file-kv {directory}",
+        )
 
 
 def _etcd(options: GlobalOptions) -> Discovery:

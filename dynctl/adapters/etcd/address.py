@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.files import read_file
 
 DEFAULT_ENDPOINTS: Final = "http://localhost:2379"
 """Dynamo's default."""
@@ -164,8 +165,7 @@ def _pem(value: str | None, name: str) -> bytes | None:
     if value.lstrip().startswith("-----BEGIN"):
         return value.encode()
     try:
-        with open(value, "rb") as file:
-            content = file.read(_MAX_PEM_BYTES)
+        content = read_file(value, _MAX_PEM_BYTES)[:_MAX_PEM_BYTES]
     except OSError as error:
         raise UsageProblem(
             f"{name}: cannot read {value}: {file_problem(error)}", "Set the path of a PEM file."

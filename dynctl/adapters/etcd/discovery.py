@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from dynctl.adapters.etcd.address import EtcdAccess, EtcdEndpoint
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import TimedOut, Unreachable
+from dynctl.base.terminal import printable
 
 MAX_ENTRIES: Final = 100_000
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -291,5 +292,4 @@ def range_end(prefix: bytes) -> bytes:
 
 def one_line(text: str) -> str:
     """A library's message as one bounded line without control characters."""
-    flat = " ".join(text.split())
-    return "".join(character if character.isprintable() else "?" for character in flat)[:200]
+    return printable(" ".join(text.split()))[:200]

@@ -18,7 +18,9 @@ from dynctl.adapters.kubernetes.login import Login
 from dynctl.adapters.kubernetes.port_forward import forwarded
 from dynctl.adapters.kubernetes.streams import output_in_container, pod_path
 from dynctl.adapters.ports import AccessReview, ClusterEvent, ClusterRefusal
-from dynctl.base.errors import Unreachable
+from dynctl.base.errors import TimedOut, Unreachable
+
+_READ_LESS: Final = "read less: one namespace (-n NAME), or wait longer: --timeout SECONDS"
 
 WATCH_S: Final = 240
 """Seconds after which the server ends a watch, so that the reader begins a new one."""
@@ -27,10 +29,10 @@ MANAGER: Final = "dynctl"
 """The field manager of what dynctl writes."""
 
 _WATCH_SLACK_S: Final = 30.0
-#: Bounds of one list, whatever the server answers: pages, objects, and seconds.
-_MOST_PAGES: Final = 2_000
-_MOST_OBJECTS: Final = 200_000
-_LIST_S: Final = 120.0
+MOST_PAGES: Final = 400
+"""Pages of one list: 200,000 objects at the usual size of a page; a cluster has 150,000 pods."""
+_LONGEST_LIST: Final = 6
+"""The pages of a list may take this many times the timeout of a request."""
 _REVIEWS: Final = "/apis/authorization.k8s.io/v1"
 _KINDS: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
@@ -105,15 +107,19 @@ class KubernetesCluster:
         self, path: str, query: Mapping[str, str] | None = None, *, page: int = 500
     ) -> Iterator[Mapping[str, Any]]:
         parameters = {**(query or {}), "limit": str(page)}
-        token, restarted, pages, objects = "", False, 0, 0
-        began = time.monotonic()
+        token, restarted, count, spent = "", False, 0, 0.0
         while True:
-            pages += 1
-            if pages > _MOST_PAGES or objects > _MOST_OBJECTS or time.monotonic() - began > _LIST_S:
+            count += 1
+            if count > MOST_PAGES:
                 raise Unreachable(
-                    f"the API server's list of {path} does not end: {objects:,} objects in "
-                    f"{pages - 1:,} pages so far"
+                    f"the API server's list of {path} has more than {MOST_PAGES:,} pages",
+                    _READ_LESS,
                 )
+            if spent > _LONGEST_LIST * self._server.timeout:
+                raise TimedOut(
+                    f"the API server's list of {path} did not end within {spent:.0f} s", _READ_LESS
+                )
+            began = time.monotonic()
             try:
                 found = self._server.object(
                     path, parameters | ({"continue": token} if token else {})
@@ -123,19 +129,15 @@ class KubernetesCluster:
                     raise
                 token, restarted = "", True
                 continue
+            spent += time.monotonic() - began
             if restarted and not token:
                 found = _marked(found)
             yield found
-            items = found.get("items")
-            objects += len(items) if isinstance(items, list) else 0
-            earlier, token = token, _metadata(found).get("continue") or ""
+            before, token = token, _metadata(found).get("continue") or ""
             if not token:
                 return
-            if token == earlier:
-                raise Unreachable(
-                    f"the API server's list of {path} does not end: two pages name the same next "
-                    "page"
-                )
+            if token == before:
+                raise Unreachable(f"the API server repeats a page of {path}: its list has no end")
 
     def watch(
         self, path: str, resource_version: str, query: Mapping[str, str] | None = None

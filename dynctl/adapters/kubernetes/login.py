@@ -18,7 +18,9 @@ from urllib.parse import quote
 
 from dynctl.adapters.kubernetes.kubeconfig import IN_CLUSTER, KubeContext
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem, single_line
+from dynctl.base.files import expect_regular, read_file
 
+_LONGEST_TOKEN: Final = 1 << 20
 _SKEW: Final = timedelta(seconds=15)
 _SHORTEST_SECRET: Final = 5
 _NO_SECRETS: Final = ("command", "apiVersion", "name", "installHint", "interactiveMode")
@@ -90,8 +92,7 @@ class Login:
 
     def _read_token(self) -> str:
         try:
-            with open(self._token_file, encoding="utf-8") as stream:
-                return stream.read(1 << 20).strip()
+            return read_file(self._token_file, _LONGEST_TOKEN)[:_LONGEST_TOKEN].decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             why = file_problem(error) if isinstance(error, OSError) else "not text"
             raise Unreachable(
@@ -153,6 +154,9 @@ def _tls(context: KubeContext, configuration: Any) -> ssl.SSLContext | None:
         return None
     part = f"certificate-authority of context {context.name}"
     try:
+        named = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+        for file in filter(None, named):
+            expect_regular(file)
         tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
         if configuration.cert_file:
             part = f"client-certificate and client-key of user {context.user_name}"

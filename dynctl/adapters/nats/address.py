@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.files import expect_regular
 
 _SCHEMES: Final = ("nats", "tls")
 _PORT: Final = 4222
@@ -116,6 +117,7 @@ class NatsAuth:
         if self.ca_file is None:
             return {}
         try:
+            expect_regular(self.ca_file)
             return {"tls": ssl.create_default_context(cafile=self.ca_file)}
         except OSError as error:  # ssl.SSLError is one
             reason = "not a PEM file" if isinstance(error, ssl.SSLError) else file_problem(error)
@@ -126,8 +128,7 @@ class NatsAuth:
 
 def _need_file(path: str, variable: str) -> None:
     try:
-        with open(path, "rb"):
-            pass
+        expect_regular(path)
     except OSError as error:
         raise UsageProblem(f"{path}: {file_problem(error)}", f"{variable} has its path") from None
 

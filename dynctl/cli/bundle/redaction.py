@@ -18,6 +18,7 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.files import read_file
 from dynctl.base.options import GlobalOptions
 from dynctl.base.yaml_reader import YamlError, read_yaml
 from dynctl.settings.contexts.precedence import in_context
@@ -231,7 +232,7 @@ def _yaml(text: str) -> Any:
 def _content(path: Path) -> str:
     """The text of a file; empty if it cannot be read."""
     try:
-        with path.expanduser().open("rb") as file:
-            return file.read(_LARGEST_BYTES).decode("utf-8", "replace").strip()
+        data = read_file(path.expanduser(), _LARGEST_BYTES, pipe=False)
+        return data[:_LARGEST_BYTES].decode("utf-8", "replace").strip()
     except (OSError, RuntimeError):
         return ""

@@ -85,7 +85,8 @@ def demo(
             else:
                 emit(end, options)
     except DemoError as error:
-        raise DynctlError(f"the demo fleet: {error}") from None
+        reason, _, log = str(error).partition("\n")
+        raise DynctlError(f"the demo fleet: {reason}", log) from None
     return ExitCode.YES
 
 

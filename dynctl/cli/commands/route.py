@@ -141,13 +141,12 @@ def route(
 
 def _saved(source: Any, path: Path) -> Any:
     """Save the source's view and return it as the source, so that --view repeats the answer."""
-    from dynctl.base.errors import named_in_errors
+    from dynctl.base.files import write_private_file
     from dynctl.screens.render import talk
     from dynctl.sources.view import open_view_bytes
 
     data = source.save()
-    with named_in_errors(path):
-        path.write_bytes(data)
+    write_private_file(path, data)
     talk(f"saved {path} ({len(data):,} bytes, without prompts and tokens); --view {path} reads it")
     return open_view_bytes(data, f"--save-view {path}", f"view {path.name}")
 
@@ -200,12 +199,13 @@ def _typed(prompt: str) -> str:
 def _read(name: str, option: str) -> str:
     import sys
 
+    from dynctl.base.files import read_file
+
     if name == "-":
         data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
     else:
         try:
-            with open(name, "rb") as file:
-                data = file.read(MAX_INPUT_BYTES + 1)
+            data = read_file(name, MAX_INPUT_BYTES)
         except OSError as error:
             raise UsageProblem(f"{option} {name}: {file_problem(error)}") from None
     if len(data) > MAX_INPUT_BYTES:

@@ -288,6 +288,7 @@ def _replica_change(outcome: "Outcome", model: str) -> "ReplicaChange":
 def _exit_code(changed: "Changed", *, partial: bool) -> int:
     """Show what a change left open; raises TimedOut."""
     from dynctl.base.errors import ExitCode, TimedOut, exit_code_of
+    from dynctl.base.terminal import printable
     from dynctl.screens.render import talk
     from dynctl.sources.thresholds.replicas import failure
 
@@ -299,7 +300,9 @@ def _exit_code(changed: "Changed", *, partial: bool) -> int:
         return ExitCode.INTERRUPTED if verdict.state == "interrupted" else ExitCode.NO
     if not result.ok and result.error is not None:
         error = failure(result, partial=partial)
-        talk("\n  ".join([f"error: {error.message}", *error.hint.splitlines()]))
+        talk(f"error: {error.message}")
+        for line in error.hint.splitlines():
+            talk(f"  {line}")
         return ExitCode.NO if not changed.agree else exit_code_of(error) or ExitCode.NO
     if not changed.agree:
         talk("the replicas have different thresholds: dynctl thresholds get")
@@ -308,7 +311,7 @@ def _exit_code(changed: "Changed", *, partial: bool) -> int:
         raise TimedOut(
             f"the thresholds are stored, but after {waited.seconds:.1f} s not in effect on every "
             "replica",
-            "\n".join(waited.pending),
+            "\n".join(map(printable, waited.pending)),
         )
     return ExitCode.YES
 

@@ -38,8 +38,9 @@ def why(
         )
     found: Any = None
     wanted = decision
-    if decision is not None and Path(decision).is_file():
-        found, wanted = _from_file(Path(decision))
+    file = None if decision is None else Path(decision)
+    if file is not None and file.exists() and not file.is_dir():
+        found, wanted = _from_file(file)
     result = found if found is not None else connect(options).decision(wanted)
     emit(result, options, screen=ExplainScreen(show_all))
     return ExitCode.YES if result.ok else ExitCode.NO
@@ -51,15 +52,17 @@ def _from_file(path: Path) -> tuple[Any, str]:
 
     from dynctl.base.decode_errors import WireError
     from dynctl.base.errors import UsageProblem
+    from dynctl.base.files import read_file
     from dynctl.base.json_reader import read_json
     from dynctl.documents.codec import decode
     from dynctl.documents.decisions import PastDecision
     from dynctl.documents.route_result import RouteResult
 
-    if path.stat().st_size > MAX_FILE_BYTES:
+    data = read_file(path, MAX_FILE_BYTES)
+    if len(data) > MAX_FILE_BYTES:
         raise UsageProblem(f"{path}: larger than {MAX_FILE_BYTES:,} bytes")
     try:
-        document = read_json(path.read_bytes(), str(path))
+        document = read_json(data, str(path))
     except WireError as error:
         raise UsageProblem(
             str(error), "save one with: dynctl route PROMPT -o json > FILE"

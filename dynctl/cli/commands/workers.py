@@ -134,6 +134,7 @@ def drain_worker(
     from msgspec.structs import replace
 
     from dynctl.base.errors import ExitCode, TimedOut
+    from dynctl.base.terminal import printable
     from dynctl.screens.numbers import plural
     from dynctl.screens.render import emit, talk
 
@@ -159,7 +160,8 @@ def drain_worker(
     if running:
         raise TimedOut(
             f"{change.worker} still runs {plural(running, 'request')} after {waited:.0f} s",
-            f"{back}\nwait longer: dynctl workers drain {change.worker} --wait 30m",
+            f"{printable(back)}\n"
+            f"wait longer: dynctl workers drain {printable(change.worker)} --wait 30m",
         )
     return ExitCode.YES
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dynctl.base.errors import UsageProblem
 from dynctl.base.json_fields import mapping, text
 from dynctl.findings.runner import Skipped
+from dynctl.manifests.draft_shapes import translated_graphs
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import (
     GRAPH,
@@ -73,7 +74,7 @@ class LintFacts:
 
 def gather(manifests: Sequence[Manifest]) -> LintFacts:
     """The facts of manifests. Raises UsageProblem if none is a graph or a Grove topology."""
-    facts = LintFacts(graphs_of(manifests), topologies_of(manifests))
+    facts = LintFacts(translated_graphs(graphs_of(manifests)), topologies_of(manifests))
     if not facts.graphs and not facts.topologies:
         kinds = sorted({f"{one.kind} ({one.body.get('apiVersion')})" for one in manifests})
         raise UsageProblem(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dynctl.base.json_fields import mapping, text
 from dynctl.findings.runner import Check, Found, Outcome, found, outcome
-from dynctl.manifests.draft_shapes import Draft, draft_levels, drafts_of
+from dynctl.manifests.draft_shapes import Draft, draft_levels, drafts_of, is_translated
 from dynctl.manifests.graphs import POLICY_PATH, Graph
 from dynctl.manifests.lint.facts import (
     LintFacts,
@@ -53,6 +53,8 @@ def _policies(facts: LintFacts) -> str:
         how = "required" if facts.required(graph) else str(policy.get("enforcement"))
         if facts.preferred(graph):
             how += f" {policy.get('preferredWeight')}"
+        if is_translated(graph):
+            how += ", translated from its draft"
         texts.append(f"{short_name(graph)}: {policy.get('domain')}, {how}")
     return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if texts[3:] else "")
 
@@ -73,11 +75,13 @@ def drafted(facts: LintFacts, subject: str, draft: Draft) -> Found:
     """The finding about a draft format."""
     changed = draft.shipped.startswith(("write", "move"))
     shipped = facts.remedy(draft.shipped) if changed else draft.shipped
-    return found(subject, where=draft.where, what=draft.what, shipped=shipped)
+    return found(subject, where=draft.where, message=draft.message, shipped=shipped)
 
 
 def raw_policy(graph: Graph) -> Any:
-    """The value of kvTransferPolicy, valid or not."""
+    """The value of kvTransferPolicy, valid or not; for a draft its translation."""
+    if is_translated(graph):
+        return graph.policy
     spec = mapping(graph.manifest.body.get("spec"))
     return mapping(spec.get("experimental")).get("kvTransferPolicy")
 
@@ -101,11 +105,12 @@ def objections_to(facts: LintFacts, aspect: str) -> Iterator[Found]:
 def _objection(facts: LintFacts, graph: Graph, one: Objection) -> Found:
     """The finding about a validation error of a policy."""
     fix = facts.remedy(one.fix)
+    origin = " (translated from its draft)" if is_translated(graph) else ""
     return found(
         subject_of(graph),
         validator=one.validator,
         refuses=facts.refuses,
-        message=one.message,
+        message=one.message + origin,
         fix=fix,
     )
 
@@ -210,10 +215,11 @@ def _shown(value: Any) -> str:
 
 
 def _policy(graph: Graph) -> Mapping[str, Any] | None:
-    """The policy as the webhook compares it; unknown fields never reach the webhook."""
-    if graph.policy is None:
+    """The policy as the webhook compares it; unknown fields, as of drafts, never reach it."""
+    policy = mapping(spec_of(graph).get("experimental")).get("kvTransferPolicy")
+    if not isinstance(policy, Mapping):
         return None
-    given = {name: value for name in FIELDS if (value := graph.policy.get(name)) is not None}
+    given = {name: value for name in FIELDS if (value := policy.get(name)) is not None}
     given.setdefault("enforcement", "required")
     if "preferredWeight" in given:
         given["preferredWeight"] = _float32(given["preferredWeight"])

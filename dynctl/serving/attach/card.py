@@ -8,6 +8,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.files import read_file
 from dynctl.tokenization.model_directory import getting_files
 from dynctl.wire.dynamo.discovery import CardFile, EndpointId, ModelCard, slug_of
 from router_core import Role, Worker
@@ -45,7 +46,7 @@ def read_model_files(directory: Path) -> ModelFiles:
         for kind, name in choices:
             path = directory / name
             try:
-                data = path.read_bytes()
+                data = read_file(path, _MAX_FILE_BYTES, pipe=False)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -54,7 +55,7 @@ def read_model_files(directory: Path) -> ModelFiles:
                 ) from None
             if len(data) > _MAX_FILE_BYTES:
                 raise UsageProblem(
-                    f"--model-path: {path} has {len(data):,} bytes; expected at most "
+                    f"--model-path: {path} has more bytes than expected: at most "
                     f"{_MAX_FILE_BYTES:,}"
                 )
             parts[part] = (kind, path)

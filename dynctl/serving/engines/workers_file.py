@@ -86,6 +86,7 @@ class WorkersFile:
                 continue
             subject = str(self._path)
             try:
+                self._expect_no_pipe()
                 await self._take(read_workers_file(self._path))
             except WorkersFileError as error:
                 message = f"the fleet is unchanged: {error}"
@@ -94,6 +95,11 @@ class WorkersFile:
                 self._service.clear_condition(codes.WORKERS_FILE_INVALID, subject)
             # Only now: after an unexpected error the restarted task reads this file again.
             self._seen = stamp
+
+    def _expect_no_pipe(self) -> None:
+        """The event loop does not wait for a pipe; at the start one is read."""
+        if self._path.is_fifo():
+            raise WorkersFileError(f"{self._path}: is a pipe; expected a file")
 
     async def _take(self, specs: list[WorkerSpec]) -> None:
         wanted = {spec.name for spec in specs}

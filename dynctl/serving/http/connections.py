@@ -28,6 +28,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
 from dynctl.base.errors import file_problem
+from dynctl.base.files import expect_regular
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.http.start import accept
@@ -423,6 +424,8 @@ class Certificate:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.set_alpn_protocols(self._protocols)
+            for file in (chain, key):
+                expect_regular(file)
             # An encrypted key would ask on the terminal.
             context.load_cert_chain(chain, key, password=_no_password)
         except ssl.SSLError as error:

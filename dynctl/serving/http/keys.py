@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.base.errors import file_problem
+from dynctl.base.files import read_file
 from dynctl.serving.refusal import HttpError
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 MOST_KEYS: Final = 100_000
 _FILE_BYTES: Final = 16 << 20
 _MOST: Final = 1_000_000
+#: Shorter keys can be guessed.
+SHORTEST_KEY: Final = 16
 _LIMITS: Final = ("requests-per-minute", "concurrency")
 
 
@@ -54,6 +57,7 @@ class ApiKey:
     credit: float = 0.0
     at: float = 0.0
     running: int = 0
+    short: bool = False
 
     def become(self, key: ApiKey) -> None:
         """Take the name and the limits of ``key``, the same key in a changed file. What runs goes
@@ -74,6 +78,7 @@ class ApiKeys:
         clock: Callable[[], float],
     ) -> None:
         self._file = file
+        self._loaded = False
         self._limits = limits or KeyLimits()
         self._clock = clock
         # A digest under a secret of this process: comparing it shows nothing about a key.
@@ -85,6 +90,11 @@ class ApiKeys:
 
     def __len__(self) -> int:
         return len(self._valid)
+
+    @property
+    def short_names(self) -> list[str]:
+        """The names of the valid keys with fewer than `SHORTEST_KEY` characters."""
+        return sorted(key.name for key in self._valid.values() if key.short)
 
     @property
     def required(self) -> bool:
@@ -117,8 +127,8 @@ class ApiKeys:
             if seen == self._seen:
                 return False
             self._seen = seen
-            with self._file.open("rb") as file:
-                text = file.read(_FILE_BYTES + 1)
+            # The event loop must not wait for a pipe; before it runs, one may be read.
+            text = read_file(self._file, _FILE_BYTES, pipe=not self._loaded)
         except OSError as error:
             self._seen = None
             raise KeysError(f"{self._file}: {file_problem(error)}") from None
@@ -192,7 +202,8 @@ class ApiKeys:
             digest = self._digest(text.encode())
             if digest in found:
                 raise KeysError(f"{name}: the same key as {found[digest].name}")
-            found[digest] = ApiKey(name, digest, limits, float(limits.requests_per_minute), now)
+            credit, short = float(limits.requests_per_minute), len(text) < SHORTEST_KEY
+            found[digest] = ApiKey(name, digest, limits, credit, now, short=short)
             if len(found) > MOST_KEYS:
                 raise KeysError(f"{name}: more than {MOST_KEYS:,} keys")
         return found

@@ -63,7 +63,7 @@ from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
+from dynctl.serving.http.keys import SHORTEST_KEY, ApiKeys, KeyLimits, KeysError
 from dynctl.serving.http.openapi import document_route
 from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
@@ -100,6 +100,8 @@ _log = logging.getLogger(__name__)
 #: Seconds for which the start waits for engines' caches to be read; an endpoint that does not
 #: answer must not keep a frontend from serving.
 FIRST_READ_S: Final = 5.0
+#: Short keys that the warning about them names.
+_NAMED_KEYS: Final = 5
 _EXPIRY_S = 15.0
 _CHECK_S = 10.0
 _METRICS_S = 8.0
@@ -690,6 +692,15 @@ def _keys(config: FrontendConfig, service: RoutingService) -> ApiKeys:
         keys.load()
     except KeysError as error:
         raise StartError(f"API keys: {error}") from None
+    short = keys.short_names
+    if short:
+        _log.warning(
+            "API keys with fewer than %d characters can be guessed: %s%s; make one with: "
+            "openssl rand -hex 32",
+            SHORTEST_KEY,
+            ", ".join(short[:_NAMED_KEYS]),
+            f" and {len(short) - _NAMED_KEYS:,} more" if short[_NAMED_KEYS:] else "",
+        )
     return keys
 
 

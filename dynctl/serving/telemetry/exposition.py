@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from dynctl.base.terminal import escaped
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -133,7 +135,9 @@ def number(value: float) -> str:
 
 
 def escape(value: str) -> str:
-    """A label's value between quotes."""
-    if "\\" in value or '"' in value or "\n" in value:
-        return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return value
+    """A label's value between quotes, on one line and without unsafe characters.
+
+    A line break is the format's own escape; other unsafe characters are escaped by their number.
+    """
+    lines = [escaped(line, reversible=True) for line in value.split("\n")]
+    return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TextIO
 
+from dynctl.base.terminal import escaped
+
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -27,7 +29,6 @@ FIELDS = ("decision", "request_id", "stage", "worker", "outcome", "code")
 #: Attribute of a record with the name of its process; logging has an id in `process`.
 _PROCESS = "dynctl_process"
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 #: Longest message; the rest is cut, so that a request cannot fill a disk.
 MAX_MESSAGE = 8_192
 
@@ -108,13 +109,6 @@ def timestamp(seconds: float) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def escaped(text: str) -> str:
-    """``text`` with control characters written as escapes."""
-    if not _CONTROL.search(text):
-        return text
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
 def _message(record: logging.LogRecord) -> str:
     text = record.getMessage()
     if len(text) > MAX_MESSAGE:
@@ -128,4 +122,8 @@ def _plain(value: object) -> str:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    return "\n" + formatter.formatException(record.exc_info) if record.exc_info else ""
+    if not record.exc_info:
+        return ""
+    # Indented: a line break in an error's text is not a line of its own.
+    lines = formatter.formatException(record.exc_info).split("\n")
+    return "".join(f"\n  {escaped(line)}" for line in lines)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.files import read_file
 from dynctl.settings.contexts.keys import (
     Value,
     checked_name,
@@ -50,8 +51,7 @@ def read_contexts(path: Path | None = None) -> Contexts:
 def read_text(path: Path) -> str | None:
     """The text of the file, None if there is no file. Raises UsageProblem."""
     try:
-        with path.open("rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
+        data = read_file(path, LARGEST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

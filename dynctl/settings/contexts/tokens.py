@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.base.errors import UsageProblem, file_problem
+from dynctl.base.files import read_file
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.precedence import in_context
 
@@ -52,8 +53,7 @@ def read_token(options: GlobalOptions) -> str | None:
 
 def _content(path: Path) -> bytes:
     try:
-        with path.expanduser().open("rb") as file:
-            return file.read(_LARGEST_BYTES + 1)
+        return read_file(path.expanduser(), _LARGEST_BYTES)
     except OSError as error:
         raise UsageProblem(f"--token-file {path}: {file_problem(error)}") from None
 

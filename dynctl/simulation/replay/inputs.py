@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dynctl.base.decode_errors import WireError
-from dynctl.base.errors import UsageProblem, open_regular
+from dynctl.base.errors import UsageProblem, named_in_errors, open_regular
 from dynctl.documents.recording import Arrived, Finished, Noted
 from dynctl.documents.recording_file import MAGIC, RecordingFile
 from dynctl.simulation.replay.workloads import Workload, generate
@@ -188,7 +188,7 @@ def _moved(one: TraceRequest, at: float) -> TraceRequest:
 
 def is_recording(path: Path) -> bool:
     """Whether a file starts as a recording, or is cut within its header. Raises OSError."""
-    with open_regular(path) as file:
+    with named_in_errors(path), open_regular(path) as file:
         head = file.read(len(MAGIC))
     return bool(head) and MAGIC.startswith(head)
 

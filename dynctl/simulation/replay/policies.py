@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from dynctl.base.errors import UsageProblem, open_regular
+from dynctl.base.errors import UsageProblem, named_in_errors, open_regular
 from dynctl.base.yaml_reader import YamlError, read_yaml
 from dynctl.planning.prefill_load import prefill_model
 from dynctl.settings.router_options import ROUTER_OPTIONS
@@ -134,7 +134,7 @@ def _file(path: Path, typed: str) -> Mapping[str, Any]:
         hint = f"did you mean {near[0]}?" if near else ""
         expected = _EXPECTED.format(", ".join(BUILT_IN), ", ".join(PRESETS))
         raise UsageProblem(f"{typed}: no such policy or file; {expected}", hint)
-    with open_regular(path) as file:
+    with named_in_errors(path), open_regular(path) as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise UsageProblem(f"{typed}: larger than {_MOST_BYTES >> 20} MiB; expected settings")

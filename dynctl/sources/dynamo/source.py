@@ -17,7 +17,7 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.base.terminal import say
+from dynctl.base.terminal import printable, say
 from dynctl.documents.doubts import MOST_NAMED, Doubt, Varies, distinct, doubt, some_names
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
@@ -360,4 +360,4 @@ def _no_workers(deployment: Deployment, planes: Planes, wanted: str | None) -> U
     hint = "check that this is the right backend: dynctl check"
     if planes.title.startswith("kubernetes"):
         hint = "name its namespace with -n NAMESPACE, or read all with -A"
-    return UsageProblem(found, "\n".join(problems) or hint)
+    return UsageProblem(found, "\n".join(map(printable, problems)) or hint)

@@ -15,6 +15,7 @@ from typing import Final
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import Unreachable, file_problem
+from dynctl.base.files import read_file
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import LinkName, WorkerChain
 from dynctl.verify.facts import MountFacts, PodKey, StartLog, TopologyFile
@@ -229,7 +230,6 @@ def read_mount(path: Path, domain: str) -> MountFacts:
 
 def _file(path: Path) -> TopologyFile:
     try:
-        with path.open("rb") as stream:
-            return topology_file(stream.read(MOST_BYTES + 1))
+        return topology_file(read_file(path, MOST_BYTES, pipe=False))
     except OSError as error:
         return TopologyFile("", f"is not readable: {file_problem(error)}")

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from dynctl.base import terminal
 from dynctl.base.decode_errors import WireError
 
 CODECS: Final = ("msgpack", "json")
@@ -63,7 +64,7 @@ def format_host_port(host: str, port: int) -> str:
 def printable(text: str) -> str:
     """A peer's text as one line for a terminal, shortened."""
     cut = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in cut)
+    return terminal.printable(cut, "\N{REPLACEMENT CHARACTER}")
 
 
 # -- two-part frames -------------------------------------------------------------------------------

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
-from itertools import count, repeat
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import yaml
 
+from dynctl.adapters.kubernetes import cluster as cluster_module
 from dynctl.adapters.kubernetes.cluster import KubernetesCluster, open_cluster
 from dynctl.adapters.ports import AccessReview, ClusterRefusal
 from dynctl.base.errors import Unreachable
@@ -40,30 +40,6 @@ def test_the_clock_is_the_clusters(server: ApiServer, cluster: KubernetesCluster
     assert cluster.now == pytest.approx(time.time(), abs=60)
     cluster.get("/api/v1/nodes")
     assert cluster.now == NOW
-
-
-class Endless:
-    """An API server whose lists never end; ``tokens`` of the next pages."""
-
-    def __init__(self, tokens: Iterator[str]) -> None:
-        self._tokens = tokens
-
-    def object(self, path: str, query: Any = None) -> dict[str, Any]:
-        return {"metadata": {"continue": next(self._tokens)}, "items": [{}] * 500}
-
-
-@pytest.mark.parametrize(
-    ("tokens", "problem"),
-    [
-        (repeat("same"), "two pages name the same next page"),
-        (map(str, count(1)), "200,500 objects in 401 pages so far"),
-    ],
-)
-def test_a_list_without_an_end_is_an_error(tokens: Iterator[str], problem: str):
-    cluster = KubernetesCluster(cast(Any, Endless(tokens)))
-    with pytest.raises(Unreachable, match=f"list of {PODS} does not end: .*{problem}"):
-        for _ in cluster.pages(PODS):
-            pass
 
 
 def test_a_list_comes_in_pages(server: ApiServer, cluster: KubernetesCluster):
@@ -97,6 +73,31 @@ def test_a_list_whose_token_always_expires_is_given_up(
     with pytest.raises(ClusterRefusal) as caught:
         list(cluster.pages(PODS, page=3))
     assert caught.value.status == 410
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_list_without_an_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: bool
+):
+    monkeypatch.setattr(cluster_module, "MOST_PAGES", 5)
+    served: list[str] = []
+
+    def respond(handler: BaseHTTPRequestHandler) -> None:
+        served.append(handler.path)
+        token = "again" if repeated else f"page-{len(served)}"
+        body = json.dumps({"metadata": {"continue": token}, "items": []}).encode()
+        handler.send_response(200)
+        handler.send_header("content-type", "application/json")
+        handler.send_header("content-length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with answering(respond) as url:
+        one = elsewhere(tmp_path, {"server": url})
+        with pytest.raises(Unreachable, match="no end" if repeated else "more than 5 pages"):
+            list(one.pages(PODS))
+        one.close()
+    assert len(served) == (2 if repeated else 5)
 
 
 def test_several_threads_read_at_once(

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from blake3 import blake3
 
+from dynctl.adapters.dynamo import model_files
 from dynctl.adapters.dynamo.model_files import ModelFilesError, fetch_model_files, host_of
 from dynctl.base.errors import ExitCode, Unreachable, exit_code_of
 from dynctl.tokenization import load_tokenizer
@@ -423,3 +424,37 @@ async def test_spellings_of_one_host_are_one(own, into):
     card = card_of("http://[::1]:1")
     with pytest.raises(Unreachable):
         await fetch_model_files(card, own, into)
+
+
+# -- the bound of the cache ------------------------------------------------------------------------
+
+
+async def test_the_cache_of_models_has_a_bound(server, into, monkeypatch):
+    monkeypatch.setattr(model_files, "MOST_MODELS", 3)
+    into.mkdir(mode=0o700)
+    other = into / "not-a-model"
+    other.mkdir()
+    old = []
+    for number in range(6):
+        directory = into / f"{number:032x}"
+        directory.mkdir(mode=0o700)
+        (directory / "tokenizer.json").write_text("{}")
+        os.utime(directory, (number, number))
+        old.append(directory)
+    fetched = await fetch_model_files(card_of(server.base), "127.0.0.1", into)
+    assert fetched.directory.is_dir()
+    assert [one.exists() for one in old] == [False] * 4 + [True] * 2
+    assert other.is_dir()
+
+
+async def test_the_bytes_of_the_cache_have_a_bound(server, into, monkeypatch):
+    monkeypatch.setattr(model_files, "MOST_CACHE_BYTES", 10)
+    into.mkdir(mode=0o700)
+    old = into / ("a" * 32)
+    old.mkdir(mode=0o700)
+    (old / "tokenizer.json").write_text("{}" * 100)
+    os.utime(old, (1, 1))
+    fresh = into / ("b" * 32)
+    fresh.mkdir(mode=0o700)
+    fetched = await fetch_model_files(card_of(server.base), "127.0.0.1", into)
+    assert (old.exists(), fresh.exists(), fetched.directory.exists()) == (False, True, True)

@@ -86,6 +86,7 @@ def store(tmp_path: Path) -> Iterator[Path]:
     publisher.join()
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: verification: KV event stream")
 def test_lines_come_until_the_limit(dynctl, store: Path):
     ran = dynctl("events", "tail", "--file-kv", store, "--limit", 12)
     assert ran.code == 0

@@ -327,6 +327,7 @@ def test_serve_names_what_has_no_effect_on_the_workers_of_a_dynamo(
         (["--etcd-client", "gateway"], "--etcd-client has no effect"),
     ],
 )
+@pytest.mark.seed("router-guide: deployments: --endpoint")
 def test_a_router_of_an_endpoint_reads_discovery(
     dynctl: Any,
     started: list[Any],

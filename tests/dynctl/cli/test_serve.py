@@ -59,6 +59,7 @@ def test_flags_environment_and_preset_make_the_configuration(dynctl, started, mo
     assert (config.api_token, config.admin_api, config.announce) == ("t", False, True)
 
 
+@pytest.mark.seed("router-guide: arguments: --http-port")
 def test_defaults_are_loopback_and_quiet(dynctl, started):
     assert dynctl("serve", "frontend").code == 0
     (config,) = started
@@ -116,6 +117,7 @@ def test_deprecated_and_unbuilt_flags_warn_on_stderr(dynctl, started):
     assert config.router.router_ttl_secs == 5
 
 
+@pytest.mark.seed("router-guide: arguments: --help")
 def test_help_of_serve_frontend_has_every_flag_and_lists_the_old_apart(dynctl):
     out = dynctl("serve", "frontend", "--help").out
     for name, option in ROUTER_OPTIONS.items():

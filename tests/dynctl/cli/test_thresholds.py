@@ -155,6 +155,7 @@ def test_a_card_without_a_total_shows_why_the_threshold_has_no_effect(dynctl, fl
     assert (tokens["limit"], "10,000,000 is used" in tokens["why"]) == (5_000_000, True)
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: thresholds: not set")
 def test_workers_without_a_threshold(dynctl, fleet):
     out = dynctl("thresholds", "get", *named(fleet.add()), "--workers").out
     assert "no threshold is set, so no rank is busy" in out

@@ -116,6 +116,161 @@ spec: {{experimental: {{kvTransferPolicy: {shipped}}}}}
     assert _wrong(lint(parse_manifests(policy.encode(), "f"))).keys() <= {"DYT0115"}
 
 
+_TOPOLOGY = """
+apiVersion: grove.io/v1alpha1
+kind: ClusterTopology
+metadata: {name: my-cluster-topology}
+spec: {levels: [{domain: zone, key: topology.kubernetes.io/zone}, {domain: rack, key: rack}]}
+---
+"""
+_DRAFT = """
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: my-llm-disagg}
+spec:
+  topologyConstraint: {clusterTopologyName: my-cluster-topology}
+  components:
+    - name: frontend
+      type: frontend
+      kvCacheTransferTopology: {level: zone, mismatchPolicy: fail}
+    - {name: prefill-worker, type: prefill, replicas: 8}
+    - {name: decode-worker, type: decode, replicas: 8}
+"""
+_FRONTENDS = "spec.components[0].kvCacheTransferTopology"
+
+
+def _findings(text: str) -> dict[str, list[tuple[str, str]]]:
+    """Code -> what its findings say about the graph, each with its fix."""
+    report = lint(parse_manifests((_TOPOLOGY + text).encode(), "f"))
+    return {c.code: [(one.value, one.fix) for one in c.findings] for c in report.checks}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "value", "fix"),
+    [
+        ("level: zone", "level: block", "DYT0202", "[zone, rack]", "use one of zone, rack"),
+        ("level: zone", "level: Zone", "DYT0106", 'Invalid value: "Zone"', "domain: zone"),
+        ("level: zone", "level: 3", "DYT0106", "must be of type string", "domain: zone"),
+        ("level: zone, ", "", "DYT0103", f"{_FRONTENDS}.level: Required value", "level: zone"),
+        ("level: zone", "levl: zone", "DYT0103", f'{_FRONTENDS}: unknown field "levl"',
+         "write level"),
+        ("level: zone", "level: zone, hops: 3", "DYT0103", 'unknown field "hops"', "remove it; "),
+        ("level: zone", "level: zone, domain: rack", "DYT0103",
+         "domain and level are names of one setting, and their values differ", "keep domain"),
+        ("mismatchPolicy: fail", "mismatchPolicy: Fallback", "DYT0103",
+         f'{_FRONTENDS}.mismatchPolicy: Unsupported value: "Fallback"', "mismatchPolicy: fallback"),
+        ("mismatchPolicy: fail", "mismatchPolicy: required", "DYT0103",
+         'supported values: "fail", "fallback"', "mismatchPolicy: fail or fallback"),
+        ("mismatchPolicy: fail", "enforcement: always", "DYT0107",
+         'Unsupported value: "always"', "required or preferred"),
+        ("mismatchPolicy: fail", "enforcement: preferred", "DYT0107",
+         "preferredWeight is required", "preferredWeight: 0.85"),
+        ("mismatchPolicy: fail", "enforcement: preferred, preferredWeight: 7", "DYT0107",
+         "should be less than or equal to 1", "0..1"),
+        ("mismatchPolicy: fail", "kvTransferWeight: 50.0", "DYT0103",
+         "kvCacheTransferTopology with kvTransferWeight is a draft format",
+         "--router-kv-transfer-weight 50 with --router-kv-transfer-qos FILE"),
+        ("mismatchPolicy: fail", "kvTransferWeight: -1", "DYT0103",
+         f"{_FRONTENDS}.kvTransferWeight: Invalid value: -1", "a number of at least 0"),
+        ("mismatchPolicy: fail", "kvTransferWeight: '50'", "DYT0103",
+         'Invalid value: "50": expected a number', "a number of at least 0"),
+        ("mismatchPolicy: fail", "kvTransferWeight: .nan", "DYT0103",
+         "Invalid value: nan", "a number of at least 0"),
+        ("{level: zone, mismatchPolicy: fail}", "zone", "DYT0103",
+         f'{_FRONTENDS} in body must be of type object: "string"', "level and mismatchPolicy"),
+        ("type: frontend", "type: decode", "DYT0103",
+         "valid only on a component of type frontend, and frontend has the type decode",
+         "remove it from frontend"),
+        ("      type: frontend\n", "", "DYT0103", "and frontend has no type", "remove it from"),
+        ("type: decode,", "type: decode, kvCacheTransferTopology: {level: rack},", "DYT0103",
+         "the graph has 2 policies, which differ: spec.components[0]", "keep one of them"),
+        ("kvCacheTransferTopology", "kvCacheTransferTopolgy", "DYT0103",
+         'unknown field "kvCacheTransferTopolgy", near kvCacheTransferTopology', f"write {F}"),
+        ("topologyConstraint: {clusterTopologyName: my-cluster-topology}", "x: 1", "DYT0103",
+         "kvCacheTransferTopology is a draft", "{labelKey: topology.kubernetes.io/zone, domain"),
+        ("topologyConstraint: {clusterTopologyName: my-cluster-topology}", "x: {level: zone}",
+         "DYT0103", "kvCacheTransferTopology is a draft", "enforcement: required}"),
+        ("level: zone", "level: rack, label: 'a b'", "DYT0105", 'Invalid value: "a b"',
+         "labelKey: topology"),
+    ],
+)  # fmt: skip
+@pytest.mark.seed("dep-topology: names: kvCacheTransferTopology")
+@pytest.mark.seed("dep-topology: names: fields of kvCacheTransferTopology")
+@pytest.mark.seed("dep-topology: admission failures: component type")
+def test_a_translated_draft_is_validated(old: str, new: str, code: str, value: str, fix: str):
+    assert old in _DRAFT
+    findings = _findings(_DRAFT.replace(old, new))[code]
+    assert [one for one in findings if value in one[0] and fix in one[1]], findings
+
+
+@pytest.mark.parametrize("place", ["spec", "spec.experimental"])
+def test_a_draft_in_another_place_is_validated_as_on_the_frontend(place: str):
+    body = "{level: block, mismatchPolicy: fail, kvTransferWeight: true}"
+    moved = f"kvCacheTransferTopology: {body}"
+    where = moved if place == "spec" else f"experimental: {{{moved}}}"
+    draft = _DRAFT.replace(
+        "      kvCacheTransferTopology: {level: zone, mismatchPolicy: fail}\n", ""
+    )
+    draft = draft.replace("spec:\n", f"spec:\n  {where}\n")
+    findings = _findings(draft)
+    assert "[zone, rack]" in findings["DYT0202"][0][0]
+    assert [one for one in findings["DYT0103"] if "Invalid value: true" in one[0]]
+
+
+def test_words_of_drafts_in_the_released_place_are_validated():
+    draft = _DRAFT.replace(
+        "      kvCacheTransferTopology: {level: zone, mismatchPolicy: fail}\n", ""
+    )
+    policy = "{level: block, mismatchPolicy: always, kvTransferWeight: 2}"
+    draft = draft.replace("spec:\n", f"spec:\n  experimental: {{kvTransferPolicy: {policy}}}\n")
+    findings = _findings(draft)
+    assert "[zone, rack]" in findings["DYT0202"][0][0]
+    told = " ".join(value + fix for value, fix in findings["DYT0103"])
+    assert 'Unsupported value: "always"' in told
+    assert "--router-kv-transfer-weight 2" in told
+
+
+def test_an_absent_draft_is_no_draft():
+    draft = _DRAFT.replace("{level: zone, mismatchPolicy: fail}", "null")
+    assert not _findings(draft)["DYT0103"]
+
+
+def test_a_level_without_a_label_and_without_a_topology_is_not_guessed():
+    draft = _DRAFT.replace("topologyConstraint", "x").replace("level: zone", "level: rack")
+    [shape, problem] = _findings(draft)["DYT0103"]
+    assert "labelKey: LABEL-OF-YOUR-NODES, domain: rack" in shape[1]
+    assert "no node label is known for rack" in problem[0]
+
+
+@pytest.mark.seed("dep-topology: admission failures: explicit label")
+def test_a_draft_with_a_label_needs_no_level_of_the_topology():
+    draft = _DRAFT.replace("level: zone", "level: block, label: nvidia.com/block")
+    assert not _findings(draft)["DYT0202"]
+    assert _findings(draft.replace(", label: nvidia.com/block", ""))["DYT0202"]
+
+
+def test_a_valid_draft_has_one_finding_and_no_other_check_fails_for_it():
+    findings = _findings(_DRAFT)
+    wrong = {code: found for code, found in findings.items() if found}
+    assert sorted(wrong) == ["DYT0103", "DYT0110"]
+    assert len(wrong["DYT0103"]) == 1
+
+
+def test_the_weight_of_a_draft_is_kept():
+    draft = _DRAFT.replace("mismatchPolicy: fail", "enforcement: preferred, preferredWeight: 0.3")
+    [(_, fix)] = _findings(draft)["DYT0103"]
+    assert "domain: zone, enforcement: preferred, preferredWeight: 0.3}" in fix
+
+
+@pytest.mark.seed("dep-topology: future work: fields in manifests")
+def test_the_network_of_a_level_names_the_file_that_replaces_it():
+    [(_, fix)] = _findings(_DRAFT.replace("mismatchPolicy", "networkQoS: {}, mismatchPolicy"))[
+        "DYT0103"
+    ]
+    assert "networkQoS has no field in it" in fix
+    assert "--router-kv-transfer-qos FILE" in fix
+
+
 def test_capacity_that_placement_decides_is_not_judged():
     data = (MANIFESTS / "DYT0901.yaml").read_text().replace("nodeSelector", "nodeselector")
     report = lint(parse_manifests(data.encode(), "f"))

@@ -83,6 +83,7 @@ def test_weights_arrive_as_they_were_given(dynctl, tmp_path: Path, weight: str):
     assert config.kv_transfer_preferred_weight == float(weight)
 
 
+@pytest.mark.seed("dep-topology: pod labels: init container")
 def test_the_init_container_waits_for_the_same_file(dynctl, tmp_path: Path):
     mount = tmp_path / "t"
     ran = dynctl(

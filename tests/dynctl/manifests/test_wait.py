@@ -161,6 +161,7 @@ def test_wrong_words_are_usage_problems(dynctl, arguments: list[str], says: str)
     assert says in ran.err
 
 
+@pytest.mark.seed("dep-topology: pod labels: init container")
 def test_as_an_init_container_runs_it(tmp_path: Path):
     """A process of its own that waits for a label which comes while it runs."""
     volume = DownwardApiVolume(tmp_path / "topology", {"zone": ZONE})

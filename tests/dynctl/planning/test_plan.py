@@ -93,6 +93,8 @@ def test_a_zone_that_lost_its_decode_strands_its_prefill_only_under_required():
     assert "2 of 6 prefill workers (az-2)" in warning
 
 
+@pytest.mark.seed("dep-topology: compatibility: one graph in several domains")
+@pytest.mark.seed("kubernetes-topology: pipeline: components for each zone")
 def test_the_patches_apply_the_plan():
     """Applied to the manifests, what is left to add is nothing."""
     document = graph(
@@ -320,3 +322,22 @@ def test_nodes_come_from_a_published_domain():
     nodes = {loss.node: loss for loss in topology_plan(found).losses if loss.what == "node"}
     assert (nodes["n2"].decode_left, nodes["n2"].stranded_share) == (0, 1.0)
     assert (nodes["n1"].prefill_left, nodes["n1"].served_share) == (0, 0.0)
+
+
+@pytest.mark.seed("dep-topology: names: kvCacheTransferTopology")
+def test_a_draft_policy_is_planned_with_and_noted():
+    data = b"""
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: g}
+spec:
+  components:
+    - {name: frontend, type: frontend, kvCacheTransferTopology: {level: rack, label: r}}
+    - {name: p, type: prefill, replicas: 2}
+    - {name: d, type: decode, replicas: 2}
+"""
+    fleet = fleet_of_manifests(parse_manifests(data, "g.yaml"), "g.yaml", None)
+    assert fleet.domain == "rack"
+    assert fleet.in_force == {"g": "required"}
+    [note] = [note for note in fleet.notes if "draft" in note]
+    assert note.startswith("g: its policy is translated from a draft that no released operator")

@@ -141,6 +141,7 @@ def registered(lab: Lab) -> Callable[[], bool]:
     return lambda: lab.instance is not None
 
 
+@pytest.mark.seed("router-topology: backend support: vLLM and SGLang")
 async def test_an_engine_is_registered_and_answers_with_its_own_tokens(
     lab: Lab, engine: RunningEngine, tmp_path: Path
 ):
@@ -179,6 +180,7 @@ async def test_an_engine_is_registered_and_answers_with_its_own_tokens(
     assert lab.entries(Instance) == lab.entries(ModelCard) == lab.entries(EventChannel) == []
 
 
+@pytest.mark.seed("smart-routing-guide-0.9: verification: bridge of KV events")
 async def test_kv_events_arrive_and_late_readers_recover_them(lab: Lab, engine: RunningEngine):
     async with attached(lab, config(engine.url)):
         await until(registered(lab))

@@ -134,6 +134,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.seed("router-guide: deployments: registered workers")
 async def test_hundreds_at_once(store: Path, stream: bool) -> None:
     async with site(store, Fault.NONE, Fault.NONE) as made:
         answers = await asyncio.gather(*(made.ask(stream=stream) for _ in range(300)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +129,13 @@ async def test_the_workers_file_is_read_again_and_a_bad_one_keeps_the_fleet(tmp_
             await until(lambda: condition(fleet, "WORKERS_FILE_INVALID", str(path)) is not None)
             assert [m.spec.name for m in fleet.frontend.fleet] == ["f1"]
             assert (await fleet.chat())[0] == 200
+            path.unlink()
+            os.mkfifo(path)
+            reason = "is a pipe; expected a file"
+            await until(
+                lambda: reason in condition(fleet, "WORKERS_FILE_INVALID", str(path)).message
+            )
+            path.unlink()
             path.write_text(f"workers: [{{url: '{two}', name: f1, zone: c}}]")
             await until(lambda: condition(fleet, "WORKERS_FILE_INVALID", str(path)) is None)
             worker = fleet.service.router.registry.by_name("f1")

@@ -97,6 +97,7 @@ async def test_kv_weighs_cached_blocks_against_load() -> None:
 
 @pytest.mark.seed("router-guide: modes: Frontend + KV (Disaggregated)")
 @pytest.mark.seed("router-guide: topology: Disaggregated")
+@pytest.mark.seed("smart-routing-guide-0.9: verification: prefill by cache, decode by load")
 async def test_kv_routes_to_prefill_by_cache_and_to_decode_by_load() -> None:
     async with site(SPLIT, router=flags("kv")) as fleet:
         await fleet.connected()

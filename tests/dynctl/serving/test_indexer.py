@@ -90,6 +90,7 @@ async def fill(source: ScriptedPublisher, process: IndexerProcess, numbers: rang
     await until(lambda: held(process) == numbers.stop)
 
 
+@pytest.mark.seed("router-guide: events: standalone indexer")
 async def test_a_query_names_the_engines_that_hold_the_prompt() -> None:
     async with publisher() as source, running() as process:
         body = {"instance_id": 1, "endpoint": source.endpoint, "model_name": MODEL, "block_size": 2}

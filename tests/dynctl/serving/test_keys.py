@@ -300,3 +300,30 @@ def test_a_variable_that_is_not_set():
 
     with pytest.raises(ValueError, match="NOT_SET_AT_ALL has no valid key"):
         asyncio.run(start())
+
+
+# -- short keys, and a file that never ends --------------------------------------------------------
+
+
+async def test_short_keys_are_named_at_the_start_and_never_shown(caplog):
+    caplog.set_level(logging.WARNING)
+    long = "sk-0123456789abcdef0123"
+    async with site(ENGINE, api_keys=(KEY, long), api_token=ADMIN):
+        [warning] = [one.getMessage() for one in caplog.records if "guessed" in one.getMessage()]
+    assert warning.startswith("API keys with fewer than 16 characters can be guessed: key 1; make")
+    assert KEY not in warning
+    caplog.clear()
+    async with site(ENGINE, api_keys=(long,), api_token=ADMIN):
+        assert not any("guessed" in one.getMessage() for one in caplog.records)
+
+
+def test_a_file_that_became_a_pipe_keeps_the_keys_and_blocks_nothing(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("sk-0123456789abcdef0123\n")
+    keys = ApiKeys((), file, clock=Clock())
+    assert keys.load()
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(KeysError, match="is a pipe or a device"):
+        keys.load()
+    assert keys.find(b"sk-0123456789abcdef0123") is not None

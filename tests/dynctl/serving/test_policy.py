@@ -43,6 +43,7 @@ async def chosen(fleet, times: int = 4) -> set[tuple[str, str]]:
 
 
 @pytest.mark.seed("router-topology: enforcement: required")
+@pytest.mark.seed("router-topology: backend support: vLLM and SGLang")
 async def test_same_domain_pairs_only():
     shape = fleet_of("prefill-a", "prefill-b", "decode-a", "decode-b")
     async with site(**shape, router=policy()) as fleet:

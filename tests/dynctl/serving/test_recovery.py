@@ -158,6 +158,7 @@ async def following(worker: FakeWorker) -> Follower:
     return follower
 
 
+@pytest.mark.seed("router-guide: events: local indexer")
 async def test_earlier_events_are_requested(worker):
     follower = await following(worker)
     assert applied(follower.values) == worker.blocks

@@ -725,6 +725,7 @@ async def test_the_token_guards_every_endpoint(method, path):
 
 @pytest.mark.seed("router-guide: deployments: Standalone")
 @pytest.mark.seed("smart-routing-guide-0.9: infrastructure: DYN_SYSTEM_PORT")
+@pytest.mark.seed("router-guide: deployments: metrics of the standalone router")
 async def test_the_process_has_no_inference_and_a_system_port():
     config = FrontendConfig(port=0, system_port=0, model_name="tiny")
     process = RouterProcess(config)

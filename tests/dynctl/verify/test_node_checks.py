@@ -182,6 +182,7 @@ def test_levels_in_the_wrong_order_are_not_also_found_to_span():
     assert checks["DYT0208"].message == "cluster-levels: the levels are not in order (DYT0210)"
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: placement")
 def test_placement_by_another_domain():
     cluster = Cluster(grove=True)
     constraint = {"clusterTopologyName": "cluster-levels", "packDomain": "rack"}
@@ -269,6 +270,7 @@ def test_a_rack_of_a_label_key_in_two_zones(key: str, domain: str, spans: bool):
 # -- labels that are not there ---------------------------------------------------------------------
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: label of the nodes")
 def test_a_node_with_workers_and_without_the_label():
     cluster = Cluster()
     del cluster.labels("gpu-a-0")[ZONE]

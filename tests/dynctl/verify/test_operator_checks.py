@@ -199,6 +199,7 @@ def may(**allowed: Any) -> dict[str, Any]:
     return {"operator_accounts": (Account(OPERATOR, answers),), **allowed}
 
 
+@pytest.mark.seed("kubernetes-topology: troubleshooting: rights of the controller")
 def test_nodes_that_it_may_not_read():
     checks = results(**may(answers={NODES: False}))
     assert wrong(checks) == {"DYT0303": [ACCOUNT]}

@@ -251,6 +251,7 @@ def test_a_dropped_draft_field_of_a_policy_is_a_draft_and_no_unknown_field():
     assert found(cluster) == {"DYT0103": [GRAPH]}
 
 
+@pytest.mark.seed("dep-topology: pod labels: grove.io/topology labels")
 def test_labels_of_drafts_on_pods_are_one_finding():
     cluster = Cluster()
     for pod in cluster.all("Pod"):
@@ -262,6 +263,7 @@ def test_labels_of_drafts_on_pods_are_one_finding():
     )
 
 
+@pytest.mark.seed("dep-topology: pod labels: /etc/podinfo/topology")
 def test_the_mount_of_a_draft_is_found_at_its_source():
     mount = {"name": "topology", "mountPath": "/etc/podinfo/topology"}
     cluster = Cluster()
@@ -324,6 +326,7 @@ def follow(cluster: Cluster) -> None:
             pod["spec"]["containers"][0].pop("args")
 
 
+@pytest.mark.seed("router-topology: operational notes: disaggregated only")
 def test_roles_come_from_cards_if_the_manifest_has_none():
     cluster = Cluster()
     one_typed_worker(cluster)
@@ -356,6 +359,8 @@ def test_one_half_is_missing():
     assert found(cluster) == {"DYT0109": [GRAPH]}
 
 
+@pytest.mark.seed("router-guide: deployments: DYN_ROUTER_MODE of the frontend")
+@pytest.mark.seed("router-topology: operational notes: router mode kv")
 def test_the_router_must_be_the_kv_router():
     cluster = Cluster()
     main = cluster.component("frontend")["podTemplate"]["spec"]["containers"][0]

@@ -53,6 +53,7 @@ def test_a_healthy_deployment_passes():
 
 
 @pytest.mark.parametrize(("running", "now"), [(False, "CrashLoopBackOff"), (True, "waiting again")])
+@pytest.mark.seed("router-topology: troubleshooting: worker exits during startup")
 def test_a_worker_that_gave_up_is_found(running: bool, now: str):
     scene = Scene()
     gave_up(scene, DECODE, running=running)
@@ -62,6 +63,7 @@ def test_a_worker_that_gave_up_is_found(running: bool, now: str):
 
 
 @pytest.mark.parametrize(("label", "file", "code"), [(None, "", "DYT0403"), (A, "", "DYT0503")])
+@pytest.mark.seed("router-topology: troubleshooting: worker logs")
 def test_the_reason_of_a_timeout_is_reported_at_the_first_broken_link(
     label: str | None, file: str, code: str
 ):
@@ -198,6 +200,7 @@ def test_a_weight_is_a_float32():
     ]
 
 
+@pytest.mark.seed("kubernetes-topology: pipeline: worker logs")
 def test_a_log_without_the_line_is_a_warning():
     scene = Scene()
     scene.logs[SPACE, DECODE] = StartLog()

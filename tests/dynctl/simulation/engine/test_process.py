@@ -140,7 +140,6 @@ async def test_sigint_leaves_at_once(spawn: Spawn) -> None:
     ],
 )
 @pytest.mark.seed("dep-topology: startup failures: topology files not present")
-@pytest.mark.seed("router-topology: troubleshooting: worker exits during startup")
 async def test_a_bad_topology_environment_exits_1_with_its_message(
     spawn: Spawn, tmp_path: Path, environment: dict, says: str
 ) -> None:
