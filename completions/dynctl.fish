@@ -14,7 +14,7 @@ function __dynctl_commands
                 'demo'\t'Start a two-zone fleet and explain four requests' \
                 'serve'\t'Run a frontend, a router, an indexer, a shadow router, an engine or ..' \
                 'route'\t'Show which workers would serve a prompt, and why' \
-                'workers'\t'Workers of a router: list, one worker, cordon, drain' \
+                'workers'\t'Workers of a router: list, one worker, cordon, drain, add, remove' \
                 'topology'\t'Topology domains: capacity, policy, verify, plan, lint, sync' \
                 'replay'\t'Simulate routing policies on a trace or a recording' \
                 'top'\t'Watch domains, workers, decisions and alerts' \
@@ -49,7 +49,9 @@ function __dynctl_commands
                 'show'\t'Show one worker: card, policy, taints, load' \
                 'cordon'\t'Give a worker no new requests' \
                 'uncordon'\t'Give a cordoned worker requests again' \
-                'drain'\t'Cordon a worker'
+                'drain'\t'Cordon a worker' \
+                'add'\t'Register a worker at a running router' \
+                'remove'\t'Take a worker out of a running router'
         case 'topology'
             printf '%s\n' \
                 'show'\t'Show domains: capacity, load, policy, stranded' \
@@ -176,6 +178,7 @@ function __dynctl_flags
                 '--response-port'\t'Port where Dynamo workers send their responses' \
                 '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
                 '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
+                '--answer-parsing'\t'How reasoning and tool calls are found in answers of Dynamo workers: ..' \
                 '--admin-token-file'\t'File with the operators\' token' \
                 '--api-key'\t'A key for clients of inference (repeatable)' \
                 '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
@@ -208,7 +211,7 @@ function __dynctl_flags
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
-                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight, ..' \
                 '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
@@ -317,6 +320,7 @@ function __dynctl_flags
                 '--response-port'\t'Port where Dynamo workers send their responses' \
                 '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
                 '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
+                '--answer-parsing'\t'How reasoning and tool calls are found in answers of Dynamo workers: ..' \
                 '--admin-token-file'\t'File with the operators\' token' \
                 '--api-key'\t'A key for clients of inference (repeatable)' \
                 '--api-key-file'\t'Keys, one a line, then name=, requests-per-minute= and concurrency= ..' \
@@ -349,7 +353,7 @@ function __dynctl_flags
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
-                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight, ..' \
                 '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
@@ -489,7 +493,7 @@ function __dynctl_flags
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
-                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight, ..' \
                 '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
@@ -709,7 +713,7 @@ function __dynctl_flags
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
-                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight, ..' \
                 '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
@@ -894,6 +898,8 @@ function __dynctl_flags
         case 'workers cordon'
             printf '%s\n' \
                 '--dry-run'\t'Show what would change' \
+                '--yes'\t'Change the fleet at the default address without a question' \
+                '-y'\t'Change the fleet at the default address without a question' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -902,6 +908,8 @@ function __dynctl_flags
         case 'workers uncordon'
             printf '%s\n' \
                 '--dry-run'\t'Show what would change' \
+                '--yes'\t'Change the fleet at the default address without a question' \
+                '-y'\t'Change the fleet at the default address without a question' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -911,10 +919,32 @@ function __dynctl_flags
             printf '%s\n' \
                 '--wait'\t'Wait at most this long: 10m' \
                 '--dry-run'\t'Show what would change' \
+                '--yes'\t'Change the fleet at the default address without a question' \
+                '-y'\t'Change the fleet at the default address without a question' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
                 '--token-file'\t'File with the bearer token'
+        case 'workers add'
+            printf '%s\n' \
+                '--dry-run'\t'Show what would change' \
+                '--yes'\t'Change the fleet at the default address without a question' \
+                '-y'\t'Change the fleet at the default address without a question' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
+        case 'workers remove'
+            printf '%s\n' \
+                '--dry-run'\t'Show what would change' \
+                '--yes'\t'Change the fleet at the default address without a question' \
+                '-y'\t'Change the fleet at the default address without a question' \
+                '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
+                '--timeout'\t'Timeout of a request' \
+                '--token-file'\t'File with the bearer token' \
+                '--wait'\t'Time limit for reading the workers\' caches'
         case 'topology'
             printf '%s\n' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
@@ -1113,6 +1143,7 @@ function __dynctl_flags
                 '--token-file'\t'File with the bearer token' \
                 '--wait'\t'Time limit for reading the workers\' caches' \
                 '--refused'\t'Only refusals' \
+                '--outcome'\t'Only requests that ended so: complete, failed, cut (in mid-stream), ..' \
                 '--moved'\t'Only decisions that missing decode workers moved' \
                 '--model'\t'Only this model' \
                 '--zone'\t'Only decisions for workers of this zone (or rack, ..): zone-a, or ..' \
@@ -1123,6 +1154,7 @@ function __dynctl_flags
         case 'decisions list'
             printf '%s\n' \
                 '--refused'\t'Only refusals' \
+                '--outcome'\t'Only requests that ended so: complete, failed, cut (in mid-stream), ..' \
                 '--moved'\t'Only decisions that missing decode workers moved' \
                 '--model'\t'Only this model' \
                 '--zone'\t'Only decisions for workers of this zone (or rack, ..): zone-a, or ..' \
@@ -1138,6 +1170,7 @@ function __dynctl_flags
         case 'decisions tail'
             printf '%s\n' \
                 '--refused'\t'Only refusals' \
+                '--outcome'\t'Only requests that ended so: complete, failed, cut (in mid-stream), ..' \
                 '--moved'\t'Only decisions that missing decode workers moved' \
                 '--model'\t'Only this model' \
                 '--zone'\t'Only decisions for workers of this zone (or rack, ..): zone-a, or ..' \
@@ -1206,6 +1239,8 @@ function __dynctl_flags
                 '--canary'\t'Set the thresholds on trial for this long: 10m' \
                 '--revert-if'\t'What ends a --canary: refused, errors, hits, ttft_pNN or itl_pNN, ..' \
                 '--min-requests'\t'Requests that a condition of a --canary needs before it is believed' \
+                '--yes'\t'Change the fleet at the default address without a question' \
+                '-y'\t'Change the fleet at the default address without a question' \
                 '--output'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '-o'\t'Output format: table, wide, json, jsonl, yaml, name' \
                 '--timeout'\t'Timeout of a request' \
@@ -1230,11 +1265,29 @@ function __dynctl_flags
         case 'config show'
             printf '%s\n' \
                 '--advise'\t'Show values that fit the lengths of the requests of a live frontend' \
+                '--namespace-prefix'\t'Serve all Dynamo namespaces that begin with this' \
+                '--event-plane'\t'Event plane for what this frontend publishes to other routers ..' \
+                '--migration-limit'\t'How often a response may go on with another Dynamo worker after its ..' \
+                '--migration-max-seq-len'\t'Prompt and output above which a response does not go on elsewhere' \
+                '--model-name'\t'Model of workers that do not report it' \
+                '--kv-cache-block-size'\t'Block size of workers that do not report it' \
+                '--index-memory'\t'Memory for the index of cached blocks' \
+                '--first-byte-timeout'\t'Time to the first output of a stream or a prefill hop' \
+                '--idle-timeout'\t'Longest pause in an engine\'s stream' \
+                '--eject-after'\t'Failed requests in a row after which an engine gets none for a pause' \
+                '--eject-pause'\t'First pause' \
+                '--eject-max-pause'\t'Longest pause' \
+                '--panic-threshold'\t'Share of a model\'s workers that should be healthy' \
+                '--router-replica-bind'\t'With --router-replica-sync: where other routers read this one\'s load ..' \
+                '--router-replica-peer'\t'The --router-replica-bind of another router, tcp://HOST:PORT ..' \
+                '--router-replica-nats'\t'Share load over NATS in place of ZMQ: nats://HOST:PORT, several with ..' \
+                '--router-replica-group'\t'Over NATS only routers of one group share load' \
+                '--index-peer'\t'Begin with the index of this frontend or router, and read from the ..' \
                 '--preset'\t'Defaults of dynamo-1.6 or dynamo-0.9 or ttft or throughput' \
                 '--router-mode'\t'Rule that chooses the worker' \
                 '--router-kv-overlap-score-credit'\t'Blocks of prefill credited per cached block' \
                 '--router-kv-overlap-score-credit-decay'\t'How fast the credit falls on workers with more active prefill than ..' \
-                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight)' \
+                '--router-prefill-load-scale'\t'Weight of prefill blocks in the cost (0.9: the overlap score weight, ..' \
                 '--router-decode-active-request-weight'\t'Cost in blocks of each active request of a worker' \
                 '--router-temperature'\t'0 picks the lowest cost' \
                 '--router-track-active-blocks'\t'Count the blocks of running requests as decode load' \
@@ -1482,6 +1535,12 @@ function __dynctl_arguments
         case 'workers drain'
             printf '%s\n' \
                 'live:worker'
+        case 'workers add'
+            printf '%s\n' \
+                'free'
+        case 'workers remove'
+            printf '%s\n' \
+                'live:worker'
         case 'topology lint'
             printf '%s\n' \
                 'file' \
@@ -1512,7 +1571,7 @@ function __dynctl_arguments
                 'live:context'
         case 'explain'
             printf '%s\n' \
-                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0764 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EVENTS_OVERFLOW EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_OVER_LIMIT REPLICA_SILENT REPLICA_WORKERS_DIFFER REQUEST_PLANE_LOST ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRACES_NOT_EXPORTED TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+                'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0764 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED ENGINE_TOKENIZERS_DIFFER EVENTS_LOST EVENTS_OVERFLOW EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_OVER_LIMIT REPLICA_SILENT REPLICA_WORKERS_DIFFER REQUEST_PLANE_LOST ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRACES_NOT_EXPORTED TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case 'why'
             printf '%s\n' \
                 'free'
@@ -1573,6 +1632,8 @@ function __dynctl_meaning
             echo 'words:vllm sglang trtllm'
         case '*:--ais-model-path' '*:--file-kv' '*:--model-path' '*:--mount-path' '*:--path' '*:--snapshot'
             echo 'folder'
+        case '*:--answer-parsing'
+            echo 'words:text dynamo-1.6'
         case '*:--by'
             echo 'words:model domain tenant hour worker'
         case '*:--context'
@@ -1648,10 +1709,10 @@ function __dynctl_meaning
         case '*:--stale'
             echo 'words:report starting always'
         case '*:--suppress'
-            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0764 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED EVENTS_LOST EVENTS_OVERFLOW EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_OVER_LIMIT REPLICA_SILENT REPLICA_WORKERS_DIFFER REQUEST_PLANE_LOST ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRACES_NOT_EXPORTED TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
+            echo 'words:DYR0101 DYR0102 DYR0103 DYR0104 DYR0201 DYR0202 DYR0203 DYR0204 DYR0205 DYR0206 DYR0207 DYR0208 DYR0209 DYR0210 DYR0211 DYR0212 DYR0301 DYR0302 DYR0303 DYR0304 DYR0305 DYR0306 DYR0307 DYR0308 DYR0309 DYR0401 DYR0402 DYR0403 DYR0404 DYR0405 DYR0406 DYR0407 DYR0408 DYR0409 DYR0410 DYR0411 DYR0412 DYR0501 DYR0502 DYR0503 DYR0701 DYR0702 DYR0703 DYR0704 DYR0705 DYR0706 DYR0707 DYR0708 DYR0709 DYR0710 DYR0711 DYR0712 DYR0713 DYR0714 DYR0715 DYR0716 DYR0717 DYR0718 DYR0719 DYR0720 DYR0721 DYR0722 DYR0723 DYR0724 DYR0725 DYR0726 DYR0727 DYR0728 DYR0730 DYR0734 DYR0740 DYR0741 DYR0742 DYR0743 DYR0744 DYR0745 DYR0746 DYR0748 DYR0760 DYR0761 DYR0762 DYR0763 DYR0764 DYR0765 DYR0766 DYR0767 DYR0768 DYR0769 DYR0780 DYR0785 DYR0790 DYT0001 DYT0002 DYT0003 DYT0004 DYT0005 DYT0101 DYT0102 DYT0103 DYT0104 DYT0105 DYT0106 DYT0107 DYT0108 DYT0109 DYT0110 DYT0111 DYT0112 DYT0113 DYT0114 DYT0115 DYT0116 DYT0117 DYT0118 DYT0119 DYT0120 DYT0201 DYT0202 DYT0203 DYT0204 DYT0205 DYT0206 DYT0207 DYT0208 DYT0209 DYT0210 DYT0211 DYT0212 DYT0213 DYT0214 DYT0215 DYT0301 DYT0302 DYT0303 DYT0304 DYT0401 DYT0402 DYT0403 DYT0404 DYT0405 DYT0406 DYT0407 DYT0408 DYT0409 DYT0410 DYT0411 DYT0501 DYT0502 DYT0503 DYT0504 DYT0505 DYT0506 DYT0507 DYT0601 DYT0602 DYT0603 DYT0604 DYT0701 DYT0702 DYT0703 DYT0704 DYT0705 DYT0706 DYT0707 DYT0708 DYT0709 DYT0710 DYT0801 DYT0802 DYT0803 DYT0804 DYT0805 DYT0901 DYT0902 DYT0903 DYT0904 DYT0905 DYT0906 DYT0907 DYT0908 DYT0909 BACKGROUND_TASK_FAILED BLOCKS_NOT_LISTED BLOCK_SIZE_MISMATCH CAPACITY_UNKNOWN DISCOVERY_INTERRUPTED ENGINE_ALREADY_ATTACHED ENGINE_NOT_READY ENGINE_RESTARTED ENGINE_TOKENIZERS_DIFFER EVENTS_LOST EVENTS_OVERFLOW EXTRA_KEYS_NOT_MODELLED FOREIGN_PUBLISHER GROUP_IGNORED INDEXER_LOST INDEX_OVER_LIMIT LEASE_LOST LEVEL_NOT_PUBLISHED LOAD_OVERDUE MALFORMED_BATCH MALFORMED_MESSAGE MODEL_FILES_DIFFER MODEL_FILES_INVALID MODEL_NOT_SERVED NO_TOKENIZER NO_WORKERS POLICY_CONFLICT PROCESS_RESTARTED REGISTRATION_INTERRUPTED REPLAY_UNAVAILABLE REPLICA_BEHIND REPLICA_OVER_LIMIT REPLICA_SILENT REPLICA_WORKERS_DIFFER REQUEST_PLANE_LOST ROUTER_LOST SNAPSHOT_NOT_WRITTEN SNAPSHOT_REFUSED SPEC_DIFFERS_FROM_ENGINE STREAM_DISCONNECTED TIER_NOT_DESCRIBED TOKENIZER_DIFFERS TOKEN_IDS_TOO_SHORT TOO_FEW_WELL TRACES_NOT_EXPORTED TRANSFER_CROSSED UNKNOWN_ADAPTER UNKNOWN_EVENT UNKNOWN_MEDIUM WORKERS_BUSY WORKERS_FILE_INVALID WORKER_CORDONED WORKER_EJECTED WORKER_REJECTED WORKER_UNREACHABLE'
         case '*:--tokenizer'
             echo 'words:auto fast exact'
-        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--at' '*:--block-bytes' '*:--block-size' '*:--body-limit' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--disk-blocks' '*:--disk-gb-per-s' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--dynamo-frontend' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--events-delay-ms' '*:--events-loss' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--for' '*:--from' '*:--frontend' '*:--header-timeout' '*:--health-port' '*:--host' '*:--host-blocks' '*:--host-gb-per-s' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--itl-limit-ms' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-bytes-per-token' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--lease-namespace' '*:--level' '*:--limit' '*:--loads' '*:--lora' '*:--lose' '*:--max-body-bytes' '*:--max-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-regress' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--otlp-endpoint' '*:--otlp-sample-ratio' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--pod-domain' '*:--pod-kv-events' '*:--pod-replay' '*:--pod-role-label' '*:--policy' '*:--pool' '*:--port' '*:--prefer-taint' '*:--preferred-weight' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--record-max-bytes' '*:--replay' '*:--replays' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routers' '*:--routing-group' '*:--rpc-host' '*:--search' '*:--seed' '*:--seeds' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speed' '*:--speedup-ratio' '*:--stream-timeout' '*:--sync-delay-ms' '*:--system-host' '*:--system-port' '*:--tail' '*:--target' '*:--timeout' '*:--to' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--trace-block-size' '*:--ttft-limit' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--workload' '*:--zone' '*:--zones' '*:-n'
+        case '*:--active-decode-blocks-threshold' '*:--active-prefill-tokens-threshold' '*:--active-prefill-tokens-threshold-frac' '*:--admin-token' '*:--advertise-host' '*:--ais-backend-version' '*:--ais-system' '*:--ais-tp-size' '*:--api-key' '*:--api-token' '*:--at' '*:--block-bytes' '*:--block-size' '*:--body-limit' '*:--cache-salt' '*:--canary' '*:--capacity' '*:--container' '*:--controller-namespace' '*:--data-parallel-size' '*:--decision-memory' '*:--decode-itl-ms' '*:--default-output-tokens' '*:--dgd' '*:--disk-blocks' '*:--disk-gb-per-s' '*:--drain-timeout' '*:--drain-timeout-s' '*:--duration' '*:--dyn-namespace' '*:--dynamo-frontend' '*:--eject-after' '*:--eject-max-pause' '*:--eject-pause' '*:--encoder-cuda-to-cpu-ratio' '*:--endpoint' '*:--engine' '*:--engine-api-key' '*:--etcd-endpoints' '*:--events-delay-ms' '*:--events-loss' '*:--fault-die-mid-stream-after' '*:--fault-drop-events' '*:--fault-refuse' '*:--fault-slow-factor' '*:--first-byte-timeout' '*:--follow' '*:--for' '*:--from' '*:--frontend' '*:--header-timeout' '*:--health-port' '*:--host' '*:--host-blocks' '*:--host-gb-per-s' '*:--http-host' '*:--http-overload-status-code' '*:--http-port' '*:--idle-timeout' '*:--image' '*:--index-memory' '*:--index-peer' '*:--init-timeout' '*:--itl-limit-ms' '*:--keep-alive-timeout' '*:--key-concurrency' '*:--key-requests-per-minute' '*:--kv-bytes-per-token' '*:--kv-cache-block-size' '*:--kv-events' '*:--kv-events-buffer-steps' '*:--kv-events-topic' '*:--kv-hold-timeout-s' '*:--kv-transfer-cross-domain-factor' '*:--kv-transfer-ms-per-block' '*:--kv-transfer-preferred-weight' '*:--label-key' '*:--lease-namespace' '*:--level' '*:--limit' '*:--loads' '*:--lora' '*:--lose' '*:--max-body-bytes' '*:--max-bytes' '*:--max-model-len' '*:--max-num-batched-tokens' '*:--max-num-seqs' '*:--max-regress' '*:--max-waiting' '*:--migration-limit' '*:--migration-max-seq-len' '*:--min-rate' '*:--min-requests' '*:--model-name' '*:--name' '*:--namespace' '*:--namespace-prefix' '*:--nats-server' '*:--otlp-endpoint' '*:--otlp-sample-ratio' '*:--outcome' '*:--panic-threshold' '*:--peer-connections' '*:--peers' '*:--pod-domain' '*:--pod-kv-events' '*:--pod-replay' '*:--pod-role-label' '*:--policy' '*:--pool' '*:--port' '*:--prefer-taint' '*:--preferred-weight' '*:--prefill-tokens-per-s' '*:--probe' '*:--process-timeout' '*:--processes' '*:--rate' '*:--ratio' '*:--reasoning-parser' '*:--record-max-bytes' '*:--replay' '*:--replays' '*:--request-port' '*:--response-port' '*:--revert-if' '*:--router' '*:--router-active-request-expiry-secs' '*:--router-bypass-decode-busy-threshold' '*:--router-bypass-eff-isl-ratio-threshold' '*:--router-bypass-eff-isl-threshold' '*:--router-bypass-prefill-busy-threshold' '*:--router-conditional-disagg-config' '*:--router-decode-active-request-weight' '*:--router-disk-cache-hit-weight' '*:--router-host-cache-hit-weight' '*:--router-kv-overlap-score-credit' '*:--router-kv-overlap-score-credit-decay' '*:--router-kv-transfer-topology-level' '*:--router-kv-transfer-weight' '*:--router-max-tree-size' '*:--router-own-domains' '*:--router-predicted-ttl-secs' '*:--router-prefill-load-scale' '*:--router-prune-target-ratio' '*:--router-queue-max-requests' '*:--router-queue-max-wait-secs' '*:--router-queue-threshold' '*:--router-replica-bind' '*:--router-replica-group' '*:--router-replica-nats' '*:--router-replica-peer' '*:--router-session-affinity-ttl-secs' '*:--router-session-affinity-yield-blocks' '*:--router-temperature' '*:--router-token' '*:--router-ttl-secs' '*:--routers' '*:--routing-group' '*:--rpc-host' '*:--search' '*:--seed' '*:--seeds' '*:--select-service-port' '*:--session-id' '*:--set' '*:--slot-tracker-port' '*:--snapshot-interval' '*:--sort-by' '*:--speed' '*:--speedup-ratio' '*:--stream-timeout' '*:--sync-delay-ms' '*:--system-host' '*:--system-port' '*:--tail' '*:--target' '*:--timeout' '*:--to' '*:--token' '*:--token-env' '*:--tool-call-parser' '*:--total-blocks' '*:--trace-block-size' '*:--ttft-limit' '*:--unix-socket' '*:--wait' '*:--watch-namespace' '*:--weight' '*:--worker' '*:--workers' '*:--workload' '*:--zone' '*:--zones' '*:-n'
             echo 'free'
     end
 end
