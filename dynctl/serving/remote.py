@@ -583,7 +583,7 @@ class RemoteRouting(RoutingService):
             super().decided(plan, request, record)
             return
         every = self.observers
-        self.observers = [one for one in every if one not in self.not_for]
+        self.observers = every.without(self.not_for)
         try:
             super().decided(plan, request, record)
         finally:

@@ -20,7 +20,6 @@ import msgspec
 
 from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
-from dynctl.documents.decisions import ClientResponse
 from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
@@ -40,7 +39,7 @@ from dynctl.serving.prompts import (
     estimate_tokens,
 )
 from dynctl.serving.service_health import CHANGES_OF_HEALTH, HEALTH_AGE_S, ServiceHealth
-from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from dynctl.serving.telemetry.observers import Observers, RequestRecord
 from dynctl.serving.telemetry.traces import Traces
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import (
@@ -168,7 +167,8 @@ class RoutingService:
         self.remote = False
         #: Grows with each change of workers, their availability, settings or thresholds.
         self.changes = 0
-        self.observers: list[ServiceObserver] = []
+        self.observers = Observers(self._observer_failed)
+        self._reporting = False
         #: Get each change after it was applied, with its time on the service's clock.
         self.taps: tuple[Tap, ...] = ()
         #: Begins the traces of requests; None: tracing is off.
@@ -550,8 +550,7 @@ class RoutingService:
         """Book the hop on its winner; from now on it counts as that worker's load."""
         applied = self.apply(self.router.booking(decision, request))
         if applied.ok:
-            for observer in self.observers:
-                observer.on_hop(decision, request, record)
+            self.observers.hop(decision, request, record)
         return applied
 
     def decided(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
@@ -572,24 +571,9 @@ class RoutingService:
                 f"no eligible decode worker of {plan.model} satisfied {wanted}, so KV caches cross "
                 "the domain (fallback policy); add decode capacity there",
             )
-        for observer in self.observers:
-            observer.on_decision(plan, request, record)
+        self.observers.decision(plan, request, record)
         # The request may run for minutes.
         record.plan = plan.settled()
-
-    def finished(self, record: RequestRecord) -> None:
-        """Notify the observers of the end of a request. One that fails changes nothing for the
-        client."""
-        for observer in self.observers:
-            try:
-                observer.on_finished(record)
-            except Exception:
-                _log.exception("request %s: %s failed", record.decision_id, type(observer).__name__)
-
-    def responded(self, decision_id: str, response: ClientResponse) -> None:
-        """Notify the observers of what the client of an ended request got."""
-        for observer in self.observers:
-            observer.on_response(decision_id, response)
 
     def prefill_done(self, request_id: str) -> Applied:
         """The first output token arrived."""
@@ -624,7 +608,10 @@ class RoutingService:
         now = self.clock()
         applied = self.router.apply(change, now)
         for tap in self.taps:
-            tap(change, now, applied)
+            try:
+                tap(change, now, applied)
+            except Exception as error:
+                self._observer_failed(getattr(tap, "__self__", tap), error)
         if sharing is not None and applied.ok:
             sharing.after(change)
         if self.admission.waiting and isinstance(change, _MAKES_ROOM):
@@ -674,8 +661,17 @@ class RoutingService:
     def note(self, kind: str, subject: str, text: str) -> None:
         """Report what an operator does, such as a step of a canary, to log and observers."""
         _log.info("%s of %s: %s", kind, subject, text)
-        for observer in self.observers:
-            observer.on_note(kind, subject, text)
+        self.observers.note(kind, subject, text)
+
+    def _observer_failed(self, observer: object, error: Exception) -> None:
+        """Report the failure of an observer or a tap. The condition that begins is shown to them
+        too, and may fail again."""
+        if not self._reporting:
+            self._reporting = True
+            try:
+                self.tasks.report("observer", error, type(observer).__name__)
+            finally:
+                self._reporting = False
 
     def health(self, max_age_s: float = 0.0) -> FleetHealth:
         """As :meth:`ServiceHealth.evaluate`."""

@@ -17,7 +17,7 @@ from dynctl.documents.workers import WorkerRow
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
 from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluation
-from dynctl.serving.telemetry.observers import ServiceObserver
+from dynctl.serving.telemetry.observers import Observers
 from router_core import (
     ConfigError,
     ConfigSet,
@@ -70,7 +70,7 @@ class _Sharing(Protocol):
 class Evaluated(Protocol):
     """The service whose fleet is evaluated (`RoutingService`)."""
 
-    observers: list[ServiceObserver]
+    observers: Observers
     rows: Callable[[], Iterable[WorkerRow]]
     probe_s: Callable[[], float]
     draining: bool
@@ -116,8 +116,7 @@ class ServiceHealth:
             self._changes += 1
             if self.conditions.may_log(code, subject):
                 _log.warning("%s %s: %s", code, subject, message)
-            for observer in self._service.observers:
-                observer.on_condition(changed, False)
+            self._service.observers.condition(changed, False)
 
     def clear_condition(self, code: str, subject: str) -> None:
         """End a condition; observers are notified if it was in force."""
@@ -126,8 +125,7 @@ class ServiceHealth:
             self._changes += 1
             if self.conditions.may_log(code, subject):
                 _log.info("%s %s: over", code, subject)
-            for observer in self._service.observers:
-                observer.on_condition(over, True)
+            self._service.observers.condition(over, True)
 
     def _hold(self, code: str, subject: str, message: str | None) -> None:
         if message is None:

@@ -229,7 +229,7 @@ class RouterComponent:
                         if not again.ok:  # placed as a refusal; the client gets the worker's error
                             record = booking.record
                             record.outcome, record.response = "upstream_error", None
-                            service.responded(request.id, record.client_response())
+                            service.observers.response(request.id, record.client_response())
                     if again is None or not again.ok:
                         raise ErrorItem(str(error), _ERRORS.get(error.kind, "Unknown")) from None
                     plan, ref = again, _chosen(again)

@@ -373,8 +373,7 @@ class Exchange:
             if parsed is not None:
                 record.tenant = tenant_of(service.session_secret, parsed.cache_salt)
                 record.output_limit = parsed.max_tokens
-            for observer in service.observers:
-                observer.on_prepared(request, record)
+            service.observers.prepared(request, record)
             service.held.add(request.id)
             plan = await service.place(request)
             if plan.waits:
@@ -429,8 +428,7 @@ class Exchange:
                 name = ""
         model = self._picker.inference.routed_model(name)
         record.model = name or model
-        for observer in service.observers:
-            observer.on_received(record)
+        service.observers.received(record)
         note = _NO_BODY if body is None else _OTHER_PATH
         prepared = await service.prepare(
             model, Prompt(text=""), decision_id=record.decision_id, not_modelled=note,
@@ -556,8 +554,7 @@ class Exchange:
             record.prefill_done_at = record.first_token_at
         elif record.dispatched_at is not None and plan.final.parameters.track_prefill_tokens:
             service.prefill_ended(plan.final, record.dispatched_at)
-        for observer in service.observers:
-            observer.on_first_token(record)
+        service.observers.first_token(record)
 
     def _report(self, status: int) -> None:
         """Report to the fleet what the status shows about the worker."""
@@ -640,7 +637,7 @@ class Exchange:
             return  # as GET /v1/models: no inference
         if self._plan is not None and record.outcome == "cancelled":
             record.response = self._unseen_end(record)
-        service.finished(record)
+        service.observers.finished(record)
 
     def _unseen_end(self, record: RequestRecord) -> ClientResponse:
         """What is known where the stream ends before the response does: the gateway does not report

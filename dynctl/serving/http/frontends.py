@@ -368,7 +368,7 @@ class FrontendsApi:
                     )
                     frontend.bookings.discard(id)
                 elif response is not None:  # the last placement was a refusal
-                    service.responded(id, response)
+                    service.observers.response(id, response)
             case Alive(ids):
                 now = service.clock()
                 for one in ids:

@@ -151,7 +151,7 @@ class Inference:
             service.held.discard(decision_id)
             service.free(decision_id, computed=record.answered)
             record.finished_at = service.clock()
-            service.finished(record)
+            service.observers.finished(record)
 
     async def _answer(
         self, http: web.Request, body: Body, record: RequestRecord, endpoint: Endpoint
@@ -189,8 +189,7 @@ class Inference:
         call = self._call(http, parsed, raw, prepared, record, endpoint, options)
         record.tenant = tenant_of(self._service.session_secret, parsed.cache_salt)
         record.output_limit = parsed.max_tokens
-        for observer in self._service.observers:
-            observer.on_prepared(prepared.request, record)
+        self._service.observers.prepared(prepared.request, record)
         self._service.held.add(record.decision_id)
         try:
             answer = await self._flow.start(call)
@@ -219,8 +218,7 @@ class Inference:
             record.first_token_at = service.clock()
             service.prefill_done(call.request.id)
         if record.first_token_at is not None:
-            for observer in service.observers:
-                observer.on_first_token(record)
+            service.observers.first_token(record)
         headers = self._headers(record)
         if not call.stream:
             record.take_usage(answer.head)
@@ -346,8 +344,7 @@ class Inference:
             record.request_id = parsed.request_id
         parsed = self._named(parsed)
         record.model = parsed.model
-        for observer in self._service.observers:
-            observer.on_received(record)
+        self._service.observers.received(record)
         return parsed
 
     def _session(

@@ -99,7 +99,7 @@ class ObserverProcess(Frontend):
             skipped=lambda: shadow.audit.skipped,
         )
         # They count requests of this process, which has none.
-        service.observers = []
+        service.observers.clear()
 
     def build_app(self) -> web.Application:
         app = super().build_app()

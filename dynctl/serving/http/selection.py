@@ -181,9 +181,8 @@ class SelectionApi:
             )  # fmt: skip
             if headers is not None and service.traces is not None:
                 service.traces.begin(record, headers, "/v1/select_and_book")
-            for observer in service.observers:
-                observer.on_received(record)
-                observer.on_prepared(request, record)
+            service.observers.received(record)
+            service.observers.prepared(request, record)
         record.route_s += service.clock() - began
         if plan.waits and earlier is None:
             plan = await self._admitted(plan, request, record, hops)
@@ -323,8 +322,7 @@ class SelectionApi:
         service.prefill_done(booking.request.id)
         if record.first_token_at is None:
             record.first_token_at = service.clock()
-            for observer in service.observers:
-                observer.on_first_token(record)
+            service.observers.first_token(record)
 
     async def output_block(self, http: web.Request) -> web.StreamResponse:
         """Generation filled one more block. ``decay_fraction`` 0..1 as in Dynamo; without one it
@@ -486,7 +484,7 @@ class SelectionApi:
                 service.prefill_ended(first, one.booked_at)
 
     def _finished(self, record: RequestRecord) -> None:
-        self._service.finished(record)
+        self._service.observers.finished(record)
 
 
 def _ending(http: web.Request) -> tuple[Stage | None, int, str]:

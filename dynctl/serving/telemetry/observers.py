@@ -1,5 +1,6 @@
 """The events of requests and the fleet that metrics, logs and the decision memory observe."""
 
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -205,3 +206,95 @@ class ServiceObserver:
 
     def on_note(self, kind: str, subject: str, text: str) -> None:
         """What an operator does: `canary` of a model's thresholds."""
+
+
+class Observers(list[ServiceObserver]):
+    """The observers of a service, in the order in which they are notified.
+
+    An observer that fails changes nothing for the request that it observes: ``failed(observer,
+    error)`` reports it, and the next one is notified.
+    """
+
+    def __init__(
+        self,
+        failed: Callable[[object, Exception], None],
+        members: Iterable[ServiceObserver] = (),
+    ) -> None:
+        super().__init__(members)
+        self.failed = failed
+
+    def without(self, left_out: Collection[ServiceObserver]) -> "Observers":
+        """The same observers without some."""
+        return Observers(self.failed, (member for member in self if member not in left_out))
+
+    def received(self, record: RequestRecord) -> None:
+        """As :meth:`ServiceObserver.on_received`, for each."""
+        for observer in self:
+            try:
+                observer.on_received(record)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def prepared(self, request: RoutingRequest, record: RequestRecord) -> None:
+        """As :meth:`ServiceObserver.on_prepared`, for each."""
+        for observer in self:
+            try:
+                observer.on_prepared(request, record)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
+        """As :meth:`ServiceObserver.on_hop`, for each."""
+        for observer in self:
+            try:
+                observer.on_hop(decision, request, record)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def decision(self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord) -> None:
+        """As :meth:`ServiceObserver.on_decision`, for each."""
+        for observer in self:
+            try:
+                observer.on_decision(plan, request, record)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def first_token(self, record: RequestRecord) -> None:
+        """As :meth:`ServiceObserver.on_first_token`, for each."""
+        for observer in self:
+            try:
+                observer.on_first_token(record)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def finished(self, record: RequestRecord) -> None:
+        """As :meth:`ServiceObserver.on_finished`, for each."""
+        for observer in self:
+            try:
+                observer.on_finished(record)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def response(self, decision_id: str, response: ClientResponse) -> None:
+        """As :meth:`ServiceObserver.on_response`, for each."""
+        for observer in self:
+            try:
+                observer.on_response(decision_id, response)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def condition(self, condition: Condition, cleared: bool) -> None:
+        """As :meth:`ServiceObserver.on_condition`, for each."""
+        for observer in self:
+            try:
+                observer.on_condition(condition, cleared)
+            except Exception as error:
+                self.failed(observer, error)
+
+    def note(self, kind: str, subject: str, text: str) -> None:
+        """As :meth:`ServiceObserver.on_note`, for each."""
+        for observer in self:
+            try:
+                observer.on_note(kind, subject, text)
+            except Exception as error:
+                self.failed(observer, error)

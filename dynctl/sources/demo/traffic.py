@@ -201,8 +201,7 @@ class DemoTraffic:
             else:
                 self._service.prefill_done(job.request.id)
                 job.record.first_token_at = at
-                for observer in self._service.observers:
-                    observer.on_first_token(job.record)
+                self._service.observers.first_token(job.record)
                 self._at(at + BLOCK / _OUTPUT_TOKENS_S, partial(self._more, job))
 
     def _prefilled(self, job: _Job, at: float) -> None:
@@ -243,8 +242,7 @@ class DemoTraffic:
     def _ended(self, at: float, job: _Job, outcome: str) -> None:
         job.record.finished_at, job.record.outcome = at, outcome
         job.record.status = 200 if outcome == "success" else 503
-        for observer in self._service.observers:
-            observer.on_finished(job.record)
+        self._service.observers.finished(job.record)
 
     # -- engines ---------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from dynctl.documents.decisions import ClientResponse, decision_row
 from dynctl.documents.errors import EngineAttempt
 from dynctl.serving.telemetry.decision_log import end_line
 from dynctl.serving.telemetry.decision_memory import MAX_ENDS, DecisionMemory
-from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from dynctl.serving.telemetry.observers import ServiceObserver
 from dynctl.sources.frontend.client import FrontendClient
 from tests.dynctl.serving.fleets import SLOW_HEALTH, WORDS, Site, chat_body, site
 from tests.dynctl.serving.gateways import gateway, set_headers
@@ -315,17 +315,27 @@ async def test_a_gateways_pick_has_what_the_gateway_shows():
         assert row["response"]["error"] == "the gateway reported no response"
 
 
-async def test_an_observer_that_fails_fails_no_request(caplog):
-    class Broken(ServiceObserver):
-        def on_finished(self, record: RequestRecord) -> None:
-            raise RuntimeError("broken")
+HOOKS = [name for name in vars(ServiceObserver) if name.startswith("on_")]
 
+
+async def test_an_observer_that_fails_fails_no_request(caplog):
+    def broken(self, *values):
+        raise RuntimeError(f"broken {len(values)}")
+
+    observer = type("Broken", (ServiceObserver,), dict.fromkeys(HOOKS, broken))()
     async with site(TWO) as fleet:
-        fleet.service.observers.insert(0, Broken())
+        fleet.service.observers.insert(0, observer)
+        fleet.service.taps = (broken, *fleet.service.taps)
         assert (await fleet.chat())[0] == 200
-        assert "Broken failed" in caplog.text
+        assert (await fleet.post("/v1/completions", {"model": "demo", "prompt": "hi"}))[0] == 200
+        fleet.service.note("canary", "tiny", "a step")
+        assert any(
+            one.code == "BACKGROUND_TASK_FAILED" and one.subject == "observer of Broken"
+            for one in fleet.service.conditions
+        )
+        assert caplog.text.count("background task failed: observer of Broken") == 1
         _, listed = await fleet.get("/v1/decisions")
-        assert listed["decisions"][0]["response"]["state"] == "complete"
+        assert {row["response"]["state"] for row in listed["decisions"]} == {"complete"}
 
 
 # -- the memory ------------------------------------------------------------------------------------
