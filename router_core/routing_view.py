@@ -145,6 +145,8 @@ class RoutingRequest:
     @property
     def queue_fields(self) -> str:
         """The fields that are set for its place in the router queue, as text."""
+        if not (self.priority or self.strict_priority or self.policy_class):
+            return ""
         names = ("priority", "strict_priority", "policy_class")
         return ", ".join(name for name in names if getattr(self, name))
 
