@@ -9,8 +9,10 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
@@ -21,6 +23,8 @@ from dynctl.top.process_log import log_reader
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 #: Seconds between two looks whether the terminal is still there.
 _LOOKS_EVERY_S = 1.0
+#: Seconds for an orderly end after the terminal is gone.
+_ENDS_WITHIN_S = 5.0
 
 
 def run_dashboard(
@@ -79,11 +83,14 @@ async def _run(
 
             for number in _ENDS:
                 loop.add_signal_handler(number, end, number)
-            watch = asyncio.create_task(_terminal_gone(lambda: end(signal.SIGHUP)))
+            shown = threading.Event()
+            shown.set()
+            gone = partial(loop.call_soon_threadsafe, end, signal.SIGHUP)
+            threading.Thread(target=_watch_terminal, args=(shown, gone), daemon=True).start()
             try:
                 left = await app.run_async(mouse=False)
             finally:
-                watch.cancel()
+                shown.clear()
                 for number in _ENDS:
                     loop.remove_signal_handler(number)
     if app.failure is not None:
@@ -91,15 +98,25 @@ async def _run(
     return int(left) if left is not None else int(code)
 
 
-async def _terminal_gone(end: Callable[[], None]) -> None:
-    """Call ``end`` once the terminal is closed. The kernel sends SIGHUP for it to the first process
-    of the terminal only, and a shell that ignores it leaves the dashboard without a screen."""
+def _watch_terminal(shown: threading.Event, gone: Callable[[], object]) -> None:
+    """Call ``gone`` once the terminal is closed, and end the process if that does not.
+
+    The kernel sends SIGHUP for it to the first process of the terminal only, and a shell that
+    ignores it leaves the dashboard without a screen. The event loop can wait then without end for
+    room to write, so this runs in a thread of its own.
+    """
     poll = select.poll()
     poll.register(0, select.POLLHUP)
     # A hangup has no event that could be awaited: the dashboard reads the terminal itself.
-    while not any(found & (select.POLLHUP | select.POLLERR) for _, found in poll.poll(0)):  # noqa: ASYNC110
-        await asyncio.sleep(_LOOKS_EVERY_S)
-    end()
+    while not any(found & (select.POLLHUP | select.POLLERR) for _, found in poll.poll(0)):
+        time.sleep(_LOOKS_EVERY_S)
+        if not shown.is_set():
+            return
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        gone()
+    time.sleep(_ENDS_WITHIN_S)
+    if shown.is_set():
+        os._exit(int(ExitCode.INTERRUPTED))
 
 
 def _keys_from_terminal() -> None:

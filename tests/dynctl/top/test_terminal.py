@@ -120,14 +120,14 @@ def ask(fleet: DemoFleet, **more: object) -> httpx.Response:
 
 def test_a_session_with_a_fleet_of_processes(terminal, fleet: DemoFleet):
     screen = terminal(command("--frontend", fleet.url, "--rate", "0.3"))
-    screen.wait("3 decisions 0")
+    screen.wait("[3] decisions (0")
     assert ask(fleet).status_code == 200
-    served = screen.wait("3 decisions 1")
+    served = screen.wait(lambda text: re.search(r"\[3\] decisions \((last )?1\b", text))
     assert re.search(r"prefill-\w\d +decode-\w\d", served)
     screen.keys("Enter")
     screen.wait("answer   prefill-")
     screen.keys("Escape")
-    screen.wait("4 alerts")
+    screen.wait("[4] alerts")
     # Sort, filter.
     screen.keys("2", "s", "S")
     screen.wait("by NAME↓")
@@ -159,7 +159,7 @@ def test_a_session_with_a_fleet_of_processes(terminal, fleet: DemoFleet):
     screen.keys("Enter")
     screen.wait("stopped")
     screen.keys("Escape")
-    screen.wait("4 alerts")
+    screen.wait("[4] alerts")
     screen.keys("q")
     screen.restored()
     assert "ended with 0" in screen.screen()
@@ -231,15 +231,20 @@ def test_it_works_with_a_log_on_standard_input(terminal, tmp_path: Path):
     screen.keys("d")
     screen.wait("selection     selected")
     screen.keys("Escape")
-    screen.wait("4 alerts")
+    screen.wait("[4] alerts")
     screen.keys("q")
-    screen.wait(lambda text: "4 alerts" not in text)
+    screen.wait(lambda text: "[4] alerts" not in text)
 
 
-def test_it_ends_with_its_terminal_where_the_shell_ignores_the_hangup(terminal, tmp_path: Path):
+@pytest.mark.parametrize("log", ["", "sleep 60 |"])
+def test_it_ends_with_its_terminal_where_the_shell_ignores_the_hangup(
+    terminal, tmp_path: Path, log: str
+):
     store = tmp_path / "kv"
     store.mkdir()
-    screen = terminal(f"trap '' HUP; {command('--file-kv', str(store))}; exit")
+    more = ("--frontend-log", "-") if log else ()
+    line = command("--file-kv", str(store), *more)
+    screen = terminal(f"trap '' HUP; {log} {line}; exit")
     screen.wait("no workers are registered")
     found = subprocess.run(["pgrep", "-f", f"top --file-kv {store}"], capture_output=True)
     pids = [int(pid) for pid in found.stdout.split()]
