@@ -78,9 +78,10 @@ def cost_inputs(
             learned: Iterable[int] = repeat(0)
             if rule == "approximate":
                 learned = learned_blocks(view, request, slots, mask & freshness.degraded)
-            overlap_blocks = counted_blocks(overlap_blocks, trust, rule, learned)
-            host_blocks = host_blocks and counted_blocks(host_blocks, trust, rule)
-            disk_blocks = disk_blocks and counted_blocks(disk_blocks, trust, rule)
+            rated = freshness.rated(trust, slots, mask)
+            overlap_blocks = counted_blocks(overlap_blocks, rated, rule, learned)
+            host_blocks = host_blocks and counted_blocks(host_blocks, rated, rule)
+            disk_blocks = disk_blocks and counted_blocks(disk_blocks, rated, rule)
     predicted_blocks = None
     if expected:
         found = _Cached(list(overlap_blocks), indexed_blocks, host_blocks, disk_blocks)

@@ -69,7 +69,7 @@ _TRUST_OF: Final[dict[str, Trust]] = {
 
 class FreshnessTable(dict[int, Freshness]):
     """Slot -> freshness. ``degraded``, ``none`` and ``estimated`` are the masks of slots with that
-    trust.
+    trust; ``unlinked`` of the degraded ones that are so because blocks are missing.
 
     Call :meth:`note` after a change of a row.
     """
@@ -77,12 +77,15 @@ class FreshnessTable(dict[int, Freshness]):
     degraded = 0
     none = 0
     estimated = 0
+    unlinked = 0
 
     def note(self, slot: int) -> None:
         """Update the masks after the slot's row changed or was removed."""
         bit = 1 << slot
         row = self.get(slot)
         trust = "exact" if row is None else row.trust
+        unlinked = row is not None and row.unlinked and row.state == "unlinked"
+        self.unlinked = self.unlinked | bit if unlinked else self.unlinked & ~bit
         self.degraded = self.degraded | bit if trust == "degraded" else self.degraded & ~bit
         self.none = self.none | bit if trust == "none" else self.none & ~bit
         self.estimated = self.estimated | bit if trust == "estimated" else self.estimated & ~bit
@@ -99,6 +102,17 @@ class FreshnessTable(dict[int, Freshness]):
             for slot in slots_of(members & mask):
                 column[bisect_left(slots, slot)] = trust
         return column
+
+    def rated(self, trusts: list[int], slots: Sequence[int], mask: int) -> list[int]:
+        """The trusts by which cached blocks count. An index that misses blocks has those that it
+        names, so they count in full; a doubt states that there can be more."""
+        unlinked = self.unlinked & mask
+        if not unlinked:
+            return trusts
+        rated = list(trusts)
+        for slot in slots_of(unlinked):
+            rated[bisect_left(slots, slot)] = 0
+        return rated
 
 
 def counted_blocks(

@@ -258,3 +258,19 @@ def test_the_freshness_of_a_rank_with_unlinked_blocks(exact: bool) -> None:
     apply(child)
     apply(Cleared())
     assert row.state == "current"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_blocks_that_are_held_count_in_full_beside_those_that_cannot_be_linked(exact: bool) -> None:
+    router, tokens = fleet(exact), range(65)
+    local = local_block_hashes(tokens, 16)
+    request = RoutingRequest.from_tokens("r", "m", tokens, 16)
+    router.apply(KvEvent(1, 0, BlocksStored(None, (1, 2), local[:2], counted=True)), 0.0)
+    (before,) = router.plan(request).final.rows()
+    router.apply(KvEvent(1, 0, BlocksStored(99, (4,), local[3:], counted=True)), 0.0)
+    (after,) = router.plan(request).final.rows()
+    assert router.freshness[0].state == "unlinked"
+    assert (before.overlap_blocks, after.overlap_blocks) == (2, 2)
+    router.apply(IndexMarked(1, 0, "gapped", 1), 0.0)
+    (lost,) = router.plan(request).final.rows()
+    assert lost.overlap_blocks == 1
