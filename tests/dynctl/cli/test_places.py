@@ -116,6 +116,20 @@ def test_a_place_never_leads_to_the_default_address(
     assert guard.untouched()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [[flag, *words[1:]] for flag, words in BESIDES.items()]
+    + [["--frontend", "http://127.0.0.1:1"], ["--discovery", "etcd"], ["--context", "prod"]],
+    ids=lambda words: words[0],
+)
+def test_a_demo_is_on_this_host_wherever_an_option_points(dynctl: Any, words: list[str]) -> None:
+    ran = dynctl("demo", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: {words[0]}")
+    assert "has no effect on demo: it runs a fleet of its own" in flat(ran.err)
+    assert "or remove it" not in ran.err
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 @pytest.mark.parametrize("chosen", ["flag", "variable", "current"])
 def test_a_context_that_names_no_source_never_leads_to_the_default_address(
@@ -303,6 +317,8 @@ def test_a_worker_is_added_and_removed(dynctl: Any, demo: DemoFleet) -> None:
     )
     ran = dynctl("workers", "add", spec, "--frontend", demo.url, "--dry-run")
     assert ran.out == "decode-a9 would be replaced\n"
+    ran = dynctl("workers", "add", spec, "--frontend", demo.url)
+    assert ran.out == "decode-a9 is replaced: decode with zone=zone-a, ready\n"
     ran = dynctl("workers", "remove", "e-a9", "--frontend", demo.url, "--dry-run", "-o", "json")
     assert (ran.json["kind"], ran.json["change"]) == ("WorkerChange", "removed")
     assert (ran.json["worker"], ran.json["applied"]) == ("decode-a9", False)
@@ -311,6 +327,21 @@ def test_a_worker_is_added_and_removed(dynctl: Any, demo: DemoFleet) -> None:
     )
     ran = dynctl("workers", "remove", "decode-a9", "--frontend", demo.url)
     assert (ran.code, ran.out, "decode-a9" in ran.err) == (2, "", True)
+
+
+def test_a_worker_that_does_not_answer_yet_is_added_without_a_role(
+    dynctl: Any, demo: DemoFleet
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    ran = dynctl("workers", "add", f"{url},name=late", "--frontend", demo.url)
+    assert flat(ran.out) == (
+        f"late is added: role unknown, state unknown ({url} refused the connection) "
+        "undo: dynctl workers remove late"
+    )
+    ran = dynctl("workers", "remove", "late", "--frontend", demo.url)
+    assert ran.out == (
+        "late is removed; no request is running there\n0 other workers take new requests\n"
+    )
 
 
 @pytest.mark.parametrize(
