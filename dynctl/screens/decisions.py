@@ -288,7 +288,8 @@ def _margin(line: DecisionLine) -> str:
 def margin_text(line: DecisionLine) -> str:
     """By how much the winner was cheaper than the next candidate."""
     if line.margin is None:
-        return "only one" if line.complete and not line.refused else number_text(line, None)
+        won = line.complete and line.outcome == "selected"
+        return "only one" if won else number_text(line, None)
     if line.margin < 0:
         return "drawn"
     return "tie" if line.margin == 0 else f"+{amount(round(line.margin, 2))}"
