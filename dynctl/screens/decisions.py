@@ -24,7 +24,7 @@ UNKNOWN: Final = "?"
 NOTHING: Final = "-"
 _SHORT_ID: Final = 6
 _LONG_ID: Final = 12
-#: The address at the beginning of an engine's failure: the line has the worker's name.
+#: The address at the beginning of an engine's failure.
 _ORIGIN: Final = re.compile(r"\A\w+://\S+ ")
 #: The longest text of an outcome that often comes.
 _LONGEST: Final = ClientResponse("refused", 503, ttft_s=1.0, duration_s=1.0)
@@ -54,11 +54,20 @@ def reason_text(line: DecisionLine) -> str:
     if line.refused:
         return line.message or line.outcome.replace("_", " ")
     if line.response.error:
-        return _ORIGIN.sub("", line.response.error)
+        return _problem(line)
     parts = [part for part in (line.why, line.moved) if part]
     if line.hop_verdict:
         parts.append(line.hop_verdict)
     return ", ".join(parts) or (UNKNOWN if not line.complete else NOTHING)
+
+
+def _problem(line: DecisionLine) -> str:
+    """What happened to the request, without the worker that the line names."""
+    text = _ORIGIN.sub("", line.response.error)
+    for ref in (line.decode, line.prefill):
+        if ref is not None:
+            text = text.removeprefix(f"{ref.worker} ")
+    return text
 
 
 def outcome_text(line: DecisionLine) -> str:
