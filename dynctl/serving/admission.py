@@ -120,6 +120,7 @@ class Admission:
         except asyncio.CancelledError:
             if admitted.done() and not admitted.cancelled():
                 service.free(request.id)
+            service.decided(plan, request, record)  # its last decision: the client left
             raise
         finally:
             if self.waiting.pop(request.id, None) is not None:

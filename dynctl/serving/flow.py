@@ -247,11 +247,7 @@ class RequestFlow:
         if again:
             # A retry had its turn already, and the room that it left is free again.
             return plan.waited(plan, record.queued_s or 0.0)
-        try:
-            return await self._service.admission.wait(plan, request, record)
-        except asyncio.CancelledError:
-            self._service.decided(plan, request, record)  # the client left, so no turn follows
-            raise
+        return await self._service.admission.wait(plan, request, record)
 
     # -- the three ways --------------------------------------------------------------------
 
