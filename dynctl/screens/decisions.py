@@ -100,7 +100,7 @@ def decision_columns(
         if line.refused:
             return "refused"
         if line.outcome != "selected":
-            return "none left"
+            return "none"
         return _placed(line.prefill, line.prefill_domains, domain)
 
     def decode(line: DecisionLine) -> str:
