@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.workers import (
+    UNREACHED,
     CordonChange,
     RankRow,
     WorkerChange,
@@ -315,7 +316,8 @@ def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]
     """Why workers are unavailable, busy, or without a cache that is known."""
     for worker in workers:
         if worker.reason:
-            state = "" if worker.cordoned else "unavailable: "
+            state = "not reachable yet: " if worker.status == UNREACHED else "unavailable: "
+            state = "" if worker.cordoned else state
             yield from canvas.paragraph(f"{worker.name} is {state}{worker.reason}", first="")
         for rank in worker.ranks if worker.busy else ():
             where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from dynctl.documents.workers import WorkerRow
 from dynctl.simulation.demo.fleet import DemoFleet
+from dynctl.sources.frontend.source import _instead_of
 from tests.ports import free_port
 
 #: Every option that names a place and no source of dynctl's, as typed; a context: see the tests.
@@ -342,6 +344,33 @@ def test_a_worker_that_does_not_answer_yet_is_added_without_a_role(
     assert ran.out == (
         "late is removed; no request is running there\n0 other workers take new requests\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("domains", "names"),
+    [
+        ({}, ["a", "b", "c"]),
+        ({"zone": "z1"}, ["a", "b"]),
+        ({"zone": "z1", "rack": "r1"}, ["a", "b"]),
+        ({"zone": "z9"}, []),
+    ],
+)
+def test_other_workers_are_those_of_the_domain_that_the_sentence_names(
+    domains: dict[str, str], names: list[str]
+) -> None:
+    def row(name: str, place: dict[str, str], status: str = "ready") -> WorkerRow:
+        return WorkerRow(
+            name, hash(name), "m", "decode", 16, True, False, "", status=status, domains=place
+        )
+
+    rows = [
+        row("a", {"zone": "z1"}),
+        row("b", {"zone": "z1", "rack": "r2"}),
+        row("c", {"zone": "z2"}),
+        row("d", {"zone": "z1"}, "unavailable"),
+    ]
+    worker = row("x", domains)
+    assert [one.name for one in _instead_of(worker, [worker, *rows])] == names
 
 
 @pytest.mark.parametrize(
