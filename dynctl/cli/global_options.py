@@ -286,7 +286,6 @@ _OWN_CHECKS = frozenset(
 _ALSO_READ = {
     "top": CLUSTER,  # the chain of custody of a worker
     "context use": frozenset({"kubeconfig"}),
-    "demo": SOURCES | {"context"},
 }
 #: Commands that read a fleet only where options name one.
 _SOURCE_IF_NAMED = frozenset({"config show", "replay"})
@@ -383,6 +382,8 @@ _ROUTERS = frozenset({"serve frontend", "serve router", "serve epp", "serve obse
 #: Reads a Kubernetes cluster and nothing else; so does `serve epp` with --pool.
 _CLUSTER_ALONE = "topology sync"
 _PICKER = "serve epp"
+#: Runs a fleet on this host, and reads no other.
+_OWN_FLEET = "demo"
 #: Reads frontends, and no discovery backend.
 _FRONTENDS_ALONE = "version"
 
@@ -435,6 +436,9 @@ def _without_effect(
                 f"{' and '.join(refused)} {verb} a source, but {path} has no source",
                 _INSTEAD.get(path, f"remove {' and '.join(refused)}"),
             )
+        if path == _OWN_FLEET:
+            yield from _reported(given, f"on {path}: it runs a fleet of its own")
+            return
         strict = path in _SOURCE_IF_NAMED or path in _SERVED_NOT_READ
         yield from _reported(given, f"on {path}", strict=strict, counts=True)
     elif path in _SERVED_NOT_READ:
@@ -500,10 +504,10 @@ def _reported(
             for name in places
             if counts and name in _COUNTS_WITH
         )
-        remove = "it" if len(places) == 1 else "them"
+        remove = f"remove {'it' if len(places) == 1 else 'them'}"
         raise UsageProblem(
             f"{flags} {verb}, and {have} no effect {place}",
-            "\n".join((*ways, f"or remove {remove}")),
+            "\n".join((*ways, f"or {remove}" if ways else remove)),
         )
     for name in _ANNOTATIONS:
         if name in unread:

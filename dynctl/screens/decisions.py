@@ -24,7 +24,7 @@ UNKNOWN: Final = "?"
 NOTHING: Final = "-"
 _SHORT_ID: Final = 6
 _LONG_ID: Final = 12
-#: The address at the beginning of an engine's failure: the line has the worker's name.
+#: The address at the beginning of an engine's failure.
 _ORIGIN: Final = re.compile(r"\A\w+://\S+ ")
 #: The longest text of an outcome that often comes.
 _LONGEST: Final = ClientResponse("refused", 503, ttft_s=1.0, duration_s=1.0)
@@ -54,11 +54,20 @@ def reason_text(line: DecisionLine) -> str:
     if line.refused:
         return line.message or line.outcome.replace("_", " ")
     if line.response.error:
-        return _ORIGIN.sub("", line.response.error)
+        return _problem(line)
     parts = [part for part in (line.why, line.moved) if part]
     if line.hop_verdict:
         parts.append(line.hop_verdict)
     return ", ".join(parts) or (UNKNOWN if not line.complete else NOTHING)
+
+
+def _problem(line: DecisionLine) -> str:
+    """What happened to the request, without the worker that the line names."""
+    text = _ORIGIN.sub("", line.response.error)
+    for ref in (line.decode, line.prefill):
+        if ref is not None:
+            text = text.removeprefix(f"{ref.worker} ")
+    return text
 
 
 def outcome_text(line: DecisionLine) -> str:
@@ -91,7 +100,7 @@ def decision_columns(
         if line.refused:
             return "refused"
         if line.outcome != "selected":
-            return "none left"
+            return "none"
         return _placed(line.prefill, line.prefill_domains, domain)
 
     def decode(line: DecisionLine) -> str:
@@ -288,7 +297,8 @@ def _margin(line: DecisionLine) -> str:
 def margin_text(line: DecisionLine) -> str:
     """By how much the winner was cheaper than the next candidate."""
     if line.margin is None:
-        return "only one" if line.complete and not line.refused else number_text(line, None)
+        won = line.complete and line.outcome == "selected"
+        return "only one" if won else number_text(line, None)
     if line.margin < 0:
         return "drawn"
     return "tie" if line.margin == 0 else f"+{amount(round(line.margin, 2))}"

@@ -300,7 +300,7 @@ def response(found: ClientResponse) -> str:
         return f"unknown: {found.error}" if found.error else ""
     text = str(found.state)
     if found.state == "cancelled":
-        text += ": the client left " + ("in mid-response" if found.status == 200 else "before it")
+        text += f": the client left {_left(found)}"
     elif found.state == "cut":
         text += " in mid-response"
     if found.status not in (None, _LEFT):
@@ -310,6 +310,15 @@ def response(found: ClientResponse) -> str:
         text += f": {found.error}"
     details = list(_measured(found))
     return f"{text}; {', '.join(details)}" if details else text
+
+
+def _left(found: ClientResponse) -> str:
+    """When the client of a cancelled request left."""
+    if found.status == 200:
+        return "in mid-response"
+    if found.attempts:
+        return "before the response began"
+    return "before an engine got the request"
 
 
 def _measured(found: ClientResponse) -> Iterator[str]:

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.workers import (
+    UNREACHED,
     CordonChange,
     RankRow,
     WorkerChange,
@@ -225,7 +226,8 @@ def cordon_change(result: CordonChange, canvas: Canvas) -> str:
         else:
             text += f"; {running} after {age(result.waited_s or 0.0)}"
         lines = canvas.paragraph(text, first="")
-        others = plural(result.same, f"other {result.role} worker")
+        kind = f"{result.role} worker" if result.role else "worker"
+        others = plural(result.same, f"other {kind}")
         text = f"{others}{place} {'takes' if result.same == 1 else 'take'} new requests"
         lines += canvas.paragraph(text, first="")
         if result.applied:
@@ -243,15 +245,19 @@ def worker_change(result: WorkerChange, canvas: Canvas) -> str:
         goes = "goes" if result.running == 1 else "go"
         text += f"; {running} {goes} on" if result.running else "; no request is running there"
         lines = canvas.paragraph(text, first="")
-        others = plural(result.same, f"other {result.role} worker")
+        kind = f"{result.role} worker" if result.role else "worker"
+        others = plural(result.same, f"other {kind}")
         takes = "takes" if result.same == 1 else "take"
         lines += canvas.paragraph(f"{others}{place} {takes} new requests", first="")
     else:
         if result.applied and result.status is not None:
+            role = result.role or "role unknown"
+            status = "state unknown" if result.status == "unknown" else result.status
             reason = f" ({result.reason})" if result.reason else ""
-            text += f": {result.role or 'worker'}{place}, {result.status}{reason}"
+            text += f": {role}{place}, {status}{reason}"
         lines = canvas.paragraph(text, first="")
-        if result.applied:
+        # Without the worker the one that it replaced would not be back.
+        if result.applied and result.change == "added":
             lines.append(f"undo: dynctl workers remove {result.worker}")
     return "".join(line + "\n" for line in lines)
 
@@ -310,7 +316,8 @@ def _worker_notes(workers: Sequence[WorkerRow], canvas: Canvas) -> Iterator[str]
     """Why workers are unavailable, busy, or without a cache that is known."""
     for worker in workers:
         if worker.reason:
-            state = "" if worker.cordoned else "unavailable: "
+            state = "not reachable yet: " if worker.status == UNREACHED else "unavailable: "
+            state = "" if worker.cordoned else state
             yield from canvas.paragraph(f"{worker.name} is {state}{worker.reason}", first="")
         for rank in worker.ranks if worker.busy else ():
             where = f" rank {rank.dp_rank}" if len(worker.ranks) > 1 else ""

@@ -68,6 +68,10 @@ class Booker(Protocol):
         self, decision: Decision, request: RoutingRequest, record: RequestRecord
     ) -> Applied: ...
 
+    def decided(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> None: ...
+
     def free(self, request_id: str) -> Applied: ...
 
 
@@ -96,7 +100,8 @@ class Admission:
         ``decide`` makes the plan then, without booking it; by default that of all hops.
         ``plan`` says that it waits (``plan.waits``). Without a winner, the result is the refusal:
         the queue or its class is full, the wait took too long, or no worker is left. The caller
-        frees the bookings of the request in every case.
+        frees the bookings of the request in every case. The observers get the plan of a request
+        whose client leaves.
         """
         service = self._service
         entering = service.router.entering(plan, request)
@@ -120,6 +125,7 @@ class Admission:
         except asyncio.CancelledError:
             if admitted.done() and not admitted.cancelled():
                 service.free(request.id)
+            service.decided(plan, request, record)  # its last decision: the client left
             raise
         finally:
             if self.waiting.pop(request.id, None) is not None:

@@ -19,6 +19,7 @@ from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import (
     BLANK_LINE,
     BY_PATH,
+    ERROR_EVENT,
     Api,
     EventCut,
     event_data,
@@ -36,8 +37,6 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
-#: The beginning of an engine's event when it failed before its first token.
-_ERROR_EVENT: Final = (b'data: {"error"', b'data:{"error"')
 _FIRST_EVENT_BYTES: Final = 64 * 1024
 #: The beginning of an event stream: a field, a comment, or empty lines before them.
 _EVENT_STREAM: Final = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|[\r\n]+\Z)")
@@ -192,6 +191,7 @@ class RequestFlow:
                     "request %s: %s may have died of it (%s); sent once more, to %s",
                     call.request.id, tries.died[-1], tries.last, _first_worker(plan).name,
                 )  # fmt: skip
+            earlier = call.record.plan
             try:
                 if plan.prefill is None:
                     return await self._aggregated(call, request, plan)
@@ -199,6 +199,11 @@ class RequestFlow:
                 if address is not None:
                     return await self._bootstrapped(call, request, plan, address)
                 return await self._prefill_then_decode(call, request, plan, tries)
+            except asyncio.CancelledError:
+                if call.record.plan is earlier:  # no decode hop was decided yet
+                    call.record.left_in_prefill = True
+                    service.decided(plan, request, call.record)
+                raise
             except _HopFailed as error:
                 service.free(call.request.id, error.stage, computed=error.accepted)
                 service.free(call.request.id)
@@ -515,10 +520,15 @@ class RequestFlow:
             raise UpstreamFailure("protocol", f"{response.origin} sent [DONE] without any output")
         if not _has_json(event):
             raise UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")
-        if event.startswith(_ERROR_EVENT):
+        if ERROR_EVENT.match(event):
             body = event_data(BLANK_LINE.split(event, 1)[0])
             status = _reported_status(body)
-            raise UpstreamFailure("status", f"{response.origin} failed", status=status, body=body)
+            raise UpstreamFailure(
+                "status",
+                f"{response.origin} reported an error in its stream",
+                status=status,
+                body=body,
+            )
         return head
 
     async def _after_preamble(
@@ -537,7 +547,10 @@ class RequestFlow:
                             body = event_data(first)
                             status = _reported_status(body)
                             raise UpstreamFailure(
-                                "status", f"{response.origin} failed", status=status, body=body
+                                "status",
+                                f"{response.origin} reported an error in its stream",
+                                status=status,
+                                body=body,
                             )
                         return bytes(whole)
                     piece = await response.readany()

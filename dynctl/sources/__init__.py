@@ -79,8 +79,9 @@ def connect_frontends(options: GlobalOptions, command: str) -> FrontendSource:
     origin = _origin(options)
     if origin == "--discovery":
         raise UsageProblem(
-            f"{command}: dynctl only reads a live Dynamo, whose routers have no cordon",
-            "scale the worker down, or route with dynctl: serve frontend --discovery ..",
+            f"{command}: dynctl only reads a live Dynamo, whose routers have no cordon and whose "
+            "workers register by themselves",
+            "start or end the worker there, or route with dynctl: serve frontend --discovery ..",
         )
     if origin != "--frontend":
         raise UsageProblem(f"{command} {origin}: nothing is running there", "name --frontend URL")

@@ -21,6 +21,14 @@ WHOLE_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
 EVENT_BYTES: Final = 16 * 1024 * 1024
 #: The data of the event that ends the streams of chats and completions.
 DONE_DATA: Final = b"[DONE]"
+#: What every event of an engine that failed has; generated text may have it too.
+ERROR_KEY: Final = b"error"
+#: An event of an engine that failed, with its data: engines name the event, or their data begins
+#: with the error. Generated text never matches, as JSON escapes its quotes and its ends of lines.
+ERROR_EVENT: Final = re.compile(
+    rb"(?:\A|[\r\n])(?:event: ?error(?:\r\n|\n|\r)data: ?"
+    rb"|data: ?(?=\{ ?\"(?:error\" ?:(?! ?null)|object\" ?: ?\"error\")))([^\r\n]*)"
+)
 
 
 @dataclass(frozen=True, slots=True)

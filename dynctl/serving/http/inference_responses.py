@@ -12,6 +12,8 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.documents.errors import ErrorDetails
 from dynctl.serving.engines.apis import (
     DONE_DATA,
+    ERROR_EVENT,
+    ERROR_KEY,
     EVENT_BYTES,
     Api,
     EventCut,
@@ -34,9 +36,6 @@ from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 #: The last event, in the end of a stream: generated text cannot have it, for a line of JSON has no
 #: ends of lines.
 _DONE = re.compile(rb"[\r\n]data: ?\[DONE\]")
-#: What an event of an engine that failed begins with. Text has no such bytes: JSON escapes quotes.
-_ERROR_KEY: Final = b'{"error"'
-_ERROR_EVENT: Final = re.compile(rb"(?:\A|[\r\n])data: ?(\{\"error\"[^\r\n]*)")
 #: The end of a stream in which its last events are looked for: [DONE], and usage before it.
 _TAIL_BYTES = 512
 #: Bytes waiting for a client; above this no more are sent until it reads some.
@@ -124,7 +123,7 @@ async def pass_stream(
 
     def seen(piece: bytes) -> None:
         nonlocal end, reported
-        if _ERROR_KEY in piece and reported is None:
+        if ERROR_KEY in piece and reported is None:
             reported = _reported_error(upstream, piece)
         events = piece.count(b"data:")
         record.output_events += events
@@ -172,7 +171,7 @@ async def pass_stream(
             seen(last)
             await response.write(last)
         if not _is_done(end):
-            raise _cut_short(upstream)
+            raise reported or _cut_short(upstream)
     except UpstreamFailure as failure:
         await _end_with_error(response, failure, detailed=detailed())
         return response, failure
@@ -298,7 +297,7 @@ async def _pass_annotated(
         if first and nvext.wants("worker_id"):
             event = _with_nvext(event, {"worker_id": worker_ids(answer.plan)})
         first = False
-        if _ERROR_KEY in event and reported is None:
+        if ERROR_KEY in event and reported is None:
             reported = _reported_error(upstream, event)
         is_end = event_data(event) == DONE_DATA
         done = done or is_end
@@ -324,7 +323,7 @@ async def _pass_annotated(
         for event in events_of(cut.last()):
             await passed(event)
         if not done:
-            raise _cut_short(upstream)
+            raise reported or _cut_short(upstream)
         _ended(record, last[-_TAIL_BYTES:])
     except UpstreamFailure as failure:
         await _end_with_error(response, failure, detailed=detailed())
@@ -354,10 +353,11 @@ def _is_done(end: bytes) -> bool:
 def _reported_error(upstream: EngineStream, piece: bytes) -> UpstreamFailure | None:
     """The failure of a stream that has an error event, which the client gets as it is; None where
     the piece has no such event. An error of the request is none of the engine."""
-    found = _ERROR_EVENT.search(piece)
+    found = ERROR_EVENT.search(piece)
     if found is None:
         return None
-    body = (_decoded(found[1]) or {}).get("error")
+    data = _decoded(found[1]) or {}
+    body = data.get("error", data)
     code = body.get("code") if isinstance(body, dict) else None
     status = code if type(code) is int and 400 <= code < 600 else 500
     problem = f"{upstream.origin} reported an error in its stream"

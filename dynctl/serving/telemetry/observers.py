@@ -57,7 +57,8 @@ class RequestRecord:
     not have waited. ``began``: the head of its stream was sent. ``error``: what went wrong, without
     the client's or an engine's text; of a failure of the engine that answers, beside ``attempts``.
     ``trace``: its open spans, None where it is not traced. ``response``: what the client got, as
-    another process reports it.
+    another process reports it. ``left_in_prefill``: the client left during the prefill hop, before
+    the engine of the decode hop got anything.
     """
 
     decision_id: str
@@ -73,6 +74,7 @@ class RequestRecord:
     route_s: float = 0.0
     dispatched_at: float | None = None
     prefill_done_at: float | None = None
+    left_in_prefill: bool = False
     first_token_at: float | None = None
     finished_at: float | None = None
     status: int = 0
@@ -160,10 +162,12 @@ class RequestRecord:
         plan = self.plan
         if plan is None or state == "refused" or (state == "failed" and failed):
             return tuple(failed)
+        if plan.waits:  # the client left the router queue
+            return tuple(failed)
         final = plan.decode if plan.decode is not None else plan.prefill
         hops = []
         for hop in (plan.prefill, plan.decode):
-            if hop is None:
+            if hop is None or (self.left_in_prefill and hop is not plan.prefill):
                 continue
             if hop.winner is None:  # a refusal, which no engine got
                 return tuple(failed)

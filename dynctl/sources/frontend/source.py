@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from dynctl.wire.dynamo.frontend_metrics import Lengths
 
 _Answer = TypeVar("_Answer")
+
+
+def _instead_of(worker: WorkerRow, rows: Iterable[WorkerRow]) -> list[WorkerRow]:
+    """The other ready workers of its model and role, in its first domain where it has one."""
+    place = next(iter(worker.domains.items()), None)
+    return [
+        row
+        for row in rows
+        if (row.role, row.model) == (worker.role, worker.model)
+        and (place is None or row.domains.get(place[0]) == place[1])
+        and row.worker_id != worker.worker_id
+        and row.status == "ready"
+    ]
 
 
 class FrontendSource:
@@ -98,13 +111,7 @@ class FrontendSource:
         row = known[wanted]
         if not dry_run:
             self._cordon_all(row.name, cordoned)
-        same = [
-            one
-            for one in known.values()
-            if (one.role, one.model, one.domains) == (row.role, row.model, row.domains)
-            and one.worker_id != wanted
-            and one.status == "ready"
-        ]
+        same = _instead_of(row, known.values())
         return CordonChange(
             self.title,
             row.name,
@@ -172,13 +179,7 @@ class FrontendSource:
             if wanted in rows and not dry_run:
                 client.remove_worker(row.name)
         change = self._change(row.name, "removed", row, applied=not dry_run)
-        same = [
-            one
-            for one in every.values()
-            if (one.role, one.model, one.domains) == (row.role, row.model, row.domains)
-            and one.worker_id != wanted
-            and one.status == "ready"
-        ]
+        same = _instead_of(row, every.values())
         return msgspec.structs.replace(change, running=running, same=len(same))
 
     def _change(

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from dynctl.documents.workers import WorkerRow
 from dynctl.simulation.demo.fleet import DemoFleet
+from dynctl.sources.frontend.source import _instead_of
 from tests.ports import free_port
 
 #: Every option that names a place and no source of dynctl's, as typed; a context: see the tests.
@@ -114,6 +116,20 @@ def test_a_place_never_leads_to_the_default_address(
     if line != "version":
         assert "counts with --discovery" in flat(ran.err)
     assert guard.untouched()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[flag, *words[1:]] for flag, words in BESIDES.items()]
+    + [["--frontend", "http://127.0.0.1:1"], ["--discovery", "etcd"], ["--context", "prod"]],
+    ids=lambda words: words[0],
+)
+def test_a_demo_is_on_this_host_wherever_an_option_points(dynctl: Any, words: list[str]) -> None:
+    ran = dynctl("demo", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: {words[0]}")
+    assert "has no effect on demo: it runs a fleet of its own" in flat(ran.err)
+    assert "or remove it" not in ran.err
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -303,6 +319,8 @@ def test_a_worker_is_added_and_removed(dynctl: Any, demo: DemoFleet) -> None:
     )
     ran = dynctl("workers", "add", spec, "--frontend", demo.url, "--dry-run")
     assert ran.out == "decode-a9 would be replaced\n"
+    ran = dynctl("workers", "add", spec, "--frontend", demo.url)
+    assert ran.out == "decode-a9 is replaced: decode with zone=zone-a, ready\n"
     ran = dynctl("workers", "remove", "e-a9", "--frontend", demo.url, "--dry-run", "-o", "json")
     assert (ran.json["kind"], ran.json["change"]) == ("WorkerChange", "removed")
     assert (ran.json["worker"], ran.json["applied"]) == ("decode-a9", False)
@@ -311,6 +329,48 @@ def test_a_worker_is_added_and_removed(dynctl: Any, demo: DemoFleet) -> None:
     )
     ran = dynctl("workers", "remove", "decode-a9", "--frontend", demo.url)
     assert (ran.code, ran.out, "decode-a9" in ran.err) == (2, "", True)
+
+
+def test_a_worker_that_does_not_answer_yet_is_added_without_a_role(
+    dynctl: Any, demo: DemoFleet
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    ran = dynctl("workers", "add", f"{url},name=late", "--frontend", demo.url)
+    assert flat(ran.out) == (
+        f"late is added: role unknown, state unknown ({url} refused the connection) "
+        "undo: dynctl workers remove late"
+    )
+    ran = dynctl("workers", "remove", "late", "--frontend", demo.url)
+    assert ran.out == (
+        "late is removed; no request is running there\n0 other workers take new requests\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("domains", "names"),
+    [
+        ({}, ["a", "b", "c"]),
+        ({"zone": "z1"}, ["a", "b"]),
+        ({"zone": "z1", "rack": "r1"}, ["a", "b"]),
+        ({"zone": "z9"}, []),
+    ],
+)
+def test_other_workers_are_those_of_the_domain_that_the_sentence_names(
+    domains: dict[str, str], names: list[str]
+) -> None:
+    def row(name: str, place: dict[str, str], status: str = "ready") -> WorkerRow:
+        return WorkerRow(
+            name, hash(name), "m", "decode", 16, True, False, "", status=status, domains=place
+        )
+
+    rows = [
+        row("a", {"zone": "z1"}),
+        row("b", {"zone": "z1", "rack": "r2"}),
+        row("c", {"zone": "z2"}),
+        row("d", {"zone": "z1"}, "unavailable"),
+    ]
+    worker = row("x", domains)
+    assert [one.name for one in _instead_of(worker, [worker, *rows])] == names
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_a_request_that_was_turned_away_names_the_limit() -> None:
         ),
         (
             ClientResponse("cancelled", 499, duration_s=11.4),
-            "outcome  cancelled: the client left before it; 11 s in all",
+            "outcome  cancelled: the client left before an engine got the request; 11 s in all",
         ),
         (ClientResponse("cancelled", 200), "outcome  200, cancelled: the client left in"),
         (ClientResponse("failed", 404, "returned 404"), "outcome  404, failed: returned 404"),

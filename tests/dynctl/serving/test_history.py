@@ -28,6 +28,8 @@ from tests.waiting import until
 
 TWO = [{"name": "a0"}, {"name": "a1"}]
 FAILED = b'{"error": {"message": "SECRET PROMPT", "code": 500}}'
+NAMED_ERROR = b'event: error\ndata: {"message": "SECRET PROMPT", "code": 500}\n\n'
+OBJECT_ERROR = b'data: {"object":"error","message":"SECRET PROMPT","code":500}\n\n'
 
 
 async def history(fleet: Site, decision: str) -> dict[str, Any]:
@@ -87,8 +89,15 @@ async def test_an_answer_has_its_status_times_and_tokens():
         ((EVENT,), "ended its stream without [DONE]"),
         ((EVENT, b"data: " + FAILED + b"\n\n", DONE), "reported an error in its stream"),
         ((EVENT, b"data:" + FAILED + b"\n\n", DONE), "reported an error in its stream"),
+        ((EVENT, b"data: " + FAILED + b"\n\n"), "reported an error in its stream"),
+        ((EVENT, b"event: error\ndata: " + FAILED + b"\n\n"), "reported an error in its stream"),
+        ((EVENT, NAMED_ERROR, DONE), "reported an error in its stream"),
+        ((EVENT, OBJECT_ERROR, DONE), "reported an error in its stream"),
     ],
-    ids=["no end", "error event", "error event without a space"],
+    ids=[
+        *("no end", "error event", "error event without a space", "error event and no end"),
+        *("named event and no end", "named event", "object error"),
+    ],
 )
 @pytest.mark.parametrize("extra", [None, {"extra_fields": ["timing"]}], ids=["plain", "annotated"])
 async def test_a_stream_that_died_is_cut_and_has_a_log_line(pieces, problem, extra, caplog):
@@ -109,6 +118,38 @@ async def test_a_stream_that_died_is_cut_and_has_a_log_line(pieces, problem, ext
         assert f'request_id="{decision}" outcome=cut status=200' in line
         assert problem in line
         assert "SECRET" not in json.dumps(whole) + "".join(caplog.messages)
+
+
+@pytest.mark.parametrize("event", [b"data: " + FAILED + b"\n\n", NAMED_ERROR, OBJECT_ERROR])
+async def test_an_error_event_before_any_output_is_the_answer_of_an_engine_that_failed(event):
+    async with (
+        hostile(streams(event, DONE)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        status, _, decision = await asked(fleet)
+        found = (await history(fleet, decision))["response"]
+        assert (status, found["state"], found["status"]) == (500, "failed", 500)
+        assert found["error"].endswith("reported an error in its stream")
+        assert found["attempts"][0]["problem"].endswith("reported an error in its stream")
+
+
+async def test_an_error_event_is_passed_on_as_the_only_one():
+    async with (
+        hostile(streams(EVENT, b"data: " + FAILED + b"\n\n")) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        _, body, _ = await asked(fleet)
+        assert body.count(b'"error"') == 1
+
+
+@pytest.mark.parametrize("event", [b'{"error": null, "choices": []}', b'{"object":"chat","n":1}'])
+async def test_an_event_without_an_error_is_no_failure(event):
+    async with (
+        hostile(streams(EVENT, b"data: " + event + b"\n\n", DONE)) as engines,
+        site([], workers=specs(engines), health=SLOW_HEALTH) as fleet,
+    ):
+        _, _, decision = await asked(fleet)
+        assert (await history(fleet, decision))["response"]["state"] == "complete"
 
 
 async def test_text_that_looks_like_an_error_event_is_no_failure():
@@ -221,6 +262,23 @@ async def test_both_hops_of_a_hand_off_are_attempts():
         found = (await history(fleet, headers["x-dynctl-decision"]))["response"]
         stages = [(one["worker"], one["stage"]) for one in found["attempts"]]
         assert stages == [("p0", "prefill"), ("d0", "decode")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_left_during_the_prefill_hop_is_cancelled(stream):
+    slow = {"name": "p0", "role": "prefill", "speedup_ratio": 0.001}
+    async with site([slow, {"name": "d0", "role": "decode"}]) as fleet:
+        with pytest.raises(TimeoutError):
+            await fleet.client.post(
+                fleet.url("/v1/chat/completions"),
+                json=chat_body(WORDS, stream=stream, max_tokens=5),
+                timeout=aiohttp.ClientTimeout(total=0.3),
+            )
+        await fleet.idle()
+        _, listed = await fleet.get("/v1/decisions?outcome=cancelled")
+        (row,) = listed["decisions"]
+        assert row["response"]["status"] == 499
+        assert problems(row["response"]) == [("p0", False)]
 
 
 async def test_why_prints_what_the_endpoint_has():

@@ -169,6 +169,10 @@ async def test_a_client_that_leaves_leaves_the_queue() -> None:
         await waiting(found, 1)
         (left,) = found.service.router.queue
         assert left.request_id in found.service.admission.waiting
+        # History knows it: no engine got the request.
+        _, listed = await found.get("/v1/decisions?outcome=cancelled")
+        (row,) = listed["decisions"]
+        assert (row["response"]["status"], row["response"]["attempts"]) == (499, [])
         release(found)
         assert (await stays)[0] == 200
         await found.idle()
