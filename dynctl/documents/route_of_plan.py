@@ -298,7 +298,7 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
             for one in decision.constraints.items
         ],
         funnel=[_funnel_row(step) for step in decision.funnel],
-        candidates=[_candidate_row(row) for row in decision.rows()],
+        candidates=[_candidate_row(row, decision) for row in decision.rows()],
         overlap_modelled=decision.overlap_modelled,
         notes=list(decision.notes),
         message=None if decision.winner is not None else decision.summary(),
@@ -430,14 +430,14 @@ def rejected_row(rejection: Rejection) -> RejectedRow:
     )
 
 
-def _candidate_row(row: Candidate) -> CandidateRow:
+def _candidate_row(row: Candidate, decision: Decision) -> CandidateRow:
     return CandidateRow(
         worker=row.worker.name,
         worker_id=row.worker.worker_id,
         cost=float(row.cost),
         dp_rank=row.dp_rank,
         domains=dict(row.worker.domains),
-        overlap_blocks=row.overlap_blocks,
+        overlap_blocks=row.overlap_blocks if decision.overlap_modelled else None,
         prefill_blocks=row.prefill_blocks,
         decode_blocks=row.decode_blocks,
         active_requests=row.active_requests,

@@ -128,8 +128,8 @@ def _blind(frontend: FrontendFacts) -> Iterator[str]:
     for condition in frontend.conditions:
         if condition.code in (NO_TOKENIZER, TOKENIZER_DIFFERS):
             yield (
-                f"{frontend.url} has mode kv and routes {condition.subject} by load: "
-                f"it finds no cached block ({condition.code})"
+                f"{frontend.url} has mode kv, but finds no cached blocks of some or all prompts "
+                f"of {condition.subject} ({condition.code})"
             )
 
 
