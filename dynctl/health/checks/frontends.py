@@ -79,7 +79,7 @@ def _measured(facts: CheckFacts) -> tuple[list[tuple[FrontendFacts, FrontendMetr
 
 def _reachable(facts: CheckFacts) -> Outcome:
     findings = [
-        found(one.url, why=one.kind.why, hint=one.kind.hint or "is the address right?")
+        found(one.url, why=one.kind.why, hint=one.kind.fix or "is the address right?")
         for one in facts.frontends
         if isinstance(one.kind, Unread)
     ]
