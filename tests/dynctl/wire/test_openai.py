@@ -127,7 +127,7 @@ def test_prompt_forms(prompt, prompts):
         (
             b'{"top_p": 1e999}',
             "invalid_json",
-            "a number that is too large: expected at most 1.8e308",
+            "the body has a number that is too large: expected at most 1.8e308",
         ),
         (
             b'{"n": 1' + b"0" * 5000 + b"}",
