@@ -165,13 +165,13 @@ class RemoveResult:
 
 
 _MESSAGES = {
-    Fault.UNKNOWN_PARENT: "parent block {value} is not held by the worker; {blocks} blocks refused",
+    Fault.UNKNOWN_PARENT: "parent block {value} is not held by the worker; blocks refused: {blocks}",
     Fault.HASH_CONFLICT: "block hash {value} is in use for another block of the worker; "
-    "{blocks} blocks refused",
+    "blocks refused: {blocks}",
     Fault.COLUMNS_DIFFER: "{blocks} block hashes and {value} local hashes; expected equal numbers",
     Fault.NOT_A_HASH: "the local hash of block {value} is not an unsigned 64-bit number; "
-    "{blocks} blocks refused",
-    Fault.SLOT_DROPPED: "the worker is lost; {blocks} blocks refused",
+    "blocks refused: {blocks}",
+    Fault.SLOT_DROPPED: "the worker is lost; blocks refused: {blocks}",
 }
 
 

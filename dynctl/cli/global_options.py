@@ -405,7 +405,7 @@ def _without_effect(
     serves = local and path.startswith("serve ")
     if serves or (path == "serve epp" and not dynamo):
         yield from (
-            f"{name} has no effect on {path}: it has no source"
+            f"{name} has no effect on {path}: the command reads no source"
             for name in PLANE_VARIABLES
             if os.environ.get(name)
         )

@@ -304,7 +304,7 @@ def _effect(one: _Hop, name: str, value: float) -> tuple[bool, float]:
     shifts = [now - was for now, was in zip(chances, before, strict=True)]
     if max(map(abs, shifts)) < _SMALLEST_SHIFT:
         return False, 0.0
-    blocks = sum(shift * row.overlap_blocks for shift, row in zip(shifts, rows, strict=True))
+    blocks = sum(shift * (row.overlap_blocks or 0) for shift, row in zip(shifts, rows, strict=True))
     return True, blocks * one.block_size
 
 

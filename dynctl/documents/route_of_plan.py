@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -101,7 +101,7 @@ def route_result(
             *_estimated(hops),
             *_waiting(hops, doubts := list(doubts)),
             *doubts,
-            *_unlinked(router, plan, doubts),
+            *_without_condition(router, plan, doubts),
         ],
         question,
     )
@@ -249,8 +249,10 @@ _INCOMPLETE: Final = {
 }
 
 
-def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
-    """The candidates whose index is not current, by its state.
+def index_doubts(
+    router: Router, plan: RoutingPlan, excluded: Container[str] = ()
+) -> Iterator[Doubt]:
+    """The candidates whose index is not current, by its state, without the ``excluded`` names.
 
     Cached blocks count on the first hop, which computes the prompt, and with conditional
     disaggregation on the decode hop too.
@@ -260,7 +262,8 @@ def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
     for worker, ref in ((w, r) for hop in hops for w, r in zip(hop.workers, hop.refs, strict=True)):
         slot = router.registry.slot(ref.worker_id, ref.dp_rank)
         row = None if slot is None else router.freshness.get(slot)
-        if row is not None and row.state not in ("absent", "current", "estimated"):
+        known = row is None or row.state in ("absent", "current", "estimated")
+        if row is not None and not known and worker.name not in excluded:
             stale.setdefault(row.state, []).append(worker.name)
     for state, names in stale.items():
         varies = Varies(overlap=True, workers=list(dict.fromkeys(names)))
@@ -268,15 +271,22 @@ def index_doubts(router: Router, plan: RoutingPlan) -> Iterator[Doubt]:
         yield doubt("DYR0705", varies=varies, workers=some_names(names), why=why)
 
 
-def _unlinked(router: Router, plan: RoutingPlan, doubts: Iterable[Doubt]) -> Iterator[Doubt]:
-    """The doubts of candidates with blocks whose parent is missing: no condition of a stream names
-    them, since no batch is lost."""
-    if router.index.detached:
-        said = {one.what for one in doubts}
-        why = _INCOMPLETE["unlinked"]
-        for one in index_doubts(router, plan):
-            if why in one.what and one.what not in said:
-                yield one
+def _without_condition(
+    router: Router, plan: RoutingPlan, doubts: Iterable[Doubt]
+) -> Iterator[Doubt]:
+    """The doubts of candidates whose index is not current and that no other doubt names.
+
+    No condition holds for an index that is not read completely yet, or that has blocks whose parent
+    is missing: no batch is lost.
+    """
+    if plan.first.mode != "kv" or not plan.first.overlap_modelled:
+        return
+    named: set[str] = set()
+    for one in doubts:
+        if one.code == "DYR0705" and one.varies is not None:
+            named.update(one.varies.workers or ())
+    said = {one.what for one in doubts}
+    yield from (one for one in index_doubts(router, plan, named) if one.what not in said)
 
 
 def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -> DecisionResult:
@@ -298,7 +308,7 @@ def decision_result(decision: Decision, freshness: FreshnessRow | None = None) -
             for one in decision.constraints.items
         ],
         funnel=[_funnel_row(step) for step in decision.funnel],
-        candidates=[_candidate_row(row) for row in decision.rows()],
+        candidates=[_candidate_row(row, decision) for row in decision.rows()],
         overlap_modelled=decision.overlap_modelled,
         notes=list(decision.notes),
         message=None if decision.winner is not None else decision.summary(),
@@ -430,14 +440,14 @@ def rejected_row(rejection: Rejection) -> RejectedRow:
     )
 
 
-def _candidate_row(row: Candidate) -> CandidateRow:
+def _candidate_row(row: Candidate, decision: Decision) -> CandidateRow:
     return CandidateRow(
         worker=row.worker.name,
         worker_id=row.worker.worker_id,
         cost=float(row.cost),
         dp_rank=row.dp_rank,
         domains=dict(row.worker.domains),
-        overlap_blocks=row.overlap_blocks,
+        overlap_blocks=row.overlap_blocks if decision.overlap_modelled else None,
         prefill_blocks=row.prefill_blocks,
         decode_blocks=row.decode_blocks,
         active_requests=row.active_requests,

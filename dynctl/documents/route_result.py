@@ -67,7 +67,8 @@ class FunnelRow(msgspec.Struct, frozen=True):
 
 class CandidateRow(msgspec.Struct, frozen=True):
     """One scored rank. ``host_blocks``: prompt blocks in host memory after the cached ones
-    (``overlap_blocks``), ``disk_blocks``: those after them on disk. ``usable_blocks``: the cached
+    (``overlap_blocks``; None where the decision's ``overlap_modelled`` is False: unknown, and
+    counted as none), ``disk_blocks``: those after them on disk. ``usable_blocks``: the cached
     ones that the engine reuses; it always computes the prompt's last token. ``index``: whether the
     rank's index is ``exact``, ``degraded``, ``estimated`` or ``none``; of its ``indexed_blocks``
     those in ``overlap_blocks`` count. ``booked_prefill_tokens``: the active prefill tokens before
@@ -83,7 +84,7 @@ class CandidateRow(msgspec.Struct, frozen=True):
     cost: float
     dp_rank: int = 0
     domains: dict[str, str] = {}
-    overlap_blocks: int = 0
+    overlap_blocks: int | None = 0
     prefill_blocks: float | None = None
     decode_blocks: float | None = None
     active_requests: int = 0

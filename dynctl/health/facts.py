@@ -36,6 +36,14 @@ class Unread:
     why: str
     hint: str = ""
 
+    @property
+    def fix(self) -> str:
+        """What to try, as one line: the lines of the hint as sentences."""
+        lines = [
+            line if line.endswith(("?", ".")) else f"{line};" for line in self.hint.split("\n")
+        ]
+        return " ".join(lines).removesuffix(";")
+
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:

@@ -231,7 +231,7 @@ class Alike:
         """Subject and value."""
         subject, value, more = self.first.subject, self.first.value, self.count - 1
         # Quoted reasons often contain their subject.
-        if subject in value:
+        if not _may_be_a_word(subject) and re.search(_whole(subject), value):
             return f"{value} (and {more:,} similar)" if more else value
         return f"{subject} and {more:,} more: {value}" if more else f"{subject}: {value}"
 
@@ -278,6 +278,16 @@ def one_by_one(findings: Sequence[Finding]) -> list[Alike]:
     return [Alike(one) for one in findings]
 
 
+def _may_be_a_word(subject: str) -> bool:
+    """Whether the name may be a part of a sentence that is not about it: ``a``, ``engine``."""
+    return subject.isalpha()
+
+
+def _whole(name: str) -> str:
+    """A regular expression for the name, not as a part of a longer one."""
+    return rf"(?<![\w-]){re.escape(name)}(?![\w-])"
+
+
 def _pattern(finding: Finding) -> tuple[str, str, str]:
     """The texts with the subject's name removed, to compare findings.
 
@@ -285,7 +295,7 @@ def _pattern(finding: Finding) -> tuple[str, str, str]:
     a name may be the value of a domain.
     """
     value, expected, fix = (
-        text.replace(finding.subject, "\0")
+        re.sub(_whole(finding.subject), "\0", text)
         for text in (finding.value, finding.expected, finding.fix)
     )
     kind, _, named = finding.subject.partition(" ")

@@ -205,7 +205,9 @@ def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
     def cached(hop: DecisionResult) -> str:
         if not words.credits_overlap(hop):
             return "-"
-        cached = f"{won(hop).overlap_blocks:,}" if hop.overlap_modelled else "?"
+        blocks_cached = won(hop).overlap_blocks
+        unknown = blocks_cached is None or not hop.overlap_modelled
+        cached = "?" if unknown else f"{blocks_cached:,}"
         return f"{cached} of {words.counted(result, result.blocks)}"
 
     def ahead(hop: DecisionResult) -> str:

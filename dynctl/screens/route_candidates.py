@@ -236,7 +236,7 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
                 ("disk_blocks", "disk", None),
             )
             if any(
-                (getattr(row, name) or 0) != (getattr(row, plain) if plain else 0)
+                (getattr(row, name) or 0) != ((getattr(row, plain) or 0) if plain else 0)
                 for hop in hops
                 for row in hop.candidates
             )
@@ -257,7 +257,8 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
 def _cached(line: _Line) -> str:
     if not line.scored_cache:
         return "-"
-    return f"{line.row.overlap_blocks:,}" if line.modelled else "?"
+    cached = line.row.overlap_blocks
+    return "?" if cached is None or not line.modelled else f"{cached:,}"
 
 
 def _trust(line: _Line) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -818,31 +818,50 @@ class Fleet:
             if member.tokenize is False:
                 continue
             reader: ChatReader = "sglang" if member.facts.sglang else "vllm"
-            tokens = await self.tokenize_at(member, prompt.to_tokenize_body(model, reader))
-            if tokens is not None:
-                return tokens
+            answer = await self.tokenize_at(member, prompt.to_tokenize_body(model, reader))
+            if answer.ids is not None:
+                return answer.ids
         return None
 
-    async def tokenize_at(self, member: Member, body: Mapping[str, Any]) -> list[int] | None:
+    async def tokenize_at(self, member: Member, body: Mapping[str, Any]) -> EngineTokens:
         """One engine's ``POST /tokenize``; remembers engines without it."""
         try:
             status, raw = await self._upstream.post(
                 f"{member.spec.url}/tokenize", body, self._config.health.timeout_s
             )
-            if status in (404, 405, 501):
-                member.tokenize = False
-                return None
-            answer = msgspec.json.decode(raw) if status == 200 else None
-        except (UpstreamFailure, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        tokens = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
-            return None
+        except UpstreamFailure:
+            return EngineTokens(None, None)
+        if status in (404, 405, 501):
+            member.tokenize = False
+        tokens = _token_ids(raw) if status == 200 else None
         if not tokens and (body.get("prompt") or body.get("messages")):
-            # It has the endpoint, and did not read this kind of prompt.
-            return None
-        member.tokenize = True
-        return tokens
+            # An empty list: it has the endpoint, and did not read this kind of prompt.
+            tokens = None
+        if tokens is not None:
+            member.tokenize = True
+        return EngineTokens(tokens, status)
+
+
+class EngineTokens(NamedTuple):
+    """An engine's response to ``POST /tokenize``.
+
+    ``ids``: None where it has no tokens of the prompt. ``status``: None without a response.
+    """
+
+    ids: list[int] | None
+    status: int | None
+
+
+def _token_ids(raw: bytes) -> list[int] | None:
+    """The token ids in the body of a response to ``POST /tokenize``; None where it has none."""
+    try:
+        answer = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
+        return None
+    return tokens
 
 
 def _with_names_of(worker: Worker, old: Worker) -> Worker:

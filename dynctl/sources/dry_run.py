@@ -430,7 +430,9 @@ class DryRun:
 
         model, view = self.model, self._view
         path = self._query.model_path or view.model_paths.get(model)
-        if path is None or not Path(path).is_dir():
+        # A path of the command line that is not a directory: its reader states how to get one.
+        named = self._query.model_path is not None
+        if path is None or not (named or Path(path).is_dir()):
             where = f"{path} of the view does not exist here" if path else "the source has none"
             hint = "give --model-path DIR (a directory with tokenizer.json), or --tokens FILE"
             kind = UsageProblem if path else NoTokenizer

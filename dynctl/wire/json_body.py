@@ -63,13 +63,21 @@ def decode_object(body: bytes, max_bytes: int) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise RequestError(400, "invalid_json", None, f"the body is not JSON: {error}") from None
+        raise RequestError(400, "invalid_json", None, _unreadable(error)) from None
     except RecursionError:
         raise RequestError(400, "invalid_json", None, "the body is nested too deeply") from None
     if not isinstance(found, dict):
         shown = describe(found, private=True)
         raise RequestError(400, "wrong_type", None, f"expected an object, got {shown}")
     return found
+
+
+def _unreadable(error: Exception) -> str:
+    """Why a body is not a JSON value."""
+    if str(error).startswith(("Number out of range", "Integer value out of range")):
+        # The decoder names no field of a body without a type.
+        return "the body has a number that is too large: expected at most 1.8e308"
+    return f"the body is not JSON: {error}"
 
 
 def given(found: Mapping[str, Any]) -> dict[str, Any]:

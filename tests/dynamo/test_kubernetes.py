@@ -408,7 +408,7 @@ def test_through_the_api_server_caches_are_said_to_be_out_of_reach(fleet: KubeFl
 
     def overlaps(result: RouteResult) -> dict[int, int]:
         assert result.prefill is not None
-        return {one.worker_id: one.overlap_blocks for one in result.prefill.candidates}
+        return {one.worker_id: one.overlap_blocks or 0 for one in result.prefill.candidates}
 
     assert served is not None
     found: list[RouteResult] = []

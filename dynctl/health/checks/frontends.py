@@ -79,7 +79,7 @@ def _measured(facts: CheckFacts) -> tuple[list[tuple[FrontendFacts, FrontendMetr
 
 def _reachable(facts: CheckFacts) -> Outcome:
     findings = [
-        found(one.url, why=one.kind.why, hint=one.kind.hint or "is the address right?")
+        found(one.url, why=one.kind.why, hint=one.kind.fix or "is the address right?")
         for one in facts.frontends
         if isinstance(one.kind, Unread)
     ]
@@ -128,8 +128,8 @@ def _blind(frontend: FrontendFacts) -> Iterator[str]:
     for condition in frontend.conditions:
         if condition.code in (NO_TOKENIZER, TOKENIZER_DIFFERS):
             yield (
-                f"{frontend.url} has mode kv and routes {condition.subject} by load: "
-                f"it finds no cached block ({condition.code})"
+                f"{frontend.url} has mode kv, but finds no cached blocks of some or all prompts "
+                f"of {condition.subject} ({condition.code})"
             )
 
 

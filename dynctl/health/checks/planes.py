@@ -68,7 +68,7 @@ def count(number: int, noun: str) -> str:
 def _answers(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
     if planes.unreachable is not None:
-        hint = planes.unreachable.hint
+        hint = planes.unreachable.fix
         hint = hint or "specify another one: --etcd-endpoints HOST:2379, or --file-kv DIR"
         return outcome([found(planes.title, why=planes.unreachable.why, hint=hint)])
     return Passed(planes.title)

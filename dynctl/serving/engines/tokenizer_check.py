@@ -21,17 +21,24 @@ _PROMPTS = (
 )
 
 
+#: Statuses with which an engine refuses chats where its model has no chat template: then it
+#: refuses the requests too, and no chat is routed without its cached blocks.
+_REFUSED = (400, 422)
+
+
 class Reading(NamedTuple):
     """What an engine makes of the prompts: name of a prompt -> token ids.
 
     ``process``: the engine's process that was read, None where unknown. ``kind``: the kind of
-    engine; each kind may render a chat in its own way.
+    engine; each kind may render a chat in its own way. ``unread``: prompts that it was tried with,
+    and of which it has no tokens.
     """
 
     engine: str
     process: str | None
     kind: str
     ids: Mapping[str, Sequence[int]]
+    unread: frozenset[str]
 
 
 class TokenizerCheck:
@@ -39,7 +46,7 @@ class TokenizerCheck:
 
     Each engine with ``/tokenize`` is read once, and again after a restart. A model without a
     tokenizer here needs an engine with ``/tokenize``: NO_TOKENIZER holds from when each of its
-    engines was tried and none has it.
+    engines was tried and none has tokens of a chat, or none of a text.
     """
 
     def __init__(self, service: RoutingService, fleet: Fleet) -> None:
@@ -57,37 +64,51 @@ class TokenizerCheck:
         self._readings = {name: one for name, one in self._readings.items() if name in names}
         for model, members in models.items():
             readings = [await self._read(member, model) for member in members]
-            known = [reading for reading in readings if reading is not None]
-            self._hold(codes.NO_TOKENIZER, model, self._missing(model, members))
+            known = [reading for reading in readings if reading.ids]
+            self._hold(codes.NO_TOKENIZER, model, self._missing(model, readings))
             if known or all(member.tokenize is False for member in members):
                 difference = _difference_of_engines(model, known)
                 self._hold(codes.ENGINE_TOKENIZERS_DIFFER, model, difference)
                 self._hold(codes.TOKENIZER_DIFFERS, model, await self._difference(model, known))
 
-    async def _read(self, member: Member, model: str) -> Reading | None:
-        """The engine's reading; None where it has no ``/tokenize``, or did not answer."""
+    async def _read(self, member: Member, model: str) -> Reading:
+        """The engine's reading, without ids where it has no ``/tokenize`` or did not answer."""
         name, process = member.spec.name, member.facts.engine_id
         known = self._readings.get(name)
         if known is not None and member.tokenize and known.process == process:
             return known
         ids: dict[str, Sequence[int]] = {}
+        statuses: dict[str, int | None] = {}
         for what, prompt in _PROMPTS:
-            if member.tokenize is not False:
-                tokens = await self._fleet.tokenize_at(member, prompt.to_tokenize_body(model))
-                if tokens is not None:
-                    ids[what] = tokens
-        if not ids:
-            self._readings.pop(name, None)
-            return None
+            if member.tokenize is False:
+                statuses[what] = 404
+                continue
+            answer = await self._fleet.tokenize_at(member, prompt.to_tokenize_body(model))
+            statuses[what] = answer.status
+            if answer.ids is not None:
+                ids[what] = answer.ids
         kind = "sglang" if member.facts.sglang else "vllm"
-        reading = self._readings[name] = Reading(name, process, kind, ids)
+        reading = Reading(name, process, kind, ids, _unread(ids, statuses))
+        self._readings.pop(name, None)
+        if ids:
+            self._readings[name] = reading
         return reading
 
-    def _missing(self, model: str, members: Sequence[Member]) -> str | None:
-        """That the model has no tokenizer; None where it has one, or an engine was not tried."""
+    def _missing(self, model: str, readings: Sequence[Reading]) -> str | None:
+        """That the model has no tokenizer, or none that reads chats, or texts; None where it has
+        one, or an engine was not tried."""
         if self._service.tokenizers.of(model) is not None:
             return None
-        return NOT_MODELLED if all(one.tokenize is False for one in members) else None
+        unread = frozenset[str].intersection(*(reading.unread for reading in readings))
+        if len(unread) == len(_PROMPTS):
+            return NOT_MODELLED
+        if not unread:
+            return None
+        prompts = "chats" if "messages" in unread else "texts"
+        return (
+            f"cache overlap of {prompts} not modelled: the engines' /tokenize returns no token "
+            f"ids of {prompts}"
+        )
 
     async def _difference(self, model: str, readings: Sequence[Reading]) -> str | None:
         """How the tokenizer here and those of engines differ; None without a difference."""
@@ -124,6 +145,14 @@ class TokenizerCheck:
             self._service.clear_condition(code, model)
         else:
             self._service.set_condition(code, model, message)
+
+
+def _unread(ids: Mapping[str, Sequence[int]], statuses: Mapping[str, int | None]) -> frozenset[str]:
+    """The prompts that an engine answered without token ids, by the statuses of its answers."""
+    unread = {what for what, status in statuses.items() if what not in ids and status is not None}
+    if statuses["messages"] in _REFUSED and "prompt" not in unread:
+        unread.discard("messages")
+    return frozenset(unread)
 
 
 def _difference_of_engines(model: str, readings: Sequence[Reading]) -> str | None:

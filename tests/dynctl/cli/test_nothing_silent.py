@@ -289,7 +289,7 @@ def test_serve_names_every_variable_of_a_source(
         if not workers and name in ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS"):
             assert (ran.err, started[0].dynamo is not None) == ("", True)
             continue
-        warning = f"warning: {name} has no effect on serve frontend: it has no source\n"
+        warning = f"warning: {name} has no effect on serve frontend: the command reads no source\n"
         assert (ran.err, started[0].dynamo) == (warning, None)
 
 

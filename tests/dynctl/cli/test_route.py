@@ -322,6 +322,9 @@ def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tok
     assert "/nowhere/model of the view does not exist here" in ran.err
     assert "--model-path DIR" in ran.err
     assert dynctl("route", "--tokens", tokens_file, "--view", path).code == 0
+    named = dynctl("route", "hi", "--view", path, "--model-path", "org/name")
+    assert (named.code, "of the view" in named.err) == (2, False)
+    assert "hf download org/name --local-dir DIR" in " ".join(named.err.split())
 
 
 def test_two_sources_are_a_usage_error_and_none_is_unreachable(dynctl, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from dynctl.adapters.ports import StreamCode, StreamCondition
+from dynctl.adapters.ports import IndexRead, StreamCode, StreamCondition
 from dynctl.serving.config import FrontendConfig, HealthConfig
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
@@ -117,6 +117,7 @@ class Rig:
         await self.frontend.fleet.add(parse_worker_spec(text), "api")
         if spec.startswith(EVENTS):
             await self.stream(name, StreamCode.STREAM_CONNECTED)
+            await self.read_index(name)
 
     def engine(self, name: str) -> Engine:
         return self.engines.by_host[f"{name}.test:80"]
@@ -146,6 +147,14 @@ class Rig:
         index.take(StreamCondition(member.spec.worker_id, code, message, (0,), **more))
         await index.drained()
         await self.probe(name)
+
+    async def read_index(self, name: str) -> None:
+        """All that the worker cached before is read."""
+        member = self.frontend.fleet.get(name)
+        assert member is not None
+        index = self.frontend.fleet.index
+        index.take(IndexRead(member.spec.worker_id, (0,), True))
+        await index.drained()
 
     async def load(self, name: str, tokens: int) -> None:
         self.engine(name).load = tokens
@@ -298,6 +307,7 @@ async def _back(rig: Rig) -> None:
     await rig.revive("a", "b")
     for name in ("a", "b"):
         await rig.stream(name, StreamCode.STREAM_CONNECTED)
+        await rig.read_index(name)
 
 
 @situation("engines that never answered", "unhealthy", *unreachable("a", "b"))
@@ -421,6 +431,7 @@ async def _lost_restarted(rig: Rig) -> None:
     await rig.kill("b")
     await rig.revive("b")
     await rig.stream("b", StreamCode.STREAM_CONNECTED)
+    await rig.read_index("b")
 
 
 @situation("events lost, then the stream noticed a restart", "degraded", ("ENGINE_RESTARTED", "b"))

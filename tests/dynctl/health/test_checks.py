@@ -391,6 +391,15 @@ def test_an_evaluation_that_was_not_read_shows_what_to_try():
         assert message.endswith("needs a token; set it")
 
 
+def test_advice_of_several_lines_is_one_line_of_a_report():
+    """A document has no line breaks: they would show as characters of a name."""
+    facts = CheckFacts(
+        frontends=(FrontendFacts(SECOND, Unread("refused", "up?\nset it\nname one")),)
+    )
+    [wrong] = result(judge(facts), "DYR0401").findings
+    assert wrong.fix == "up? set it; name one"
+
+
 def test_conditions_can_be_suppressed():
     facts = CheckFacts(frontends=(ours(*DEAD),))
     suppressed = Suppressions.parse(["worker_unreachable", "DYT0902=zone=*"], all_codes())

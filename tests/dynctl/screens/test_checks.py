@@ -9,7 +9,7 @@ import pytest
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.findings.report import CheckResult, Finding, Report, Section, State, summarize
 from dynctl.screens.canvas import Canvas, Color
-from dynctl.screens.checks import check_report
+from dynctl.screens.checks import Alike, check_report
 from dynctl.screens.numbers import opening
 from dynctl.screens.render import emit
 from dynctl.screens.route import ExplainScreen
@@ -117,3 +117,17 @@ def test_bars_have_blocks_where_the_terminal_draws_them():
     assert "#pre =dec" in plain
     assert "█pre ▒dec" in blocks
     assert blocks.translate(str.maketrans("█▒░", "#=+")) == plain
+
+
+@pytest.mark.parametrize(
+    ("subject", "value", "shown"),
+    [
+        ("a", "the engine restarted", "a: the engine restarted"),
+        ("engine", "the engine restarted", "engine: the engine restarted"),
+        ("w1", "3 batches of w12 are lost", "w1: 3 batches of w12 are lost"),
+        ("w1", "3 batches of w1 are lost", "3 batches of w1 are lost"),
+        ("http://h:80", "http://h:80/v1 answered 500", "http://h:80/v1 answered 500"),
+    ],
+)
+def test_a_finding_names_its_subject(subject: str, value: str, shown: str):
+    assert Alike(Finding(subject, value, "-", "-")).text == shown

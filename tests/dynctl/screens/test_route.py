@@ -18,9 +18,12 @@ from dynctl.screens.route import ExplainScreen, _sentence, route_short
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import (
+    BlocksStored,
     Booked,
     Enqueued,
     Freed,
+    IndexConnected,
+    IndexMarked,
     KvEvent,
     ModelRuntimeConfig,
     QueueFull,
@@ -32,6 +35,7 @@ from router_core import (
     WorkerAvailability,
     WorkerUpserted,
 )
+from router_core.hashing import local_block_hashes
 from router_core.lower_tiers import DISK, HOST
 from tests.router_core.fleet import apply_all, prompt, request, router, stored, worker
 from tests.router_core.test_lower_tiers import store
@@ -92,6 +96,23 @@ def test_predicted_blocks_have_a_column_and_a_doubt() -> None:
     assert [one.code for one in result.doubts if one.code == "DYR0763"] == ["DYR0763"]
     again = decode_view(encode_view(made.capture(), now=0.0)).router
     assert next(again.plan(asked).final.rows()).predicted_blocks == 8
+
+
+def test_an_index_that_is_not_read_yet_is_a_doubt() -> None:
+    """No condition holds for it: no event is lost."""
+    made = router(worker(1), worker(2))
+    for number, recovering in ((1, False), (2, True)):
+        made.apply(IndexMarked(number, 0, "current"), 0.0)
+        made.apply(IndexConnected(number, 0, True, recovering=recovering), 0.0)
+    asked = request(128)
+    chosen = BlocksStored(None, tuple(range(1, 5)), tuple(local_block_hashes(prompt(64), 16)))
+    assert made.apply(KvEvent(1, 0, chosen), 0.0).ok
+    result = route_result(made, asked, made.plan(asked), now=0.0)
+    [doubted] = result.doubts
+    assert (doubted.code, doubted.matters, result.certain) == ("DYR0705", True, False)
+    assert doubted.what.startswith(
+        "cache contents of w2 may be out of date: what was cached before"
+    )
 
 
 @pytest.mark.parametrize("mode", ["hard", "soft"])

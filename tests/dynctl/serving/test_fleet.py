@@ -1,6 +1,7 @@
 """The fleet: workers that join, change and leave; files; tokenizers; what is said about it all."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from dataclasses import replace
@@ -264,12 +265,38 @@ async def test_no_tokenizer_is_a_warning_only_after_each_engine_was_tried(plain_
         assert "NO_TOKENIZER m: over" in caplog.messages
 
 
+@pytest.mark.parametrize(
+    ("chats", "texts", "expected"),
+    [
+        ((200, [1, 2]), (200, [1]), None),
+        ((400, None), (200, [1]), None),
+        ((200, []), (200, [1]), "returns no token ids of chats"),
+        ((500, None), (200, [1]), "returns no token ids of chats"),
+        ((200, [1, 2]), (500, None), "returns no token ids of texts"),
+        ((400, None), (400, None), NOTE),
+        ((401, None), (401, None), NOTE),
+        ((404, None), (404, None), NOTE),
+    ],
+)
+async def test_engines_that_tokenize_nothing_are_no_tokenizer(chats, texts, expected):
+    async with (
+        tokenize_engine(chats, texts) as url,
+        site([], workers=(f"{url},name=e,model=m",), model_path=None) as fleet,
+    ):
+        await TokenizerCheck(fleet.service, fleet.frontend.fleet).run()
+        held = condition(fleet, "NO_TOKENIZER", "m")
+        assert (held is None) == (expected is None)
+        if expected is not None:
+            assert expected in held.message
+
+
 async def test_prompts_with_images_are_routed_by_load_and_say_so():
     async with site([{"name": "a0"}]) as fleet:
         parts = [{"type": "image_url", "image_url": {"url": "data:,"}}]
         body = {"model": "demo", "messages": [{"role": "user", "content": parts}]}
         _, result, _ = await fleet.post("/v1/route", body)
         assert result["decode"]["overlap_modelled"] is False
+        assert [row["overlap_blocks"] for row in result["decode"]["candidates"]] == [None]
         [doubted] = result["doubts"]
         assert doubted["what"] == "cache overlap not modelled: the prompt has more than text"
 
@@ -460,6 +487,24 @@ async def test_lost_events_show_and_a_silent_restart_empties_the_index():
                 number += 1
                 await fleet.chat(f"{number} " + WORDS * 4)
                 await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def tokenize_engine(chats, texts):
+    """An engine whose ``/tokenize`` answers chats and texts with these statuses and token ids."""
+    from aiohttp import web
+    from aiohttp.test_utils import TestServer
+
+    async def tokenize(request: web.Request) -> web.Response:
+        status, tokens = chats if "messages" in await request.json() else texts
+        return web.json_response({"tokens": tokens}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/tokenize", tokenize)
+    server = TestServer(app)
+    await server.start_server()
+    yield str(server.make_url("")).rstrip("/")
+    await server.close()
 
 
 @pytest.fixture

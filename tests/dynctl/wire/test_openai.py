@@ -124,6 +124,16 @@ def test_prompt_forms(prompt, prompts):
     [
         (b"", "invalid_json", "the body is not JSON"),
         (b"{", "invalid_json", "the body is not JSON"),
+        (
+            b'{"top_p": 1e999}',
+            "invalid_json",
+            "the body has a number that is too large: expected at most 1.8e308",
+        ),
+        (
+            b'{"n": 1' + b"0" * 5000 + b"}",
+            "invalid_json",
+            "the body has a number that is too large",
+        ),
         (b"\xff\xfe", "invalid_json", "the body is not JSON"),
         (b'{"model": NaN}', "invalid_json", "the body is not JSON"),
         (b'"\\ud800"', "invalid_json", "the body is not JSON"),
