@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from router_core.sensitivity import (
         Consequence, LoadRange, Question, Unknown, certain, consequences, waits,
     )
-    from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
+    from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms, probabilities
     from router_core.devices import DeviceBudget
     from router_core.taints import (
         NO_CONSTRAINTS, TOPOLOGY_PREFIX, RoutingConstraints, TaintConstraint, canonical_taint,
@@ -96,7 +96,7 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
     "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
-    "CostInputs", "CostParameters", "TermColumn", "kv_terms",
+    "CostInputs", "CostParameters", "TermColumn", "kv_terms", "probabilities",
     "DeviceBudget",
     "NO_CONSTRAINTS", "TOPOLOGY_PREFIX", "RoutingConstraints", "TaintConstraint", "canonical_taint",
     "constraints", "parse_domains", "topology_of",
@@ -140,7 +140,7 @@ _MODULES = {
         "QueueFull Queueing Reason Rejection RoutingPlan RoutingRefused",
     "counterfactual": "Flip Preference flip flips preference",
     "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
-    "cost": "CostInputs CostParameters TermColumn kv_terms",
+    "cost": "CostInputs CostParameters TermColumn kv_terms probabilities",
     "devices": "DeviceBudget",
     "taints":
         "NO_CONSTRAINTS TOPOLOGY_PREFIX RoutingConstraints TaintConstraint canonical_taint "

@@ -165,7 +165,8 @@ class RemoveResult:
 
 
 _MESSAGES = {
-    Fault.UNKNOWN_PARENT: "parent block {value} is not held by the worker; blocks refused: {blocks}",
+    Fault.UNKNOWN_PARENT: "parent block {value} is not held by the worker; "
+    "blocks refused: {blocks}",
     Fault.HASH_CONFLICT: "block hash {value} is in use for another block of the worker; "
     "blocks refused: {blocks}",
     Fault.COLUMNS_DIFFER: "{blocks} block hashes and {value} local hashes; expected equal numbers",

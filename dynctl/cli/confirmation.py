@@ -31,7 +31,6 @@ def confirm_change(options: GlobalOptions, change: str, *, yes: bool) -> None:
             f"--yes changes this fleet\n{name_it}",
         )
     talk(f"{change}: no option, variable or context names the fleet. The default one is {fleet}")
-    sys.stderr.write("Change this fleet? [y/N] ")
-    sys.stderr.flush()
+    talk("Change this fleet? [y/N]")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageProblem(f"{change}: not confirmed, nothing is changed", name_it)

@@ -14,7 +14,7 @@ import msgspec
 from dynctl.documents.route_result import CandidateRow, DecisionResult, RouteResult
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.wire.dynamo.frontend_metrics import Lengths
-from router_core.cost import probabilities
+from router_core import probabilities
 
 #: Mean tokens: longer prompts and shorter outputs are prefill-heavy, the opposite decode-heavy.
 LONG_PROMPT: Final = 2000

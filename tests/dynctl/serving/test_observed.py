@@ -111,6 +111,8 @@ async def test_every_hop_is_logged_as_0_9_did_and_never_the_prompt(log_lines):
     messages = [json.loads(line) for line in log_lines(JsonFormatter)]
     mine = [m["message"] for m in messages if m["decision"] == decision]
     # Two prefill candidates, one decode candidate in the zone, a winner of each.
+    *mine, end = mine
+    assert end.startswith("Finished request_id=")
     assert [m.split(" for ")[0].split(":")[0] for m in mine] == [
         "Formula",
         "Formula",

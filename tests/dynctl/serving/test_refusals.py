@@ -192,9 +192,10 @@ async def test_without_a_token_only_programs_on_this_machine_are_operators():
         status, _, _ = await fleet.post("/busy_threshold", limits, headers=rebound)
         assert status == 403
         added = {"url": "http://127.0.0.1:1", "name": "a9"}
-        status, error, _ = await fleet.post("/v1/workers", added)
+        status, error, _ = await fleet.post("/v1/workers", added, headers=rebound)
         assert status == 403
-        assert "set --admin-token" in error["error"]["message"]
+        assert "--admin-token" in error["error"]["message"]
+        assert (await fleet.post("/v1/workers", added))[0] == 201
         assert (await fleet.chat())[0] == 200
 
 
