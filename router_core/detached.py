@@ -141,9 +141,11 @@ class DetachedBlocks:
         return made
 
     def dump(self) -> dict[str, Any]:
-        """The blocks as plain data; see `restore`."""
+        """The blocks as plain data, in the order of their names; see `restore`."""
         return {
-            "blocks": [[parent, name, local] for name, (parent, local) in self.places.items()],
+            "blocks": [
+                [parent, name, local] for name, (parent, local) in sorted(self.places.items())
+            ],
             "removed": self.removed_parents(),
             "incomplete": self.incomplete,
         }
