@@ -95,11 +95,17 @@ async def test_requests_leave_no_cycles(kind, request_of):
     async with site(fleets()[kind]) as fleet:
         await request_of(fleet)  # the first of a kind makes what all others use
         await fleet.idle()
-        with cycles() as found:
-            for _ in range(ROUNDS):
-                await request_of(fleet)
-            await fleet.idle()
-    assert not left_by_each(found), found
+        # A frontend of an earlier test can be freed meanwhile, but only once.
+        windows = []
+        for _ in range(2):
+            with cycles() as found:
+                for _ in range(ROUNDS):
+                    await request_of(fleet)
+                await fleet.idle()
+            windows.append(found)
+            if not left_by_each(found):
+                break
+    assert not left_by_each(windows[-1]), windows
 
 
 @pytest.mark.parametrize("stream", [True, False])
