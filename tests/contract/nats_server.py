@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,8 @@ class NatsServer:
         """Its connections stay, and nothing responds on them."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # The signal is on its way until the process is reported as stopped.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
         try:
             yield
         finally:
