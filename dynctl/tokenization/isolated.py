@@ -29,6 +29,10 @@ _LIMITS: Final = struct.Struct("<ddQQQ")
 _LOAD, _PLAIN, _SPECIAL = range(3)
 _DONE, _FAILED, _EXCEEDED = range(3)
 _MOST_BYTES: Final = 1 << 30
+#: How the child ends without memory; native code aborts then.
+_NO_MEMORY: Final = 3
+#: Waiting for a text is bounded too: by so many times the seconds of CPU that it may take.
+_WALL: Final = 30.0
 #: The child imports what its parent imports: -I ignores the working directory and PYTHONPATH.
 _PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[1:]; "
@@ -151,10 +155,14 @@ class _Child:
             self._process.wait(5)
         code = self._process.returncode
         self._end()
+        seconds = self._limits.load_s if kind == _LOAD else self._limits.text_s
         if code == -signal.SIGPROF:
-            seconds = self._limits.load_s if kind == _LOAD else self._limits.text_s
             return f"takes more than {seconds:g} s of CPU"
-        return f"takes more than {self._limits.memory_bytes >> 20:,} MiB of memory"
+        if code == -signal.SIGALRM:
+            return f"takes more than {_WALL * seconds:g} s"
+        if code in (_NO_MEMORY, -signal.SIGABRT):
+            return f"takes more than {self._limits.memory_bytes >> 20:,} MiB of memory"
+        return f"ended its process (code {code})"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -195,7 +203,9 @@ def serve() -> None:
     while (message := _read(sys.stdin.buffer)) is not None:
         kind, data = message
         # Counts the CPU time of all threads; the kernel's default for its signal ends the process.
-        signal.setitimer(signal.ITIMER_PROF, load_s if kind == _LOAD else text_s)
+        seconds = load_s if kind == _LOAD else text_s
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, _WALL * seconds)
         try:
             if tokenizer is None:
                 tokenizer = _Loaded(data)
@@ -205,12 +215,13 @@ def serve() -> None:
         except BaseException as error:
             raise_unless_native(error)
             if isinstance(error, MemoryError):
-                return
+                sys.exit(_NO_MEMORY)
             text = f"{type(error).__name__}: {error}"[:300]
             _answer(_FAILED, text.encode("utf-8", "replace"))
             continue
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
         most = per_byte * len(data) + few
         if len(ids) > most:
             text = f"makes {len(ids):,} tokens of {len(data):,} bytes, more than {most:,}"

@@ -6,7 +6,7 @@ tokenizer with any other part runs in a process of its own (:mod:`.isolated`).
 
 What put a pattern on the list: published models have it, and of 40 kinds of text (runs of letters,
 digits, spaces, line ends, marks, quotes, emoji, CJK and mixtures) none of 300,000 characters took
-more than 2 us for a character, or 3 times as long for each as one of 10,000 (tokenizers 0.22).
+more than 2 us for a character, or 3 times as long for each as one of 10,000 (tokenizers 0.23).
 """
 
 from __future__ import annotations

@@ -127,6 +127,15 @@ def test_a_text_that_takes_long_is_refused_and_the_next_one_is_not(
     assert isolated.encode("1234567", add_special_tokens=False) == before
 
 
+def test_a_child_that_ends_in_another_way_is_not_called_a_limit(isolated: IsolatedEncoder) -> None:
+    before = isolated.encode("1234567", add_special_tokens=False)
+    assert isolated._child is not None
+    isolated._child._process.kill()
+    with pytest.raises(PromptError, match=r"ended its process \(code -9\)"):
+        isolated.encode("1234567", add_special_tokens=False)
+    assert isolated.encode("1234567", add_special_tokens=False) == before
+
+
 def test_ten_characters_of_one_ten_times_over_end_the_child_alone() -> None:
     bomb = sequence("normalizers", *[replace("e", "e" * 10)] * 10)
     limits = ChildLimits(memory_bytes=1 << 30)
