@@ -28,7 +28,7 @@ from dynctl.serving.engines.apis import (
 from dynctl.serving.engines.dispatch import Call, Dispatch
 from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
-from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
+from dynctl.serving.engines.failures import UpstreamFailure, reported_error
 from dynctl.serving.engines.handoff import bootstrap_room
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.fleet import Fleet
@@ -521,14 +521,7 @@ class RequestFlow:
         if not _has_json(event):
             raise UpstreamFailure("protocol", f"{response.origin} sent an event that is not JSON")
         if ERROR_EVENT.match(event):
-            body = event_data(BLANK_LINE.split(event, 1)[0])
-            status = _reported_status(body)
-            raise UpstreamFailure(
-                "status",
-                f"{response.origin} reported an error in its stream",
-                status=status,
-                body=body,
-            )
+            raise reported_error(response.origin, event_data(BLANK_LINE.split(event, 1)[0]))
         return head
 
     async def _after_preamble(
@@ -544,14 +537,7 @@ class RequestFlow:
                     first = next((one for one in later if event_data(one)), None)
                     if first is not None:
                         if event_name(first) in api.failed:
-                            body = event_data(first)
-                            status = _reported_status(body)
-                            raise UpstreamFailure(
-                                "status",
-                                f"{response.origin} reported an error in its stream",
-                                status=status,
-                                body=body,
-                            )
+                            raise reported_error(response.origin, event_data(first))
                         return bytes(whole)
                     piece = await response.readany()
                     if not piece:
@@ -709,13 +695,6 @@ def _has_json(stream: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
-
-
-def _reported_status(body: bytes) -> int:
-    """The status in the error that an engine sent as the first event of a stream; else 500."""
-    reason = engine_reason(body)
-    code = None if reason is None else reason.code
-    return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
 def _mark_error_read(task: asyncio.Task[None]) -> None:

@@ -125,6 +125,22 @@ class EngineReason:
     param: str | None = None
 
 
+def reported_error(origin: str, body: bytes, *, shown: bool = False) -> UpstreamFailure:
+    """The failure of an engine whose stream has an error event with this data.
+
+    Its status is the error's own code, else 500. ``shown``: the client has the event already.
+    """
+    reason = engine_reason(body)
+    code = None if reason is None else reason.code
+    return UpstreamFailure(
+        "status",
+        f"{origin} reported an error in its stream",
+        status=code if isinstance(code, int) and 400 <= code <= 599 else 500,
+        body=b"" if shown else body,
+        shown=shown,
+    )
+
+
 def engine_reason(body: bytes) -> EngineReason | None:
     """The reason in the body of an engine's error, whatever its shape; None without one."""
     try:

@@ -21,7 +21,7 @@ from dynctl.serving.engines.apis import (
     event_name,
     events_of,
 )
-from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
+from dynctl.serving.engines.failures import UpstreamFailure, engine_reason, reported_error
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.flow import Answer, GaveUp
 from dynctl.serving.refusal import HttpError, attempts_of
@@ -353,15 +353,8 @@ def _is_done(end: bytes) -> bool:
 def _reported_error(upstream: EngineStream, piece: bytes) -> UpstreamFailure | None:
     """The failure of a stream that has an error event, which the client gets as it is; None where
     the piece has no such event. An error of the request is none of the engine."""
-    found = ERROR_EVENT.search(piece)
-    if found is None:
-        return None
-    data = _decoded(found[1]) or {}
-    body = data.get("error", data)
-    code = body.get("code") if isinstance(body, dict) else None
-    status = code if type(code) is int and 400 <= code < 600 else 500
-    problem = f"{upstream.origin} reported an error in its stream"
-    return UpstreamFailure("status", problem, status=status, shown=True)
+    event = ERROR_EVENT.search(piece)
+    return None if event is None else reported_error(upstream.origin, event[1], shown=True)
 
 
 def _cut_short(upstream: EngineStream) -> UpstreamFailure:

@@ -114,5 +114,6 @@ async def shared_fleet(link: RouterLink, feed: FleetFeed, cards: str | None) -> 
                 audit=own.audit,
                 traffic=own.traffic,
             )
-    # Until the router answers again no count of its process is known to have begun anew.
+    # Until the router answers again it is unknown whether its process is another one, whose counts
+    # begin at 0.
     return replace(own, process="")
