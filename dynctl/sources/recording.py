@@ -180,8 +180,8 @@ class Playback:
         found = self.responses.get(decided.id)
         if found is not None:
             return found
-        told = self.start is not None and "outcomes" in self.start.complete
-        return RUNNING if told and not self.lost else UNKNOWN_RESPONSE
+        recorded = self.start is not None and "outcomes" in self.start.complete
+        return RUNNING if recorded and not self.lost else UNKNOWN_RESPONSE
 
     def _note(self, note: Noted) -> None:
         key = (note.code, note.subject)

@@ -225,9 +225,9 @@ def test_words_of_drafts_in_the_released_place_are_validated():
     draft = draft.replace("spec:\n", f"spec:\n  experimental: {{kvTransferPolicy: {policy}}}\n")
     findings = _findings(draft)
     assert "[zone, rack]" in findings["DYT0202"][0][0]
-    told = " ".join(value + fix for value, fix in findings["DYT0103"])
-    assert 'Unsupported value: "always"' in told
-    assert "--router-kv-transfer-weight 2" in told
+    shown = " ".join(value + fix for value, fix in findings["DYT0103"])
+    assert 'Unsupported value: "always"' in shown
+    assert "--router-kv-transfer-weight 2" in shown
 
 
 def test_an_absent_draft_is_no_draft():

@@ -193,7 +193,7 @@ OTHER_BODIES = {("POST", "/ping"), ("POST", "/ui/session"), ("POST", "/ui/leave"
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "text/json", "junk"]
 )
 async def test_a_body_that_is_not_json_is_415(router: bool, kind: str | None):
-    """Everywhere, and whoever sends it: Dynamo, vLLM and SGLang refuse it, too."""
+    """On every listener and from every client, as Dynamo, vLLM and SGLang refuse it."""
     headers = {} if kind is None else {"content-type": kind}
     values: dict[str, Any] = {"api_token": "t0ken"}
     async with (
