@@ -69,6 +69,8 @@ BYPASS_HEADER: Final = "x-dynctl-prefill-skipped"
 #: Client headers that are passed to engines.
 _FORWARDED: Final = ("traceparent", "tracestate")
 
+#: Fields that `nvext.extra_fields` may request, which show workers, or what was cached.
+_DETAILS: Final = frozenset({"worker_id", "timing"})
 #: A body with one of these is written anew: with what was read of it, and each field once.
 _REWRITTEN: Final = DIRECTING | {"nvext", "cache_salt"}
 
@@ -180,6 +182,9 @@ class Inference:
         parsed = self._received(http.headers, raw, record, endpoint, rights)
         if key is not None and rights.isolated:
             parsed = self._isolated(parsed, key)
+        if not rights.details:
+            record.details = False
+            parsed = _without_details(parsed)
         nvext = parsed.nvext
         if parsed.stream and APIS[endpoint].named_events and nvext.extra_fields:
             raise HttpError(
@@ -621,6 +626,8 @@ class Inference:
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         headers = {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}
+        if not record.details:
+            return headers
         bypass = None if record.plan is None else record.plan.bypass
         if bypass is not None and bypass.bypassed:
             headers[BYPASS_HEADER] = bypass.reason
@@ -643,6 +650,23 @@ class Inference:
                 **error.headers,
             },
         )
+
+
+def _without_details(parsed: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+    """The request of a client that may not see where it is routed and what was cached there. Raises
+    HttpError for a dry run, which shows nothing else."""
+    nvext = parsed.nvext
+    if nvext.dry_run:
+        raise HttpError(
+            403,
+            "nvext.annotations: this key may not see where requests are routed; the operator lets "
+            "it with details=yes",
+            "permission_error",
+            "details_not_allowed",
+            param="nvext.annotations",
+        )
+    fields = tuple(name for name in nvext.extra_fields if name not in _DETAILS)
+    return replace(parsed, nvext=msgspec.structs.replace(nvext, extra_fields=fields))
 
 
 def _length(message: Mapping[str, Any]) -> int:
