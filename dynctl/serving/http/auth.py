@@ -79,7 +79,10 @@ def client_of(http: web.Request, token: str | None) -> bytes:
 
 def api_key_of(http: web.Request) -> ApiKey | None:
     """The key with which :func:`keyed` let the request in; None for operators, and without keys."""
-    return http.get(_API_KEY)
+    try:
+        return http[_API_KEY]
+    except KeyError:
+        return None
 
 
 def _credentials(http: web.Request) -> tuple[str, bytes]:
