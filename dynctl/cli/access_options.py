@@ -93,7 +93,7 @@ class AccessOptions:
             "other keys. isolate= of a key in the file counts first.",
             rich_help_panel=_ACCESS,
         ),
-        Needs(("api_key", "api_key_file")),
+        Needs(("api_key", "api_key_file"), not_on={"serve router": "set it on the frontends"}),
     ] = False
     hide_key_details: Annotated[
         bool,
@@ -103,7 +103,7 @@ class AccessOptions:
             "cached tokens. details= of a key in the file counts first.",
             rich_help_panel=_ACCESS,
         ),
-        Needs(("api_key", "api_key_file")),
+        Needs(("api_key", "api_key_file"), not_on={"serve router": "set it on the frontends"}),
     ] = False
     client_fields: Annotated[
         list[str] | None,
