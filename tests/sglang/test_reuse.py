@@ -88,10 +88,11 @@ def test_isolated_keys_share_nothing(stack: SglangStack, engines: dict[str, Engi
         return frontend.http.post(path, json={"model": "tiny", **fields}, headers=headers)
 
     def reused(frontend: Frontend, key: str, path: str, text: str) -> int:
-        fields: dict[str, Any] = {
-            "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
-            "/v1/completions": {"prompt": text},
-        }.get(path, {"input": text})
+        fields: dict[str, Any] = {"input": text}
+        if path == "/v1/chat/completions":
+            fields = {"messages": [{"role": "user", "content": text}]}
+        elif path == "/v1/completions":
+            fields = {"prompt": text}
         most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
         got = answer(frontend, key, path, **fields, **{most: 1})
         assert got.status_code == 200, got.text

@@ -321,14 +321,15 @@ async def test_no_engine_behind_a_gateway_is_directed_by_a_client() -> None:
     async with gateway(TWO) as site:
         answer = await site.request().ask(CHAT, **own)
         assert set(ENGINE_HEADERS) <= set(removed_headers(answer))
+        directed: list[dict[str, Any]] = [
+            {"bootstrap_host": "10.9.9.9"},
+            {"priority": 0},
+            {"vllm_xargs": {"kv_transfer_params": "x"}},
+            {"sampling_params": {"extra_args": {"kv_transfer_params": {}}}},
+            {"nvext": {"metadata_upload": {"url": "s3://b"}}},
+        ]
         for path in ("/v1/chat/completions", "/generate", "/v1/chat/completions/"):
-            for more in (
-                {"bootstrap_host": "10.9.9.9"},
-                {"priority": 0},
-                {"vllm_xargs": {"kv_transfer_params": "x"}},
-                {"sampling_params": {"extra_args": {"kv_transfer_params": {}}}},
-                {"nvext": {"metadata_upload": {"url": "s3://b"}}},
-            ):
+            for more in directed:
                 status, error = await site.request().refused({**CHAT, **more}, path=path)
                 assert (status, error["code"]) == (400, "field_not_allowed"), (path, more)
         assert sum(requests for requests, _, _ in site.load().values()) == 1

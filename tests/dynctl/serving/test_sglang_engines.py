@@ -128,7 +128,8 @@ async def test_keys_that_a_client_gives_to_sglang_are_a_doubt(name: str) -> None
 async def test_endpoints_of_sglang_without_a_salt_take_no_salted_request() -> None:
     """They would answer from blocks that other clients share."""
     seen: Seen = []
-    key, settings = "sk-isolated-0123456", {"isolate_keys": True}
+    key = "sk-isolated-0123456"
+    settings: dict[str, Any] = {"api_keys": (key,), "isolate_keys": True}
     bodies = {"/v1/messages": FIELDS["/v1/messages"], "/v1/embeddings": {"input": "x"}}
     async with engine(seen) as url:
         spec = f"{url},name=e"
@@ -137,7 +138,7 @@ async def test_endpoints_of_sglang_without_a_salt_take_no_salted_request() -> No
                 body = {"model": "tiny", "cache_salt": "mine", **fields}
                 status, answer, _ = await fleet.post(path, body)
                 assert (status, answer["error"]["param"]) == (501, "cache_salt"), path
-        async with site([], workers=(spec,), model_path=None, api_keys=(key,), **settings) as fleet:
+        async with site([], workers=(spec,), model_path=None, **settings) as fleet:
             headers = {"authorization": f"Bearer {key}"}
             for path, fields in bodies.items():
                 body = {"model": "tiny", **fields}

@@ -49,7 +49,8 @@ def test_what_directs_nothing_is_accepted() -> None:
         "cache_salt": "mine",
     }
     check_directions(body, NONE)
-    for odd in ([], "text", 1, True):
+    odds: list[Any] = [[], "text", 1, True]
+    for odd in odds:
         check_directions({"nvext": odd, "vllm_xargs": odd, "sampling_params": odd}, NONE)
 
 
