@@ -94,7 +94,7 @@ def test_isolated_keys_share_nothing(stack: SglangStack, engines: dict[str, Engi
         elif path == "/v1/completions":
             fields = {"prompt": text}
         most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-        got = answer(frontend, key, path, **fields, **{most: 1})
+        got = answer(frontend, key, path, **fields, **{most: 16})
         assert got.status_code == 200, got.text
         usage = got.json()["usage"]
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}

@@ -8,6 +8,8 @@ from unittest.mock import ANY
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from dynctl.serving.http.keys import ApiKeys, ClientRights
 from dynctl.wire.directions import DIRECTIONS
@@ -80,8 +82,20 @@ async def test_no_api_passes_a_direction_of_a_client_on(path: str) -> None:
         assert b'outcome="success"' not in metrics
 
 
-async def test_a_direction_is_found_however_its_name_is_written(engine_log) -> None:
-    seen, url = engine_log
+async def test_a_direction_is_found_however_its_name_is_written() -> None:
+    seen: list[bytes] = []
+
+    async def chat(request: web.Request) -> web.Response:
+        seen.append(await request.read())
+        return web.json_response({"choices": []})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    async with TestServer(app) as server:
+        await _written(str(server.make_url("")).rstrip("/"), seen)
+
+
+async def _written(url: str, seen: list[bytes]) -> None:
     async with site([], workers=(f"{url},name=e,model=m",)) as fleet:
         plain = b'{"model":"m","messages":[{"role":"user","content":"x"}],%b}'
         json = {"content-type": "application/json"}
@@ -96,8 +110,8 @@ async def test_a_direction_is_found_however_its_name_is_written(engine_log) -> N
         assert not seen
         # The last of two counts here; an engine that takes the first must not see another one.
         assert await sent(b'"bootstrap_host":"h","bootstrap_host":null') == 200
-        assert seen[-1][0]["bootstrap_host"] is None
-        assert '"h"' not in msgspec.json.encode(seen[-1][0]).decode()
+        assert seen[-1].count(b"bootstrap_host") == 1
+        assert msgspec.json.decode(seen[-1])["bootstrap_host"] is None
 
 
 async def test_directions_that_are_allowed_reach_the_engine(engine_log, tmp_path) -> None:
