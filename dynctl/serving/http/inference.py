@@ -71,7 +71,7 @@ _FORWARDED: Final = ("traceparent", "tracestate")
 
 #: Fields that `nvext.extra_fields` may request, which show workers, or what was cached.
 _DETAILS: Final = frozenset({"worker_id", "timing"})
-#: A body with one of these is written anew: with what was read of it, and each field once.
+#: A body with one of these is encoded again: with what was read of it, and each field once.
 _REWRITTEN: Final = DIRECTING | {"nvext", "cache_salt"}
 
 _INTERNAL: Final = "internal error; the log has the details"
