@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.transfer_file import read_transfer_file
+from dynctl.serving.routing.transfer_file import read_transfer_file
 from router_core import (
     Booked,
     LoadReported,

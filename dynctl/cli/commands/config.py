@@ -163,7 +163,7 @@ def _local(router_flags: Mapping[str, str | bool], steering: list[SettingRow]) -
 
         model = prefill_model(resolved.config, resolved.sources)
     if resolved.config.router_kv_transfer_qos is not None:
-        from dynctl.serving.transfer_file import configured_table
+        from dynctl.serving.routing.transfer_file import configured_table
 
         configured_table(resolved.config)  # raises UsageProblem for a wrong file
     values = {name: getattr(resolved.config, name) for name in resolved.sources}

@@ -17,7 +17,7 @@ from functools import lru_cache, wraps
 from aiohttp import web
 
 from dynctl.serving.http.keys import ApiKeys
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.refusal import HttpError
 
 #: Headers of proxies: their own address is local, their clients are not.
 _OF_A_PROXY = ("forwarded", "via", "x-forwarded-for", "x-real-ip")

@@ -22,9 +22,9 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.documents.workers import WorkerRow
 from dynctl.serving.http.fleet_endpoints import FleetFeed
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory, Remembered
-from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.records.decision_memory import DecisionMemory, Remembered
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.routing.service import RoutingService
 from dynctl.sources.demo.fleet import (
     PRESET,
     THRESHOLDS,

@@ -391,7 +391,7 @@ def test_the_screen_of_nothing_says_why():
 ROOM = ("--total-blocks", "1000000")
 FRONTEND = """
 import sys
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig

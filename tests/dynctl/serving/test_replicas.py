@@ -18,10 +18,10 @@ from dynctl.documents.replicas import (
     decode_replica_message,
     encode_replica_message,
 )
-from dynctl.serving import replicas as sync_module
 from dynctl.serving.engines.worker_spec import parse_worker_spec
-from dynctl.serving.replicas import TOPICS, ReplicaSync
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing import replicas as sync_module
+from dynctl.serving.routing.replicas import TOPICS, ReplicaSync
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,

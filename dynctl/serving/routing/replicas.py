@@ -35,7 +35,7 @@ from dynctl.documents.replicas import (
     encode_replica_message,
 )
 from dynctl.health import conditions as codes
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,

@@ -55,11 +55,11 @@ from dynctl.documents.frontends import (
 )
 from dynctl.documents.route_result import RouteResult
 from dynctl.health import conditions as codes
-from dynctl.serving.config import Limits
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import Applied, Decision, RoutingPlan, RoutingRequest, Stage, ThresholdsSet
 

@@ -39,7 +39,7 @@ from dynctl.documents.recording import (
 )
 from dynctl.documents.recording_file import HEADER, ChunkWriter, PlainChunk, packed
 from dynctl.health import conditions
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import (
     Applied,

@@ -22,15 +22,15 @@ from dynctl.base.errors import Unreachable, UsageProblem, file_problem
 from dynctl.documents.workers import StreamState
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment, ProblemCode, RegisteredWorker
-from dynctl.serving.config import DynamoConfig, FrontendConfig
 from dynctl.serving.dynamo.fleet_sync import FleetSync
 from dynctl.serving.dynamo.observer import Observer, ObserverRuntime
 from dynctl.serving.engines.ejection import Ejection
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.fleet import Fleet, Member
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
-from dynctl.serving.fleet import Fleet, Member
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import DynamoConfig, FrontendConfig
+from dynctl.serving.routing.service import RoutingService
 from dynctl.tokenization import ModelTokenizer, TokenizationError, load_tokenizer
 from dynctl.wire.dynamo.discovery import EndpointId, ModelCard, encode_entry
 from dynctl.wire.dynamo.events import RouterEvent

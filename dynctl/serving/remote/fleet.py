@@ -13,13 +13,13 @@ from functools import partial
 
 from dynctl.documents.frontends import Answered, Failed, FleetCard, FleetCards
 from dynctl.health import conditions as codes
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.ejection import Ejection
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.fleet import Fleet, Member
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec
-from dynctl.serving.fleet import Fleet, Member
-from dynctl.serving.remote import RemoteRouting
+from dynctl.serving.remote.routing import RemoteRouting
+from dynctl.serving.routing.config import FrontendConfig
 from router_core import Worker, WorkerError
 
 _log = logging.getLogger(__name__)

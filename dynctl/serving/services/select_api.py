@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from dynctl.serving.http.dynamo_service import DynamoService, ServiceError
-from dynctl.serving.select_service import SelectService
-from dynctl.serving.select_workers import SelectionError
-from dynctl.serving.slot_tracker import SlotTracker, TrackerError
-from dynctl.serving.standalone_index import DEFAULT_GROUP
+from dynctl.serving.routing.standalone_index import DEFAULT_GROUP
+from dynctl.serving.services.dynamo_service import DynamoService, ServiceError
+from dynctl.serving.services.select_service import SelectService
+from dynctl.serving.services.select_workers import SelectionError
+from dynctl.serving.services.slot_tracker import SlotTracker, TrackerError
 from dynctl.wire.dynamo.events import router_event_map
 from dynctl.wire.dynamo.service_bodies import (
     F32,

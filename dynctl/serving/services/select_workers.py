@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dynctl.adapters.zmq.kv_event_source import EndpointError, KvEventSource
-from dynctl.serving.index_runtime import IndexRuntime
-from dynctl.serving.standalone_index import Key, endpoint_problem, written
+from dynctl.serving.routing.index_runtime import IndexRuntime
+from dynctl.serving.routing.standalone_index import Key, endpoint_problem, written
 from router_core import (
     TOPOLOGY_PREFIX,
     Cleared,

@@ -15,7 +15,6 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.base.tasks import end_tasks
-from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import (
     BLANK_LINE,
     BY_PATH,
@@ -29,10 +28,11 @@ from dynctl.serving.engines.dispatch import Call, Dispatch
 from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
 from dynctl.serving.engines.failures import UpstreamFailure, reported_error
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.handoff import bootstrap_room
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.fleet import Fleet
-from dynctl.serving.service import RoutingService, excluding
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker

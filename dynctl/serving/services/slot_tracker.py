@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dynctl.serving.standalone_index import Key, written
+from dynctl.serving.routing.standalone_index import Key, written
 from router_core import ActiveSequences, to_unsigned
 
 MOST_TRACKERS: Final = 1024

@@ -22,8 +22,7 @@ from dynctl.documents.decisions import (
     ClientResponse,
     was_moved,
 )
-from dynctl.serving.config import SMALL_FLEET
-from dynctl.serving.telemetry.decision_storage import (
+from dynctl.serving.records.decision_storage import (
     CONSTRAINT_BYTES,
     BriefHop,
     PackedHop,
@@ -32,6 +31,7 @@ from dynctl.serving.telemetry.decision_storage import (
     pack,
     packed_size,
 )
+from dynctl.serving.routing.config import SMALL_FLEET
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from router_core import Bypass, RoutingPlan, RoutingRequest, Worker, topology_of
 

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from dynctl.serving.config import Limits
 from dynctl.serving.http.auth import Handler, guarded
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies, bodies_of
 from dynctl.serving.http.connections import FEW, Connections, descriptors
 from dynctl.serving.http.json_responses import error_response
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.refusal import HttpError
 from dynctl.wire.dynamo.service_bodies import MAX_BODY_BYTES, BodyRefused, Shape, read_body
 
 _log = logging.getLogger(__name__)

@@ -15,17 +15,17 @@ from aiohttp import web
 
 from dynctl.adapters.dynamo.planes import open_registrar
 from dynctl.health import conditions as codes
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.dynamo.component import RouterComponent
-from dynctl.serving.dynamo_fleet import DynamoFleet
+from dynctl.serving.dynamo.fleet import DynamoFleet
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.frontends import FrontendsApi
-from dynctl.serving.http.select_api import SelectApi, SlotTrackerApi
 from dynctl.serving.http.selection import SelectionApi
 from dynctl.serving.http.server import Frontend, Routes, run
 from dynctl.serving.http.start import listen
-from dynctl.serving.select_service import SelectService
-from dynctl.serving.slot_tracker import SlotTracker
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.select_api import SelectApi, SlotTrackerApi
+from dynctl.serving.services.select_service import SelectService
+from dynctl.serving.services.slot_tracker import SlotTracker
 
 _LONGEST_SWEEP_S = 15.0
 #: Seconds between two looks at the processes of this command, and for one.

@@ -21,8 +21,7 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import RequestError, WireError
 from dynctl.base.errors import single_line
 from dynctl.health.deployment import RegisteredWorker
-from dynctl.serving.config import DynamoConfig, Limits
-from dynctl.serving.engines.answer import (
+from dynctl.serving.dynamo.answer import (
     DONE,
     ERROR_STATUS,
     INVALID_STATUS,
@@ -38,7 +37,8 @@ from dynctl.serving.engines.dispatch import Call, winner
 from dynctl.serving.engines.failures import UpstreamFailure, plane_failure
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.config import DynamoConfig, Limits
+from dynctl.serving.routing.refusal import HttpError
 from dynctl.tokenization import ModelTokenizer
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.dynamo.discovery import Instance, ModelCard

@@ -39,7 +39,7 @@ _ALWAYS: Final = frozenset(
     {codes.LOAD_OVERDUE, codes.TOKENIZER_DIFFERS, codes.ENGINE_TOKENIZERS_DIFFER}
 )
 
-_log = logging.getLogger("dynctl.serving.service")
+_log = logging.getLogger("dynctl.serving.routing.service")
 
 #: Seconds that an evaluation may be shown again while nothing changes.
 HEALTH_AGE_S: Final = 0.5

@@ -28,17 +28,17 @@ from dynctl.documents.workers import CORDONED, WorkerRow, worker_rows
 from dynctl.health import conditions as codes
 from dynctl.health.evaluation import FleetHealth
 from dynctl.planning.prefill_load import PrefillModel, PrefillTimes, predicted_plan
-from dynctl.serving.admission import Admission
-from dynctl.serving.config import SMALL_FLEET
-from dynctl.serving.prefill_ends import PrefillEnds
-from dynctl.serving.prompts import (
+from dynctl.serving.routing.admission import Admission
+from dynctl.serving.routing.config import SMALL_FLEET
+from dynctl.serving.routing.prefill_ends import PrefillEnds
+from dynctl.serving.routing.prompts import (
     NOT_MODELLED,
     Prompt,
     PromptTokenizers,
     PromptTokens,
     estimate_tokens,
 )
-from dynctl.serving.service_health import CHANGES_OF_HEALTH, HEALTH_AGE_S, ServiceHealth
+from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, HEALTH_AGE_S, ServiceHealth
 from dynctl.serving.telemetry.observers import Observers, RequestRecord
 from dynctl.serving.telemetry.traces import Traces
 from dynctl.wire.openai import ChatRequest, CompletionRequest
@@ -103,7 +103,7 @@ class Prepared:
 
 
 class LoadSharing(Protocol):
-    """What shares the load of this router with others (:mod:`dynctl.serving.replicas`)."""
+    """What shares the load of this router with others (:mod:`dynctl.serving.routing.replicas`)."""
 
     events: Counter[tuple[str, str]]
     missed: Counter[str]

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from dynctl.adapters.ports import StreamCondition
 from dynctl.base.tasks import Supervisor
-from dynctl.serving.index_runtime import IndexRuntime
-from dynctl.serving.select_workers import SelectionError, SelectWorkers
-from dynctl.serving.standalone_index import Key, written
+from dynctl.serving.routing.index_runtime import IndexRuntime
+from dynctl.serving.routing.standalone_index import Key, written
+from dynctl.serving.services.select_workers import SelectionError, SelectWorkers
 from dynctl.wire.dynamo.events import RouterEvent
 from router_core import (
     Applied,

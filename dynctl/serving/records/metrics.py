@@ -19,9 +19,9 @@ from dynctl.base.tasks import SLICE
 from dynctl.documents.audit import AuditRow
 from dynctl.documents.decisions import Choice
 from dynctl.documents.fleet_load import Traffic, ended_requests
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.serving.telemetry.domain_metrics import DomainCounters, domain_gauges
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.domain_metrics import DomainCounters, domain_gauges
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.exposition import (
     CONTENT_TYPE,
     Counter,

@@ -77,7 +77,7 @@ class HealthConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
-    """How routers of one fleet reach each other (:mod:`dynctl.serving.replicas`).
+    """How routers of one fleet reach each other (:mod:`dynctl.serving.routing.replicas`).
 
     ``bind``: the ZMQ address of this router (None: no ZMQ); ``peers``: those of the others.
     ``nats``: servers that all of them use instead; only routers with the same ``group`` share load.

@@ -21,7 +21,6 @@ from dynctl.adapters.dynamo.planes import Planes
 from dynctl.base.errors import DynctlError, TimedOut, Unreachable
 from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.doubts import distinct
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.dynamo.observer import PRESET, live_router
 from dynctl.serving.dynamo.shadow import Beside, ObservedFleet, Shadow
 from dynctl.serving.http.admin import Admin
@@ -30,9 +29,10 @@ from dynctl.serving.http.fleet_endpoints import ControlApi, FleetFeed
 from dynctl.serving.http.inference import DECISION_HEADER
 from dynctl.serving.http.json_responses import bad_request, json_response, read_json_object
 from dynctl.serving.http.server import Frontend, Routes, run
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.telemetry.metrics import Metrics
-from dynctl.serving.telemetry.recorder import FileSink, Recorder, Recordings, reports_caches
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.records.recorder import FileSink, Recorder, Recordings, reports_caches
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.refusal import HttpError
 from router_core import SETTINGS, Role
 
 _log = logging.getLogger(__name__)

@@ -28,17 +28,20 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.index_dump import RegisteredRank, encode_dump
 from dynctl.health import conditions as codes
-from dynctl.serving.config import INDEX_BYTES_PER_BLOCK, Limits
 from dynctl.serving.engines.failures import control_failure
 from dynctl.serving.http.auth import checked_token, guarded
 from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.connections import descriptors
-from dynctl.serving.http.dynamo_service import DynamoService, Listeners, ServiceError
 from dynctl.serving.http.index_exchange import KEPT_S, PATH, PEER_S, ranks_at
 from dynctl.serving.http.start import StartError, announce, listen, settle_garbage_collector
-from dynctl.serving.index_snapshot import SnapshotDirectory, SnapshotProblem, UnusableDirectory
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.standalone_index import (
+from dynctl.serving.routing.config import INDEX_BYTES_PER_BLOCK, Limits
+from dynctl.serving.routing.index_snapshot import (
+    SnapshotDirectory,
+    SnapshotProblem,
+    UnusableDirectory,
+)
+from dynctl.serving.routing.refusal import HttpError
+from dynctl.serving.routing.standalone_index import (
     DEFAULT_GROUP,
     DESCRIPTORS_PER_RANK,
     MOST_RANKS,
@@ -50,6 +53,7 @@ from dynctl.serving.standalone_index import (
     StandaloneIndex,
     checked_listener,
 )
+from dynctl.serving.services.dynamo_service import DynamoService, Listeners, ServiceError
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, Counter, Family, Histogram, samples
 from dynctl.serving.telemetry.log_format import configure_logging
 from dynctl.wire.dynamo.events import RouterEvent, router_event_from, router_event_map

@@ -29,15 +29,15 @@ import uvloop
 from aiohttp import web
 
 from dynctl.base.tasks import end_tasks
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.connections import FEW, Connections
 from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.json_responses import json_response
-from dynctl.serving.http.router_server import ProcessState, run_router
 from dynctl.serving.http.server import Routes, run_frontend
 from dynctl.serving.http.start import StartError, announce, listen
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.refusal import HttpError
+from dynctl.serving.services.router_server import ProcessState, run_router
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE, Family, samples
 from dynctl.serving.telemetry.log_format import configure_logging
 
@@ -65,7 +65,7 @@ _RESTARTS: Final = Family(
 )  # fmt: skip
 
 #: In a child this module is `__main__`.
-_MODULE: Final = "dynctl.serving.http.processes"
+_MODULE: Final = "dynctl.serving.services.processes"
 _log = logging.getLogger(_MODULE)
 
 

@@ -19,7 +19,7 @@ from dynctl.base.tasks import Supervisor
 from dynctl.documents.index_dump import RankDump, RegisteredRank, chains_of
 from dynctl.health import conditions as codes
 from dynctl.health.conditions import Conditions
-from dynctl.serving.index_runtime import IndexRuntime, IndexSeed
+from dynctl.serving.routing.index_runtime import IndexRuntime, IndexSeed
 from dynctl.wire.dynamo.events import RouterEvent
 from router_core import (
     DEVICE,
