@@ -418,8 +418,7 @@ def limits_of(access: AccessOptions) -> dict[str, Any]:
 
 def health_of(access: AccessOptions) -> "HealthConfig":
     """The options about engines that fail; raises UsageProblem."""
-    from dynctl.serving.engines.ejection import EjectionLimits
-    from dynctl.serving.routing.config import HealthConfig
+    from dynctl.serving.routing.config import EjectionLimits, HealthConfig
 
     pause, longest = access.eject_pause, access.eject_max_pause
     if longest < pause:

@@ -32,7 +32,7 @@ from dynctl.documents.workers import (
     worker_row,
 )
 from dynctl.health import conditions as codes
-from dynctl.serving.engines.ejection import Ejection, EjectionLimits
+from dynctl.serving.engines.ejection import Ejection
 from dynctl.serving.engines.facts import (
     EngineFacts,
     EngineReader,
@@ -45,7 +45,7 @@ from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
-from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.config import EjectionLimits, FrontendConfig
 from dynctl.serving.routing.index_runtime import IndexRuntime
 from dynctl.serving.routing.prompts import ChatReader
 from dynctl.serving.routing.service import RoutingService

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from dynctl.base.options import GlobalOptions
-from dynctl.serving.engines.ejection import EjectionLimits
 from dynctl.wire.dynamo.discovery import EndpointId
 from router_core import RouterConfig
 
@@ -56,6 +55,16 @@ class Limits:
     stream_silence_s: float = 3600.0
     drain_s: float = 30.0
     workers: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EjectionLimits:
+    """``failures`` in a row eject an engine, 0: never. The first pause is ``pause_s`` seconds, each
+    further one twice the last, at most ``max_pause_s``."""
+
+    failures: int = 5
+    pause_s: float = 5.0
+    max_pause_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
