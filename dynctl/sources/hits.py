@@ -111,7 +111,8 @@ def of_live(
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
     from dynctl.base.terminal import advise
     from dynctl.serving.records.recorder import already_there
-    from dynctl.sources import RUNNING_WAYS, recorded
+    from dynctl.sources.connect import recorded
+    from dynctl.sources.named import RUNNING_WAYS
 
     origin, urls, token = recorded(options, RUNNING_WAYS + _FILE_WAYS)
     if keep is not None:

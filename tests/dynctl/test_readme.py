@@ -143,6 +143,16 @@ def test_the_map_names_the_rooms_in_the_order_of_the_contract() -> None:
     assert list(tiers) == [str(number) for number in range(len(layers), -1, -1)]
 
 
+def test_the_map_shows_the_floors_of_serving_in_the_order_of_their_contract() -> None:
+    (row,) = re.findall(r"^\|[ 0-9]*\| `serving/` \|(.*)\|$", TEXT, flags=re.M)
+    shown = [set(re.findall(r"`([a-z_]+)/`", floor)) for floor in row.split(" · ")]
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = next(
+        one for one in project["tool"]["importlinter"]["contracts"] if one["id"] == "serving"
+    )
+    assert shown == [set(layer.split(" | ")) for layer in contract["layers"]]
+
+
 def test_the_places_for_new_things_exist() -> None:
     section = TEXT.split("\nWhere a new thing goes")[1].split("\n## ")[0]
     rows = re.findall(r"^\|[^|]+\|([^|]+)\|$", section, flags=re.M)[2:]

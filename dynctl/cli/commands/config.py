@@ -56,7 +56,7 @@ def show_config(
     from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import emit, talk
     from dynctl.settings.contexts.precedence import VARIABLE, apply_context
-    from dynctl.sources import connect, names_source
+    from dynctl.sources.connect import connect, names_source
 
     if names_source(options):
         typed = [*router_flags, *(row.flag for row in _steering(context) if _is_typed(row))]

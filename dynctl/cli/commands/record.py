@@ -93,7 +93,7 @@ def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) ->
     from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import talk
     from dynctl.serving.records.recorder import already_there
-    from dynctl.sources import recorded
+    from dynctl.sources.connect import recorded
 
     origin, urls, token = recorded(options)
     if path.exists():

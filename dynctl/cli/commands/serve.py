@@ -361,8 +361,8 @@ def observe(
     from dynctl.adapters.dynamo.planes import backend, namespace, open_planes
     from dynctl.serving.routing.config import FrontendConfig, Limits
     from dynctl.serving.services.observe_server import run_observer
-    from dynctl.sources import frontends
     from dynctl.sources.dynamo.beside import BesideDynamo
+    from dynctl.sources.named import frontends
     from dynctl.web.routes import page_routes
 
     one_choice("--log-format", serving.log_format, ("text", "json"))

@@ -289,7 +289,7 @@ def test_errors_of_a_command_become_exit_codes(dynctl, monkeypatch, error, code,
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("dynctl.sources.connect", fails)
+    monkeypatch.setattr("dynctl.sources.connect.connect", fails)
     ran = dynctl("workers", "list")
     assert (ran.code, ran.out, ran.err) == (code, "", said)
 
@@ -309,7 +309,7 @@ def test_a_defect_is_not_an_answer_and_shows_no_traceback(dynctl, monkeypatch):
     def fails(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("dynctl.sources.connect", fails)
+    monkeypatch.setattr("dynctl.sources.connect.connect", fails)
     ran = dynctl("workers", "list")
     assert ran.code == ExitCode.DEFECT
     assert "Traceback" not in ran.err

@@ -364,7 +364,7 @@ def test_without_a_router_only_running_sources_are_offered(dynctl: Any) -> None:
 
 
 def test_without_arguments_files_are_offered_too(dynctl: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", "http://127.0.0.1:9")
+    monkeypatch.setattr("dynctl.sources.named.DEFAULT_FRONTEND", "http://127.0.0.1:9")
     ran = dynctl("hits")
     assert ran.code == 3
     assert (

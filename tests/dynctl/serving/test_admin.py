@@ -24,7 +24,7 @@ from dynctl.serving.records.decision_memory import DEFAULT_BYTES, DecisionMemory
 from dynctl.serving.records.metrics import Metrics
 from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from router_core import LoadReported, RouterConfig, constraints
 from tests.dynctl.serving.routed import request, store, worker
 

@@ -32,7 +32,7 @@ from dynctl.serving.records.recorder import (
     old_of,
     reports_caches,
 )
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from dynctl.sources.frontend.recording import stream_recording
 from dynctl.sources.recording import replayed
 from dynctl.sources.thresholds.canary import announce

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.adapters.dynamo.event_channel import AnyPublisher
+from dynctl.adapters.event_channel import AnyPublisher
 from dynctl.documents.replicas import (
     REPLICAS,
     ReplicaMessage,

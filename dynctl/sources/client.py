@@ -16,7 +16,7 @@ from dynctl.documents.config import ConfigDocument
 from dynctl.documents.decisions import DecisionList, DecisionRow, PastDecision
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
-from dynctl.documents.thresholds import ModelThresholds
+from dynctl.documents.thresholds import ModelThresholds, Thresholds, ThresholdValues
 from dynctl.documents.workers import WorkerRow, WorkersAnswer, decode_workers
 from dynctl.sources.http import (
     HttpFrontend,
@@ -26,7 +26,6 @@ from dynctl.sources.http import (
     threshold_values,
 )
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.wire.nvext import SESSION_HEADERS, NvExt
 
 #: A larger response is not from a frontend of ours.
@@ -135,7 +134,7 @@ class FrontendClient(HttpFrontend):
         """Take a worker out of the fleet; its running requests go on."""
         self.send("DELETE", f"/v1/workers/{quote(worker, safe='')}")
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         body: dict[str, Any] = {"model": model}
         body |= {name: value for name, value in values.items() if value is not None}
         off = [name for name, value in values.items() if value is None]
@@ -144,10 +143,10 @@ class FrontendClient(HttpFrontend):
         response = self.send("POST", "/busy_threshold", body)
         return threshold_values(self.document(response, ModelThresholds))
 
-    def check_values(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: ThresholdValues, values: ThresholdValues) -> None:
         """Accept every value: the command checks the bounds, and the frontend again."""
 
-    def settable_values(self, values: Values) -> Thresholds:
+    def settable_values(self, values: ThresholdValues) -> Thresholds:
         """``values`` as they are: a dynctl frontend can switch a threshold off again."""
         return dict(values)
 
