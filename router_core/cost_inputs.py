@@ -14,18 +14,14 @@ from router_core.cost import (
 )
 from router_core.freshness import counted_blocks
 from router_core.load_order import OverlapColumn
-from router_core.registry import CandidateSet, WorkerRegistry
+from router_core.registry import CandidateSet
 from router_core.routing_view import (
     RoutingRequest,
     RoutingView,
     SelectionContext,
 )
 from router_core.taints import preference_multiplier
-from router_core.transfer import (
-    BEYOND,
-    TransferTable,
-    transfer_columns,
-)
+from router_core.terms import added_columns
 from router_core.worker_sets import NO_OVERLAPS, Overlaps
 
 #: Candidates from which leading blocks stay in levels until a whole column of them is read.
@@ -99,9 +95,6 @@ def cost_inputs(
             booked_tokens = _shifted(booked_tokens, slots, view.what_if.prefill_tokens)
         active_blocks = _shifted(active_blocks, slots, view.what_if.decode_blocks)
         active_requests = _shifted(active_requests, slots, view.what_if.active_requests)
-    transfer_s = transfer_levels = None
-    if view.transfer is not None:
-        transfer_s, transfer_levels = _transfer(view, context, slots, mask, view.transfer)
     return CostInputs(
         isl_tokens=request.isl_tokens,
         block_size=request.block_size,
@@ -111,16 +104,15 @@ def cost_inputs(
         active_blocks=active_blocks,
         shared_blocks=shared_blocks,
         active_requests=active_requests,
-        multipliers=_multipliers(view, context, slots),
+        multipliers=_multipliers(view, context, slots) if context.constraints.preferred else None,
         host_blocks=host_blocks,
         disk_blocks=disk_blocks,
         trust=trust,
         indexed_blocks=indexed_blocks,
         booked_tokens=booked_tokens,
-        transfer_s=transfer_s,
-        transfer_levels=transfer_levels,
         following=None if context.following is None else context.following(slots),
         predicted_blocks=predicted_blocks,
+        added=added_columns(view, context, slots, mask, parameters),
     )
 
 
@@ -215,54 +207,13 @@ def _lower_columns(
     return host if any(host) else None, disk if any(disk) else None
 
 
-def _transfer(
-    view: RoutingView,
-    context: SelectionContext,
-    slots: Sequence[int],
-    mask: int,
-    table: TransferTable,
-) -> tuple[list[float] | None, list[str] | None]:
-    """The seconds from where the request or its KV cache is, and the classes of the distances.
-
-    None where the place, or the size of the KV cache, is unknown.
-    """
-    if context.stage == "decode":
-        if context.source is None:
-            return None, None
-        place = table.place(context.source)
-        seconds = decode_seconds(view.registry, table, context.request)
-    else:
-        if view.own_place is None:
-            return None, None
-        place, seconds = view.own_place, table.seconds(0)
-    if seconds is None:
-        return None, None
-    masks = view.classes.of(view.registry, table, place)
-    column, classes = transfer_columns(masks, slots, mask, seconds)
-    names = (*table.names, BEYOND)
-    return column, list(map(names.__getitem__, classes))
-
-
-def decode_seconds(
-    registry: WorkerRegistry, table: TransferTable, request: RoutingRequest
-) -> tuple[float, ...] | None:
-    """The time of the request's KV transfer in each class; None where its size is unknown.
-
-    An alias or an adapter has the size of its workers' model.
-    """
-    size = table.size_of(request.model)
-    if size is None and table.by_model:
-        size = table.size_of(registry.model_of(request.model))
-    return None if size is None else table.seconds(request.isl_tokens * size)
-
-
 def _multipliers(
     view: RoutingView, context: SelectionContext, slots: Sequence[int]
 ) -> list[float] | None:
     # As in Dynamo, a pinned request has no preferences: there is no choice left.
-    preferred = context.constraints.preferred
-    if not preferred or context.pin is not None:
+    if context.pin is not None:
         return None
+    preferred = context.constraints.preferred
     masks = [(view.registry.taint(item.taint), item.weight or 0.0) for item in preferred]
     if len(masks) == 1:
         mask, weight = masks[0]

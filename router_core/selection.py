@@ -17,23 +17,25 @@ from router_core.cost import (
     CostParameters,
     TermColumn,
     draw_two,
-    kv_terms,
     total_costs,
 )
 from router_core.cost_inputs import cost_inputs
-from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
+from router_core.decision import Decision, FunnelStep, Outcome, Rejection, choose
 from router_core.devices import DeviceBudget
 from router_core.load_order import LazyColumn, levels_of
 from router_core.policies import kv_scorer
+from router_core.reasons import Reason
 from router_core.registry import CandidateSet
 from router_core.routing_view import (
     Filter,
     RoutingView,
     SelectionContext,
+    bound_rank,
+    compares_sessions,
 )
 from router_core.sessions import BoundWorker
+from router_core.terms import TERMS, kv_terms
 from router_core.worker_sets import nth_slot, slots_of
-from router_core.workers import WorkerWithDpRank
 
 #: Rejections per filter that a refusal on the request path explains; a dry run has all.
 MAX_REFUSAL_REASONS = 64
@@ -58,7 +60,7 @@ _KNOWN_INPUTS = frozenset(
     {
         *("isl_tokens", "block_size", "prompt_blocks", "overlap_blocks", "prefill_tokens"),
         *("active_blocks", "shared_blocks", "active_requests"),
-        *("trust", "indexed_blocks", "booked_tokens", "transfer_levels", "predicted_blocks"),
+        *("trust", "indexed_blocks", "booked_tokens", "predicted_blocks"),
     }
 )
 #: Parameters that it knows, then the weights of inputs that it does not know, which have no effect
@@ -67,11 +69,11 @@ _KNOWN_PARAMETERS = frozenset(
     {
         *("prefill_load_scale", "overlap_score_credit", "track_prefill_tokens"),
         *("track_active_blocks", "assume_kv_reuse"),
-        *("host_cache_hit_weight", "disk_cache_hit_weight", "kv_transfer_weight"),
+        *("host_cache_hit_weight", "disk_cache_hit_weight", "weights"),
     }
 )
 #: Terms that are sums of what it orders by and of what ranks of a class have in common.
-_KNOWN_TERMS = frozenset({"prefill_blocks", "decode_blocks"})
+_KNOWN_TERMS = frozenset(term.name for term in TERMS if term.ordered)
 
 
 def select(
@@ -103,7 +105,7 @@ def select(
     bound = None
     if request.session is not None and view.sessions is not None and mask:
         bound = _bound_worker(view, context, rejected)
-        if bound is not None and bound.excluded is None and not _soft(view):
+        if bound is not None and bound.excluded is None and not compares_sessions(view):
             slot = view.registry.slot(*bound.ref)
             left = mask if slot is None else 1 << slot
             rejected.append((BoundFilter(bound), mask & ~left))
@@ -138,8 +140,6 @@ def select(
         return Decision(outcome=_refused(funnel, context), **common)
     candidates = view.registry.candidates(mask)
     inputs = cost_inputs(view, context, candidates, mask, parameters)
-    if bound is not None and bound.excluded is None and _soft(view):
-        inputs = replace(inputs, session_blocks=_session_blocks(view, candidates, bound.ref))
     turn = view.rotation.get((view.registry.model_of(request.model), stage), 0)
     found = None
     large = len(candidates.slots) >= _ORDERED_FROM
@@ -158,7 +158,11 @@ def select(
             choose(costs, common["temperature"], sample, workers=workers, **chosen),
         )
         common |= chosen
-    if view.transfer is not None and context.source is not None and inputs.transfer_s is None:
+    if (
+        view.transfer is not None
+        and context.source is not None
+        and inputs.column("transfer") is None
+    ):
         common["notes"] = (*request.notes, SIZE_UNKNOWN)
     if bound is not None:
         common["session"] = bound
@@ -358,61 +362,19 @@ class BoundFilter:
 
 def within_session(view: RoutingView, context: SelectionContext, mask: int) -> int:
     """The slots of ``mask``, or that of the request's session alone if it must answer."""
-    bound = None if _soft(view) else _session_rank(view, context, mask)
-    return mask if bound is None else 1 << bound
-
-
-def with_session(
-    view: RoutingView,
-    context: SelectionContext,
-    candidates: CandidateSet,
-    mask: int,
-    inputs: CostInputs,
-) -> CostInputs:
-    """The inputs, with the cost of leaving the worker of the request's session."""
-    slot = _session_rank(view, context, mask) if _soft(view) else None
-    if slot is None:
-        return inputs
-    column = _session_blocks(view, candidates, view.registry.ref(slot))
-    return replace(inputs, session_blocks=column)
-
-
-def _session_rank(view: RoutingView, context: SelectionContext, mask: int) -> int | None:
-    """The slot in ``mask`` that the request's session is bound to."""
-    bound = _bound_worker(view, context, ())
-    slot = None if bound is None else view.registry.slot(*bound.ref)
-    return slot if slot is not None and mask >> slot & 1 else None
-
-
-def _session_blocks(
-    view: RoutingView, candidates: CandidateSet, bound: WorkerWithDpRank
-) -> list[float]:
-    more = view.config.router_session_affinity_yield_blocks
-    return [0.0 if ref == bound else more for ref in candidates.refs]
-
-
-def _soft(view: RoutingView) -> bool:
-    """Whether the worker of a session is compared with the others by cost."""
-    return view.config.router_session_affinity_mode == "soft" and view.profile.mode == "kv"
+    bound = None if compares_sessions(view) else bound_rank(view, context)
+    return mask if bound is None or not mask >> bound.slot & 1 else 1 << bound.slot
 
 
 def _bound_worker(
     view: RoutingView, context: SelectionContext, rejected: Sequence[tuple[Filter, int]]
 ) -> BoundWorker | None:
     """The worker of the request's session; None without one, and where a pin chooses already."""
-    session, sessions = context.request.session, view.sessions
-    if session is None or sessions is None or context.pin is not None:
+    bound = bound_rank(view, context)
+    if bound is None:
         return None
-    model = view.registry.model_of(context.request.model)
-    found = sessions.find(session, model, context.stage)
-    if found is None:
-        return None
-    ref, left_s = found
-    slot = view.registry.slot(*ref)
-    if slot is None:
-        return None  # the worker left: the session starts again
-    excluded = next((one.name for one, out in rejected if out >> slot & 1), None)
-    return BoundWorker(view.registry.worker(slot).name, ref, left_s, excluded)
+    excluded = next((one.name for one, out in rejected if out >> bound.slot & 1), None)
+    return BoundWorker(view.registry.worker(bound.slot).name, bound.ref, bound.left_s, excluded)
 
 
 def _among(

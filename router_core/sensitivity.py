@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Literal
 
 from router_core.busy import THRESHOLD_SETTINGS
-from router_core.config import RouterConfig
+from router_core.config import WEIGHT_SETTINGS, RouterConfig
 from router_core.cost import CostInputs, CostParameters
 from router_core.decision import Decision, RoutingPlan
 from router_core.router import Router
@@ -213,7 +213,7 @@ _WEIGHTS = (
     "router_assume_kv_reuse",
     "host_cache_hit_weight",
     "disk_cache_hit_weight",
-    "router_kv_transfer_weight",
+    *WEIGHT_SETTINGS.values(),
 )
 
 

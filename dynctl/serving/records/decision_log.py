@@ -17,7 +17,7 @@ from typing import Final
 from dynctl.base.errors import single_line
 from dynctl.documents.decisions import ClientResponse
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
-from router_core import Decision, RoutingPlan, RoutingRequest, WorkerWithDpRank
+from router_core import TERMS, Decision, RoutingPlan, RoutingRequest, WorkerWithDpRank
 
 LEVELS = ("off", "winner", "all")
 #: Lost requests written in one second; the others are counted in one line.
@@ -169,8 +169,8 @@ def formula_line(decision: Decision, position: int) -> str:
     """The terms of a candidate's cost, in the 0.9 format.
 
     On a decode hop prefill blocks are shown with the weight 0, on a prefill hop decode blocks are
-    0. Terms that 0.9 did not have (a preference's multiplier, a weight on active requests, the KV
-    transfer, the next hop of a pair) follow at the end of its line.
+    0. Terms that 0.9 did not have, a preference's multiplier and the next hop of a pair follow at
+    the end of its line.
     """
     terms = {term.name: term for term in decision.terms}
     ref = decision.refs[position]
@@ -186,12 +186,11 @@ def formula_line(decision: Decision, position: int) -> str:
         f" {_cached(decision, position)} cached blocks: {decision.costs[position]:.3f} ="
         f" {scale} * prefill_blocks + decode_blocks = {scale} * {blocks:.3f} + {active:.3f}"
     )
-    requests = terms.get("active_requests")
-    if requests is not None:
-        line += f" + {_weight(requests.weight)} * {requests.values[position]} active requests"
-    transfer = terms.get("transfer")
-    if transfer is not None:
-        line += f" + {_weight(transfer.weight)} * {transfer.values[position]:.6f} transfer seconds"
+    for term in TERMS[2:]:
+        column = terms.get(term.name)
+        if column is not None:
+            value = term.text(column.values[position])
+            line += f" + {_weight(column.weight)} * {value} {term.phrase}"
     multipliers = decision.inputs.multipliers if decision.inputs is not None else None
     if multipliers is not None and multipliers[position] != 1.0:
         line += f", times {multipliers[position]:.4f} for preferred taints"

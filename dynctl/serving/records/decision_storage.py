@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router_core import (
+    AddedColumn,
     BoundWorker,
     CostInputs,
     CostParameters,
@@ -35,6 +36,7 @@ _BRIEF_HOP = 560
 _STEP = 96
 _REJECTION = 320
 _NUMBER = 8
+_ADDED = 280  # a column of a term, of one candidate
 _CHOSEN_AMONG = 160  # a pair, or a device budget
 CONSTRAINT_BYTES = 240
 
@@ -42,8 +44,8 @@ _COLUMNS = ("inputs", "terms", "costs")
 _PLAIN = tuple(field.name for field in fields(Decision) if field.name not in _COLUMNS)
 _plain_of = attrgetter(*_PLAIN)
 _inputs_of = attrgetter(*(field.name for field in fields(CostInputs)))
-#: The columns of the inputs, after three numbers of the request.
-_INPUT_COLUMNS = tuple(field.name for field in fields(CostInputs))[3:]
+#: The columns of the inputs, after three numbers of the request and before those of terms.
+_INPUT_COLUMNS = tuple(field.name for field in fields(CostInputs))[3:-1]
 _input_columns_of = attrgetter(*_INPUT_COLUMNS)
 _term_of = attrgetter(*(field.name for field in fields(TermColumn)))
 # A column may be any sequence; other types than MessagePack's are written as a list.
@@ -74,7 +76,7 @@ class PackedHop(NamedTuple):
         inputs, terms, costs = msgspec.msgpack.decode(self.columns)
         found = Decision(
             **dict(zip(_PLAIN, self.plain, strict=True)),
-            inputs=None if inputs is None else CostInputs(*inputs),
+            inputs=None if inputs is None else _inputs(inputs),
             terms=tuple(TermColumn(*term) for term in terms),
             costs=[0.0] * len(self.workers) if costs is None else costs,
         )
@@ -85,9 +87,9 @@ class BriefHop(NamedTuple):
     """One hop without the candidates below the second.
 
     A row (``first`` is the winner's, ``second`` the runner-up's) is ``(worker, ref, cost, *inputs,
-    *term values)``: the inputs in the order of the columns of CostInputs, None for a column that is
-    not there. ``counts`` are the funnel's (entered, left), flat; ``terms`` are (name, unit,
-    weight).
+    added, *term values)``: the inputs in the order of the columns of CostInputs, None for a column
+    that is not there, and the columns that terms added. ``counts`` are the funnel's (entered,
+    left), flat; ``terms`` are (name, unit, weight).
     """
 
     id: str
@@ -128,7 +130,10 @@ class BriefHop(NamedTuple):
         if columns[3][0] is not None:
             kept = (None if one[0] is None else one for one in columns[3:end])
             named: dict[str, Any] = dict(zip(_INPUT_COLUMNS, kept, strict=True))
-            inputs = CostInputs(self.isl_tokens, self.block_size, prompt_blocks, **named)
+            added = None if columns[end][0] is None else tuple(map(_joined, *columns[end]))
+            inputs = CostInputs(
+                self.isl_tokens, self.block_size, prompt_blocks, **named, added=added
+            )
         return Decision(
             id=self.id,
             stage=self.stage,
@@ -152,7 +157,7 @@ class BriefHop(NamedTuple):
             inputs=inputs,
             terms=tuple(
                 TermColumn(name, unit, weight, column)
-                for (name, unit, weight), column in zip(self.terms, columns[end:], strict=True)
+                for (name, unit, weight), column in zip(self.terms, columns[end + 1 :], strict=True)
             ),
             winner=0,
             overlap_modelled=self.overlap_modelled,
@@ -231,11 +236,27 @@ def brief(decision: Decision) -> BriefHop:
 
 def _row(decision: Decision, i: int) -> tuple[Any, ...]:
     inputs = decision.inputs
-    read: Sequence[Any] = (None,) * len(_INPUT_COLUMNS)
+    read: Sequence[Any] = (None,) * (len(_INPUT_COLUMNS) + 1)
     if inputs is not None:
         read = [None if column is None else column[i] for column in _input_columns_of(inputs)]
+        added = inputs.added
+        read.append(None if added is None else tuple(column.at(i) for column in added))
     values = [term.values[i] for term in decision.terms]
     return (decision.workers[i], decision.refs[i], decision.costs[i], *read, *values)
+
+
+def _inputs(packed: Sequence[Any]) -> CostInputs:
+    """The inputs as they were encoded, in the order of their fields."""
+    added = packed[-1]
+    columns = None if added is None else tuple(AddedColumn(*column) for column in added)
+    return CostInputs(*[*packed[:-1], columns])
+
+
+def _joined(*parts: AddedColumn) -> AddedColumn:
+    """One column of several, of a candidate each."""
+    values = [value for part in parts for value in part.values]
+    labels = [label for part in parts for label in part.labels or ()]
+    return AddedColumn(parts[0].name, values, labels or None)
 
 
 def packed_size(decision: Decision, packed: PackedHop) -> int:
@@ -253,9 +274,12 @@ def packed_size(decision: Decision, packed: PackedHop) -> int:
 
 def brief_size(decision: Decision) -> int:
     """Bytes of a hop kept in brief, without the cards of its two workers."""
+    added = 0
+    if decision.inputs is not None and decision.inputs.added is not None:
+        added = len(decision.inputs.added)
     numbers = len(_INPUT_COLUMNS) + len(decision.terms)
     size = _BRIEF_HOP + 2 * (40 + 3 * _NUMBER * numbers) + 48 * len(decision.terms)
-    size += 3 * _NUMBER * len(decision.funnel)
+    size += 3 * _NUMBER * len(decision.funnel) + 2 * _ADDED * added
     if decision.pair is not None or decision.budget is not None:
         size += _CHOSEN_AMONG
     return size + CONSTRAINT_BYTES * len(decision.constraints.items)
