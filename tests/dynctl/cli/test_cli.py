@@ -437,7 +437,7 @@ def test_an_etcd_without_a_response_in_the_timeout_is_exit_code_4(dynctl, client
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert dynctl(*line, "0.5", "--etcd-endpoints", address).code == ExitCode.TIMEOUT
-    long = str(patience(2))
+    long = f"{patience(2):.3f}"
     assert dynctl(*line, long, "--etcd-endpoints", address).code == ExitCode.UNREACHABLE
 
 
