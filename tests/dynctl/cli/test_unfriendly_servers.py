@@ -112,7 +112,7 @@ def test_a_slow_server_on_the_default_port_is_not_a_missing_one(
     dynctl, server, monkeypatch, command
 ):
     """Under load a frontend can need seconds: then no answer is known, not the absence of one."""
-    for module in ("dynctl.sources", "dynctl.sources.dynamo.check_facts"):
+    for module in ("dynctl.sources.named", "dynctl.sources.dynamo.check_facts"):
         monkeypatch.setattr(f"{module}.DEFAULT_FRONTEND", server.url)
     server.free.clear()
     ran = dynctl(*command, "--timeout", "0.2")
