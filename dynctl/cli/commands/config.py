@@ -219,7 +219,7 @@ def _rows(
             default=defaults.get(name, setting.default),
             bounds=bounds(setting),
             flag=ROUTER_OPTIONS[name].flags[0],
-            env=ROUTER_OPTIONS[name].env[0],
+            env=ROUTER_OPTIONS[name].variable,
             help=ROUTER_OPTIONS[name].help,
             built=setting.built,
             known=name not in unknown,
