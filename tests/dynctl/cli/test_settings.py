@@ -454,7 +454,8 @@ def test_a_setting_needs_no_environment_variable(dynctl, monkeypatch):
     annotation = router_flags._annotation(SETTINGS["router_temperature"], option.flags[0], False)
     (typed,) = annotation.__metadata__
     assert typed.help.endswith("[number 0..; default: 0.0]")
-    assert resolve({"--router-temperature": "1"}, {"DYN_ROUTER_TEMPERATURE": "3"})
+    found = resolve({"--router-temperature": "1"}, {"DYN_ROUTER_TEMPERATURE": "3"})
+    assert found.sources["router_temperature"] == "flag --router-temperature"
     ran = dynctl("config", "show", "-o", "json")
     assert ran.code == 0, ran.err
     assert '"env":""' in ran.out.replace(" ", "")
