@@ -97,10 +97,7 @@ def select(
             mask = _within_bound(view, bound, funnel, rejected, mask)
     if detail or not mask:
         limit = None if detail else MAX_REFUSAL_REASONS
-        funnel = [
-            replace(step, rejected=_rejections(one, out, view, context, limit)) if out else step
-            for step, (one, out) in zip(funnel, rejected, strict=True)
-        ]
+        funnel = _with_reasons(view, context, funnel, rejected, limit)
     parameters = view.parameters[stage]
     common: dict[str, Any] = {
         "id": request.id,
@@ -151,6 +148,20 @@ def select(
         winner=choice[2],
         **common,
     )
+
+
+def _with_reasons(
+    view: RoutingView,
+    context: SelectionContext,
+    funnel: Sequence[FunnelStep],
+    rejected: Sequence[tuple[Filter, int]],
+    limit: int | None,
+) -> list[FunnelStep]:
+    """The funnel with up to ``limit`` rejections of each step; None: all."""
+    return [
+        replace(step, rejected=_rejections(one, out, view, context, limit)) if out else step
+        for step, (one, out) in zip(funnel, rejected, strict=True)
+    ]
 
 
 def _within_bound(
