@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.serving.config import FrontendConfig, HealthConfig, Limits
 from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.json_responses import CONTROL_BODY_BYTES
 from dynctl.serving.http.keys import ApiKeys
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig, Limits
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent

@@ -14,7 +14,7 @@ from dynctl.cli.option_groups import fields_of
 from dynctl.cli.shared_options import Needs, seconds
 
 if TYPE_CHECKING:
-    from dynctl.serving.config import HealthConfig, ReplicaConfig
+    from dynctl.serving.routing.config import HealthConfig, ReplicaConfig
 
 _ACCESS = "Keys, TLS and sockets"
 _CLIENTS = "Limits of clients"
@@ -467,8 +467,7 @@ def limits_of(access: AccessOptions) -> dict[str, Any]:
 
 def health_of(access: AccessOptions) -> "HealthConfig":
     """The options about engines that fail; raises UsageProblem."""
-    from dynctl.serving.config import HealthConfig
-    from dynctl.serving.engines.ejection import EjectionLimits
+    from dynctl.serving.routing.config import EjectionLimits, HealthConfig
 
     pause, longest = access.eject_pause, access.eject_max_pause
     if longest < pause:
@@ -483,7 +482,7 @@ def health_of(access: AccessOptions) -> "HealthConfig":
 
 def replicas_of(access: AccessOptions, sync: bool) -> "ReplicaConfig | None":
     """With which routers load is shared, None where ``sync`` is off; raises UsageProblem."""
-    from dynctl.serving.config import ReplicaConfig
+    from dynctl.serving.routing.config import ReplicaConfig
 
     bind, peers, nats = (getattr(access, name) for name in _OF_REPLICAS)
     group = access.router_replica_group

@@ -17,11 +17,10 @@ import msgspec
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.decisions import ClientResponse
-from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import BY_PATH
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.epp.grpc_server import Call, Code
-from dynctl.serving.fleet import Fleet
 from dynctl.serving.http.inference import DECISION_HEADER, Inference, check_one_engine
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
@@ -31,11 +30,12 @@ from dynctl.serving.http.inference_responses import (
     queue_headers,
 )
 from dynctl.serving.http.json_responses import bad_request, nested_too_deeply
-from dynctl.serving.prompts import CHARS_PER_TOKEN, Prompt
-from dynctl.serving.refusal import HttpError, internal_error, overloaded, refusal
-from dynctl.serving.service import Prepared, RoutingService
+from dynctl.serving.records.recorder import tenant_of
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.prompts import CHARS_PER_TOKEN, Prompt
+from dynctl.serving.routing.refusal import HttpError, internal_error, overloaded, refusal
+from dynctl.serving.routing.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.serving.telemetry.recorder import tenant_of
 from dynctl.wire.directions import DIRECTING, ENGINE_HEADERS, check_directions
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.ext_proc import BodyMode, ExtProcError, Modes, Processing

@@ -18,7 +18,7 @@ from typing import Final
 from aiohttp import web
 
 from dynctl.serving.http.keys import ApiKey, ApiKeys
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.refusal import HttpError
 
 #: Headers of proxies: their own address is local, their clients are not.
 _OF_A_PROXY = ("forwarded", "via", "x-forwarded-for", "x-real-ip")

@@ -12,10 +12,9 @@ from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.apis import APIS, BY_PATH, Endpoint
 from dynctl.serving.engines.dispatch import Call
-from dynctl.serving.flow import Answer, GaveUp, HandoffRefused, Refused, RequestFlow
+from dynctl.serving.engines.flow import Answer, GaveUp, HandoffRefused, Refused, RequestFlow
 from dynctl.serving.http.auth import api_key_of, client_of, is_operator
 from dynctl.serving.http.bodies import Body, bodies_of
 from dynctl.serving.http.inference_requests import parse_request
@@ -32,8 +31,10 @@ from dynctl.serving.http.inference_responses import (
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKey, ApiKeys, ClientRights
-from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of, sglang_key
-from dynctl.serving.refusal import (
+from dynctl.serving.records.recorder import tenant_of
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.prompts import Prompt, dynamo_chat, prompts_of, sglang_key
+from dynctl.serving.routing.refusal import (
     HttpError,
     internal_error,
     overloaded,
@@ -41,9 +42,8 @@ from dynctl.serving.refusal import (
     unknown_model,
     unknown_pin,
 )
-from dynctl.serving.service import Prepared, RoutingService
+from dynctl.serving.routing.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.serving.telemetry.recorder import tenant_of
 from dynctl.tokenization import PromptError, TemplateError
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.directions import DIRECTING, check_directions
@@ -621,7 +621,7 @@ class Inference:
         )
 
     def unknown_model(self, model: str) -> HttpError:
-        """As :func:`dynctl.serving.refusal.unknown_model`."""
+        """As :func:`dynctl.serving.routing.refusal.unknown_model`."""
         return unknown_model(model, self._service.models(), self._service.may_serve(model))
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:

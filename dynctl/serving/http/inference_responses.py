@@ -22,10 +22,10 @@ from dynctl.serving.engines.apis import (
     events_of,
 )
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason, reported_error
+from dynctl.serving.engines.flow import Answer, GaveUp
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.flow import Answer, GaveUp
-from dynctl.serving.refusal import HttpError, attempts_of
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.refusal import HttpError, attempts_of
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.nvext import NvExt

@@ -24,7 +24,7 @@ from typing import Final
 
 from dynctl.base.errors import file_problem
 from dynctl.base.files import read_file
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.refusal import HttpError
 from dynctl.wire.directions import DIRECTIONS
 
 _log = logging.getLogger(__name__)

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.fleet import Fleet
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.http.start import LOOPBACK
-from dynctl.serving.remote import RouterLink
-from dynctl.serving.replicas import ReplicaSync
-from dynctl.serving.service import RoutingService
-from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
+from dynctl.serving.remote.routing import RouterLink
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.replicas import ReplicaSync
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.routing.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.tokenization import ModelTokenizer
 from router_core import Router
 

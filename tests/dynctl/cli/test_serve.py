@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.config import ReplicaConfig
+from dynctl.serving.routing.config import ReplicaConfig
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.simulation.engine.config import OPTIONS
 from router_core import SETTINGS
@@ -23,7 +23,7 @@ def started(monkeypatch) -> list[Any]:
         return 0
 
     monkeypatch.setattr("dynctl.serving.http.server.run_frontend", takes)
-    monkeypatch.setattr("dynctl.serving.http.router_server.run_router", takes)
+    monkeypatch.setattr("dynctl.serving.services.router_server.run_router", takes)
     monkeypatch.setattr("dynctl.serving.epp.process.run_picker", takes)
     monkeypatch.setattr("dynctl.simulation.engine.process.run_engine", takes)
     return found
@@ -398,7 +398,7 @@ def test_several_processes(dynctl, started, monkeypatch):
         timeouts.append(silent_s)
         return 0
 
-    monkeypatch.setattr("dynctl.serving.http.processes.run_processes", takes)
+    monkeypatch.setattr("dynctl.serving.services.processes.run_processes", takes)
     assert dynctl("serve", "frontend", "--processes", "3").code == 0
     ran = dynctl("serve", "frontend", "--processes", "2", "--key-concurrency", "5")
     assert (ran.code, counts, started) == (0, [3, 2], [])

@@ -15,11 +15,11 @@ from grpc import aio  # type: ignore[import-untyped]
 
 from dynctl.adapters.otlp import collector_url
 from dynctl.base.options import GlobalOptions
-from dynctl.serving.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
 from dynctl.serving.epp.process import EndpointPicker
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.prompts import Prompt
-from dynctl.serving.service import Prepared
+from dynctl.serving.routing.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
+from dynctl.serving.routing.prompts import Prompt
+from dynctl.serving.routing.service import Prepared
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.envoy import ext_proc
 from router_core import IndexMarked, Pin, RouterConfig, hash_prompt

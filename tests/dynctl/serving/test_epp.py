@@ -23,9 +23,9 @@ from hyperframe.frame import DataFrame, PingFrame, SettingsFrame, WindowUpdateFr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.config import Limits, PickerConfig
 from dynctl.serving.epp import exchange, grpc_server, process
 from dynctl.serving.http.start import StartError
+from dynctl.serving.routing.config import Limits, PickerConfig
 from dynctl.wire.directions import ENGINE_HEADERS
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.ext_proc import BodyMode
