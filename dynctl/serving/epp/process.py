@@ -53,7 +53,9 @@ class EndpointPicker(Frontend):
         self.options: PickerConfig = config.picker
         self.tokenizes = True
         direct = self.options.dynamo_frontend
-        self.picker = Picker(self.service, self.fleet, self.inference, config.limits, direct)
+        self.picker = Picker(
+            self.service, self.fleet, self.inference, config.limits, direct, config.client_fields
+        )
         if isinstance(self.fleet, DynamoFleet) and direct is not None and not direct[0]:
             self.fleet.obstacle = _no_address
         self.health = Health(self._serving)

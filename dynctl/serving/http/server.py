@@ -56,7 +56,7 @@ from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.keys import SHORTEST_KEY, ApiKeys, KeyLimits, KeysError
+from dynctl.serving.http.keys import SHORTEST_KEY, ApiKeys, ClientRights, KeyLimits, KeysError
 from dynctl.serving.http.openapi import document_route
 from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
@@ -687,8 +687,9 @@ def _specs(texts: Iterable[str]) -> list[WorkerSpec]:
 
 def _keys(config: FrontendConfig, service: RoutingService) -> ApiKeys:
     limits = KeyLimits(config.key_requests_per_minute, config.key_concurrency)
+    rights = ClientRights(config.client_fields, config.isolate_keys, config.key_details)
     try:
-        keys = ApiKeys(config.api_keys, config.api_key_file, limits, clock=service.clock)
+        keys = ApiKeys(config.api_keys, config.api_key_file, limits, rights, clock=service.clock)
         keys.load()
     except KeysError as error:
         raise StartError(f"API keys: {error}") from None

@@ -175,7 +175,10 @@ class FrontendConfig:
     prefix index, ``decision_memory_bytes`` the decisions
     kept for ``why``. ``api_token``, if set, is required for writes and for routing details;
     ``api_keys`` and those of ``api_key_file``, if any, for inference, each with the limits
-    ``key_requests_per_minute`` and ``key_concurrency`` (0: none). ``engine_api_key`` is sent to the
+    ``key_requests_per_minute`` and ``key_concurrency`` (0: none). With ``isolate_keys`` keys share
+    no cached blocks with each other; without ``key_details`` their answers do not show what was
+    cached; the file may say otherwise for a key, as about ``client_fields``, the fields of
+    `dynctl.wire.directions.DIRECTIONS` that clients may send. ``engine_api_key`` is sent to the
     engines of ``workers`` and ``workers_file``. ``tls_cert`` and ``tls_key`` are PEM files;
     ``unix_socket`` is a second listener, for operators.
     ``router_url``: the router process that decides and knows the workers, which ``router_token``
@@ -220,6 +223,9 @@ class FrontendConfig:
     api_key_file: Path | None = None
     key_requests_per_minute: int = 0
     key_concurrency: int = 0
+    isolate_keys: bool = False
+    key_details: bool = True
+    client_fields: frozenset[str] = frozenset()
     engine_api_key: str | None = field(default=None, repr=False)
     tls_cert: Path | None = None
     tls_key: Path | None = None
