@@ -130,16 +130,18 @@ class Setting:
                 f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            shown = str(given)[:40]
-            if not math.isfinite(value):
-                raise ConfigError(f"{self.name}: expected a finite number, got {value}")
-            if self.low is not None and value < self.low:
-                raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {shown}")
-            if self.high is not None and value > self.high:
-                raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {shown}")
-            if self.type is float and abs(value) > MOST_NUMBER:
-                raise ConfigError(f"{self.name}: expected at most {MOST_NUMBER:g}, got {value:g}")
+            self._check_bounds(value, str(given)[:40])
         return value
+
+    def _check_bounds(self, value: float, shown: str) -> None:
+        if not math.isfinite(value):
+            raise ConfigError(f"{self.name}: expected a finite number, got {value}")
+        if self.low is not None and value < self.low:
+            raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {shown}")
+        if self.high is not None and value > self.high:
+            raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {shown}")
+        if self.type is float and abs(value) > MOST_NUMBER:
+            raise ConfigError(f"{self.name}: expected at most {MOST_NUMBER:g}, got {value:g}")
 
 
 #: The largest values of settings without a bound of their own: products with block and token
