@@ -44,8 +44,10 @@ T = TypeVar("T")
 #: event loop; each takes milliseconds.
 THREADS: Final = max(1, min(8, (os.cpu_count() or 2) // 2))
 
-#: Messages and tools of a chat that a known template renders on the event loop.
+#: Messages and tools of a chat, and characters, that a known template renders on the event loop:
+#: what the templates of the list were measured with.
 _MANY_MESSAGES: Final = 256
+_LONG_CHAT: Final = 300_000
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 """A small tokenizer (ChatML template) for the demo, simulated engines and tests."""
@@ -221,7 +223,8 @@ class ModelTokenizer:
         join_results: bool = True,
     ) -> str:
         """The prompt text of a chat. Errors as :meth:`ChatTemplate.render`."""
-        return self._template_of(messages, tools).render(
+        template, _ = self._template_of(messages, tools)
+        return template.render(
             messages,
             tools=tools,
             documents=documents,
@@ -232,12 +235,13 @@ class ModelTokenizer:
 
     def _template_of(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
-    ) -> ChatTemplate:
-        """The template for a chat. Raises PromptError for one that is too long, or has none."""
+    ) -> tuple[ChatTemplate, int]:
+        """The template for a chat, and the characters of its messages. Raises PromptError for a
+        chat that is too long, and where there is no template."""
         chars = _text_chars(messages)
         if chars > self.max_prompt_chars:
             raise PromptTooLongError(chars, self.max_prompt_chars)
-        return self.template_for(with_tools=bool(tools))
+        return self.template_for(with_tools=bool(tools)), chars
 
     def encode_chat(
         self,
@@ -249,7 +253,7 @@ class ModelTokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a chat. The template has its own special tokens, so none are added."""
-        template = self._template_of(messages, tools)
+        template, _ = self._template_of(messages, tools)
         variables = template.variables(
             messages,
             tools=tools,
@@ -285,7 +289,7 @@ class ModelTokenizer:
         of a usual size; else the thread renders too, where the event loop can preempt it, or waits
         for the process of the template.
         """
-        template = self._template_of(messages, tools)
+        template, chars = self._template_of(messages, tools)
         variables = template.variables(
             messages,
             tools=tools,
@@ -294,7 +298,8 @@ class ModelTokenizer:
             template_kwargs=template_kwargs,
         )
         program = template.program
-        if program.heavy or len(messages) + len(tools or ()) > _MANY_MESSAGES:
+        many = len(messages) + len(tools or ()) > _MANY_MESSAGES or chars > _LONG_CHAT
+        if many or program.heavy:
             return await self._in_thread(partial(self._encoded_chat, program, variables))
         text = program.run(variables)
         if len(text) < self.encoder.thread_chars:
