@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping
@@ -523,7 +524,13 @@ class _Served:
         limits = RenderLimits(output_chars=self._parts.output_chars)
         # The name is the origin of errors here; the parent has the file.
         self._templates = {
-            name: CompiledTemplate(template.source, origin=name, limits=limits)
+            name: CompiledTemplate(
+                # CPU time: on a busy machine the child waits, and that is not the template's work.
+                template.source,
+                origin=name,
+                limits=limits,
+                clock=time.process_time,
+            )
             for name, template in self._parts.templates.items()
         }
         return {name: (*one.shape,) for name, one in self._templates.items()}

@@ -18,6 +18,7 @@ from dynctl.tokenization import (
     PromptTooLongError,
     RenderLimits,
     TemplateError,
+    TokenizationError,
     TokenizerError,
     load_tokenizer,
 )
@@ -314,7 +315,7 @@ def test_a_chat_of_unknown_template_and_tokenizer_takes_one_exchange(tmp_path: P
     ],
 )
 def test_errors_of_an_unknown_template_are_those_of_any(
-    source: str, error: type[Exception], text: str
+    source: str, error: type[TokenizationError], text: str
 ) -> None:
     rare = "{% if messages[0].content != 'Hello.' %}" + source + "{% endif %}"
     made = parts(with_parts(), t=rare)
