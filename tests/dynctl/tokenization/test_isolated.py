@@ -54,6 +54,11 @@ def sequence(inner: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", inner: list(parts)}
 
 
+def added(content: str, **flags: bool) -> dict[str, Any]:
+    names = ("normalized", "lstrip", "rstrip", "single_word")
+    return {"id": 5000, "content": content, "special": True} | dict.fromkeys(names, False) | flags
+
+
 def with_parts(**parts: Any) -> str:
     return json.dumps({**PLAIN, **parts})
 
@@ -100,6 +105,16 @@ WITH_DIGITS = sequence("pretokenizers", split(FROM_THE_RIGHT), BYTES)
          "pre-tokenizer Sequence of more than 64 parts"),
         ({"post_processor": {"type": "TemplateProcessing", "single": [{}] * 65}},
          "post-processor TemplateProcessing"),
+        ({"added_tokens": [added("<mask>", lstrip=True), added("\n\n")]}, None),
+        ({"added_tokens": [added("\n\n", rstrip=True)]},
+         "added token '\\n\\n' that takes white space with it"),
+        ({"added_tokens": [added(" ", lstrip=True)]},
+         "added token ' ' that takes white space with it"),
+        ({"added_tokens": [added("x", lstrip=True, normalized=True)]}, None),
+        ({"added_tokens": [added("x", lstrip=True, normalized=True)],
+          "normalizer": replace("x", " ")},
+         "added token 'x' that takes white space with it"),
+        ({"added_tokens": [7]}, "added token '' that takes white space with it"),
         ({"model": {"type": "New"}}, "model New"),
         ({"model": None}, "model of an unknown form"),
     ],
