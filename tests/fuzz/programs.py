@@ -283,7 +283,8 @@ _ATOMS: Final = (
     "bos_token", "'a'", "'a b\\n'", "'%s %d'", "'%9999999d'", "'{:>9999999}'", "'{0}{1}'", "0", "1",
     "7", "-1", "1.5", "10 ** 9", "2 ** 4000", "[1, 2]", "{'a': 1}", "(1, 2)", "none", "true",
     "range(90000)", "range(9)", "loop.index", "loop", "nothing", "'a' * 4000000", "['a'] * 400000",
-    "dict(a=1)", "namespace(x=1)", "strftime_now('%Y')", "cycler", "self", "1e308", "[messages, messages]",
+    "dict(a=1)", "namespace(x=1)", "strftime_now('%Y')", "cycler", "self", "1e308",
+    "[messages, messages]",
 )  # fmt: skip
 _OPERATORS: Final = (
     "+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "not in", "and", "or", "is not",
