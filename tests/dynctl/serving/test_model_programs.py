@@ -6,12 +6,15 @@ import asyncio
 import json
 import re
 import shutil
+import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from dynctl.tokenization import DEMO_MODEL_DIR
+from dynctl.serving.prompts import Prompt, PromptTokenizers
+from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from tests.dynctl.serving.fleets import Site, site
 from tests.waiting import patience
 
@@ -55,6 +58,28 @@ async def slowest_live(fleet: Site, work: asyncio.Task[object]) -> float:
     return slowest
 
 
+async def test_no_text_of_a_process_is_awaited_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(model(tmp_path, template=TEMPLATE, pattern=True))
+    threads: list[int] = []
+    child = tokenizer._parts
+    assert child is not None
+    running = child._running
+
+    def noted() -> AbstractContextManager[object]:
+        threads.append(threading.get_ident())
+        return running()
+
+    monkeypatch.setattr(child, "_running", noted)
+    tokenizers = PromptTokenizers(tokenizer)
+    chat = Prompt(messages=[{"role": "user", "content": "hello"}])
+    for prompt in (chat, Prompt(text="hello"), Prompt(text="hello", keep=2)):
+        assert (await tokenizers.tokenize("m", prompt)).ids
+    assert len(threads) == 4
+    assert threading.get_ident() not in threads
+
+
 @pytest.mark.parametrize("kind", ["template", "pattern"])
 async def test_a_costly_file_of_a_model_leaves_the_frontend_free(tmp_path: Path, kind: str) -> None:
     template = TEMPLATE if kind == "template" else None
@@ -71,7 +96,7 @@ async def test_a_costly_file_of_a_model_leaves_the_frontend_free(tmp_path: Path,
         [held] = [one for one in fleet.service.conditions if one.code == "MODEL_FILE_OVER_LIMIT"]
         file = "chat_template.jinja" if template else "tokenizer.json"
         assert held.message.startswith(f"{made / file}")
-        limit = r"more than 2(\.0 s| s of CPU); 2 requests are refused, the last at 20"
+        limit = r"more than (2(\.0 s| s of CPU)|1,024 MiB of memory); 2 requests are refused, the"
         assert re.search(limit, held.message)
         _, health = await fleet.get("/health")
         assert "MODEL_FILE_OVER_LIMIT" in json.dumps(health)
