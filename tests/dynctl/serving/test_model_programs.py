@@ -48,13 +48,13 @@ def model(tmp_path: Path, *, template: str | None = None, pattern: bool = False)
 
 async def slowest_live(fleet: Site, work: asyncio.Task[object]) -> float:
     """Seconds of the slowest ``GET /live`` while ``work`` runs."""
-    slowest = 0.0
+    slowest, last = 0.0, time.perf_counter()
     while not work.done():
-        began = time.perf_counter()
-        status, _ = await fleet.get("/live")
-        slowest = max(slowest, time.perf_counter() - began)
-        assert status == 200
+        # The pause counts: the loop of frontend and client may stand still in it.
         await asyncio.sleep(0.002)
+        status, _ = await fleet.get("/live")
+        assert status == 200
+        slowest, last = max(slowest, time.perf_counter() - last), time.perf_counter()
     return slowest
 
 
