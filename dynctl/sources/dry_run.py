@@ -221,8 +221,7 @@ class DryRun:
         own = self._router.config.router_kv_transfer_qos
         if config is None or config.router_kv_transfer_qos == own:
             return None
-        path = self._query.model_path or self._view.model_paths.get(self.model)
-        return configured_table(config, path)[0]
+        return configured_table(config, self._model_path())[0]
 
     # -- sets ------------------------------------------------------------------------------
 
@@ -425,11 +424,31 @@ class DryRun:
         self._note(doubt("DYR0704", why=not_modelled))
         return _Prompt([], sum(map(estimate_tokens, prompts)), not_modelled)
 
+    def _model_path(self) -> str | None:
+        """The directory of the model's files: that of the command line, else that of the view.
+
+        A file could name any directory, whose tokenizer and template would run here, so a path of
+        a file counts for directories that dynctl itself filled.
+        """
+        path = self._view.model_paths.get(self.model)
+        if self._query.model_path is not None:
+            return self._query.model_path
+        if path is None or not self._view.from_file or _is_of_dynctl(Path(path)):
+            return path
+        return None
+
     def _tokenizer(self) -> ModelTokenizer:
         from dynctl.tokenization import load_tokenizer
 
         model, view = self.model, self._view
-        path = self._query.model_path or view.model_paths.get(model)
+        path = self._model_path()
+        unfollowed = view.model_paths.get(model)
+        if path is None and unfollowed is not None:
+            raise UsageProblem(
+                f"no tokenizer for model {model}: the file names {unfollowed}, and a path in a "
+                "view or a recording is not followed",
+                f"if you trust the model files there: --model-path {unfollowed}; or --tokens FILE",
+            )
         # A path of the command line that is not a directory: its reader states how to get one.
         named = self._query.model_path is not None
         if path is None or not (named or Path(path).is_dir()):
@@ -554,6 +573,19 @@ def what_if(
     changed = any(shifts.values())
     load = WhatIf(**shifts) if changed else None
     return config if settings else None, load, shown, ignored
+
+
+def _is_of_dynctl(path: Path) -> bool:
+    """Whether a directory is the demo's model, or in the cache of models that this user's dynctl
+    fetched from workers."""
+    from dynctl.adapters.dynamo.model_files import cache_directory
+    from dynctl.tokenization import DEMO_MODEL_DIR
+
+    try:
+        real, cache = path.resolve(), cache_directory().resolve()
+    except (OSError, RuntimeError, ValueError):
+        return False
+    return real == DEMO_MODEL_DIR.resolve() or real.is_relative_to(cache)
 
 
 def _unread(router: Router) -> dict[str, str]:

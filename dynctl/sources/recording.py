@@ -262,6 +262,7 @@ class RecordedMoment(ViewSource):
             source=self.title,
             chats="dynamo" if source in ("observe", "dynamo") else "plain",
             doubts=tuple(self._doubts()),
+            from_file=True,
         )
 
     def decision(self, decision_id: str | None) -> RouteResult:

@@ -154,12 +154,13 @@ def open_view(path: Path) -> ViewSource:
     return open_view_bytes(data, f"--view {path}", f"view {path.name}")
 
 
-def open_view_bytes(data: bytes, where: str, title: str) -> ViewSource:
-    """A view from the bytes of its file; errors begin with ``where``."""
+def open_view_bytes(data: bytes, where: str, title: str, *, from_file: bool = True) -> ViewSource:
+    """A view from the bytes of its file; errors begin with ``where``. ``from_file``: see
+    :class:`SavedView`."""
     from dynctl.base.decode_errors import WireError
 
     try:
-        return ViewSource(decode_view(data), title)
+        return ViewSource(decode_view(data, from_file=from_file), title)
     except WireError as error:
         raise UsageProblem(f"{where}: {error}", "save a new one: --save-view FILE") from None
 

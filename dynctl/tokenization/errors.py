@@ -12,9 +12,24 @@
 Messages name the file or the field, never the text of a prompt.
 """
 
+from typing import NamedTuple
+
+
+class OverLimit(NamedTuple):
+    """A file of a model that exceeded a limit. ``limit``: which one, as a part of a sentence."""
+
+    file: str
+    limit: str
+
 
 class TokenizationError(Exception):
-    """The base of all errors of this package."""
+    """The base of all errors of this package.
+
+    ``over_limit``: the file and the limit, where the work for a request exceeded one; operators see
+    it as a condition, clients do not.
+    """
+
+    over_limit: OverLimit | None = None
 
 
 class TokenizerError(TokenizationError):

@@ -101,6 +101,11 @@ def _unknown(tokenizer: Mapping[str, Any]) -> Iterator[str]:
     yield from _each(
         tokenizer.get("post_processor"), "post-processor", "processors", _post_processor
     )
+    plain = tokenizer.get("normalizer") is None
+    rows = tokenizer.get("added_tokens")
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, Mapping) or not _added_token(row, plain=plain):
+            yield f"added token {_content(row)!r} that takes white space with it"
     model = tokenizer.get("model")
     if not isinstance(model, Mapping) or not _model(model):
         yield f"model {_name(model)}"
@@ -138,6 +143,24 @@ def _pre_tokenizer(part: Mapping[str, Any]) -> bool:
 def _post_processor(part: Mapping[str, Any]) -> bool:
     size = sum(len(rows) for rows in part.values() if isinstance(rows, list | dict))
     return _type(part) in _POST_PROCESSORS and size <= _FEW
+
+
+def _added_token(row: Mapping[str, Any], *, plain: bool) -> bool:
+    """Whether a token is found in a time that is proportional to the text.
+
+    One that takes the white space around it reads all of that at each place. If it is white space
+    itself, or a normalizer makes it so (``plain``: there is none), it has a place at each character
+    of a run of spaces, and the whole takes the square of its length.
+    """
+    if not row.get("lstrip") and not row.get("rstrip"):
+        return True
+    content = _content(row)
+    return bool(content) and content == content.strip() and (plain or not row.get("normalized"))
+
+
+def _content(row: Any) -> str:
+    content = row.get("content") if isinstance(row, Mapping) else None
+    return content[:_FEW] if isinstance(content, str) else ""
 
 
 def _decoder(part: Mapping[str, Any]) -> bool:

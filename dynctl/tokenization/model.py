@@ -26,15 +26,28 @@ from dynctl.tokenization.errors import (
     TokenizerError,
     raise_unless_native,
 )
-from dynctl.tokenization.isolated import IsolatedEncoder
+from dynctl.tokenization.isolated import (
+    IsolatedEncoder,
+    IsolatedParts,
+    IsolatedTemplate,
+    UnknownParts,
+    UnknownTemplate,
+    UnknownTokenizer,
+)
 from dynctl.tokenization.known_parts import unknown_decoder, unknown_part
+from dynctl.tokenization.known_templates import is_known
 from dynctl.tokenization.model_directory import ModelFiles, read_model_files
-from dynctl.tokenization.template import ChatTemplate, Message
+from dynctl.tokenization.template import ChatTemplate, Message, TemplateProgram
 
 T = TypeVar("T")
 #: Long prompts of one model that are encoded at a time, so that a burst of them leaves cores to the
 #: event loop; each takes milliseconds.
 THREADS: Final = max(1, min(8, (os.cpu_count() or 2) // 2))
+
+#: Messages and tools of a chat, and characters, that a known template renders on the event loop:
+#: what the templates of the list were measured with.
+_MANY_MESSAGES: Final = 256
+_LONG_CHAT: Final = 300_000
 
 DEMO_MODEL_DIR = Path(__file__).parent / "demo_model"
 """A small tokenizer (ChatML template) for the demo, simulated engines and tests."""
@@ -95,10 +108,12 @@ class ModelTokenizer:
         self._tokenizer.no_padding()
         self._json = files.tokenizer_json
         self._apart = apart
+        unknown = _unknown(files, apart, trust_template=trust_template, chars=max_prompt_chars)
+        self._parts = None if unknown is None else IsolatedParts(unknown)
         self._reference: Encoder = (
             ReferenceEncoder(self._tokenizer)
-            if apart is None
-            else IsolatedEncoder(files.tokenizer_json, str(path), apart)
+            if apart is None or self._parts is None
+            else IsolatedEncoder(self._parts)
         )
         self.encoder: Encoder = self._reference
         self._threads: ThreadPoolExecutor | None = None
@@ -111,12 +126,15 @@ class ModelTokenizer:
         self._templates = {
             name: ChatTemplate(
                 source,
-                origin=f"{files.directory / file} (template {name!r})",
+                origin=_origin(files, name),
                 variables=files.special_tokens,
                 limits=limits,
                 trusted=trust_template,
+                program=None
+                if self._parts is None or name not in self._parts.shapes
+                else IsolatedTemplate(self._parts, name),
             )
-            for name, (source, file) in files.templates.items()
+            for name, (source, _) in files.templates.items()
         }
 
     @property
@@ -163,10 +181,7 @@ class ModelTokenizer:
             raise
         except BaseException as error:  # lone surrogates, and errors of a broken model
             raise_unless_native(error)
-            raise PromptError(
-                f"{field} cannot be encoded ({type(error).__name__}); expected Unicode text",
-                field=field,
-            ) from error
+            raise _not_encoded(field, error) from error
 
     def encode(
         self, text: str, *, add_special_tokens: bool = False, field: str = "prompt"
@@ -208,10 +223,8 @@ class ModelTokenizer:
         join_results: bool = True,
     ) -> str:
         """The prompt text of a chat. Errors as :meth:`ChatTemplate.render`."""
-        chars = _text_chars(messages)
-        if chars > self.max_prompt_chars:
-            raise PromptTooLongError(chars, self.max_prompt_chars)
-        return self.template_for(with_tools=bool(tools)).render(
+        template, _ = self._template_of(messages, tools)
+        return template.render(
             messages,
             tools=tools,
             documents=documents,
@@ -219,6 +232,16 @@ class ModelTokenizer:
             template_kwargs=template_kwargs,
             join_results=join_results,
         )
+
+    def _template_of(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[ChatTemplate, int]:
+        """The template for a chat, and the characters of its messages. Raises PromptError for a
+        chat that is too long, and where there is no template."""
+        chars = _text_chars(messages)
+        if chars > self.max_prompt_chars:
+            raise PromptTooLongError(chars, self.max_prompt_chars)
+        return self.template_for(with_tools=bool(tools)), chars
 
     def encode_chat(
         self,
@@ -230,14 +253,26 @@ class ModelTokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a chat. The template has its own special tokens, so none are added."""
-        text = self.render_chat(
+        template, _ = self._template_of(messages, tools)
+        variables = template.variables(
             messages,
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
         )
-        return self.encode(text, field="messages")
+        return self._encoded_chat(template.program, variables).tolist()
+
+    def _encoded_chat(self, program: TemplateProgram, variables: Mapping[str, Any]) -> "array[int]":
+        """The token ids of a render."""
+        if isinstance(program, IsolatedTemplate) and isinstance(self.encoder, IsolatedEncoder):
+            try:
+                return program.encode_chat(variables)
+            except PromptError:
+                raise
+            except ValueError as error:
+                raise _not_encoded("messages", error) from error
+        return self.encode_flat(program.run(variables), field="messages")
 
     async def encode_chat_async(
         self,
@@ -250,21 +285,23 @@ class ModelTokenizer:
     ) -> "array[int]":
         """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
 
-        Rendering stays on the event loop (it holds the GIL anyway), unless this template was
-        heavy before: then the thread renders too, where the event loop can preempt it.
+        Rendering stays on the event loop where the template is known to be quick, and the chat is
+        of a usual size; else the thread renders too, where the event loop can preempt it, or waits
+        for the process of the template.
         """
-        render = partial(
-            self.render_chat,
+        template, chars = self._template_of(messages, tools)
+        variables = template.variables(
             messages,
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
         )
-        if any(template.heavy for template in self._templates.values()):
-            text = await self._in_thread(render)
-        else:
-            text = render()
+        program = template.program
+        many = len(messages) + len(tools or ()) > _MANY_MESSAGES or chars > _LONG_CHAT
+        if many or program.heavy:
+            return await self._in_thread(partial(self._encoded_chat, program, variables))
+        text = program.run(variables)
         if len(text) < self.encoder.thread_chars:
             return self.encode_flat(text, field="messages")
         return await self._in_thread(partial(self.encode_flat, text, field="messages"))
@@ -320,6 +357,36 @@ def _judged(tokenizer_json: str, path: Path) -> tuple[str, str | None]:
     # Decoding needs the vocabulary and the decoder alone.
     here = {**content, "normalizer": None, "pre_tokenizer": None, "post_processor": None}
     return msgspec.json.encode(here).decode(), apart
+
+
+def _origin(files: ModelFiles, name: str) -> str:
+    """The name of a template in errors."""
+    return f"{files.directory / files.templates[name][1]} (template {name!r})"
+
+
+def _unknown(
+    files: ModelFiles, apart: str | None, *, trust_template: bool, chars: int
+) -> UnknownParts | None:
+    """What of a model runs in another process: its tokenizer, if it has the unknown part ``apart``,
+    and templates that are neither known nor trusted. None: all of it runs here."""
+    tokenizer = None
+    if apart is not None:
+        path = files.directory / "tokenizer.json"
+        tokenizer = UnknownTokenizer(files.tokenizer_json, str(path), apart)
+    templates = {
+        name: UnknownTemplate(source, _origin(files, name))
+        for name, (source, _) in files.templates.items()
+        if not trust_template and not is_known(source)
+    }
+    if tokenizer is None and not templates:
+        return None
+    return UnknownParts(tokenizer, templates, chars)
+
+
+def _not_encoded(field: str, error: BaseException) -> PromptError:
+    return PromptError(
+        f"{field} cannot be encoded ({type(error).__name__}); expected Unicode text", field=field
+    )
 
 
 def _text_chars(messages: Sequence[Message]) -> int:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
@@ -12,6 +12,7 @@ from jinja2.exceptions import TemplateError as JinjaError
 
 from dynctl.tokenization.budget import Budget, BudgetHolder, RenderLimits, WorkLimitError
 from dynctl.tokenization.errors import (
+    OverLimit,
     PromptError,
     PromptTooLongError,
     TemplateError,
@@ -30,17 +31,120 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class ChatTemplate:
-    """One compiled template. Thread-safe; not trusted (see :mod:`dynctl.tokenization.sandbox`).
+class TemplateProgram(Protocol):
+    """What runs a template: this process, or another one."""
 
+    @property
+    def heavy(self) -> bool:
+        """Whether a render should not run on an event loop."""
+
+    @property
+    def shape(self) -> "ContentShape":
+        """How the template reads the content of a message."""
+
+    def run(self, variables: Mapping[str, Any]) -> str:
+        """The text. Raises TemplateError, and PromptError for messages that it refuses."""
+
+
+class ContentShape(NamedTuple):
+    """How a template reads a message's content. ``takes_parts``: it iterates over the parts;
+    ``tests_strings``: it tests whether the content is a string."""
+
+    takes_parts: bool
+    tests_strings: bool
+
+
+class CompiledTemplate:
+    """A template that runs in this process. Thread-safe.
+
+    Raises :class:`TemplateError` if the source does not compile. Parameters as in
+    :class:`ChatTemplate`. ``heavy`` becomes true after a render that took long.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        origin: str,
+        limits: RenderLimits,
+        now: Callable[[], datetime] = _utc_now,
+        clock: Callable[[], float] = time.monotonic,
+        trusted: bool = False,
+    ) -> None:
+        self.heavy = False
+        self._origin = origin
+        self._limits = limits
+        self._trusted = trusted
+        self._clock = clock
+        self._budget = BudgetHolder()
+        environment = TrustedEnvironment(now) if trusted else ChatEnvironment(self._budget, now)
+        if len(source) > limits.template_chars:
+            raise TemplateError(
+                origin, f"{len(source)} characters, the limit is {limits.template_chars}"
+            )
+        try:
+            with self._budget.use(Budget(limits, clock)):
+                tree = environment.parse(source)
+                self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise TemplateError(origin, f"line {error.lineno}: {error.message}") from error
+        except (JinjaError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
+            raise TemplateError(origin, f"does not compile: {_kind(error)}") from error
+        self.shape = _content_shape(tree)
+
+    def run(self, variables: Mapping[str, Any]) -> str:
+        """The text. Raises TemplateError, and PromptError for messages that it refuses."""
+        chunks: list[str] = []
+        length = 0
+        limits = self._limits
+        budget = Budget(limits, self._clock)
+        began = self._clock()
+        try:
+            with self._budget.use(budget):
+                for chunk in self._template.generate(variables):
+                    length += len(chunk)
+                    if length > limits.output_chars:
+                        raise PromptTooLongError(length, limits.output_chars)
+                    chunks.append(chunk)
+        except RejectedByTemplate as error:
+            raise PromptError(f"the chat template refuses these messages: {error}") from error
+        except WorkLimitError as error:
+            stopped = TemplateError(self._origin, f"stopped, {error}")
+            stopped.over_limit = OverLimit(self._origin, f"rendering a chat takes {error}")
+            raise stopped from error
+        except SecurityError as error:
+            raise TemplateError(self._origin, f"not allowed: {error}") from error
+        except (JinjaError, RecursionError, MemoryError) as error:
+            raise TemplateError(self._origin, _kind(error)) from error
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            # Python's own message may quote prompt text, so only the kind of error is shown.
+            raise TemplateError(
+                self._origin,
+                f"{type(error).__name__} while rendering these messages; "
+                "the template expects other messages, tools or arguments",
+            ) from error
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError) as error:
+            raise TemplateError(self._origin, type(error).__name__) from error
+        finally:
+            heavy = budget.operations > _HEAVY_OPERATIONS
+            if self._trusted:  # nothing is counted
+                heavy = self._clock() - began > _HEAVY_S
+            self.heavy = self.heavy or heavy
+        return "".join(chunks)
+
+
+class ChatTemplate:
+    """A chat template: prepares messages for it, and renders them. Thread-safe.
+
+    ``program`` runs it; without one it is compiled and runs in this process, where the sandbox
+    (:mod:`dynctl.tokenization.sandbox`) keeps it from Python, files and endless work.
     ``trusted``: its operator trusts it. It runs in the same sandbox without a meter: only the
     length of the prompt is bounded, and that after each piece of it.
 
     ``origin`` is its name in errors (a file name). ``variables`` are available in every render
     (``bos_token`` and others). ``now`` is the time for ``strftime_now``, ``clock`` that for the
-    time limit. Raises :class:`TemplateError` if the source does not compile. ``heavy`` becomes true
-    after a render that should not run on an event loop. ``takes_parts``: it iterates over the parts
-    of a content; ``wraps_strings``: it supports parts only.
+    time limit. Raises :class:`TemplateError` if the source does not compile. ``takes_parts``: it
+    iterates over the parts of a content; ``wraps_strings``: it supports parts only.
     """
 
     def __init__(
@@ -53,32 +157,27 @@ class ChatTemplate:
         now: Callable[[], datetime] = _utc_now,
         clock: Callable[[], float] = time.monotonic,
         trusted: bool = False,
+        program: TemplateProgram | None = None,
     ) -> None:
         self.source = source
         self.origin = origin
-        self.limits = limits or RenderLimits()
-        self.heavy = False
-        self.trusted = trusted
         self._variables = dict(variables or {})
-        self._clock = clock
-        self._budget = BudgetHolder()
-        self._environment = (
-            TrustedEnvironment(now) if trusted else ChatEnvironment(self._budget, now)
+        self.program: TemplateProgram = program or CompiledTemplate(
+            source,
+            origin=origin,
+            limits=limits or RenderLimits(),
+            now=now,
+            clock=clock,
+            trusted=trusted,
         )
-        if len(source) > self.limits.template_chars:
-            raise TemplateError(
-                origin, f"{len(source)} characters, the limit is {self.limits.template_chars}"
-            )
-        try:
-            with self._budget.use(Budget(self.limits, clock)):
-                tree = self._environment.parse(source)
-                self._template = self._environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise TemplateError(origin, f"line {error.lineno}: {error.message}") from error
-        except (JinjaError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
-            raise TemplateError(origin, f"does not compile: {_kind(error)}") from error
-        self.takes_parts, tests_string = _content_shape(tree)
-        self.wraps_strings = self.takes_parts and not tests_string
+        shape = self.program.shape
+        self.takes_parts = shape.takes_parts
+        self.wraps_strings = shape.takes_parts and not shape.tests_strings
+
+    @property
+    def heavy(self) -> bool:
+        """Whether a render should not run on an event loop."""
+        return self.program.heavy
 
     def render(
         self,
@@ -90,14 +189,39 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
         join_results: bool = True,
     ) -> str:
-        """The prompt text.
+        """The prompt text. Parameters and errors as :meth:`variables`.
+
+        Raises :class:`PromptError` for an error of the request (the template refuses the messages),
+        :class:`TemplateError` for an error of the template.
+        """
+        return self.program.run(
+            self.variables(
+                messages,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=template_kwargs,
+                join_results=join_results,
+            )
+        )
+
+    def variables(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+        join_results: bool = True,
+    ) -> dict[str, Any]:
+        """The variables of a render.
 
         ``join_results``: results of tools are strings for every template, as in vLLM; False: they
         follow the rules of the other messages, as in Dynamo.
         ``template_kwargs`` are variables of the template (``enable_thinking``, ...); they cannot
         replace messages, tools or add_generation_prompt. Raises :class:`PromptError` for an error
-        of the request (the template refuses the messages, an image for a template of text),
-        :class:`TemplateError` for an error of the template.
+        of the request (an image for a template of text).
         """
         extra = dict(template_kwargs or {})
         taken = sorted(_RESERVED & extra.keys())
@@ -106,7 +230,7 @@ class ChatTemplate:
                 f"chat_template_kwargs cannot set {', '.join(taken)}; use the request's own field",
                 field="chat_template_kwargs",
             )
-        variables = {
+        return {
             **self._variables,
             **extra,
             "messages": [
@@ -116,40 +240,6 @@ class ChatTemplate:
             "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        chunks: list[str] = []
-        length = 0
-        budget = Budget(self.limits, self._clock)
-        began = self._clock()
-        try:
-            with self._budget.use(budget):
-                for chunk in self._template.generate(variables):
-                    length += len(chunk)
-                    if length > self.limits.output_chars:
-                        raise PromptTooLongError(length, self.limits.output_chars)
-                    chunks.append(chunk)
-        except RejectedByTemplate as error:
-            raise PromptError(f"the chat template refuses these messages: {error}") from error
-        except WorkLimitError as error:
-            raise TemplateError(self.origin, f"stopped, {error}") from error
-        except SecurityError as error:
-            raise TemplateError(self.origin, f"not allowed: {error}") from error
-        except (JinjaError, RecursionError, MemoryError) as error:
-            raise TemplateError(self.origin, _kind(error)) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            # Python's own message may quote prompt text, so only the kind of error is shown.
-            raise TemplateError(
-                self.origin,
-                f"{type(error).__name__} while rendering these messages; "
-                "the template expects other messages, tools or arguments",
-            ) from error
-        except (ArithmeticError, AssertionError, LookupError, RuntimeError) as error:
-            raise TemplateError(self.origin, type(error).__name__) from error
-        finally:
-            heavy = budget.operations > _HEAVY_OPERATIONS
-            if self.trusted:  # nothing is counted
-                heavy = self._clock() - began > _HEAVY_S
-            self.heavy = self.heavy or heavy
-        return "".join(chunks)
 
     def _prepared(self, index: int, message: Message, join_results: bool) -> dict[str, Any]:
         """The message as vLLM and SGLang pass it to a template.
@@ -223,8 +313,8 @@ def _with_parsed_arguments(call: object) -> object:
     return {**call, "function": function}
 
 
-def _content_shape(tree: nodes.Template) -> tuple[bool, bool]:
-    """(loops over the parts of a message's content, tests whether the content is a string).
+def _content_shape(tree: nodes.Template) -> ContentShape:
+    """How a template reads a message's content.
 
     A heuristic on the syntax: a ``for`` over ``message.content``, ``message['content']`` or a
     variable that was set from it; filters and slices are ignored.
@@ -238,7 +328,7 @@ def _content_shape(tree: nodes.Template) -> tuple[bool, bool]:
         test.name in ("string", "iterable", "sequence") and _is_content(test.node, names)
         for test in tree.find_all(nodes.Test)
     )
-    return loops, tests
+    return ContentShape(loops, tests)
 
 
 def _is_content(node: nodes.Node | None, names: set[str]) -> bool:

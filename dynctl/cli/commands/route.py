@@ -143,12 +143,14 @@ def _saved(source: Any, path: Path) -> Any:
     """Save the source's view and return it as the source, so that --view repeats the answer."""
     from dynctl.base.files import write_private_file
     from dynctl.screens.render import talk
-    from dynctl.sources.view import open_view_bytes
+    from dynctl.sources.view import ViewSource, open_view_bytes
 
     data = source.save()
     write_private_file(path, data)
     talk(f"saved {path} ({len(data):,} bytes, without prompts and tokens); --view {path} reads it")
-    return open_view_bytes(data, f"--save-view {path}", f"view {path.name}")
+    from_file = isinstance(source, ViewSource) and source.view.from_file
+    where, title = f"--save-view {path}", f"view {path.name}"
+    return open_view_bytes(data, where, title, from_file=from_file)
 
 
 def _prompt(

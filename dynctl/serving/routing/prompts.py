@@ -352,7 +352,9 @@ async def _encoded(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] |
         return prompt.shortened(ids)
     special = prompt.add_special_tokens is not False
     ids = await tokenizer.encode_prompt_async(prompt.text or "", add_special_tokens=special)
-    return _shortened_text(tokenizer, prompt, ids)
+    if not _keeps_special(prompt):
+        return prompt.shortened(ids)
+    return _shortened_text(prompt, ids, await tokenizer.encode_prompt_async(""))
 
 
 def encode(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] | None:
@@ -365,7 +367,9 @@ def encode(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] | None:
     if prompt.messages is None:
         special = prompt.add_special_tokens is not False
         ids = tokenizer.encode(prompt.text or "", add_special_tokens=special)
-        return _shortened_text(tokenizer, prompt, ids)
+        if not _keeps_special(prompt):
+            return prompt.shortened(ids)
+        return _shortened_text(prompt, ids, tokenizer.encode_prompt(""))
     ids = tokenizer.encode_chat(
         prompt.messages,
         tools=prompt.tools,
@@ -376,13 +380,17 @@ def encode(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] | None:
     return prompt.shortened(ids)
 
 
+def _keeps_special(prompt: Prompt) -> bool:
+    """Whether special tokens at the start of a text stay when it is shortened."""
+    return prompt.keep is not None and prompt.add_special_tokens is not False
+
+
 def _shortened_text(
-    tokenizer: ModelTokenizer, prompt: Prompt, ids: Sequence[int]
+    prompt: Prompt, ids: Sequence[int], added: Sequence[int]
 ) -> Sequence[int] | None:
-    if prompt.keep is None or prompt.add_special_tokens is False:
-        return prompt.shortened(ids)
-    added = tokenizer.encode_prompt("")
-    return prompt.shortened(ids, len(added) if list(ids[: len(added)]) == added else 0)
+    """The tokens that are left of a text. ``added``: the special tokens of an empty text."""
+    begins = list(ids[: len(added)]) == list(added)
+    return prompt.shortened(ids, len(added) if begins else 0)
 
 
 def _tokens(ids: Sequence[int] | None, source: Source) -> PromptTokens:

@@ -41,6 +41,7 @@ from dynctl.serving.routing.prompts import (
 from dynctl.serving.routing.service_health import CHANGES_OF_HEALTH, HEALTH_AGE_S, ServiceHealth
 from dynctl.serving.telemetry.observers import Observers, RequestRecord
 from dynctl.serving.telemetry.traces import Traces
+from dynctl.tokenization.errors import TokenizationError
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import (
     NO_CLASSES,
@@ -343,7 +344,12 @@ class RoutingService:
         started = self.clock()
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
         if not_modelled is None:
-            found = await self.tokenizers.tokenize_batch(model, batch, worker_set)
+            try:
+                found = await self.tokenizers.tokenize_batch(model, batch, worker_set)
+            except TokenizationError as error:
+                if error.over_limit is not None:
+                    self._health.model_file_over_limit(model, error.over_limit)
+                raise
         else:
             found = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
         tokens = found[0]

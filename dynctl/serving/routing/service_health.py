@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from dynctl.base.tasks import SLICE, drained, in_turns
@@ -18,6 +19,7 @@ from dynctl.health import conditions as codes
 from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
 from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluation
 from dynctl.serving.telemetry.observers import Observers
+from dynctl.tokenization.errors import OverLimit
 from router_core import (
     ConfigError,
     ConfigSet,
@@ -141,6 +143,15 @@ class ServiceHealth:
     def task_recovered(self, name: str) -> None:
         """A background task that had failed works again."""
         self.clear_condition(codes.BACKGROUND_TASK_FAILED, name)
+
+    def model_file_over_limit(self, model: str, found: OverLimit) -> None:
+        """A request was refused because the work of a model's file exceeded a limit."""
+        known = self.conditions.get(codes.MODEL_FILE_OVER_LIMIT, model)
+        count = 1 if known is None else known.count + 1
+        requests = "1 request is" if count == 1 else f"{count:,} requests are"
+        last = datetime.fromtimestamp(self._service.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        message = f"{found.file}: {found.limit}; {requests} refused, the last at {last}"
+        self.set_condition(codes.MODEL_FILE_OVER_LIMIT, model, message)
 
     def fleet_changed(self, mismatched: dict[str, str]) -> None:
         """Update the conditions that depend on the registered workers. ``mismatched``: worker name

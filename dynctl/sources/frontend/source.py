@@ -293,7 +293,7 @@ def _what_if(client: FrontendClient, query: RouteQuery) -> RouteResult:
 
     saved = client.save()
     try:
-        return open_view_bytes(saved, client.url, client.title).route(query)
+        return open_view_bytes(saved, client.url, client.title, from_file=False).route(query)
     except NoTokenizer:
         # The frontend has no tokenizer either: for its own decisions it calls the same endpoint.
         ids = client.token_ids(query)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,20 +312,61 @@ def test_a_view_file_without_doubts_is_not_certain(dynctl, tmp_path, tokens_file
 
 
 def test_a_view_from_elsewhere_needs_a_tokenizer_or_tokens(dynctl, tmp_path, tokens_file):
-    view = two_zones().view
-    view.model_paths["tiny"] = "/nowhere/model"
-    path = tmp_path / "view.json"
+    from dynctl.adapters.dynamo.model_files import cache_directory
     from dynctl.sources.view import ViewSource
 
+    view = two_zones().view
+    gone = cache_directory() / "gone"
+    view.model_paths["tiny"] = str(gone)
+    path = tmp_path / "view.json"
     path.write_bytes(ViewSource(view, "x").save())
     ran = dynctl("route", "hi", "--view", path)
     assert ran.code == 2
-    assert "/nowhere/model of the view does not exist here" in ran.err
+    assert f"{gone} of the view does not exist here" in " ".join(ran.err.split())
     assert "--model-path DIR" in ran.err
     assert dynctl("route", "--tokens", tokens_file, "--view", path).code == 0
     named = dynctl("route", "hi", "--view", path, "--model-path", "org/name")
     assert (named.code, "of the view" in named.err) == (2, False)
     assert "hf download org/name --local-dir DIR" in " ".join(named.err.split())
+
+
+def test_a_path_in_a_view_file_is_followed_only_where_the_operator_types_it(
+    dynctl, tmp_path, monkeypatch
+):
+    from dynctl import tokenization
+    from dynctl.sources.view import ViewSource
+
+    model = shutil.copytree(tokenization.DEMO_MODEL_DIR, tmp_path / "model")
+    outside = tmp_path / "cache" / "dynctl" / "models" / ".." / ".." / ".." / "model"
+    view = two_zones().view
+    loaded = []
+    load = tokenization.load_tokenizer
+
+    def noted(path):
+        loaded.append(str(path))
+        return load(path)
+
+    monkeypatch.setattr(tokenization, "load_tokenizer", noted)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "view.json"
+    for named in (str(model), str(outside), "/etc", "/etc\0"):
+        view.model_paths["tiny"] = named
+        path.write_bytes(ViewSource(view, "x").save())
+        ran = dynctl("route", "hi", "--view", path)
+        assert (ran.code, loaded) == (2, [])
+        text = " ".join(ran.err.split())
+        assert "a path in a view or a recording is not followed" in text
+        assert "if you trust the model files there: --model-path" in text
+        # A copy of the view names the same directory, and is not followed either.
+        ran = dynctl("route", "hi", "--view", path, "--save-view", tmp_path / "copy.json")
+        assert (ran.code, loaded) == (2, [])
+    assert dynctl("route", "hi", "--view", path, "--model-path", model).code == 0
+    assert loaded == [str(model)]
+    cached = shutil.copytree(model, tmp_path / "cache" / "dynctl" / "models" / "abc")
+    view.model_paths["tiny"] = str(cached)
+    path.write_bytes(ViewSource(view, "x").save())
+    assert dynctl("route", "hi", "--view", path).code == 0
+    assert loaded[1:] == [str(cached)]
 
 
 def test_two_sources_are_a_usage_error_and_none_is_unreachable(dynctl, tmp_path, monkeypatch):

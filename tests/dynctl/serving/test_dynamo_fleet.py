@@ -323,6 +323,49 @@ async def test_a_model_whose_files_are_not_those_of_its_card_gets_no_requests(
         assert (await made.ask())[0] == 200
 
 
+@pytest.mark.parametrize("kind", ["tokenizer", "template"])
+async def test_a_model_whose_files_cost_too_much_at_load_is_refused_by_file_and_limit(
+    store: Path, tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    from blake3 import blake3
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    content = json.loads((DEMO_MODEL_DIR / "tokenizer.json").read_text())
+    template = "{{ messages[0].content }}"
+    if kind == "tokenizer":
+        old = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 10}
+        content["normalizer"] = {"type": "Sequence", "normalizers": [old] * 10}
+    else:
+        template = "{{ (['a' * 8000] * 400000) | sort | length }}"
+    tokenizer.write_text(json.dumps(content))
+    config.write_text(json.dumps({"chat_template": template}))
+
+    def file(path: Path) -> dict[str, Any]:
+        checksum = "blake3:" + blake3(path.read_bytes()).hexdigest()
+        return {"path": str(path), "checksum": checksum, "size": path.stat().st_size}
+
+    async with (
+        fake_endpoint(output) as endpoint,
+        site(store, Fault.NONE, model_path=None) as made,
+    ):
+        made.register(
+            0xB0,
+            endpoint,
+            "other",
+            display_name="costly",
+            tokenizer={"hf_tokenizer_json": file(tokenizer)},
+            prompt_formatter={"hf_tokenizer_config_json": file(config)},
+        )
+        await until(lambda: ("MODEL_FILES_INVALID", "costly") in made.conditions(), 60)
+        message = made.conditions()["MODEL_FILES_INVALID", "costly"]
+        name = "tokenizer.json" if kind == "tokenizer" else "tokenizer_config.json"
+        assert name in message
+        assert "is refused: of a" in message
+        assert "more than" in message
+        assert (await made.ask(model="costly"))[0] == 503
+
+
 async def test_workers_of_discovery_are_not_added_over_http(store: Path) -> None:
     async with site(store, Fault.NONE) as made:
         url = f"{made.frontend.url}/v1/workers"

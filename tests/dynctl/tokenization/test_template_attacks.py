@@ -305,15 +305,17 @@ async def test_a_heavy_template_leaves_the_event_loop(tmp_path, monkeypatch):
     (tmp_path / "chat_template.jinja").write_text(
         "{% for i in range(30000) %}{% set x = i %}{% endfor %}done"
     )
+    monkeypatch.setattr("dynctl.tokenization.model.is_known", lambda source: True)
     tokenizer = load_tokenizer(tmp_path)
     rendered_on: list[int] = []
-    render = tokenizer.render_chat
+    program = tokenizer.template_for(with_tools=False).program
+    run = program.run
 
-    def observed(*args, **kwargs):
+    def observed(variables):
         rendered_on.append(threading.get_ident())
-        return render(*args, **kwargs)
+        return run(variables)
 
-    monkeypatch.setattr(tokenizer, "render_chat", observed)
+    monkeypatch.setattr(program, "run", observed)
     first = await tokenizer.encode_chat_async(MESSAGES)
     assert await tokenizer.encode_chat_async(MESSAGES) == first
     here = threading.get_ident()
