@@ -386,9 +386,9 @@ class EngineStream:
         if self._needed == _UNTIL_TURN:
             self._needed = 0
             self.received(b"")
-        if self._end is not None and not self._queued:
+        if self._end is not None:
             (error,), self._end = self._end, None
-            self.ended(error)
+            self.ended(error)  # which waits again if there is more
 
     def _end_pipe(self) -> None:
         if self._pipe is not None:

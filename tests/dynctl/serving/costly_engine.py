@@ -86,7 +86,8 @@ async def main(kind: str) -> None:
     server = await asyncio.start_server(
         lambda reader, writer: _serve(kind, reader, writer), "127.0.0.1", 0
     )
-    print(server.sockets[0].getsockname()[1], flush=True)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
     await server.serve_forever()
 
 
