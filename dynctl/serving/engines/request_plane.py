@@ -505,10 +505,11 @@ class PlaneStream(EngineStream):
             return False
         self._last_read = self._loop.time()
         events: list[bytes] = []
-        more = True
+        more, left = True, _TURN_STEPS
         try:
-            for _ in range(_TURN_STEPS):
-                step = None if self.done else steps.next_step()
+            while left and not self.done:
+                left -= 1
+                step = steps.next_step()
                 if step is None:
                     more = False
                     break

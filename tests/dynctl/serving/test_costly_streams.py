@@ -227,8 +227,7 @@ async def test_turns_and_cuts_do_not_change_a_stream(
     sent = b"".join(framed(data, extension) for data, extension in given_chunks)
     sent += b"x\r\n" if broken else END
     ends = sorted({0, len(sent), *(at for at in places if at < len(sent))})
-    bounds = {"_TURN_CHUNKS": 2, "_PARTS_ABOVE": 8, "_TURN_BYTES": 64}
-    with mock.patch.multiple(response_stream, **bounds):
+    with mock.patch.multiple(response_stream, _TURN_CHUNKS=2, _PARTS_ABOVE=8, _TURN_BYTES=64):
         wire = mock.Mock()
         stream = EngineStream(wire, "http://engine", ClientBounds())
         stream.received(HEAD)
