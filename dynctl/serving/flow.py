@@ -40,7 +40,7 @@ from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Work
 
 _FIRST_EVENT_BYTES: Final = 64 * 1024
 #: The beginning of an event stream: a field, a comment, or empty lines before them.
-_EVENT_STREAM: Final = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|[\r\n]+\Z)")
+_EVENT_STREAM: Final = re.compile(rb"[\r\n]*+(?:(?:data|event|id|retry)?:|(?<=[\r\n])\Z)")
 _FIRST_BYTES: Final = 8
 #: The first field of an event; comments are none.
 _FIELD: Final = re.compile(rb"(?:\A|[\r\n])((?:data|event|id|retry):)")

@@ -311,3 +311,29 @@ async def test_a_control_request_is_sent_again_where_its_connection_was_closed()
         with pytest.raises(UpstreamFailure, match="closed the connection"):
             await upstream.post(url, {}, patience(5))
     server.close()
+
+
+async def test_an_answer_to_a_control_request_is_taken_in_turns() -> None:
+    """Probes and metrics are read by the same client: one of another library has no such bound."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + framed(b"x") * 20_000 + END)
+        await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
+    most = 0
+    received = EngineStream.received
+
+    def counted(self: EngineStream, data: bytes) -> None:
+        nonlocal most
+        before = self._buffered
+        received(self, data)
+        most = max(most, self._buffered - before)
+
+    with mock.patch.object(EngineStream, "received", counted):
+        async with Upstream(Limits()) as upstream:
+            assert await upstream.get(url, patience(10)) == (200, b"x" * 20_000)
+    server.close()
+    assert 0 < most <= response_stream._TURN_CHUNKS
