@@ -90,7 +90,9 @@ def read_stream(response: bytes, sizes: bytes, faults: bytes) -> None:
     at_once = _loop().run_until_complete(_read([sent], pipes=False))
     pieces = list(_reads(sent, sizes))
     with mock.patch.multiple(response_stream, _TURN_CHUNKS=3, _PARTS_ABOVE=64, _TURN_BYTES=128):
-        results = [_loop().run_until_complete(_read(pieces, pipes=pipes)) for pipes in (0, 1)]
+        results = [
+            _loop().run_until_complete(_read(pieces, pipes=pipes)) for pipes in (False, True)
+        ]
     for content, failure in results:
         assert str(failure) == str(at_once[1]), f"{failure} in pieces, {at_once[1]} at once"
         if failure is None:

@@ -74,8 +74,12 @@ from router_core import Decision, RoutingPlan
 
 #: Seconds for a worker's acknowledgement, and then for its connection to us.
 _ACCEPT_S: Final = 10.0
-#: Steps of a response that are taken in one turn of the event loop: about 1 ms.
+#: Steps of a response that are taken in one turn of the event loop: about 1 ms. A step counts once,
+#: and once more for each of so many bytes: a token may be one byte, and takes 3 us.
 _TURN_STEPS: Final = 64
+_STEP_BYTES: Final = 256
+#: Tokens in one output. Workers send one, or a few; they are read in one turn.
+_OUTPUT_TOKENS: Final = 65_536
 #: Seconds for a worker to close the connection of a complete response.
 _CLOSE_S: Final = 1.0
 #: Failures after which a response may go on elsewhere; an error that the worker reports is none.
@@ -507,13 +511,14 @@ class PlaneStream(EngineStream):
         events: list[bytes] = []
         more, left = True, _TURN_STEPS
         try:
-            while left and not self.done:
+            while left > 0 and not self.done:
                 left -= 1
                 step = steps.next_step()
                 if step is None:
                     more = False
                     break
                 if isinstance(step, RawItem):
+                    left -= len(step.document) // _STEP_BYTES
                     self._take_item(self._decoded(step), events)
                 elif isinstance(step, Completed):
                     self._complete(events)
@@ -561,6 +566,12 @@ class PlaneStream(EngineStream):
             raise _reported(self.origin, item)
         if output is None:
             return
+        if len(output.token_ids) > _OUTPUT_TOKENS:
+            problem = (
+                f"{self.origin} sent {len(output.token_ids):,} tokens in one output, over the "
+                f"limit of {_OUTPUT_TOKENS:,}"
+            )
+            raise UpstreamFailure("status", problem, status=500)
         self._started = True
         if self._moved_at and output.completion_usage is not None:
             output = _as_of_the_start(output, self._moved_at)

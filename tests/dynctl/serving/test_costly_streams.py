@@ -264,30 +264,56 @@ def unframed(data: bytes) -> bytes:
     return content
 
 
-async def test_a_read_of_many_steps_of_a_worker_is_taken_in_turns() -> None:
-    """Dynamo's request plane: frames of a few bytes, tens of thousands in a read."""
-    plane, transport = mock.Mock(), mock.Mock()
-    transport.is_closing.return_value = False
-    link = _Link(plane, cast(Any, SimpleNamespace(codec="msgpack")), 1 << 30, LoopShare(0.002))
-    taken = 0
+class Plane:
+    """A response of a worker on Dynamo's request plane, that takes ``x`` for each output."""
 
-    def feed(_output: Any) -> tuple[bytes, ...]:
-        nonlocal taken
-        taken += 1
+    def __init__(self) -> None:
+        self.transport, self.frames, self.taken = mock.Mock(), FrameDecoder(), 0
+        self.transport.is_closing.return_value = False
+        instance = cast(Any, SimpleNamespace(codec="msgpack"))
+        self.link = _Link(mock.Mock(), instance, 1 << 30, LoopShare(0.002))
+        answer = SimpleNamespace(feed=self._feed, end=lambda: (b"!",), stopped=False, token_ids=[])
+        self.stream = PlaneStream(
+            self.link, "w1", ClientBounds(), cast(Any, answer), None, streams=True
+        )
+        self.link.stream = self.stream
+        self.link.called(self.transport, self.frames)
+
+    def _feed(self, _output: Any) -> tuple[bytes, ...]:
+        self.taken += 1
         return (b"x",)
 
-    answer = cast(Any, SimpleNamespace(feed=feed, end=lambda: (b"!",), stopped=False, token_ids=[]))
-    stream = PlaneStream(link, "w1", ClientBounds(), answer, None, streams=True)
-    link.stream = stream
-    frames = FrameDecoder()
-    link.called(transport, frames)
-    item = encode_item({"data": {"token_ids": [1]}}, "msgpack")
-    frames.feed(encode_prologue() + item * 1000 + encode_end("msgpack"))
-    link.received()
-    assert taken == _TURN_STEPS - 1
-    assert transport.mock_calls[-1] == mock.call.pause_reading()
-    link.lost(None)  # after all of it has arrived
-    assert await read_all(stream) == b"x" * 1000 + b"!"
+    def arrive(self, *tokens: int) -> None:
+        """Outputs with these numbers of tokens, and the end, in one read."""
+        items = (encode_item({"data": {"token_ids": [1] * each}}, "msgpack") for each in tokens)
+        self.frames.feed(encode_prologue() + b"".join(items) + encode_end("msgpack"))
+        self.link.received()
+
+
+async def test_a_read_of_many_steps_of_a_worker_is_taken_in_turns() -> None:
+    """Frames of a few bytes, tens of thousands in a read."""
+    plane = Plane()
+    plane.arrive(*[1] * 1000)
+    assert plane.taken == _TURN_STEPS - 1
+    assert plane.transport.mock_calls[-1] == mock.call.pause_reading()
+    plane.link.lost(None)  # after all of it has arrived
+    assert await read_all(plane.stream) == b"x" * 1000 + b"!"
+
+
+async def test_outputs_of_many_tokens_count_as_many_steps() -> None:
+    plane = Plane()
+    plane.arrive(*[10_000] * 10)
+    assert plane.taken == 2
+    assert await read_all(plane.stream) == b"x" * 10 + b"!"
+
+
+async def test_an_output_has_a_bounded_number_of_tokens() -> None:
+    plane = Plane()
+    plane.arrive(1, 100_000)
+    assert plane.taken == 1
+    read = await plane.stream.readany()
+    assert read.startswith(b"x")
+    assert b"error" in read
 
 
 async def test_a_control_request_is_sent_again_where_its_connection_was_closed() -> None:
@@ -297,10 +323,14 @@ async def test_a_control_request_is_sent_again_where_its_connection_was_closed()
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal served
         served += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-        await reader.readuntil(b"\r\n\r\n")
-        writer.close()
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            pass  # the client is closed
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x?y=1"
@@ -311,6 +341,7 @@ async def test_a_control_request_is_sent_again_where_its_connection_was_closed()
         with pytest.raises(UpstreamFailure, match="closed the connection"):
             await upstream.post(url, {}, patience(5))
     server.close()
+    await server.wait_closed()
 
 
 async def test_an_answer_to_a_control_request_is_taken_in_turns() -> None:
@@ -319,7 +350,8 @@ async def test_an_answer_to_a_control_request_is_taken_in_turns() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD + framed(b"x") * 20_000 + END)
-        await writer.drain()
+        await reader.read()
+        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
@@ -336,4 +368,5 @@ async def test_an_answer_to_a_control_request_is_taken_in_turns() -> None:
         async with Upstream(Limits()) as upstream:
             assert await upstream.get(url, patience(10)) == (200, b"x" * 20_000)
     server.close()
+    await server.wait_closed()
     assert 0 < most <= response_stream._TURN_CHUNKS
