@@ -251,7 +251,12 @@ async def test_turns_and_cuts_do_not_change_a_stream(
                 await asyncio.wait_for(taking, patience(10))
         else:
             await asyncio.wait_for(taking, patience(10))
-    assert (unframed(bytes(passed)) if pipes else bytes(passed)) == expected
+    content = unframed(bytes(passed)) if pipes else bytes(passed)
+    if broken and pipes:
+        # A pipe passes on nothing of a read with a chunk that is broken.
+        assert expected.startswith(content)
+    else:
+        assert content == expected
 
 
 def unframed(data: bytes) -> bytes:
