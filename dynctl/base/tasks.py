@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
@@ -191,13 +192,20 @@ class LoopShare:
     A socket for each of a thousand engines can be ready at once, and then all their tasks run in
     one turn, while everything else waits. They call :meth:`turn` before each message: it returns at
     once while less than ``seconds`` of this turn are spent, else in a later turn, in order.
+    Callbacks, which cannot wait, give the rest of their work to :meth:`later`.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._end = 0.0
         self._within = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Call ``work`` in a later turn, after what waits already."""
+        if not self._within:
+            self._begin(asyncio.get_running_loop())
+        self._waiting.append(work)
 
     async def turn(self) -> None:
         """Wait until there is time for a message."""
@@ -207,7 +215,7 @@ class LoopShare:
         if time.monotonic() < self._end:
             return
         place = loop.create_future()
-        self._waiting.append(place)
+        self._waiting.append(partial(_wake, place))
         await place
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -220,7 +228,12 @@ class LoopShare:
         self._within = False
         if self._waiting:
             self._begin(loop)
-        for _ in range(min(_WOKEN, len(self._waiting))):
-            place = self._waiting.popleft()
-            if not place.done():  # cancelled
-                place.set_result(None)
+        for number in range(min(_WOKEN, len(self._waiting))):
+            if number and time.monotonic() >= self._end:
+                break
+            self._waiting.popleft()()
+
+
+def _wake(place: asyncio.Future[None]) -> None:
+    if not place.done():  # cancelled
+        place.set_result(None)

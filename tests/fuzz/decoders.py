@@ -41,6 +41,7 @@ from dynctl.serving.engines.facts import (
     facts_from_models,
     facts_from_server_info,
 )
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
 from dynctl.serving.http.busy_threshold import BadBody, read_body
 from dynctl.settings.contexts.file import parse as parse_contexts
@@ -84,6 +85,7 @@ from dynctl.wire.vllm_events import decode_batch, decode_message
 from router_core import Booked, Dequeued, Enqueued, KvEvent
 from router_core.events import BlocksStored
 from tests.fuzz.mutator import Message
+from tests.fuzz.streams import read_stream, streams
 from tests.golden.fleets import NOW, two_zones
 
 _CAPTURES: Final = Path(__file__).parents[1] / "captures"
@@ -139,6 +141,7 @@ def targets() -> Iterator[Target]:
     yield Target("recording", _recording, _recordings, weight=2)
     yield Target("trace", _trace, _traces, weight=0.2)
     yield Target("canary", _canary, _canaries, (UsageProblem,))
+    yield Target("http-stream", read_stream, streams, (UpstreamFailure,), weight=0.1)
     yield Target("ext-proc", ext_proc.decode, _gateway_messages, (ExtProcError,))
 
 

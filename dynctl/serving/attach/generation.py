@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from dynctl.adapters.dynamo.request_server import AnswerLost, ErrorItem, PlaneRequest
-from dynctl.serving.engines.apis import DONE_DATA, EventCut, event_data
+from dynctl.serving.engines.apis import DONE_DATA, EVENTS_A_TURN, EventCut, event_data
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
@@ -583,7 +583,9 @@ async def _events(stream: EngineStream) -> AsyncIterator[bytes]:
         return
     cut = EventCut()
     while data := await stream.readany():
-        for event in cut.feed(data):
+        for number, event in enumerate(cut.feed(data), 1):
+            if number % EVENTS_A_TURN == 0:
+                await stream.turn()
             found = event_data(event)
             if found == DONE_DATA:
                 await _to_end(stream)

@@ -20,6 +20,7 @@ from dynctl.adapters.dynamo.call_home import Receiver
 from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.decode_errors import RequestError, WireError
 from dynctl.base.errors import single_line
+from dynctl.base.tasks import LoopShare
 from dynctl.health.deployment import RegisteredWorker
 from dynctl.serving.dynamo.answer import (
     DONE,
@@ -35,7 +36,7 @@ from dynctl.serving.dynamo.answer import (
 )
 from dynctl.serving.engines.dispatch import Call, winner
 from dynctl.serving.engines.failures import UpstreamFailure, plane_failure
-from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+from dynctl.serving.engines.response_stream import SHARE_S, ClientBounds, EngineStream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.routing.config import DynamoConfig, Limits
 from dynctl.serving.routing.refusal import HttpError
@@ -73,6 +74,12 @@ from router_core import Decision, RoutingPlan
 
 #: Seconds for a worker's acknowledgement, and then for its connection to us.
 _ACCEPT_S: Final = 10.0
+#: Steps of a response that are taken in one turn of the event loop: about 1 ms. A step counts once,
+#: and once more for each of so many bytes: a token may be one byte, and takes 3 us.
+_TURN_STEPS: Final = 64
+_STEP_BYTES: Final = 256
+#: Tokens in one output. Workers send one, or a few; they are read in one turn.
+_OUTPUT_TOKENS: Final = 65_536
 #: Seconds for a worker to close the connection of a complete response.
 _CLOSE_S: Final = 1.0
 #: Failures after which a response may go on elsewhere; an error that the worker reports is none.
@@ -204,6 +211,7 @@ class PlaneDispatch:
         self._traced = traced
         self._plane = plane
         self._registry = registry
+        self._share = LoopShare(SHARE_S)
         self._bounds = ClientBounds(first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
         self._most_bytes = limits.stream_answer_bytes
         self._dynamo = dynamo
@@ -306,7 +314,7 @@ class PlaneDispatch:
             )
         hints = msgspec.structs.replace(hints, dp_rank=rank)
         request = msgspec.structs.replace(request, routing=hints)
-        link = _Link(self._plane, registered.instance, self._most_bytes)
+        link = _Link(self._plane, registered.instance, self._most_bytes, self._share)
         stream = call.resume
         if not isinstance(stream, PlaneStream) or message.prefill:
             stream = PlaneStream(
@@ -494,18 +502,23 @@ class PlaneStream(EngineStream):
 
     # -- called by the link ------------------------------------------------------------------
 
-    def take(self, link: _Link, steps: AnswerDecoder) -> None:
-        """Take the steps that have arrived."""
+    def take(self, link: _Link, steps: AnswerDecoder) -> bool:
+        """Take steps that have arrived, as many as one turn of the event loop may have. Returns
+        whether there may be more."""
         if link is not self._link or self._failure is not None or self.done:
-            return
+            return False
         self._last_read = self._loop.time()
         events: list[bytes] = []
+        more, left = True, _TURN_STEPS
         try:
-            while not self.done:
+            while left > 0 and not self.done:
+                left -= 1
                 step = steps.next_step()
                 if step is None:
+                    more = False
                     break
                 if isinstance(step, RawItem):
+                    left -= len(step.document) // _STEP_BYTES
                     self._take_item(self._decoded(step), events)
                 elif isinstance(step, Completed):
                     self._complete(events)
@@ -519,13 +532,14 @@ class PlaneStream(EngineStream):
             self._pass(events)
             what = f"{self.origin} sent an invalid response: {error}"
             self._fail(UpstreamFailure("protocol", what, status=500))
-            return
+            return False
         except UpstreamFailure as failure:
             self._pass(events)
             self._fail(failure)
-            return
+            return False
         self._pass(events)
         self._wake()
+        return more and not self.done
 
     def lost(self, link: _Link) -> None:
         """The worker's connection ended before the end of the response."""
@@ -552,6 +566,12 @@ class PlaneStream(EngineStream):
             raise _reported(self.origin, item)
         if output is None:
             return
+        if len(output.token_ids) > _OUTPUT_TOKENS:
+            problem = (
+                f"{self.origin} sent {len(output.token_ids):,} tokens in one output, over the "
+                f"limit of {_OUTPUT_TOKENS:,}"
+            )
+            raise UpstreamFailure("status", problem, status=500)
         self._started = True
         if self._moved_at and output.completion_usage is not None:
             output = _as_of_the_start(output, self._moved_at)
@@ -644,7 +664,9 @@ class PlaneStream(EngineStream):
 class _Link:
     """Between a stream and the connections of its request: a wire, and a receiver."""
 
-    def __init__(self, plane: Sender, instance: Instance, most_bytes: int) -> None:
+    def __init__(
+        self, plane: Sender, instance: Instance, most_bytes: int, share: LoopShare
+    ) -> None:
         self.keep = False
         self.stream: PlaneStream | None = None
         self._plane = plane
@@ -655,6 +677,11 @@ class _Link:
         self._answer: AnswerDecoder | None = None
         self._done = False
         self._lost = False
+        self._share = share
+        #: Whether steps wait for their share of the event loop, and nothing is read meanwhile.
+        self._queued = False
+        #: Whether the stream takes no more for now.
+        self._full = False
         self._timer: asyncio.TimerHandle | None = None
 
     def catch_up(self) -> None:
@@ -702,24 +729,44 @@ class _Link:
             return
         if self._done:
             self._until_sentinel(answer)
-        elif self.stream is not None:
-            self.stream.take(self, answer)
+        elif self.stream is not None and not self._queued and self.stream.take(self, answer):
+            self._queue()
+
+    def _queue(self) -> None:
+        """Read nothing more until there is time for the steps that have arrived."""
+        self._queued = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._share.later(self._go_on)
+
+    def _go_on(self) -> None:
+        """There is time for the steps that wait."""
+        self._queued = False
+        if not self._full:
+            self.resume()
+        self.received()
+        if self._lost:
+            self.lost(None)  # which waits again if there is more
 
     def lost(self, error: Exception | None) -> None:
         self._stop_timer()
         self._transport = None
         self._lost = True
+        if self._queued:
+            return
         if not self._done and self.stream is not None:
             self.stream.lost(self)
 
     # -- Wire
 
     def pause(self) -> None:
+        self._full = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        self._full = False
+        if self._transport is not None and not self._transport.is_closing() and not self._queued:
             self._transport.resume_reading()
 
     def relay(self, take: Callable[[bytes], None] | None) -> None:
@@ -757,14 +804,20 @@ class _Link:
 
     def _until_sentinel(self, answer: AnswerDecoder) -> bool:
         """Close after the last frame; False while it has not arrived."""
+        if self._queued:
+            return False
         try:
-            while (step := answer.next_step()) is not None:
+            for _ in range(_TURN_STEPS):
+                step = answer.next_step()
+                if step is None:
+                    return False
                 if isinstance(step, Sentinel):
                     self._close()
                     return True
         except WireError:
             self._close()
             return True
+        self._queue()
         return False
 
     def _hang_up(self) -> None:

@@ -19,8 +19,13 @@ _TWO_ENDS: Final = (b"\n\n", b"\n\r", b"\r\r")
 WHOLE_EVENTS: Final = (b"\n\n", b"\r\n\r\n")
 #: The largest event that is passed on.
 EVENT_BYTES: Final = 16 * 1024 * 1024
+#: Lines of an event that are read. Engines write two.
+_EVENT_LINES: Final = 4096
+#: Events that the reader of a stream takes before it looks whether others need the event loop.
+EVENTS_A_TURN: Final = 64
 #: The data of the event that ends the streams of chats and completions.
 DONE_DATA: Final = b"[DONE]"
+_NAME_LINE: Final = re.compile(rb"(?:\A|[\r\n])event:([^\r\n]*)")
 #: What every event of an engine that failed has; generated text may have it too.
 ERROR_KEY: Final = b"error"
 #: An event of an engine that failed, with its data: engines name the event, or their data begins
@@ -152,9 +157,9 @@ class _Typed(msgspec.Struct):
 
 def event_name(event: bytes) -> str:
     """The name of an event: of its line ``event:``, else the ``type`` of its data; else empty."""
-    for line in event.splitlines():
-        if line.startswith(b"event:"):
-            return line[6:].strip().decode("utf-8", "replace")
+    found = _NAME_LINE.search(event)
+    if found is not None:
+        return found[1].strip().decode("utf-8", "replace")
     try:
         return msgspec.json.decode(event_data(event), type=_Typed).type
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -162,6 +167,8 @@ def event_name(event: bytes) -> str:
 
 
 def event_data(event: bytes) -> bytes:
-    """The data of an event."""
+    """The data of an event; empty of one that has more lines than events of engines have."""
+    if len(event) > _EVENT_LINES and event.count(b"\n") + event.count(b"\r") > _EVENT_LINES:
+        return b""
     lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)

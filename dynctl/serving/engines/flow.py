@@ -19,6 +19,7 @@ from dynctl.serving.engines.apis import (
     BLANK_LINE,
     BY_PATH,
     ERROR_EVENT,
+    EVENTS_A_TURN,
     Api,
     EventCut,
     event_data,
@@ -39,10 +40,13 @@ from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Work
 
 _FIRST_EVENT_BYTES: Final = 64 * 1024
 #: The beginning of an event stream: a field, a comment, or empty lines before them.
-_EVENT_STREAM: Final = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|[\r\n]+\Z)")
+_EVENT_STREAM: Final = re.compile(rb"[\r\n]*+(?:(?:data|event|id|retry)?:|(?<=[\r\n])\Z)")
 _FIRST_BYTES: Final = 8
 #: The first field of an event; comments are none.
 _FIELD: Final = re.compile(rb"(?:\A|[\r\n])((?:data|event|id|retry):)")
+#: The longest end of an event, and the longest first field, without their last bytes.
+_LINE_ENDS: Final = 3
+_FIELD_BYTES: Final = 6
 _COMMENT_BYTES: Final = 64 * 1024
 _DONE: Final = (b"data: [DONE]", b"data:[DONE]")
 #: Engines that may die of one request: the first and one more.
@@ -500,22 +504,19 @@ class RequestFlow:
         """The stream up to its first event or a part of it, with the comments before it."""
         head = await response.readany()
         found = _FIELD.search(head)
-        if found is None:
+        start = -1 if found is None else found.start(1)
+        if start < 0:
             try:
                 async with asyncio.timeout(timeout_s):
-                    head, found = await self._first_field(response, head)
+                    head, start = await self._first_field(response, head)
             except TimeoutError:
                 raise UpstreamFailure(
                     "timeout", f"{response.origin} sent no event within {timeout_s:g} s"
                 ) from None
-        event = head[found.start(1) :]
         # Judged whole: an engine that fails before its first token sends an error as its event.
-        while (
-            not BLANK_LINE.search(event)
-            and len(event) < _FIRST_EVENT_BYTES
-            and (more := await response.readany())
-        ):
-            head, event = head + more, event + more
+        if BLANK_LINE.search(head, start) is None:
+            head = await self._first_event(response, head, start)
+        event = head[start:]
         if event.startswith(_DONE):
             raise UpstreamFailure("protocol", f"{response.origin} sent [DONE] without any output")
         if not _has_json(event):
@@ -523,6 +524,17 @@ class RequestFlow:
         if ERROR_EVENT.match(event):
             raise reported_error(response.origin, event_data(BLANK_LINE.split(event, 1)[0]))
         return head
+
+    async def _first_event(self, response: EngineStream, head: bytes, start: int) -> bytes:
+        """The stream up to the end of the event at ``start``, or to the most that is judged."""
+        whole, searched = bytearray(head), len(head)
+        while len(whole) - start < _FIRST_EVENT_BYTES and (more := await response.readany()):
+            whole += more
+            # The end may be cut, and begin in what was searched.
+            if BLANK_LINE.search(whole, max(start, searched - _LINE_ENDS)) is not None:
+                break
+            searched = len(whole)
+        return bytes(whole)
 
     async def _after_preamble(
         self, response: EngineStream, head: bytes, api: Api, timeout_s: float
@@ -533,11 +545,14 @@ class RequestFlow:
         try:
             async with asyncio.timeout(timeout_s):
                 while len(whole) <= most:
-                    later = (one for one in cut.feed(piece) if event_name(one) not in api.preamble)
-                    first = next((one for one in later if event_data(one)), None)
-                    if first is not None:
-                        if event_name(first) in api.failed:
-                            raise reported_error(response.origin, event_data(first))
+                    for number, event in enumerate(cut.feed(piece), 1):
+                        if number % EVENTS_A_TURN == 0:
+                            await response.turn()
+                        name = event_name(event)
+                        if name in api.preamble or not event_data(event):
+                            continue
+                        if name in api.failed:
+                            raise reported_error(response.origin, event_data(event))
                         return bytes(whole)
                     piece = await response.readany()
                     if not piece:
@@ -551,17 +566,19 @@ class RequestFlow:
             ) from None
         raise UpstreamFailure("protocol", f"{response.origin} sent more than {most} bytes at first")
 
-    async def _first_field(
-        self, response: EngineStream, head: bytes
-    ) -> tuple[bytes, re.Match[bytes]]:
+    async def _first_field(self, response: EngineStream, head: bytes) -> tuple[bytes, int]:
         """The stream up to the first field of an event, and its place."""
+        whole, searched, stream = bytearray(head), 0, True
         while True:
-            found = _FIELD.search(head)
+            found = _FIELD.search(whole, max(0, searched - _FIELD_BYTES))
             if found is not None:
-                return head, found
-            stream = len(head) < _FIRST_BYTES or _EVENT_STREAM.match(head)
-            more = await response.readany() if stream and len(head) <= _COMMENT_BYTES else b""
-            if not more and not head:
+                return bytes(whole), found.start(1)
+            # Empty lines at the beginning are looked at again and again; of those are few.
+            if len(whole) >= _FIRST_BYTES and (searched < _FIRST_BYTES or whole[:1] in b"\r\n"):
+                stream = _EVENT_STREAM.match(whole) is not None
+            searched = len(whole)
+            more = await response.readany() if stream and len(whole) <= _COMMENT_BYTES else b""
+            if not more and not whole:
                 raise UpstreamFailure(
                     "reset", f"{response.origin} ended its response without any output"
                 )
@@ -569,7 +586,7 @@ class RequestFlow:
                 raise UpstreamFailure(
                     "protocol", f"{response.origin} sent something else than events in its stream"
                 )
-            head += more
+            whole += more
 
     # -- trying again ----------------------------------------------------------------------
 

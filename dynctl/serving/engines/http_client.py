@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 client for requests from the router to its engines.
 
-It supports POST with a whole body, responses with a length, in chunks or until the end, kept-alive
-connections, and bounds. Unlike a general client it has a pipe
+It supports requests with a whole body, responses with a length, in chunks or until the end,
+kept-alive connections, and bounds. Unlike a general client it has a pipe
 (:mod:`dynctl.serving.engines.response_stream`): whole chunks of a stream go to the client's
 transport directly from the callback that received them, with their frames, without waking a task
 for each token.
@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from dynctl.serving.engines.failures import connect_failure
-from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+from dynctl.base.tasks import LoopShare
+from dynctl.serving.engines.failures import UpstreamFailure, connect_failure
+from dynctl.serving.engines.response_stream import SHARE_S, ClientBounds, EngineStream
 
 #: Below the 5 s after which uvicorn (so vLLM and SGLang) closes: a request must not meet the close.
 KEEPALIVE_S: Final = 4.0
@@ -29,7 +30,7 @@ class Origin:
     """The address of an engine, and the path prefix of its endpoints.
 
     ``key``: of shared connections, the same for every path of an engine. ``name``: its scheme and
-    address. ``head``: the beginning of the head of each request.
+    address. ``head``: the beginning of the head of each request, after its method.
     """
 
     host: str
@@ -47,6 +48,7 @@ class Origin:
 def origin_of(url: str) -> Origin:
     parts = urlsplit(url)
     tls = parts.scheme == "https"
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     port = parts.port or (443 if tls else 80)
     return Origin(
         parts.hostname or "",
@@ -54,8 +56,7 @@ def origin_of(url: str) -> Origin:
         tls,
         (parts.netloc, tls),
         f"{'https' if tls else 'http'}://{parts.netloc}",
-        f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
-        "content-type: application/json\r\naccept-encoding: identity\r\n",
+        f" {target} HTTP/1.1\r\nhost: {parts.netloc}\r\n",
     )
 
 
@@ -71,6 +72,7 @@ class EngineClient:
         self._closed = False
         #: Set with the first connection. Each look-up of the running loop is a system call.
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._share = LoopShare(SHARE_S)
 
     async def post(
         self,
@@ -88,7 +90,9 @@ class EngineClient:
         """
         origin = origin_of(url)
         connection = self._reused(origin) or await self._connect(origin)
-        stream = EngineStream(connection, origin.name, self._bounds, first_byte_s, self._loop)
+        stream = EngineStream(
+            connection, origin.name, self._bounds, first_byte_s, self._loop, self._share
+        )
         connection.send(stream, _request(origin, body, headers))
         if waiting is not None:
             waiting.add(stream)
@@ -100,6 +104,34 @@ class EngineClient:
                 waiting.discard(stream)
             raise
         return stream
+
+    async def control(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
+    ) -> tuple[int, bytes]:
+        """A small request: status and body; raises UpstreamFailure, also above ``limit`` bytes.
+
+        A GET on a connection that its engine has just closed is sent again on a new one.
+        """
+        origin = origin_of(url)
+        request = _request(origin, body or b"", headers, method)
+        connection = self._reused(origin)
+        while True:
+            reused = connection is not None
+            connection = connection or await self._connect(origin)
+            stream = EngineStream(
+                connection, origin.name, self._bounds, None, self._loop, self._share
+            )
+            connection.send(stream, request)
+            try:
+                await stream.head()
+                return stream.status, await stream.read(limit)
+            except UpstreamFailure as failure:
+                closed = failure.kind == "reset" and not stream.status
+                if not (closed and reused and method == "GET"):
+                    raise
+                connection = None
+            finally:
+                stream.close()
 
     def close(self) -> None:
         """Cut every connection."""
@@ -256,8 +288,15 @@ class _Relay(asyncio.Protocol):
         self._connection.connection_lost(exc)
 
 
-def _request(origin: Origin, body: bytes, headers: Mapping[str, str]) -> bytes:
-    lines = [f"{origin.head}content-length: {len(body)}\r\n"]
+def _request(
+    origin: Origin, body: bytes, headers: Mapping[str, str], method: str = "POST"
+) -> bytes:
+    lines = [method, origin.head, "accept-encoding: identity\r\n"]
+    if body or method == "POST":
+        lines[2] = (
+            "content-type: application/json\r\naccept-encoding: identity\r\n"
+            f"content-length: {len(body)}\r\n"
+        )
     for name, value in headers.items():
         if "\r" not in value and "\n" not in value:
             lines.append(f"{name}: {value}\r\n")

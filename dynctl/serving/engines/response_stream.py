@@ -2,6 +2,10 @@
 
 Without a socket: a :class:`Wire` feeds it, and it pauses, resumes and releases that wire.
 Strict on purpose: an ambiguous response is an error.
+
+One read of a connection may have tens of thousands of chunks. What a stream costs in one turn of
+the event loop has a bound; the rest has to wait for its share, as all such streams together have
+one, and meanwhile nothing more is read from the connection.
 """
 
 import asyncio
@@ -11,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
+from dynctl.base.tasks import LoopShare
 from dynctl.serving.engines.apis import EVENT_BYTES, WHOLE_EVENTS, EventCut
 from dynctl.serving.engines.failures import UpstreamFailure
 
@@ -18,6 +23,18 @@ from dynctl.serving.engines.failures import UpstreamFailure
 _BUFFER_BYTES: Final = 256 * 1024
 #: One chunk of a stream; engines send a few hundred bytes.
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
+#: Chunks that a stream may bring in one turn of the event loop: about 0.3 ms.
+_TURN_CHUNKS: Final = 256
+#: A read of as many bytes is all that a stream may bring in one turn. The loop reads as long as
+#: there is more, up to 32 times, and that would be megabytes.
+_TURN_BYTES: Final = 32 * 1024
+#: Of a larger chunk that is not complete, the content is passed on as it arrives: to copy it whole
+#: would take as long as hundreds of others.
+_PARTS_ABOVE: Final = 64 * 1024
+#: More than any number of bytes: what is not read yet waits for its share of the event loop.
+_UNTIL_TURN: Final = 1 << 62
+#: What streams that cost much may take together of each turn of the event loop, in seconds.
+SHARE_S: Final = 0.002
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 #: A head before that of the response (100, 103). A proxy sends one or two; 101 is another protocol.
 _INFORMATIONAL: Final = re.compile(rb"HTTP/1\.[01] 1(?!01)[0-9][0-9](?: [^\r\n]*)?\r\n")
@@ -79,16 +96,20 @@ class EngineStream:
         "_buffered",
         "_connection",
         "_cut",
+        "_end",
         "_failure",
         "_first_byte_s",
         "_informational",
         "_last_read",
+        "_left",
         "_length",
         "_loop",
         "_needed",
         "_paused",
         "_pieces",
         "_pipe",
+        "_queued",
+        "_share",
         "_started",
         "_tail",
         "_timer",
@@ -107,6 +128,7 @@ class EngineStream:
         bounds: ClientBounds,
         first_byte_s: float | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        share: LoopShare | None = None,
     ) -> None:
         self.origin = origin
         self.status = 0
@@ -122,6 +144,14 @@ class EngineStream:
         #: What is not read yet: it is incomplete until it has ``_needed`` bytes.
         self._tail = bytearray()
         self._needed = 0
+        #: Bytes that are missing of a large chunk whose content is passed on, with its line end.
+        self._left = 0
+        #: Of the event loop, with other streams; None: not needed until now.
+        self._share = share
+        #: Whether the stream waits for its share, and nothing is read meanwhile.
+        self._queued = False
+        #: How the connection ended while the stream waited for its share.
+        self._end: tuple[Exception | None] | None = None
         self._informational = 0
         self._length = 0
         self._failure: UpstreamFailure | None = None
@@ -159,21 +189,29 @@ class EngineStream:
         pieces, self._pieces, self._buffered = self._pieces, [], 0
         if self._paused:
             self._paused = False
-            if self._connection is not None:
+            if self._connection is not None and not self._queued:
                 self._connection.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self, limit: int) -> bytes:
         """The whole body; raises UpstreamFailure if incomplete or longer than ``limit`` bytes."""
-        parts: list[bytes] = []
-        size = 0
-        while piece := await self.readany():
-            size += len(piece)
-            if size > limit:
+        body = await self.readany()
+        if self.exhausted and len(body) <= limit:
+            return body
+        # Not a list of pieces: each of a few bytes would take twenty times its size.
+        whole, piece = bytearray(), body
+        while piece:
+            whole += piece
+            if len(whole) > limit:
                 self.close()
                 raise UpstreamFailure("protocol", f"{self.origin} sent more than {limit} bytes")
-            parts.append(piece)
-        return b"".join(parts)
+            piece = await self.readany()
+        return bytes(whole)
+
+    async def turn(self) -> None:
+        """Wait for time of the event loop: what a reader calls between the parts of long work on
+        this stream."""
+        await self._shared().turn()
 
     async def pipe(
         self,
@@ -264,6 +302,8 @@ class EngineStream:
     def close(self) -> None:
         """Release the response; an incomplete one closes its connection, which stops the engine."""
         self._timer.cancel()
+        self._queued, self._end = False, None
+        self._tail.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -275,10 +315,13 @@ class EngineStream:
         if self._failure is not None:
             return
         self._last_read = self._loop.time()
+        large = len(data) >= _TURN_BYTES
         tail = self._tail
         if tail:
             tail += data
             if len(tail) < self._needed:
+                if large:
+                    self._wait_for_share()
                 return
             data = bytes(tail)
             tail.clear()
@@ -293,12 +336,17 @@ class EngineStream:
             self._keep(data)
         else:
             self._counted(data)
+        if large:
+            self._wait_for_share()
         self._wake()
 
     def ended(self, error: Exception | None) -> None:
         """The connection was closed."""
         self._connection = None
         if self.done:
+            return
+        if self._queued:
+            self._end = (error,)
             return
         if error is None and self.status and self._length == _UNTIL_CLOSE:
             self._finish(b"")
@@ -312,6 +360,35 @@ class EngineStream:
         self._wake()
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _shared(self) -> LoopShare:
+        if self._share is None:
+            self._share = LoopShare(SHARE_S)
+        return self._share
+
+    def _wait_for_share(self) -> None:
+        """Read nothing more until there is time for this stream."""
+        if self._queued or self.done or self._failure is not None:
+            return
+        self._queued = True
+        if self._connection is not None:
+            self._connection.pause()
+        self._shared().later(self._go_on)
+
+    def _go_on(self) -> None:
+        """It is this stream's turn."""
+        if not self._queued:
+            return  # it was closed
+        self._queued = False
+        # First, so that a connection whose response is complete now can take another request.
+        if self._connection is not None and not self._paused:
+            self._connection.resume()
+        if self._needed == _UNTIL_TURN:
+            self._needed = 0
+            self.received(b"")
+        if self._end is not None:
+            (error,), self._end = self._end, None
+            self.ended(error)  # which waits again if there is more
 
     def _end_pipe(self) -> None:
         if self._pipe is not None:
@@ -416,12 +493,15 @@ class EngineStream:
         self._finish(rest)
 
     def _chunks(self, data: bytes) -> None:
-        """Take whole chunks: piped with their frames, or kept without."""
-        position, total, ends = 0, len(data), False
+        """Take whole chunks, and parts of large ones: piped with their frames, or kept without."""
+        start = self._rest_of_chunk(data) if self._left else 0
+        if start < 0:
+            return
+        position, total, ends, line = start, len(data), False, -1
         piped = self._pipe
         # Whether each chunk is whole events.
         whole = not self._cut.waiting
-        while position < total:
+        for _ in range(_TURN_CHUNKS):
             line = data.find(b"\r\n", position, position + _SIZE_LINE_BYTES)
             if line < 0:
                 if total - position >= _SIZE_LINE_BYTES:
@@ -437,7 +517,10 @@ class EngineStream:
                 break
             after = line + 2 + size
             if after + 2 > total:
-                self._needed = after + 2 - position
+                if size > _PARTS_ABOVE:
+                    self._left = size + 2
+                else:
+                    self._needed = after + 2 - position
                 break
             if data[after : after + 2] != b"\r\n":
                 self._protocol("chunk longer than its size")
@@ -447,19 +530,30 @@ class EngineStream:
             elif whole:
                 whole = data.endswith(WHOLE_EVENTS, line + 2, after)
             position = after + 2
-        if piped is not None and position and ends:
-            self._end_pipe()
-            self._chunks(data)
-            return
-        if piped is not None and position:
-            chunks = data if position == total else data[:position]
+            if position == total:
+                break
+        else:
+            self._needed = _UNTIL_TURN
+        if piped is not None and position > start:
+            if ends:
+                self._end_pipe()
+                self._chunks(data[start:] if start else data)
+                return
+            chunks = data if position - start == total else data[start:position]
             if whole:
                 piped(chunks)
             else:
                 self._pipe_events(chunks, piped)
+        if position == total:
+            return
+        if self._left:
+            self._rest_of_chunk(data[line + 2 :])
+            return
         rest = data[position:] if position else data
         if not ends:
             self._tail += rest
+            if self._needed == _UNTIL_TURN:
+                self._wait_for_share()
             return
         # After the last chunk: trailers, if any, and an empty line.
         line = rest.find(b"\r\n")
@@ -474,6 +568,30 @@ class EngineStream:
         else:
             self._tail += rest
 
+    def _rest_of_chunk(self, data: bytes) -> int:
+        """Pass on what has arrived of a large chunk; returns the place after it, -1 where it is
+        not complete, or the response failed."""
+        size = self._left - 2
+        content = data if len(data) <= size else data[:size]
+        self._left -= len(content)
+        if content:
+            if self._pipe is None:
+                self._keep(content)
+            else:
+                self._pipe_content(content, self._pipe)
+        if self._left > 2 or self._failure is not None:
+            return -1
+        if len(data) - size < 2:
+            if len(data) > size:
+                self._tail += data[size:]
+                self._needed = 2
+            return -1
+        self._left = 0
+        if data[size : size + 2] != b"\r\n":
+            self._protocol("chunk longer than its size")
+            return -1
+        return size + 2
+
     def _pipe_events(self, chunks: bytes, pipe: Callable[[bytes], None]) -> None:
         """Pipe the whole events in these chunks, in a chunk of their own."""
         contents, at = [], 0
@@ -482,7 +600,11 @@ class EngineStream:
             after = line + 2 + (_chunk_size(chunks[at:line]) or 0)
             contents.append(chunks[line + 2 : after])
             at = after + 2
-        events = self._cut.whole(contents[0] if len(contents) == 1 else b"".join(contents))
+        self._pipe_content(contents[0] if len(contents) == 1 else b"".join(contents), pipe)
+
+    def _pipe_content(self, content: bytes, pipe: Callable[[bytes], None]) -> None:
+        """Pipe the events that this content completes, in a chunk of their own."""
+        events = self._cut.whole(content)
         if events:
             pipe(b"%x\r\n%b\r\n" % (len(events), events))
         if len(self._cut.waiting) > EVENT_BYTES:
@@ -533,7 +655,7 @@ class EngineStream:
         else:
             limit, since, what = self._first_byte_s, self._born, "sent no output within"
         left = since + limit - self._loop.time()
-        if self._paused:
+        if self._paused or self._queued:
             left = limit  # our side is slow
         if left > 0:
             self._timer = self._check_in(left)

@@ -1,18 +1,18 @@
 """HTTP requests to engines: inference on the data path, and small bounded control calls."""
 
+import asyncio
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from dynctl.serving.engines.failures import UpstreamFailure, control_failure
+from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.http_client import EngineClient, origin_of
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
 from dynctl.serving.routing.config import Limits
 
-_JSON = {"content-type": "application/json"}
+_HEADERS = {"user-agent": "dynctl"}
 _CONTROL_ANSWER_BYTES = 4 * 1024 * 1024
 _ERROR_ANSWER_BYTES = 64 * 1024
 
@@ -26,7 +26,6 @@ class Upstream:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._client: EngineClient | None = None
-        self._session: aiohttp.ClientSession | None = None
         self._credentials: dict[str, str] = {}
 
     def authorize(self, url: str, key: str | None) -> None:
@@ -49,7 +48,7 @@ class Upstream:
         await self.close()
 
     def start(self) -> None:
-        """Open the clients; needs a running event loop."""
+        """Open the client; needs a running event loop."""
         limits = self._limits
         self._client = EngineClient(
             ClientBounds(
@@ -59,23 +58,11 @@ class Upstream:
                 header_bytes=limits.header_bytes,
             )
         )
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, keepalive_timeout=4.0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            headers={"accept-encoding": "identity", "user-agent": "dynctl"},
-            max_line_size=limits.header_bytes,
-            max_field_size=limits.header_bytes,
-        )
 
     async def close(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
     async def open(
         self,
@@ -130,39 +117,29 @@ class Upstream:
     async def _control(
         self, method: str, url: str, body: bytes | None, timeout_s: float
     ) -> tuple[int, bytes]:
-        if self._session is None:
-            raise RuntimeError("the upstream session is not started")
-        where = str(origin_of(url))
+        if self._client is None:
+            raise RuntimeError("the upstream client is not started")
         try:
-            async with self._session.request(
-                method,
-                url,
-                data=body,
-                headers=self._with_key(url, _JSON if body is not None else {}),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ) as response:
-                found = await response.content.read(_CONTROL_ANSWER_BYTES + 1)
-                while len(found) <= _CONTROL_ANSWER_BYTES:
-                    more = await response.content.read(_CONTROL_ANSWER_BYTES + 1 - len(found))
-                    if not more:
-                        return response.status, found
-                    found += more
-        except Exception as error:
-            raise control_failure(where, error) from error
-        raise UpstreamFailure("protocol", f"{where} sent more than {_CONTROL_ANSWER_BYTES} bytes")
+            async with asyncio.timeout(timeout_s):
+                return await self._client.control(
+                    method, url, body, self._with_key(url, _HEADERS), _CONTROL_ANSWER_BYTES
+                )
+        except TimeoutError:
+            where = str(origin_of(url))
+            raise UpstreamFailure("timeout", f"{where} did not respond in time") from None
 
 
 async def _refused(stream: EngineStream) -> UpstreamFailure:
-    body = b""
+    read = bytearray()
     try:
         # The beginning of a longer one, or of one that breaks off, has the reason.
-        while len(body) < _ERROR_ANSWER_BYTES and (piece := await stream.readany()):
-            body += piece
+        while len(read) < _ERROR_ANSWER_BYTES and (piece := await stream.readany()):
+            read += piece
     except UpstreamFailure:
         pass
     finally:
         stream.close()
+    body = bytes(read[:_ERROR_ANSWER_BYTES])
     if stream.headers.get("content-encoding", "identity").lower() != "identity":
         body = b""
     if stream.status < 400:
@@ -173,6 +150,6 @@ async def _refused(stream: EngineStream) -> UpstreamFailure:
         "status",
         f"{stream.origin} returned status {stream.status}",
         status=stream.status,
-        body=body[:_ERROR_ANSWER_BYTES],
+        body=body,
         retry_after=stream.headers.get("retry-after"),
     )

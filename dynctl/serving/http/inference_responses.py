@@ -15,6 +15,7 @@ from dynctl.serving.engines.apis import (
     ERROR_EVENT,
     ERROR_KEY,
     EVENT_BYTES,
+    EVENTS_A_TURN,
     Api,
     EventCut,
     event_data,
@@ -210,12 +211,12 @@ async def pass_events(
             whole = cut.whole(piece)
             _check_waiting(cut, upstream)
             if whole:
-                watch.take(whole)
+                await watch.take(whole, upstream)
                 await response.write(whole if record.details else _all_without_reuse(whole))
             piece = await upstream.readany()
         last = cut.last()
         if last:
-            watch.take(last)
+            await watch.take(last, upstream)
             await response.write(last if record.details else _all_without_reuse(last))
         if watch.error is not None:
             problem = f"{upstream.origin} reported an error in its stream"
@@ -258,9 +259,11 @@ class _Events:
         self.ended = False
         self.error: bytes | None = None
 
-    def take(self, whole: bytes) -> None:
+    async def take(self, whole: bytes, upstream: EngineStream) -> None:
         """Take the next bytes of the stream, which are whole events."""
-        for event in events_of(whole):
+        for number, event in enumerate(events_of(whole), 1):
+            if number % EVENTS_A_TURN == 0:
+                await upstream.turn()
             self._take(event)
 
     def _take(self, event: bytes) -> None:
@@ -324,7 +327,9 @@ async def _pass_annotated(
 
     try:
         while piece:
-            for event in cut.feed(piece):
+            for number, event in enumerate(cut.feed(piece), 1):
+                if number % EVENTS_A_TURN == 0:
+                    await upstream.turn()
                 await passed(event)
             _check_waiting(cut, upstream)
             piece = await upstream.readany()

@@ -92,11 +92,11 @@ class JsonFormat:
         if self.ends_at == "mark":
             return end_of_marked(text, self.start, self.ends[0])
         if self.ends and self.start in text:
-            return self._end_of_optional(text, self.ends[0])
+            return self._end_of_optional(text, self.ends[0], seen)
         return text.rfind("]") + 1 or len(text)
 
-    def _end_of_optional(self, text: str, mark: str) -> int | None:
-        at = text.find(mark)
+    def _end_of_optional(self, text: str, mark: str, seen: int) -> int | None:
+        at = text.find(mark, max(0, seen - len(mark)))
         if at >= 0:
             at += len(mark)
             while (following := after_blank(text, at, mark)) is not None:

@@ -152,7 +152,12 @@ class ToolCallSplitter:
 
     def _feed(self, piece: str) -> list[Part]:
         if self._held:
-            self._held += piece
+            # By a name of its own: Python makes the text longer in place where nothing else refers
+            # to it. An attribute would be copied for each piece, at the square of its length.
+            held, self._held = self._held, ""
+            held += piece
+            self._held = held
+            del held
             self._bound()
             return self._completed()
         text, self._begun = self._begun + piece, ""
@@ -223,6 +228,11 @@ class ToolCallSplitter:
         """The length of the whole calls in the held text, and the calls; None if there are none."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
+            if not stripped(self._held[self._seen :]):
+                # White space decides nothing, and a model may write it without end: to look at all
+                # of the text again for each would cost the square of its length.
+                self._waits(waiting)
+                return None
             found = self._until_end(waiting)
             if found is not None:
                 return found
@@ -250,12 +260,16 @@ class ToolCallSplitter:
     def _until_end(self, parsed: Parsed) -> tuple[int, Parsed] | None:
         end = self.form.end(self._held, seen=self._seen)
         if end is None:
-            self._waiting, self._seen = parsed, len(self._held)
-            self._marked, self._searched = None, len(self._held)
+            self._waits(parsed)
             return None
         if end < len(self._held):
             parsed = self.form.parse(self._held[:end], final=False)
         return (end, parsed) if parsed.calls else None
+
+    def _waits(self, parsed: Parsed) -> None:
+        """Wait for text that decides whether more belongs to the calls."""
+        self._waiting, self._seen = parsed, len(self._held)
+        self._marked, self._searched = None, len(self._held)
 
     def _end_mark(self) -> int | None:
         """The place after an end mark."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -191,3 +192,24 @@ async def test_many_tasks_share_each_turn_of_the_loop(monkeypatch):
     assert max(turns) <= 5 + tasks_module._WOKEN + 1
     first = [number for number, message in done if not message]
     assert first == sorted(first)
+
+
+async def test_work_of_callbacks_waits_for_its_share_in_order(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("dynctl.base.tasks.time.monotonic", lambda: now)
+    share, done = LoopShare(0.005), []
+
+    def work(number: int) -> None:
+        nonlocal now
+        now += 0.003
+        done.append(number)
+
+    for number in range(6):
+        share.later(partial(work, number))
+    turns = []
+    while len(done) < 6:
+        before = len(done)
+        await asyncio.sleep(0)
+        turns.append(len(done) - before)
+    assert done == list(range(6))
+    assert max(turns) == 2

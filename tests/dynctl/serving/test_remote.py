@@ -19,8 +19,8 @@ from aiohttp.test_utils import TestServer
 from dynctl.documents.frontends import MAX_PLACES
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.remote.routing import RemoteRouting
 from dynctl.serving.remote import routing as remote_module
+from dynctl.serving.remote.routing import RemoteRouting
 from dynctl.serving.routing.config import FrontendConfig, Limits
 from dynctl.serving.services.router_server import RouterProcess
 from dynctl.simulation.engine.config import EngineConfig
