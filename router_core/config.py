@@ -14,6 +14,7 @@ from typing import Any
 
 from router_core.conditional_disagg import LOAD_POLICIES, POLICIES, BypassRule
 from router_core.errors import ConfigError, is_a
+from router_core.forms import shown
 from router_core.taints import parse_domains
 
 
@@ -123,19 +124,19 @@ class Setting:
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {value!r}")
+            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {shown(value)}")
         if self.choices and value not in self.choices:
             raise ConfigError(
-                f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}"
+                f"{self.name}: expected one of {', '.join(self.choices)}, got {shown(value)}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            shown = str(given)[:40]
+            text = str(given)[:40]
             if not math.isfinite(value):
                 raise ConfigError(f"{self.name}: expected a finite number, got {value}")
             if self.low is not None and value < self.low:
-                raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {shown}")
+                raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {text}")
             if self.high is not None and value > self.high:
-                raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {shown}")
+                raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {text}")
             if self.type is float and abs(value) > MOST_NUMBER:
                 raise ConfigError(f"{self.name}: expected at most {MOST_NUMBER:g}, got {value:g}")
         return value

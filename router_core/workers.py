@@ -7,9 +7,23 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from router_core.errors import WorkerError, is_a
+from router_core.errors import SnapshotError, WorkerError, is_a
+from router_core.forms import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    TEXT,
+    U64,
+    Choice,
+    Each,
+    Fields,
+    Maybe,
+    Table,
+    Text,
+    Whole,
+)
 from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
 #: Value of an unknown ``max_num_batched_tokens`` (as observed in Dynamo 1.6).
@@ -19,6 +33,9 @@ _LISTS = ("aliases", "adapters", "worker_sets")
 MAX_RANKS = 1024
 #: The largest count that a number of JSON keeps exactly; sums of them stay far below 2^64.
 _COUNT_MAX = 2**53
+#: The highest rank, and the tokens of the largest block, that a document may have.
+_RANK_MAX = 2**32 - 1
+_BLOCK_SIZE_MAX = 2**20
 
 
 class WorkerWithDpRank(NamedTuple):
@@ -113,6 +130,40 @@ class ModelRuntimeConfig:
         return cls(**known, validate=validate)
 
 
+_CARD: Final = Fields(
+    {},
+    {
+        **dict.fromkeys(
+            ("total_kv_blocks", "max_num_batched_tokens", "max_num_seqs", "context_length"),
+            Maybe(COUNT),
+        ),
+        "data_parallel_start_rank": Maybe(Whole(0, _RANK_MAX)),
+        "data_parallel_size": Maybe(Whole(1, MAX_RANKS)),
+        "enable_eagle": Maybe(FLAG),
+        "taints": Maybe(Each(TEXT)),
+        "topology_domains": Maybe(Table(TEXT)),
+        "kv_transfer_domain": Maybe(TEXT),
+        "kv_transfer_enforcement": Maybe(TEXT),
+        "kv_transfer_preferred_weight": Maybe(NUMBER),
+    },
+)
+_NAMES: Final = Each(TEXT)
+WORKER: Final = Fields(
+    {"worker_id": U64, "name": Text(least=1), "model": Text(least=1)},
+    {
+        "role": Choice(role.value for role in Role),
+        "block_size": Whole(1, _BLOCK_SIZE_MAX),
+        "can_prefill": FLAG,
+        "kv_events": FLAG,
+        "endpoint": Maybe(TEXT),
+        "runtime_config": _CARD,
+        "device": Maybe(TEXT),
+        **dict.fromkeys(_LISTS, _NAMES),
+    },
+)
+"""What `Worker.to_dict` writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One worker of one model.
@@ -188,6 +239,10 @@ class Worker:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Worker:
         """The inverse of :meth:`to_dict`; raises WorkerError."""
+        try:
+            WORKER.check(plain, "")
+        except SnapshotError as error:
+            raise WorkerError(str(error)) from None
         try:
             return cls(
                 worker_id=plain["worker_id"],
