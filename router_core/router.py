@@ -596,7 +596,7 @@ class Router:
             table = plain.get("transfer")
             transfer = None if table is None else TransferTable.from_dict(table)
         except ConfigError as error:
-            raise SnapshotError(f"{part}.{error}") from None
+            raise SnapshotError(f"{part}.{str(error)[:400]}") from None
         router = cls(config, profile, learns=plain.get("learns", False), policy_classes=policies)
         router.transfer = transfer
         router.registry = WorkerRegistry.restore(plain["registry"])
