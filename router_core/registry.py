@@ -314,7 +314,7 @@ class WorkerRegistry:
             try:
                 worker = Worker.from_dict(row)
             except WorkerError as error:
-                raise SnapshotError(f"{at}: {error}") from None
+                raise SnapshotError(f"{at}: {str(error)[:400]}") from None
             if len(slots) != len(worker.ranks):
                 raise SnapshotError(
                     f"{at}.slots: {len(slots)}, one for each of {len(worker.ranks)} ranks expected"
@@ -330,7 +330,7 @@ class WorkerRegistry:
             try:
                 registry.upsert(worker)
             except WorkerError as error:
-                raise SnapshotError(f"{at}.name: {error}") from None
+                raise SnapshotError(f"{at}.name: {str(error)[:400]}") from None
         registry._free = [slot for slot in range(capacity - 1, -1, -1) if slot not in used]
         for worker_id, reason in plain["unavailable"].items():
             registry.set_available(int(worker_id), reason)

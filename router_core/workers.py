@@ -23,6 +23,7 @@ from router_core.forms import (
     Table,
     Text,
     Whole,
+    shown,
 )
 from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
@@ -61,8 +62,8 @@ class ModelRuntimeConfig:
     ``=``; a transfer domain that is not in ``topology_domains``; an enforcement without a domain;
     ``preferred`` without a weight, a weight without ``preferred``, a weight outside 0..1.
     Taints with the reserved prefix are dropped and rebuilt from ``topology_domains``.
-    ``validate=False`` accepts a card that was published without those checks; only its counts must
-    be valid.
+    ``validate=False`` accepts a card that was published without those checks; only its counts and
+    the types of its values must be valid.
     """
 
     total_kv_blocks: int | None = None
@@ -93,6 +94,7 @@ class ModelRuntimeConfig:
                 _check_name("topology domain", domain)
                 _check_name(f"value of topology domain {domain!r}", value)
             _check_policy(self)
+        _check_kinds(self, domains)
         object.__setattr__(self, "topology_domains", MappingProxyType(domains))
         own = {t for t in self.taints if not t.startswith(TOPOLOGY_PREFIX)}
         own |= {canonical_taint(domain, value) for domain, value in domains.items()}
@@ -311,6 +313,22 @@ def _check_counts(config: ModelRuntimeConfig) -> None:
         raise WorkerError(
             f"data_parallel_size: expected at most {MAX_RANKS}, got {config.data_parallel_size}"
         )
+
+
+def _check_kinds(config: ModelRuntimeConfig, domains: Mapping[str, str]) -> None:
+    """What Dynamo refuses to read, whatever else it accepts."""
+    for domain, value in domains.items():
+        if not is_a(domain, str) or not is_a(value, str):
+            raise WorkerError(f"topology_domains: expected texts, got {shown(value)}")
+    if not is_a(config.enable_eagle, bool):
+        raise WorkerError(f"enable_eagle: expected true or false, got {shown(config.enable_eagle)}")
+    for name in ("kv_transfer_domain", "kv_transfer_enforcement"):
+        text = getattr(config, name)
+        if text is not None and not is_a(text, str):
+            raise WorkerError(f"{name}: expected a text, got {shown(text)}")
+    weight = config.kv_transfer_preferred_weight
+    if weight is not None and not NUMBER.holds(weight):
+        raise WorkerError(f"kv_transfer_preferred_weight: expected a number, got {shown(weight)}")
 
 
 def _check_policy(config: ModelRuntimeConfig) -> None:

@@ -61,7 +61,11 @@ HOSTILE: tuple[Any, ...] = (
     "1e-320", "nan", "\ud800", "x" * 200_000, "a\nb\u202e", b"\x00", [], [[]], [0], [1e-320],
     [None, None], {}, {"": 0}, {"slot": 1e-320}, {1: 2},
 )  # fmt: skip
-"""What stands in for each leaf, list and mapping in turn."""
+"""What stands in for each leaf in turn."""
+OTHER_SHAPES: tuple[Any, ...] = (
+    None, True, 1, 1e-320, "x", [], [[]], [1e-320], [None, None], {}, {"": 0}, {1: 2},
+)  # fmt: skip
+"""What stands in for each list and mapping."""
 
 CLASSES = {
     "default_policy_family": "chat",
@@ -107,7 +111,7 @@ def full_router() -> Router:
         ),
         Worker(3, "w3", "m", kv_events=False, device="cpu", endpoint="http://127.0.0.1:1"),
     )
-    changes = (
+    changes: tuple[Change, ...] = (
         *map(WorkerUpserted, workers),
         WorkerAvailability(3, "no response"),
         KvEvent(1, 0, BlocksStored(None, (11, 12), (21, 22), counted=True)),

@@ -26,6 +26,7 @@ from router_core.workers import WorkerWithDpRank
 from tests.dynctl.documents.hostile_leaves import (
     HOSTILE,
     HOSTILE_PACKED,
+    OTHER_SHAPES,
     REQUEST,
     PackedRecords,
     at,
@@ -83,7 +84,7 @@ def test_each_leaf_of_a_snapshot_is_refused_by_its_path_or_works(part: str) -> N
     seen: Counter[bool] = Counter()
     for path in places(plain[part], (part,)):
         before = at(plain, path)
-        for value in HOSTILE:
+        for value in OTHER_SHAPES if isinstance(before, (dict, list, tuple)) else HOSTILE:
             if value == before and type(value) is type(before):
                 continue
             hostile = replaced(plain, path, value)
@@ -143,6 +144,7 @@ def test_a_full_recording_is_read_in_every_way(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(LEAVES), value=st.sampled_from(HOSTILE_PACKED))
 @example(path=(0, 5, "router_mode"), value=None)
+@example(path=(5, 4, 3), value=None)  # a block below the device without its local hash
 def test_each_leaf_of_a_recording_is_refused_or_works(
     tmp_path: Path, path: tuple[Any, ...], value: Any
 ) -> None:
