@@ -84,7 +84,7 @@ class Changed(msgspec.Struct, frozen=True):
     change: Change
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestOptions(msgspec.Struct, frozen=True):
     """The types of `Arrived.asked`."""
 
     required: list[str] = []

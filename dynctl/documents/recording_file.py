@@ -29,7 +29,6 @@ from dynctl.base.errors import named_in_errors, open_regular, single_line
 from dynctl.documents.recording import (
     KINDS,
     Arrived,
-    Asked,
     Changed,
     Decided,
     Finished,
@@ -37,6 +36,7 @@ from dynctl.documents.recording import (
     Noted,
     Record,
     RecordingReport,
+    RequestOptions,
     Start,
     State,
     Unwrapped,
@@ -695,7 +695,7 @@ def _record(row: list[Any]) -> Record:
             values[form.names[i]] = values[form.names[i]] or ()
         record: Record = msgspec.convert(values, form.form)
         if isinstance(record, Arrived):
-            msgspec.convert(record.asked, Asked)
+            msgspec.convert(record.asked, RequestOptions)
         _check_time(record.at)
         return record
     at = row[1]
