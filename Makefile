@@ -17,8 +17,11 @@ PEER_FLAGS  = --peer-python .bench/dynamo/bin/python --dynamo-python $(DYNCTL_DY
   --sglang-python .bench/sglang/bin/python --vllm-python .bench/vllm/bin/python \
   --model-python .bench/model/bin/python --envoy $(DYNCTL_ENVOY)
 
-# A pip install whose versions are the locked ones. The lock is a constraints file: it pins, it does not add.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+# A pip install of locked versions: what has another hash than the lock's is refused. One package has no
+# wheel, so what builds it is locked too, and pip gets no builder of its own (no build isolation).
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation
+INSTALL := $(PIP) --require-hashes --requirement
+LOCKS   := requirements.lock requirements-build.lock requirements-dev.lock
 
 # Images of Python often set it. A run of the tests starts hundreds of processes: without caches each of
 # them compiles all modules, which takes as long as everything else that a short command does.
@@ -41,14 +44,18 @@ $(BIN)/python:
 	  echo "python -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
 
 # One stamp each for running and for developing, so that the demo does not wait for the linters.
-$(VENV)/.run-stamp: pyproject.toml requirements.lock | $(BIN)/python
+$(VENV)/.run-stamp: pyproject.toml requirements.lock requirements-build.lock | $(BIN)/python
 	@echo "installing dynctl into $(VENV)"
-	@$(INSTALL) --editable .
+	@$(INSTALL) requirements-build.lock
+	@$(INSTALL) requirements.lock
+	@$(PIP) --no-deps --editable .
 	@touch $@
 
-$(VENV)/.dev-stamp: pyproject.toml requirements.lock | $(BIN)/python
+$(VENV)/.dev-stamp: pyproject.toml $(LOCKS) | $(BIN)/python
 	@echo "installing dynctl and its test tools into $(VENV)"
-	@$(INSTALL) --editable '.[dev]'
+	@$(INSTALL) requirements-build.lock
+	@$(INSTALL) requirements-dev.lock
+	@$(PIP) --no-deps --editable .
 	@touch $@ $(VENV)/.run-stamp
 
 demo: $(VENV)/.run-stamp  ## the embedded two-zone fleet: prompts, decisions, teardown
@@ -176,7 +183,8 @@ dist: $(VENV)/.dev-stamp $(SHIP_TOOLS)  ## wheel, sdist, the archive for krew an
 # needs, in the locked versions. tests/shipping runs it with the wheel that it has built.
 bill: | $(BIN)/python $(SHIP_TOOLS)
 	rm -rf $(BILL).venv && $(BIN)/python -m venv --without-pip $(BILL).venv
-	$(BIN)/python -m pip --python $(BILL).venv/bin/python install --quiet --disable-pip-version-check --constraint requirements.lock $(WHEEL)
+	$(BIN)/python -m pip --python $(BILL).venv/bin/python install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip --python $(BILL).venv/bin/python install --quiet --disable-pip-version-check --no-deps $(WHEEL)
 	rm $(BILL).venv/lib/python*/site-packages/dynctl-*.dist-info/direct_url.json
 	$(dir $(DYNCTL_SHIP_PYTHON))cyclonedx-py environment $(BILL).venv/bin/python --pyproject pyproject.toml --output-reproducible --of JSON -o $(BILL)
 	rm -rf $(BILL).venv
@@ -278,16 +286,21 @@ bench-scale: $(VENV)/.dev-stamp  ## a thousand workers: latency, stalls and memo
 	@.bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PEER_$*)
 	@touch $@
 
-# Resolves all versions in a throw-away environment; commit the result.
-lock:  ## refresh requirements.lock from pyproject.toml
+# Resolves all versions in a throw-away environment, for every Python and platform that dynctl supports;
+# commit the result. The other locks have the versions of the largest one.
+LOCK = build/lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
+lock:  ## refresh the locks from pyproject.toml (KEEP=requirements-dev.lock: only add what is new)
 	@rm -rf build/lock-venv
 	@$(MAKE) --no-print-directory VENV=build/lock-venv build/lock-venv/bin/python
-	build/lock-venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@{ echo "# Pinned versions of everything dynctl and its tests install; written by \`make lock\`."; \
-	  build/lock-venv/bin/python -m pip freeze --exclude-editable --disable-pip-version-check \
-	  | grep -E '^[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+$$' | LC_ALL=C sort -f; } > requirements.lock
+	build/lock-venv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOCK) pyproject.toml --all-extras --group build $(if $(KEEP),--constraint $(KEEP)) --output-file build/dev.lock
+	$(LOCK) pyproject.toml --constraint build/dev.lock --output-file build/run.lock
+	$(LOCK) --group build --constraint build/dev.lock --output-file build/build.lock
+	mv build/dev.lock requirements-dev.lock
+	mv build/run.lock requirements.lock
+	mv build/build.lock requirements-build.lock
 	@rm -rf build/lock-venv
-	@wc -l requirements.lock
+	@grep -c == $(LOCKS)
 
 clean:  ## remove what make and the tools created
 	rm -rf $(VENV) $(SDK_VENV) $(SHIP_VENV) $(TOKENIZERS) .venv-dynamo .venv-dynamo-* $(VLLM_VENV) $(ENVOY_VENV) .bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -23,10 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from router_core.config import SETTINGS, RouterConfig
-from router_core.errors import ConfigError
+from router_core.errors import ConfigError, SnapshotError
+from router_core.forms import COUNT, NUMBER, SLOT, TIME, Fields, Maybe, Table
 from router_core.load import ActiveSequences
 from router_core.registry import WorkerRegistry
 from router_core.workers import UNKNOWN_BATCHED_TOKENS, ModelRuntimeConfig
@@ -132,6 +133,19 @@ class Reported:
     kv_used_blocks: int | None = None
     active_prefill_tokens: int | None = None
     at: float | None = None
+
+
+_SIGNALS: Final = dict.fromkeys(
+    ("active_decode_blocks", "kv_used_blocks", "active_prefill_tokens"), Maybe(COUNT)
+)
+_REPORT: Final = (*_SIGNALS, "at")
+_FORM: Final = Fields(
+    {
+        "thresholds": Table(Table(Maybe(NUMBER))),
+        "reported": Table(Fields({"at": Maybe(TIME)}, _SIGNALS), SLOT.high),
+    }
+)
+"""What `BusyTracker.dump` writes."""
 
 
 class BusyTracker:
@@ -257,12 +271,21 @@ class BusyTracker:
         }
 
     def load_dump(self, plain: Mapping[str, Any]) -> None:
-        """Restore a :meth:`dump`; the registry and the load must be restored before."""
-        self._thresholds = {
-            model: Thresholds().with_values(values) for model, values in plain["thresholds"].items()
-        }
+        """Restore a :meth:`dump`; the registry and the load must be restored before.
+
+        Raises SnapshotError.
+        """
+        _FORM.check(plain, "busy")
+        self._thresholds = {}
+        for model, values in plain["thresholds"].items():
+            try:
+                self._thresholds[model] = Thresholds().with_values(values)
+            except ConfigError as error:
+                raise SnapshotError(f"busy.thresholds.{model[:40]}: {error}") from None
         for slot, row in plain["reported"].items():
-            self.reported[int(slot)] = Reported(**row)
+            if int(slot) >= len(self.reported):
+                raise SnapshotError(f"busy.reported.{slot}: slot {slot} does not exist")
+            self.reported[int(slot)] = Reported(**{name: row.get(name) for name in _REPORT})
         self.update_all()
 
     def _over(self, slot: int, config: ModelRuntimeConfig, thresholds: Thresholds) -> bool:

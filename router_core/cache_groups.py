@@ -13,9 +13,28 @@ name of the last of them. Source: vLLM 0.32, `HybridKVCacheCoordinator.find_long
 
 from collections.abc import MutableMapping, Sequence
 from math import lcm
-from typing import Any
+from typing import Any, Final
 
+from router_core.forms import BLOCK_NAME, COUNT, COUNT_MAX, Each, Fields, Maybe, Row, Whole
 from router_core.sharded import ShardedDict, shards_of
+
+CACHE_GROUPS: Final = Fields(
+    {
+        "main": Maybe(COUNT),
+        "groups": Each(
+            Fields(
+                {
+                    "group": COUNT,
+                    "span": Whole(1, COUNT_MAX),
+                    "needed": Maybe(COUNT),
+                    "names": Each(Row(BLOCK_NAME, Whole(1, COUNT_MAX))),
+                }
+            ),
+            1024,
+        ),
+    }
+)
+"""What `CacheGroups.dump` writes."""
 
 
 class CacheGroup:
@@ -133,11 +152,9 @@ class CacheGroups:
 
     @classmethod
     def restore(cls, dump: dict[str, Any]) -> "CacheGroups":
-        """The groups of a `dump`."""
+        """The groups of a `dump`, which has the form `CACHE_GROUPS`."""
         made = cls(dump["main"])
         for one in dump["groups"]:
-            if one["span"] < 1:
-                raise ValueError(f"span of a cache group: expected at least 1, got {one['span']}")
             restored = made.groups[one["group"]] = CacheGroup(one["span"], one["needed"])
             restored.held.update(one["names"])
         return made

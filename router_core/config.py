@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from router_core.conditional_disagg import LOAD_POLICIES, POLICIES, BypassRule
 from router_core.errors import ConfigError, is_a
+from router_core.forms import shown
 from router_core.taints import parse_domains
 
 
@@ -124,10 +125,10 @@ class Setting:
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, self.type) or (self.type is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {value!r}")
+            raise ConfigError(f"{self.name}: expected {self.type.__name__}, got {shown(value)}")
         if self.choices and value not in self.choices:
             raise ConfigError(
-                f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}"
+                f"{self.name}: expected one of {', '.join(self.choices)}, got {shown(value)}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self._check_bounds(value, str(given)[:40])

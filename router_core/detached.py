@@ -15,8 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from router_core.forms import BLOCK_NAME, FLAG, U64, Each, Fields, Row
+
 #: Blocks of one worker that wait for a parent, 300 bytes each.
 MOST_DETACHED: Final = 16_384
+
+DETACHED: Final = Fields(
+    {
+        "blocks": Each(Row(BLOCK_NAME, BLOCK_NAME, U64)),
+        "removed": Each(BLOCK_NAME),
+        "incomplete": FLAG,
+    }
+)
+"""What `DetachedBlocks.dump` writes."""
 
 
 class DetachedBlocks:
@@ -152,11 +163,11 @@ class DetachedBlocks:
 
     @classmethod
     def restore(cls, dump: Mapping[str, Any]) -> DetachedBlocks:
-        """The blocks of a `dump`."""
+        """The blocks of a `dump`, which has the form `DETACHED`."""
         made = cls()
         for parent, name, local in dump["blocks"]:
             made.add(parent, (name,), (local,))
         for name in dump["removed"]:
             made.removed(name)
-        made.incomplete = made.incomplete or dump["incomplete"] is True
+        made.incomplete = made.incomplete or dump["incomplete"]
         return made

@@ -7,19 +7,62 @@ a lost worker in bounded steps, and dump and restore.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from router_core.block_ownership import BlockOwnership
-from router_core.cache_groups import CacheGroups
-from router_core.detached import DetachedBlocks
-from router_core.errors import SnapshotError
+from router_core.cache_groups import CACHE_GROUPS, CacheGroups
+from router_core.detached import DETACHED, DetachedBlocks
+from router_core.errors import SnapshotError, is_a
 from router_core.events import BlocksStored
+from router_core.forms import (
+    BLOCK_NAME,
+    COUNT_MAX,
+    FLAG,
+    SLOT,
+    U64,
+    Each,
+    Fields,
+    Maybe,
+    Row,
+    Whole,
+    check_once,
+    shown,
+)
 from router_core.hashing import sequence_hashes
 from router_core.runs import POSITION, POSITION_BITS, ROOT
 from router_core.sharded import shards_of
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, slots_of
 
 DUMP_SCHEMA = 1
+
+_FORM: Final = Fields(
+    {
+        "schema": Whole(DUMP_SCHEMA, DUMP_SCHEMA),
+        "slots": Each(
+            Fields(
+                {
+                    "slot": SLOT,
+                    "events": Each(
+                        Fields(
+                            {
+                                "parent_hash": Maybe(BLOCK_NAME),
+                                "block_hashes": Each(BLOCK_NAME),
+                                "local_hashes": Each(U64),
+                            }
+                        )
+                    ),
+                },
+                {
+                    "groups": CACHE_GROUPS,
+                    "extra": Each(Row(BLOCK_NAME, Whole(1, COUNT_MAX))),
+                    "detached": DETACHED,
+                },
+            )
+        ),
+    },
+    {"exact": FLAG},
+)
+"""What `PrefixIndex.dump` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +315,14 @@ class PrefixIndex(BlockOwnership):
     @classmethod
     def restore(cls, dump: Mapping[str, Any]) -> "PrefixIndex":
         """The index of a `dump`; raises `SnapshotError` for another schema or broken chains."""
-        if dump.get("schema") != DUMP_SCHEMA:
-            raise SnapshotError(
-                f"prefix index dump has schema {dump.get('schema')!r}; expected {DUMP_SCHEMA}"
-            )
-        index = cls(exact=dump.get("exact") is True)
-        for entry in dump["slots"]:
-            for event in entry["events"]:
+        if is_a(dump, Mapping) and dump.get("schema") != DUMP_SCHEMA:
+            schema = shown(dump.get("schema"))
+            raise SnapshotError(f"index.schema: schema {schema}, {DUMP_SCHEMA} expected")
+        _FORM.check(dump, "index")
+        check_once((entry["slot"] for entry in dump["slots"]), "index.slots", "this slot")
+        index = cls(exact=dump.get("exact", False))
+        for place, entry in enumerate(dump["slots"]):
+            for number, event in enumerate(entry["events"]):
                 result = index.store(
                     entry["slot"],
                     event["parent_hash"],
@@ -286,7 +330,8 @@ class PrefixIndex(BlockOwnership):
                     event["local_hashes"],
                 )
                 if result.refused is not None:
-                    raise SnapshotError(f"prefix index dump: {result.refused.message}")
+                    at = f"index.slots[{place}].events[{number}]"
+                    raise SnapshotError(f"{at}: {result.refused.message}")
             if "extra" in entry:
                 extra = index._extra[entry["slot"]] = dict(entry["extra"])
                 index._extra_total[entry["slot"]] = sum(extra.values())

@@ -13,12 +13,14 @@ always has all blocks before it. Source: approximate mode of Dynamo 1.6 (time or
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf, nextafter
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
-from router_core.changes import Stage
+from router_core.changes import STAGES, Stage
+from router_core.errors import SnapshotError
+from router_core.forms import BLOCK_NAME, SLOT, TEXT, TIME, Choice, Each, Either, Fields, Form, Row
 from router_core.sharded import ShardedDict
 from router_core.worker_sets import NO_OVERLAPS, Overlaps, match_prefix
 
@@ -40,6 +42,26 @@ class Lease(NamedTuple):
 
 
 Key = tuple[str, Stage]
+
+_HASHES: Final = Each(BLOCK_NAME)
+_BLOCKS: Final = Fields({"slot": SLOT}, {"blocks": Each(Row(BLOCK_NAME, TIME))})
+_BOOKING: Final = Fields(
+    {
+        "slot": SLOT,
+        "request": Row(TEXT, Choice(STAGES)),
+        "leased": _HASHES,
+        "fresh": _HASHES,
+        "at": TIME,
+    }
+)
+
+
+def _row_form(row: object) -> Form:
+    return _BOOKING if isinstance(row, Mapping) and "request" in row else _BLOCKS
+
+
+_FORM: Final = Each(Either(_row_form))
+"""What `LearnedIndex.dump` writes."""
 
 
 class LearnedIndex:
@@ -224,16 +246,24 @@ class LearnedIndex:
             for key, one in self._leases.items()
         ]
 
-    def load(self, plain: Iterable[Mapping[str, Any]]) -> None:
-        """Take over the blocks of a :meth:`dump`, into an empty index."""
-        for row in plain:
+    def load(self, plain: Sequence[Mapping[str, Any]], path: str = "learned") -> None:
+        """Take over the blocks of a :meth:`dump`, into an empty index; raises SnapshotError.
+
+        ``path``: of the dump, for the error.
+        """
+        _FORM.check(plain, path)
+        for place, row in enumerate(plain):
             for block, at in row.get("blocks", ()):
+                if block in self._held.get(row["slot"], ()):
+                    raise SnapshotError(f"{path}[{place}].blocks: block {block} occurs twice")
                 self._owners[block] = self._owners.get(block, 0) | 1 << row["slot"]
                 self._held.setdefault(row["slot"], OrderedDict())[block] = at
                 self._size += 1
                 self._last = max(self._last, at)
             if "request" in row:
                 request_id, stage = row["request"]
+                if (request_id, stage) in self._leases:
+                    raise SnapshotError(f"{path}[{place}].request: this booking occurs twice")
                 lease = Lease(row["slot"], tuple(row["leased"]), tuple(row["fresh"]), row["at"])
                 self._restore((request_id, stage), lease)
         for slot, held in self._held.items():

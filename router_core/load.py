@@ -20,13 +20,46 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from router_core.changes import Stage
+from router_core.changes import STAGES, Stage
 from router_core.errors import SnapshotError
+from router_core.forms import (
+    BLOCK_NAME,
+    COUNT,
+    COUNT_MAX,
+    SECONDS,
+    TEXT,
+    TIME,
+    Choice,
+    Each,
+    Fields,
+    Real,
+    Whole,
+    check_once,
+)
 from router_core.held_blocks import HeldBlocks, HeldChains, NotChains
 from router_core.load_order import LoadOrders
 from router_core.worker_sets import Overlaps
+
+_FORM: Final = Each(
+    Fields(
+        {
+            "request_id": TEXT,
+            "stage": Choice(STAGES),
+            "slot": COUNT,
+            "prefill_tokens": COUNT,
+            "sequence_hashes": Each(BLOCK_NAME),
+            "anonymous_blocks": COUNT,
+            "booked_at": TIME,
+            "seen_at": TIME,
+            "output_blocks": COUNT,
+            "adjustment": Real(-COUNT_MAX, 0),
+        },
+        {"predicted_s": SECONDS, "anchor_since": TIME, "chains": Each(Whole(1, COUNT_MAX))},
+    )
+)
+"""What `ActiveSequences.dump` writes."""
 
 
 def decay_fraction(generated: int, expected: int) -> float:
@@ -357,13 +390,13 @@ class ActiveSequences:
     @classmethod
     def restore(cls, plain: Sequence[dict[str, Any]], capacity: int) -> ActiveSequences:
         """The inverse of :meth:`dump`; raises SnapshotError."""
+        _FORM.check(plain, "load")
+        check_once(((row["request_id"], row["stage"]) for row in plain), "load", "this booking")
         load = cls()
         load.grow(capacity)
-        for row in plain:
-            if not 0 <= row["slot"] < capacity:
-                raise SnapshotError(
-                    f"booking of {row['request_id']}: slot {row['slot']} does not exist"
-                )
+        for place, row in enumerate(plain):
+            if row["slot"] >= capacity:
+                raise SnapshotError(f"load[{place}].slot: slot {row['slot']} does not exist")
             load.book(
                 row["request_id"],
                 row["stage"],

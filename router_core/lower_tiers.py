@@ -12,12 +12,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from router_core.errors import SnapshotError
+from router_core.forms import BLOCK_NAME, SLOT, U64, Choice, Each, Fields, Maybe, Row
 
 HOST: Final = "host_pinned"
 DISK: Final = "disk"
 #: Name of a tier in events -> where its blocks are counted.
 TIERS: Final[Mapping[str, str]] = {HOST: HOST, DISK: DISK, "external": DISK}
+
+_FORM: Final = Each(
+    Fields(
+        {
+            "slot": SLOT,
+            "tier": Choice(TIERS),
+            "blocks": Each(Row(Maybe(BLOCK_NAME), U64, BLOCK_NAME)),
+        }
+    )
+)
+"""What `LowerTiers.dump` writes."""
 
 _Place = tuple[int | None, int]
 """(the engine's name of the block before it, local hash)."""
@@ -165,10 +176,9 @@ class LowerTiers:
     @classmethod
     def restore(cls, plain: Sequence[Mapping[str, Any]]) -> LowerTiers:
         """The inverse of :meth:`dump`; raises SnapshotError."""
+        _FORM.check(plain, "tiers")
         made = cls()
         for row in plain:
-            if row["tier"] not in TIERS:
-                raise SnapshotError(f"tier {row['tier']!r}: expected {' or '.join(TIERS)}")
             for parent, local, name in row["blocks"]:
                 made.store(row["slot"], row["tier"], parent, (name,), (local,))
         return made

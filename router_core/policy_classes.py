@@ -18,6 +18,7 @@ from typing import Any
 
 from router_core.config import MOST_INTEGER, MOST_NUMBER, QUEUE_POLICIES, RouterConfig
 from router_core.errors import ConfigError
+from router_core.forms import shown
 
 #: The class of all requests where no classes are configured.
 DEFAULT_CLASS = "default"
@@ -170,7 +171,7 @@ def read_policy_classes(plain: Any) -> PolicyClasses:
     models = {}
     for name, table in found.items():
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"models: expected names of models, got {name!r}")
+            raise ConfigError(f"models: expected names of models, got {shown(name)}")
         models[name] = _table(_mapping(table, f"models.{name}"), f"models.{name}.")
     if root is None and not models:
         raise ConfigError(f"no classes: expected {', '.join(_TABLE)}, or models with these")
@@ -249,7 +250,7 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
     policy = row.get("queue_policy", "fcfs")
     if policy not in QUEUE_POLICIES:
         raise ConfigError(
-            f"{at}.queue_policy: expected one of {', '.join(QUEUE_POLICIES)}, got {policy!r}"
+            f"{at}.queue_policy: expected one of {', '.join(QUEUE_POLICIES)}, got {shown(policy)}"
         )
     quantum = _whole(row.get("quantum"), f"{at}.quantum")
     if quantum < 1:
@@ -260,7 +261,7 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
         if not number or not 0 <= fraction <= MOST_NUMBER:
             raise ConfigError(
                 f"{at}.prefill_busy_threshold_frac: expected a number from 0 to {MOST_NUMBER:g}, "
-                f"got {fraction!r}"
+                f"got {shown(fraction)}"
             )
         fraction = float(fraction)
     counts = {
@@ -284,7 +285,7 @@ def _class(row: Mapping[str, Any], at: str, buckets: Sequence[str]) -> PolicyCla
         family = _name(family, f"{at}.policy_family")
         if bucket not in buckets:
             raise ConfigError(
-                f"{at}.cache_bucket: expected one of {', '.join(buckets)}, got {bucket!r}"
+                f"{at}.cache_bucket: expected one of {', '.join(buckets)}, got {shown(bucket)}"
             )
     return PolicyClass(
         name,
@@ -315,14 +316,14 @@ def _dumped(table: PolicyTable) -> dict[str, Any]:
 def _mapping(plain: Any, at: str) -> Mapping[Any, Any]:
     if not isinstance(plain, Mapping):
         where = at or "document"
-        got = "nothing" if plain is None else repr(plain)[:80]
+        got = "nothing" if plain is None else shown(plain)
         raise ConfigError(f"{where}: expected a mapping, got {got}")
     return plain
 
 
 def _list(plain: Any, at: str, most: int) -> Sequence[Any]:
     if not isinstance(plain, Sequence) or isinstance(plain, str) or not 0 < len(plain) <= most:
-        got = f"{len(plain):,}" if isinstance(plain, (list, tuple)) else repr(plain)[:80]
+        got = f"{len(plain):,}" if isinstance(plain, (list, tuple)) else shown(plain)
         raise ConfigError(f"{at}: expected a list of 1 to {most}, got {got}")
     return plain
 
@@ -335,13 +336,11 @@ def _only(plain: Mapping[str, Any], known: Sequence[str], at: str) -> None:
 
 def _whole(value: Any, at: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_INTEGER:
-        raise ConfigError(f"{at}: expected a whole number, at least 0, got {repr(value)[:80]}")
+        raise ConfigError(f"{at}: expected a whole number, at least 0, got {shown(value)}")
     return value
 
 
 def _name(value: Any, at: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ConfigError(
-            f"{at}: expected letters, digits, '_', '.' and '-', got {repr(value)[:160]}"
-        )
+        raise ConfigError(f"{at}: expected letters, digits, '_', '.' and '-', got {shown(value)}")
     return value

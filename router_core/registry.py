@@ -10,14 +10,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
-from router_core.errors import WorkerError
+from router_core.errors import SnapshotError, WorkerError
+from router_core.forms import (
+    MAX_SLOTS,
+    SLOT,
+    TEXT,
+    U64_MAX,
+    Each,
+    Fields,
+    Table,
+    Whole,
+    check_once,
+)
 from router_core.worker_sets import slots_of
-from router_core.workers import Role, Worker, WorkerWithDpRank
+from router_core.workers import WORKER, Role, Worker, WorkerWithDpRank
 
-MAX_SLOTS = 1 << 20
-"""Slots of a registry that a snapshot may declare: more is not a fleet."""
+_FORM: Final = Fields(
+    {
+        "capacity": Whole(0, MAX_SLOTS),
+        "workers": Each(Fields({**WORKER.forms, "slots": Each(SLOT)}, WORKER.more)),
+        "unavailable": Table(TEXT, U64_MAX),
+    }
+)
+"""What `WorkerRegistry.dump` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,29 +301,36 @@ class WorkerRegistry:
 
     @classmethod
     def restore(cls, plain: dict[str, Any]) -> WorkerRegistry:
-        """The inverse of :meth:`dump`; slots without a worker are free. Raises WorkerError."""
+        """The inverse of :meth:`dump`; slots without a worker are free. Raises SnapshotError."""
+        _FORM.check(plain, "registry")
+        workers, capacity = plain["workers"], plain["capacity"]
+        check_once((row["worker_id"] for row in workers), "registry.workers", "this id")
         registry = cls()
-        capacity = plain["capacity"]
-        if not 0 <= capacity <= MAX_SLOTS:
-            raise WorkerError(f"capacity: expected 0 to {MAX_SLOTS:,} slots, got {capacity}")
         registry._refs = [None] * capacity
         registry._by_slot = [None] * capacity
         used: set[int] = set()
-        for row in plain["workers"]:
-            worker = Worker.from_dict(row)
-            if len(row["slots"]) != len(worker.ranks) or used & set(row["slots"]):
-                raise WorkerError(
-                    f"worker {worker.name}: slots {row['slots']} are in use or do not match "
-                    "its ranks"
+        for place, row in enumerate(workers):
+            at, slots = f"registry.workers[{place}]", row["slots"]
+            try:
+                worker = Worker.from_dict(row)
+            except WorkerError as error:
+                raise SnapshotError(f"{at}: {str(error)[:400]}") from None
+            if len(slots) != len(worker.ranks):
+                raise SnapshotError(
+                    f"{at}.slots: {len(slots)}, one for each of {len(worker.ranks)} ranks expected"
                 )
-            used |= set(row["slots"])
-            for rank, slot in zip(worker.ranks, row["slots"], strict=True):
-                if not 0 <= slot < capacity:
-                    raise WorkerError(f"worker {worker.name}: slot {slot} is out of range")
+            for number, (rank, slot) in enumerate(zip(worker.ranks, slots, strict=True)):
+                if slot >= capacity or slot in used:
+                    problem = "in use" if slot in used else "not below the capacity"
+                    raise SnapshotError(f"{at}.slots[{number}]: slot {slot} is {problem}")
+                used.add(slot)
                 ref = WorkerWithDpRank(worker.worker_id, rank)
                 registry._slots[ref] = slot
                 registry._refs[slot] = ref
-            registry.upsert(worker)
+            try:
+                registry.upsert(worker)
+            except WorkerError as error:
+                raise SnapshotError(f"{at}.name: {str(error)[:400]}") from None
         registry._free = [slot for slot in range(capacity - 1, -1, -1) if slot not in used]
         for worker_id, reason in plain["unavailable"].items():
             registry.set_available(int(worker_id), reason)

@@ -7,10 +7,10 @@ for ties and temperatures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import router_core.changes as c
 import router_core.planning as planning
@@ -30,6 +30,24 @@ from router_core.events import (
     WindowStored,
     refused_store,
     wrong_hash,
+)
+from router_core.forms import (
+    ANYTHING,
+    COUNT,
+    FLAG,
+    SLOT,
+    TEXT,
+    TIME,
+    U64,
+    Choice,
+    Each,
+    Fields,
+    Maybe,
+    Row,
+    Table,
+    Whole,
+    check_once,
+    shown,
 )
 from router_core.freshness import Freshness, FreshnessTable
 from router_core.index import IndexBound, PrefixIndex
@@ -59,6 +77,23 @@ SNAPSHOT_SCHEMA = 1
 _COMPARED_EVERY = 4_096
 #: What the index of a rank can be marked as.
 _STATES = ("current", "gapped", "over_limit", "absent")
+
+_FORM: Final = Fields(
+    {
+        "schema": Whole(SNAPSHOT_SCHEMA, SNAPSHOT_SCHEMA),
+        "config": Table(ANYTHING),
+        "registry": ANYTHING,
+        "index": ANYTHING,
+        "load": ANYTHING,
+        "busy": ANYTHING,
+        "rotation": Each(Row(TEXT, Choice(c.STAGES), COUNT)),
+        "freshness": Table(
+            Row(Choice((*_STATES, "estimated")), Maybe(TIME), Maybe(TIME), COUNT, FLAG), SLOT.high
+        ),
+    },
+    {"learns": FLAG, "recovering": Each(SLOT)},
+)
+"""What `Captured.document` writes, without its parts, which have forms of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,47 +574,61 @@ class Router:
             kind = type(plain).__name__
             raise SnapshotError(f"snapshot: expected a mapping, got {kind}")
         if plain.get("schema") != SNAPSHOT_SCHEMA:
-            raise SnapshotError(
-                f"snapshot schema: expected {SNAPSHOT_SCHEMA}, got {plain.get('schema')!r}"
-            )
+            schema = shown(plain.get("schema"))
+            raise SnapshotError(f"snapshot schema: {schema}, {SNAPSHOT_SCHEMA} expected")
+        _FORM.check(plain, "")
         try:
-            learns = plain.get("learns", False)
-            classes = plain.get("policy_classes")
-            router = cls(
-                RouterConfig().with_values(plain["config"]),
-                profile,
-                learns=learns,
-                policy_classes=NO_CLASSES if classes is None else read_policy_classes(classes),
-            )
-            router.registry = WorkerRegistry.restore(plain["registry"])
-            router.index = PrefixIndex.restore(plain["index"])
-            # Snapshots of earlier versions have no lower tiers.
-            router.tiers = LowerTiers.restore(plain.get("tiers", ()))
-            router.learned.load(plain.get("learned", ()))
-            if plain.get("transfer") is not None:
-                router.transfer = TransferTable.from_dict(plain["transfer"])
-            router.recent.load(plain.get("recent", ()))
-            router.predicted.load(plain.get("predicted", ()))
-            router.sessions.load(plain.get("sessions", {}))
-            router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
-            router.busy = BusyTracker(router.registry, router.load)
-            router.busy.default = Thresholds.of(router.config)
-            router.busy.grow(router.registry.capacity)
-            router.busy.load_dump(plain["busy"])
-            router.rotation = {(model, stage): n for model, stage, n in plain["rotation"]}
-            if "queue" in plain:
-                router.queue = RouterQueue.restore(plain["queue"])
-            for slot, row in plain["freshness"].items():
-                restored = router.freshness[int(slot)] = Freshness(*row)
-                restored.recovering = int(slot) in plain.get("recovering", ())
-                restored.unlinked = router.index.is_doubtful(int(slot))
-                router.freshness.note(int(slot))
-            for worker in router.registry:
-                for slot in router.registry.slots(worker.worker_id):
-                    router.freshness[slot]  # each rank has one
+            return cls._restored(plain, profile)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-            detail = f"no field {error}" if isinstance(error, KeyError) else str(error)
-            raise SnapshotError(f"snapshot cannot be restored: {detail}") from error
+            if isinstance(error, SnapshotError):
+                raise
+            raise SnapshotError(f"snapshot cannot be restored: {error}") from error
+
+    @classmethod
+    def _restored(cls, plain: dict[str, Any], profile: Profile | None) -> Router:
+        """The router of a snapshot whose values outside of its parts have their form."""
+        part = "config"
+        try:
+            config = RouterConfig().with_values(plain["config"])
+            part = "policy_classes"
+            classes = plain.get("policy_classes")
+            policies = NO_CLASSES if classes is None else read_policy_classes(classes)
+            part = "transfer"
+            table = plain.get("transfer")
+            transfer = None if table is None else TransferTable.from_dict(table)
+        except ConfigError as error:
+            raise SnapshotError(f"{part}.{str(error)[:400]}") from None
+        router = cls(config, profile, learns=plain.get("learns", False), policy_classes=policies)
+        router.transfer = transfer
+        router.registry = WorkerRegistry.restore(plain["registry"])
+        router.index = PrefixIndex.restore(plain["index"])
+        # Snapshots of earlier versions have no lower tiers.
+        router.tiers = LowerTiers.restore(plain.get("tiers", ()))
+        router.learned.load(plain.get("learned", ()))
+        router.recent.load(plain.get("recent", ()), "recent")
+        router.predicted.load(plain.get("predicted", ()), "predicted")
+        router.sessions.load(plain.get("sessions", {}))
+        router.load = ActiveSequences.restore(plain["load"], router.registry.capacity)
+        router.busy = BusyTracker(router.registry, router.load)
+        router.busy.default = Thresholds.of(router.config)
+        router.busy.grow(router.registry.capacity)
+        router.busy.load_dump(plain["busy"])
+        _check_slots(plain, router.registry)
+        check_once((tuple(row[:2]) for row in plain["rotation"]), "rotation", "this hop")
+        router.rotation = {(model, stage): n for model, stage, n in plain["rotation"]}
+        if "queue" in plain:
+            router.queue = RouterQueue.restore(plain["queue"])
+        recovering = frozenset(plain.get("recovering", ()))
+        for name, row in plain["freshness"].items():
+            slot = int(name)
+            restored = router.freshness[slot] = Freshness(*row)
+            restored.recovering = slot in recovering
+            restored.unlinked = router.index.is_doubtful(slot)
+            router.freshness.note(slot)
+        for worker in router.registry:
+            for slot in router.registry.slots(worker.worker_id):
+                if slot not in router.freshness:
+                    raise SnapshotError(f"freshness.{slot}: missing, a row for each rank expected")
         return router
 
     # -- inside ----------------------------------------------------------------------------
@@ -769,6 +818,9 @@ class Router:
         if isinstance(event, WindowStored) or not self.index.is_main(slot, event.group):
             return Applied(True, "ignored_tier", f"group {event.group} is not indexed there")
         problem = wrong_hash(event)
+        if problem is None and isinstance(event, BlocksStored):
+            outside = not U64.holds_all(event.local_hashes)
+            problem = f"local_hashes: expected {U64.expected}" if outside else None
         if problem is not None:
             return Applied(False, Fault.NOT_A_HASH.value, problem)
         if isinstance(event, BlocksRemoved):
@@ -1022,6 +1074,29 @@ class Router:
         self.busy.update_all()
         self._bound_learned()
         return OK
+
+
+def _check_slots(plain: Mapping[str, Any], registry: WorkerRegistry) -> None:
+    """Raise SnapshotError for what a snapshot has for a slot that no rank has."""
+    used = {slot for worker in registry for slot in registry.slots(worker.worker_id)}
+    for name, rows in (
+        ("index.slots", plain["index"]["slots"]),
+        *((part, plain.get(part, ())) for part in ("tiers", "learned", "recent", "predicted")),
+        ("load", plain["load"]),
+    ):
+        for place, row in enumerate(rows):
+            if row["slot"] not in used:
+                raise SnapshotError(f"{name}[{place}].slot: no rank has slot {row['slot']}")
+    for name, slots in (
+        ("freshness", plain["freshness"]),
+        ("busy.reported", plain["busy"]["reported"]),
+    ):
+        for slot in slots:
+            if int(slot) not in used:
+                raise SnapshotError(f"{name}.{slot}: no rank has slot {slot}")
+    for place, slot in enumerate(plain.get("recovering", ())):
+        if slot not in used:
+            raise SnapshotError(f"recovering[{place}]: no rank has slot {slot}")
 
 
 def _queues(config: RouterConfig, classes: PolicyClasses) -> bool:

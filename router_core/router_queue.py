@@ -13,11 +13,51 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from router_core.errors import SnapshotError
+from router_core.forms import (
+    COUNT,
+    COUNT_MAX,
+    FLAG,
+    NUMBER,
+    TEXT,
+    TIME,
+    U64,
+    Each,
+    Either,
+    Fields,
+    Form,
+    Maybe,
+    Row,
+    Table,
+    Whole,
+    check_once,
+)
 from router_core.policy_classes import PolicyClass, PolicyTable
 from router_core.reasons import LimitKind, QueueFull
+
+_SIGNED: Final = Whole(-COUNT_MAX, COUNT_MAX)
+_PINNED: Final = Row(U64, Maybe(COUNT))
+_NAMED: Final = Maybe(TEXT)
+
+
+def _lane_form(lane: object) -> Form:
+    return _PINNED if isinstance(lane, (list, tuple)) else _NAMED
+
+
+_FORM: Final = Fields(
+    {
+        "known": FLAG,
+        "number": COUNT,
+        "entries": Each(
+            Row(TEXT, TEXT, TEXT, COUNT, COUNT, TIME, COUNT, NUMBER, _SIGNED, Either(_lane_form))
+        ),
+        "credits": Each(Row(TEXT, TEXT, Whole(-(2**64), 2**64))),
+        "cursors": Table(TEXT),
+    }
+)
+"""What `RouterQueue.dump` writes."""
 
 #: Worker and rank of a pinned request, or the name that it uses in place of its model's, which not
 #: all workers serve; None: any worker.
@@ -251,18 +291,26 @@ class RouterQueue:
 
     @classmethod
     def restore(cls, plain: dict[str, Any]) -> RouterQueue:
-        """The inverse of :meth:`dump`; raises SnapshotError for a request that occurs twice."""
+        """The inverse of :meth:`dump`; raises SnapshotError."""
+        _FORM.check(plain, "queue")
+        check_once((row[0] for row in plain["entries"]), "queue.entries", "this request")
+        check_once((row[6] for row in plain["entries"]), "queue.entries", "this number")
         queue = cls(known=plain["known"])
         queue._number = plain["number"]
         for row in plain["entries"]:
             *fields, lane = row
             fields.append(tuple(lane) if isinstance(lane, list) else lane)
             entry = QueueEntry(*fields)
-            if entry.request_id in queue._entries:
-                raise SnapshotError(f"queue: request {entry.request_id} occurs twice")
+            if entry.number >= queue._number:
+                raise SnapshotError(
+                    f"queue.number: {queue._number}, more than all entries expected"
+                )
             queue._put(entry)
-        for model, name, credit in plain["credits"]:
-            queue._classes[model, name].credit = credit
+        for place, (model, name, credit) in enumerate(plain["credits"]):
+            waiting = queue._classes.get((model, name))
+            if waiting is None:
+                raise SnapshotError(f"queue.credits[{place}]: no request of this class waits")
+            waiting.credit = credit
         queue._cursors = dict(plain["cursors"])
         return queue
 

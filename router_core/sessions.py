@@ -9,11 +9,12 @@ moves no session.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from router_core.changes import Stage
+from router_core.changes import STAGES, Stage
+from router_core.forms import COUNT, TEXT, TIME, U64, Choice, Each, Fields, Row, check_once
 from router_core.workers import WorkerWithDpRank
 
 #: Sessions, by hop; beyond them the one whose last request is the longest ago is forgotten.
@@ -51,6 +52,16 @@ class _Binding:
 
 _Place = tuple[str, str, Stage]
 """key, model and hop"""
+
+_STAGE: Final = Choice(STAGES)
+_FORM: Final = Fields(
+    {},
+    {
+        "bound": Each(Row(TEXT, TEXT, _STAGE, U64, COUNT, TIME)),
+        "running": Each(Row(TEXT, _STAGE, TEXT, TEXT, _STAGE)),
+    },
+)
+"""What `SessionTable.dump` writes."""
 
 
 class SessionTable:
@@ -107,7 +118,8 @@ class SessionTable:
 
     def expire(self, now: float) -> None:
         """Forget the bindings that are over at ``now``."""
-        while self._bound:
+        # Each at most once: a time that is too short to add to ``now`` does not move an end.
+        for _ in range(len(self._bound)):
             place, bound = next(iter(self._bound.items()))
             if bound.until > now:
                 return
@@ -143,12 +155,16 @@ class SessionTable:
             "running": [[*request, *place] for request, place in self._running.items()],
         }
 
-    def load(self, plain: Mapping[str, Iterable[Any]]) -> None:
-        """Take over a :meth:`dump`, into an empty table."""
-        for key, model, stage, worker_id, dp_rank, until in plain.get("bound", ()):
+    def load(self, plain: Mapping[str, Any]) -> None:
+        """Take over a :meth:`dump`, into an empty table; raises SnapshotError."""
+        _FORM.check(plain, "sessions")
+        bound_rows, running = plain.get("bound", ()), plain.get("running", ())
+        check_once((tuple(row[:3]) for row in bound_rows), "sessions.bound", "this session")
+        check_once((tuple(row[:2]) for row in running), "sessions.running", "this request")
+        for key, model, stage, worker_id, dp_rank, until in bound_rows:
             ref = WorkerWithDpRank(worker_id, dp_rank)
             self._bound[key, model, stage] = _Binding(ref, until)
-        for request_id, on, key, model, stage in plain.get("running", ()):
+        for request_id, on, key, model, stage in running:
             self._running[request_id, on] = (key, model, stage)
             bound = self._bound.get((key, model, stage))
             if bound is not None:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from router_core.errors import ConfigError
+from router_core.errors import ConfigError, SnapshotError
+from router_core.forms import NUMBER, TEXT, Each, Fields, Maybe, Row, Table
 from router_core.registry import WorkerRegistry
 from router_core.taints import canonical_taint
 from router_core.worker_sets import slots_of
@@ -108,8 +109,23 @@ class TransferTable:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> TransferTable:
         """The inverse of :meth:`to_dict`; raises ConfigError."""
+        try:
+            _FORM.check(plain, "")
+        except SnapshotError as error:
+            raise ConfigError(str(error)) from None
         levels = tuple((name, Link(latency, rate)) for name, latency, rate in plain["levels"])
         return cls(levels, Link(*plain["beyond"]), plain["bytes_per_token"], plain["by_model"])
+
+
+_FORM: Final = Fields(
+    {
+        "levels": Each(Row(TEXT, NUMBER, NUMBER), MOST_LEVELS),
+        "beyond": Row(NUMBER, NUMBER),
+        "bytes_per_token": Maybe(NUMBER),
+        "by_model": Table(NUMBER),
+    }
+)
+"""What `TransferTable.to_dict` writes."""
 
 
 class TransferClasses:

@@ -7,9 +7,24 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from router_core.errors import WorkerError, is_a
+from router_core.errors import SnapshotError, WorkerError, is_a
+from router_core.forms import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    TEXT,
+    U64,
+    Choice,
+    Each,
+    Fields,
+    Maybe,
+    Table,
+    Text,
+    Whole,
+    shown,
+)
 from router_core.taints import TOPOLOGY_PREFIX, canonical_taint
 
 #: Value of an unknown ``max_num_batched_tokens`` (as observed in Dynamo 1.6).
@@ -19,6 +34,9 @@ _LISTS = ("aliases", "adapters", "worker_sets")
 MAX_RANKS = 1024
 #: The largest count that a number of JSON keeps exactly; sums of them stay far below 2^64.
 _COUNT_MAX = 2**53
+#: The highest rank, and the tokens of the largest block, that a document may have.
+_RANK_MAX = 2**32 - 1
+_BLOCK_SIZE_MAX = 2**20
 
 
 class WorkerWithDpRank(NamedTuple):
@@ -44,8 +62,8 @@ class ModelRuntimeConfig:
     ``=``; a transfer domain that is not in ``topology_domains``; an enforcement without a domain;
     ``preferred`` without a weight, a weight without ``preferred``, a weight outside 0..1.
     Taints with the reserved prefix are dropped and rebuilt from ``topology_domains``.
-    ``validate=False`` accepts a card that was published without those checks; only its counts must
-    be valid.
+    ``validate=False`` accepts a card that was published without those checks; only its counts and
+    the types of its values must be valid.
     """
 
     total_kv_blocks: int | None = None
@@ -76,6 +94,7 @@ class ModelRuntimeConfig:
                 _check_name("topology domain", domain)
                 _check_name(f"value of topology domain {domain!r}", value)
             _check_policy(self)
+        _check_kinds(self, domains)
         object.__setattr__(self, "topology_domains", MappingProxyType(domains))
         own = {t for t in self.taints if not t.startswith(TOPOLOGY_PREFIX)}
         own |= {canonical_taint(domain, value) for domain, value in domains.items()}
@@ -111,6 +130,40 @@ class ModelRuntimeConfig:
         if not isinstance(domains, Mapping):
             raise WorkerError(f"topology_domains: expected a mapping, got {domains!r}")
         return cls(**known, validate=validate)
+
+
+_CARD: Final = Fields(
+    {},
+    {
+        **dict.fromkeys(
+            ("total_kv_blocks", "max_num_batched_tokens", "max_num_seqs", "context_length"),
+            Maybe(COUNT),
+        ),
+        "data_parallel_start_rank": Maybe(Whole(0, _RANK_MAX)),
+        "data_parallel_size": Maybe(Whole(1, MAX_RANKS)),
+        "enable_eagle": Maybe(FLAG),
+        "taints": Maybe(Each(TEXT)),
+        "topology_domains": Maybe(Table(TEXT)),
+        "kv_transfer_domain": Maybe(TEXT),
+        "kv_transfer_enforcement": Maybe(TEXT),
+        "kv_transfer_preferred_weight": Maybe(NUMBER),
+    },
+)
+_NAMES: Final = Each(TEXT)
+WORKER: Final = Fields(
+    {"worker_id": U64, "name": Text(least=1), "model": Text(least=1)},
+    {
+        "role": Choice(role.value for role in Role),
+        "block_size": Whole(1, _BLOCK_SIZE_MAX),
+        "can_prefill": FLAG,
+        "kv_events": FLAG,
+        "endpoint": Maybe(TEXT),
+        "runtime_config": _CARD,
+        "device": Maybe(TEXT),
+        **dict.fromkeys(_LISTS, _NAMES),
+    },
+)
+"""What `Worker.to_dict` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +242,10 @@ class Worker:
     def from_dict(cls, plain: Mapping[str, Any]) -> Worker:
         """The inverse of :meth:`to_dict`; raises WorkerError."""
         try:
+            WORKER.check(plain, "")
+        except SnapshotError as error:
+            raise WorkerError(str(error)) from None
+        try:
             return cls(
                 worker_id=plain["worker_id"],
                 name=plain["name"],
@@ -256,6 +313,22 @@ def _check_counts(config: ModelRuntimeConfig) -> None:
         raise WorkerError(
             f"data_parallel_size: expected at most {MAX_RANKS}, got {config.data_parallel_size}"
         )
+
+
+def _check_kinds(config: ModelRuntimeConfig, domains: Mapping[str, str]) -> None:
+    """What Dynamo refuses to read, whatever else it accepts."""
+    for domain, value in domains.items():
+        if not is_a(domain, str) or not is_a(value, str):
+            raise WorkerError(f"topology_domains: expected texts, got {shown(value)}")
+    if not is_a(config.enable_eagle, bool):
+        raise WorkerError(f"enable_eagle: expected true or false, got {shown(config.enable_eagle)}")
+    for name in ("kv_transfer_domain", "kv_transfer_enforcement"):
+        text = getattr(config, name)
+        if text is not None and not is_a(text, str):
+            raise WorkerError(f"{name}: expected a text, got {shown(text)}")
+    weight = config.kv_transfer_preferred_weight
+    if weight is not None and not NUMBER.holds(weight):
+        raise WorkerError(f"kv_transfer_preferred_weight: expected a number, got {shown(weight)}")
 
 
 def _check_policy(config: ModelRuntimeConfig) -> None:

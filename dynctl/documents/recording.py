@@ -43,6 +43,7 @@ NO_OUTCOMES: Final = "Dynamo does not publish what its engines reused"
 
 #: Numbers that a reader counts with: a count, a length that divides, and any finite number.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Id = Annotated[int, msgspec.Meta(ge=0)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Finite = Annotated[float, msgspec.Meta(ge=-1e308, le=1e308)]
 
@@ -81,6 +82,20 @@ class Changed(msgspec.Struct, frozen=True):
 
     at: float
     change: Change
+
+
+class RequestOptions(msgspec.Struct, frozen=True):
+    """The types of `Arrived.asked`."""
+
+    required: list[str] = []
+    preferred: dict[str, Finite] = {}
+    pin_prefill: tuple[Id, Count | None] | msgspec.UnsetType = msgspec.UNSET
+    pin_decode: tuple[Id, Count | None] | msgspec.UnsetType = msgspec.UNSET
+    allowed: list[Id] = []
+    policy_class: str | None = None
+    strict_priority: Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)] = 0
+    not_modelled: bool = False
+    served_name: str | None = None
 
 
 class Arrived(msgspec.Struct, frozen=True):

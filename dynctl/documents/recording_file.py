@@ -13,6 +13,7 @@ first hash in the payload and how many they are (u32 each).
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 import zlib
 from array import array
@@ -35,6 +36,7 @@ from dynctl.documents.recording import (
     Noted,
     Record,
     RecordingReport,
+    RequestOptions,
     Start,
     State,
     Unwrapped,
@@ -90,6 +92,7 @@ _ENCODED_AT_A_TIME = 128
 _MOST_COLUMNS: Final = 32
 _COLUMN: Final = 1
 _WIDE: Final = 3
+_WIDEST: Final = 2**256
 #: The number of a payload's hashes; the place and length of a column.
 _HASHES: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<II")
@@ -655,7 +658,10 @@ class _Columns:
 
     def read(self, code: int, data: memoryview) -> tuple[int, ...]:
         if code == _WIDE:
-            return tuple(map(int, bytes(data).decode().split(",")))
+            wide = tuple(map(int, bytes(data).decode().split(",")))
+            if max(map(abs, wide)) > _WIDEST:
+                raise ValueError("hashes: expected at most 2^256")
+            return wide
         if code != _COLUMN:
             raise ValueError(f"extension {code} is not known")
         place = bytes(data)
@@ -688,6 +694,8 @@ def _record(row: list[Any]) -> Record:
         for i in form.columns:
             values[form.names[i]] = values[form.names[i]] or ()
         record: Record = msgspec.convert(values, form.form)
+        if isinstance(record, Arrived):
+            msgspec.convert(record.asked, RequestOptions)
         _check_time(record.at)
         return record
     at = row[1]
@@ -706,6 +714,11 @@ def _value(form: _Form, row: list[Any]) -> Any:
     if kind is None:
         kind = _TYPED[form.form] = _typed(form.form)
     values = list(msgspec.structs.astuple(msgspec.convert(row, kind)))
+    for name, value in zip(form.names, values, strict=True):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}: expected a finite number, got {value}")
+        if type(value) is int and name not in _IDS and not _LEAST.get(name, 0) <= value <= _MOST:
+            raise ValueError(f"{name}: expected at most 2^53, not negative, got {value}")
     for i in form.columns:
         column = values[i]
         if not isinstance(column, tuple):
@@ -722,6 +735,10 @@ def _value(form: _Form, row: list[Any]) -> Any:
     return form.form(*values)
 
 
+#: Integers of changes that are not counts, and counts that may be negative.
+_MOST: Final = 2**53
+_IDS: Final = frozenset({"worker_id", "parent_hash"})
+_LEAST: Final = {"priority": -_MOST, "strict_priority": -_MOST}
 #: Fields that are read here, not by msgspec.
 _APART: Final = frozenset({"event", "worker", "table"})
 

@@ -242,7 +242,8 @@ def _programs(directory: Path) -> Path:
     found.mkdir()
     # A test does not update an environment that is older than pyproject.toml.
     kubectl = Path(sysconfig.get_path("scripts"), "kubectl")
-    make = f"exec {shutil.which('make')} -o pyproject.toml -o requirements.lock"
+    old = "".join(f" -o requirements{kind}.lock" for kind in ("", "-build", "-dev"))
+    make = f"exec {shutil.which('make')} -o pyproject.toml{old}"
     programs = {
         "dynctl": f"exec {shlex.quote(sys.executable)} -m dynctl",
         "python3": f"exec {shlex.quote(sys.executable)}",

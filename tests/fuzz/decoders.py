@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import msgspec
@@ -84,6 +85,7 @@ from dynctl.wire.traces import read_trace
 from dynctl.wire.vllm_events import decode_batch, decode_message
 from router_core import Booked, Dequeued, Enqueued, KvEvent
 from router_core.events import BlocksStored
+from tests.fuzz.cards import card_entries, read_cards
 from tests.fuzz.mutator import Message
 from tests.fuzz.streams import read_stream, streams
 from tests.golden.fleets import NOW, two_zones
@@ -103,6 +105,8 @@ class Target:
     errors: tuple[type[Exception], ...] = (WireError,)
     #: Share of the messages: slow decoders get fewer.
     weight: float = field(default=1.0)
+    #: Writes whole messages; half of those that are fed come from it.
+    grammar: Callable[[Random], Message] | None = None
 
 
 def targets() -> Iterator[Target]:
@@ -114,6 +118,7 @@ def targets() -> Iterator[Target]:
     yield Target("request-plane-reply", decode_reply, lambda: [(b"\x00\x00\x00\x00",)])
     yield Target("recovery", _recovery, _recoveries)
     yield Target("discovery", _entry, _entries)
+    yield Target("model-cards", read_cards, _card_seeds, (), weight=0.5, grammar=card_entries)
     yield Target("router-config", _router_config, _router_configs, (RequestError,))
     yield Target("engine-metrics", read_engine_metrics, _engine_metrics, weight=0.5)
     yield Target("engine-facts", _engine_facts, _engine_reports, (RequestError, WorkerSpecError))
@@ -257,6 +262,10 @@ def _entry(key: bytes, value: bytes) -> None:
 def _entries() -> list[Message]:
     found = json.loads((_CAPTURES / "etcd-disagg-required.json").read_text())
     return [(key.encode(), json.dumps(row["value"]).encode()) for key, row in found.items()]
+
+
+def _card_seeds() -> list[Message]:
+    return [card_entries(Random(seed)) for seed in range(8)]
 
 
 def _router_config(body: bytes) -> None:

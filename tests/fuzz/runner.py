@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import msgspec
@@ -77,8 +78,10 @@ def run(target: Target, messages: int, seed: int) -> Result:
     """Feed ``messages`` mutants; raises Defect at the first that is not handled."""
     result = Result()
     mutator = Mutator([*target.seeds(), *corpus(target.name)], seed)
+    choose = Random(seed)
     for _ in range(messages):
-        message = next(mutator)
+        written = target.grammar is not None and choose.random() < 0.5
+        message = target.grammar(choose) if written and target.grammar else next(mutator)
         outcome = feed(target, message)
         if outcome:
             result.refused += 1

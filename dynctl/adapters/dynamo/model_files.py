@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -93,9 +93,13 @@ def host_of(instance: Instance) -> str:
 
 
 def file_hosts(card: ModelCard) -> set[str]:
-    """The hosts of the URLs in a card."""
-    urls = [urlsplit(file.path) for file in card.files.values() if "://" in file.path]
-    return {url.hostname for url in urls if url.hostname}
+    """The hosts of the URLs in a card; a URL that is invalid has none and is never fetched."""
+    hosts = set()
+    for file in card.files.values():
+        if "://" in file.path:
+            with suppress(ValueError):
+                hosts.add(urlsplit(file.path).hostname)
+    return {host for host in hosts if host}
 
 
 async def fetch_model_files(

@@ -240,8 +240,8 @@ class Caches:
         elif isinstance(event, (BlocksStored, BlocksRemoved)) and event.tier in TIERS:
             if rank.lower is not None and not router.tiers.mask >> slot & 1:
                 rank.lower.clear()  # the router dropped what it knew of the rank
-            router.apply(change, at)
-            if router.index.is_main(slot, event.group):
+            applied = router.apply(change, at)
+            if applied.ok and router.index.is_main(slot, event.group):
                 self._lower_changed(router, slot, rank, event)
         else:
             router.apply(change, at)

@@ -635,7 +635,10 @@ def _config(settings: dict[str, Any]) -> RouterConfig:
         return RouterConfig().with_values(known)
     except (ConfigError, TypeError, ValueError):
         mode = known.get("router_mode", READS_CACHES)
+    try:
         return RouterConfig().with_values({"router_mode": mode})
+    except ConfigError:
+        return RouterConfig()
 
 
 def _has(source: Source, record: Arrived) -> bool:

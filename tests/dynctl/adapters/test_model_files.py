@@ -13,7 +13,12 @@ from aiohttp import web
 from blake3 import blake3
 
 from dynctl.adapters.dynamo import model_files
-from dynctl.adapters.dynamo.model_files import ModelFilesError, fetch_model_files, host_of
+from dynctl.adapters.dynamo.model_files import (
+    ModelFilesError,
+    fetch_model_files,
+    file_hosts,
+    host_of,
+)
 from dynctl.base.errors import ExitCode, Unreachable, exit_code_of
 from dynctl.tokenization import load_tokenizer
 from dynctl.wire.dynamo.discovery import CardFile, EndpointId, Instance, ModelCard, parse_entry
@@ -185,6 +190,13 @@ async def test_only_the_workers_own_host_is_asked(into, path, expected):
     assert "--model-path DIR" in caught.value.hint
     assert exit_code_of(caught.value) is ExitCode.USAGE
     assert left_behind(into) == []
+
+
+def test_a_url_that_no_parser_reads_names_no_host() -> None:
+    """It ended the task that follows a Dynamo whose workers are on NATS."""
+    card = card_of("http://[")
+    assert file_hosts(card) == set()
+    assert file_hosts(card_of("http://10.0.0.1:80")) == {"10.0.0.1"}
 
 
 async def test_an_allowed_host_is_asked_too(server, into):

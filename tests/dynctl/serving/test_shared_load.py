@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from dynctl.base.errors import UsageProblem
 from dynctl.serving.http.server import Frontend
@@ -23,6 +26,7 @@ from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig
 from tests.contract.nats_server import NatsServer
 from tests.dynctl.serving.fleets import QUICK_HEALTH, TOKENIZER, Site, chat_body
+from tests.fuzz.mutator import Mutator
 from tests.waiting import until
 
 #: Long answers: a request runs until the test ends it.
@@ -113,6 +117,40 @@ async def test_the_second_frontend_avoids_what_the_first_loaded(plane: str, tmp_
             (loaded,) = busy(b)
             assert loaded not in {await chosen(b, f"prompt {n} of the second") for n in range(8)}
         await until(lambda: not busy(b) and not busy(a))
+
+
+async def test_hostile_messages_on_nats_leave_the_routers_in_step(tmp_path: Path) -> None:
+    servers: list[NatsServer] = []
+    async with pair("nats", tmp_path, servers) as (a, b):
+        attacker = await nats.connect(f"nats://{servers[0].address}")
+        try:
+            heard: list[Msg] = []
+            await attacker.subscribe("dynctl.replicas.>", cb=_into(heard))
+            async with running(a, "a long prompt of the first frontend " * 40):
+                await until(lambda: len(heard) > 4 and busy(b))
+            seen = list(heard)
+            mutants = Mutator([(message.data,) for message in seen], 1)
+            random = Random(1)
+            for number in range(3_000):
+                data = (random.randbytes(40), random.choice(seen).data, *next(mutants))
+                await attacker.publish(seen[number % len(seen)].subject, data[number % len(data)])
+            await attacker.flush()
+            status, _, _ = await b.post(
+                "/v1/chat/completions", {**chat_body("hi"), "max_tokens": 1}
+            )
+            assert status == 200
+            before = b.load()
+            async with running(a, "another long prompt of the first frontend " * 40):
+                await until(lambda: b.load() != before)
+        finally:
+            await attacker.close()
+
+
+def _into(heard: list[Msg]) -> Callable[[Msg], Awaitable[None]]:
+    async def keep(message: Msg) -> None:
+        heard.append(message)
+
+    return keep
 
 
 async def test_without_sync_it_does_not_know(tmp_path: Path) -> None:
