@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,7 @@ import msgspec
 
 from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
+from dynctl.base.turns import Apart
 from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
@@ -330,6 +332,7 @@ class RoutingService:
         worker_set: str | None = None,
         served_name: str | None = None,
         streams: bool = True,
+        apart: Apart | None = None,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
@@ -339,11 +342,12 @@ class RoutingService:
         adapter, which is part of the hashes. ``served_name``: see :meth:`served_name`.
         ``session``: made by :meth:`session`. ``policy_class``, ``priority`` and
         ``strict_priority`` are for the router queue. ``worker_set``: see :meth:`draw_worker_set`.
+        ``apart``: runs what takes long, for a large request; None: it runs here.
         """
         started = self.clock()
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
         if not_modelled is None:
-            found = await self.tokenizers.tokenize_batch(model, batch, worker_set)
+            found = await self.tokenizers.tokenize_batch(model, batch, worker_set, apart)
         else:
             found = [PromptTokens(None, estimate_tokens(p), "estimate") for p in batch]
         tokens = found[0]
@@ -352,10 +356,10 @@ class RoutingService:
         eagle = self.is_eagle(model, worker_set)
         hashes = [BlockHashes(size, [], [])]
         if tokens.ids is not None:
-            hashes = [
-                self._hashed(one.ids or (), size, lora_name, cache_salt, is_eagle=eagle)
-                for one in found
-            ]
+            hash_all = partial(
+                self._all_hashed, found, size, lora_name, cache_salt, is_eagle=eagle
+            )
+            hashes = hash_all() if apart is None else await apart(hash_all)
         request = RoutingRequest(
             id=decision_id or self.new_id(),
             model=model,
@@ -392,6 +396,21 @@ class RoutingService:
         if self.salts_each_block:
             return parsed.nvext.cache_salt or parsed.cache_salt
         return parsed.cache_salt
+
+    def _all_hashed(
+        self,
+        found: Sequence[PromptTokens],
+        block_size: int,
+        lora_name: str | None,
+        cache_salt: str | None,
+        *,
+        is_eagle: bool,
+    ) -> list[BlockHashes]:
+        hashes = []
+        for one in found:
+            ids = one.ids or ()
+            hashes.append(self._hashed(ids, block_size, lora_name, cache_salt, is_eagle=is_eagle))
+        return hashes
 
     def _hashed(
         self,

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
+from dynctl.base.turns import Apart
 from dynctl.tokenization.budget import RenderLimits
 from dynctl.tokenization.encoders import (
     Choice,
@@ -247,11 +248,13 @@ class ModelTokenizer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        apart: Apart | None = None,
     ) -> "array[int]":
         """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
 
         Rendering stays on the event loop (it holds the GIL anyway), unless this template was
-        heavy before: then the thread renders too, where the event loop can preempt it.
+        heavy before: then the thread renders too, where the event loop can preempt it. ``apart``
+        renders a large chat, in a thread that large requests share.
         """
         render = partial(
             self.render_chat,
@@ -263,6 +266,8 @@ class ModelTokenizer:
         )
         if any(template.heavy for template in self._templates.values()):
             text = await self._in_thread(render)
+        elif apart is not None:
+            text = await apart(render)
         else:
             text = render()
         if len(text) < self.encoder.thread_chars:

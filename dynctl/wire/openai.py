@@ -6,7 +6,7 @@ could not tokenize routes blindly.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
@@ -16,7 +16,14 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
 from dynctl.wire.json_body import U32, convert, decode_object, given
-from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, request_id_of
+from dynctl.wire.nvext import (
+    NO_NVEXT,
+    NvExt,
+    TokenIds,
+    parse_nvext,
+    read_token_ids,
+    request_id_of,
+)
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _MAX_PROMPTS: Final = 4096
@@ -207,7 +214,7 @@ class CompletionRequest(_Common):
     """
 
     prompt_field: ClassVar = "prompt"
-    prompts: tuple[str | tuple[int, ...], ...]
+    prompts: tuple[str | Sequence[int], ...]
     not_modelled: str | None = None
     unread_tokens: int = 0
 
@@ -407,17 +414,22 @@ def function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | tuple[int, ...], ...]:
+def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | Sequence[int], ...]:
     """The four forms that OpenAI allows: text, token ids, and a batch of either."""
     if isinstance(value, str):
         return (value,)
     if not value or not isinstance(value[0], str | list):
-        return (convert(value, TokenIds, name),)
+        return (read_token_ids(value, name),)
     _check_prompts(value, name)
     return tuple(
-        item if isinstance(item, str) else convert(item, TokenIds, f"{name}[{i}]")
+        item if isinstance(item, str) else _tokens(item, f"{name}[{i}]")
         for i, item in enumerate(value)
     )
+
+
+def _tokens(item: Any, path: str) -> Sequence[int]:
+    """The token ids of one prompt of several."""
+    return read_token_ids(item, path) if isinstance(item, list) else convert(item, TokenIds, path)
 
 
 def _check_prompts(prompts: list[Any], name: str) -> None:
@@ -429,7 +441,7 @@ def _check_prompts(prompts: list[Any], name: str) -> None:
 
 def _embedded(
     fields: EmbeddingFields,
-) -> tuple[tuple[str | tuple[int, ...], ...], str | None]:
+) -> tuple[tuple[str | Sequence[int], ...], str | None]:
     """The inputs of a request for embeddings, and why only the engine can read them, if so."""
     value = fields.input
     if value is None:

@@ -5,12 +5,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.base.turns import Apart, Turns
 from dynctl.documents.route_result import RouteResult
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.apis import APIS, BY_PATH, Endpoint
@@ -46,6 +48,7 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.recorder import tenant_of
 from dynctl.tokenization import PromptError, TemplateError
 from dynctl.wire.anthropic import MessagesRequest
+from dynctl.wire.large_body import LARGE
 from dynctl.wire.nvext import (
     REQUEST_ID_HEADER,
     policy_class_of,
@@ -68,6 +71,8 @@ BYPASS_HEADER: Final = "x-dynctl-prefill-skipped"
 _FORWARDED: Final = ("traceparent", "tracestate")
 
 _INTERNAL: Final = "internal error; the log has the details"
+#: Messages or prompts from which a request is large, whatever its bytes.
+_MANY: Final = 128
 #: Longer chats are tokenized in a thread.
 _INLINE_CHARS: Final = 16 * 1024
 
@@ -86,6 +91,8 @@ class Inference:
         self._keys = keys
         #: Chat templates that failed; there are as many as models.
         self._broken: set[str] = set()
+        #: In which large bodies are read.
+        self.turns = Turns("large bodies")
         self.in_flight = 0
         #: Requests whose body is complete: a client that sends slowly holds no place.
         self._working = 0
@@ -167,7 +174,11 @@ class Inference:
     async def _work(
         self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
-        parsed = self._received(http.headers, raw, record, endpoint)
+        apart = None if len(raw) < LARGE else self.turns.of(http.remote or "")
+        parsed = await self._received(http.headers, raw, record, endpoint, apart)
+        parts = parsed.messages if isinstance(parsed, ChatRequest) else parsed.prompts
+        if apart is None and len(parts) > _MANY:
+            apart = self.turns.of(http.remote or "")
         nvext = parsed.nvext
         if parsed.stream and APIS[endpoint].named_events and nvext.extra_fields:
             raise HttpError(
@@ -182,7 +193,7 @@ class Inference:
         except RequestError as error:
             raise client_error(error) from None
         prepared = await self._prepare(
-            parsed, record, self._session(http.headers, http), policy_class_of(http.headers)
+            parsed, record, self._session(http.headers, http), policy_class_of(http.headers), apart
         )
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record)
@@ -274,13 +285,18 @@ class Inference:
         service = self._service
         now = service.clock()
         record = RequestRecord(service.new_id(), "", "route", now, service.wall())
+        owner = "" if http is None else http.remote or ""
+        large = http is not None and (http.content_length or LARGE) >= LARGE
+        apart = self.turns.of(owner) if large else None
         try:
-            parsed = parse_any_request(body)
+            parse = partial(parse_any_request, body)
+            parsed = parse() if apart is None else await apart(parse)
         except RequestError as error:
             raise client_error(error) from None
         session = None if http is None else self._session(http.headers, http)
         policy_class = None if http is None else policy_class_of(http.headers)
-        prepared = await self._prepare(self._named(parsed), record, session, policy_class)
+        named = self._named(parsed)
+        prepared = await self._prepare(named, record, session, policy_class, apart)
         found = await service.dry_route(prepared.request, preset=preset)
         check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
         return found
@@ -291,9 +307,10 @@ class Inference:
         self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> tuple[ChatRequest | CompletionRequest, Prepared]:
         """A request that a gateway received: parsed, and ready to be routed. Raises HttpError."""
-        parsed = self._received(headers, raw, record, endpoint)
+        apart = None if len(raw) < LARGE else self.turns.of("")
+        parsed = await self._received(headers, raw, record, endpoint, apart)
         prepared = await self._prepare(
-            parsed, record, self._session(headers), policy_class_of(headers)
+            parsed, record, self._session(headers), policy_class_of(headers), apart
         )
         return parsed, prepared
 
@@ -330,13 +347,22 @@ class Inference:
             )
         self._working += 1
 
-    def _received(
-        self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
+    async def _received(
+        self,
+        headers: Mapping[str, str],
+        raw: bytes,
+        record: RequestRecord,
+        endpoint: Endpoint,
+        apart: Apart | None,
     ) -> ChatRequest | CompletionRequest:
-        """The request with its model, which the observers learn. Raises HttpError."""
+        """The request with its model, which the observers learn. Raises HttpError. ``apart``: runs
+        the work that a large body makes."""
         limit = self._config.limits.body_bytes
         try:
-            parsed = parse_request(raw, headers, limit, endpoint)
+            if apart is None:
+                parsed = parse_request(raw, headers, limit, endpoint)
+            else:
+                parsed = await apart(partial(parse_request, raw, headers, limit, endpoint))
         except RequestError as error:
             raise client_error(error) from None
         record.model, record.stream = parsed.model, parsed.stream
@@ -369,6 +395,7 @@ class Inference:
         record: RequestRecord,
         session: Session | None = None,
         policy_class: str | None = None,
+        apart: Apart | None = None,
     ) -> Prepared:
         nvext = parsed.nvext
         base = self._service.base_model(parsed.model)
@@ -384,6 +411,8 @@ class Inference:
         prompts, not_modelled = prompts_of(parsed, length)
         if not_modelled is None and "sglang" in self._service.tokenizers.readers(base):
             not_modelled = sglang_key(parsed)
+        if apart is not None:
+            self._check_given(parsed, prompts, length)
         try:
             if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
                 prompts = await self._as_dynamo(base, worker_set, parsed, prompts)
@@ -405,6 +434,7 @@ class Inference:
                 strict_priority=nvext.agent_hints.strict_priority or 0,
                 served_name=served_name,
                 streams=self._streams(parsed),
+                apart=apart,
             )
         except PromptError as error:
             raise HttpError(
@@ -464,16 +494,32 @@ class Inference:
             return
         request = prepared.request
         limit = self._service.context_length(request.model, request.worker_set)
+        self._check_tokens(parsed, prepared.longest, limit)
+
+    def _check_given(
+        self,
+        parsed: ChatRequest | CompletionRequest,
+        prompts: list[Prompt],
+        limit: int | None,
+    ) -> None:
+        """As :meth:`_check_length`, before anything is made of the tokens that a client sent."""
+        given = [prompt.token_ids for prompt in prompts if prompt.token_ids is not None]
+        if given and prompts[0].keep is None:
+            self._check_tokens(parsed, max(map(len, given)), limit)
+
+    def _check_tokens(
+        self, parsed: ChatRequest | CompletionRequest, longest: int, limit: int | None
+    ) -> None:
         if limit is None:
             return
         field, output = parsed.prompt_field, " with its output"
         if isinstance(parsed, EmbeddingRequest):
             # Without output tokens the prompt can have the whole length.
             limit, output = limit + 1, ""
-        if prepared.longest >= limit:
+        if longest >= limit:
             raise HttpError(
                 400,
-                f"{field} has {prepared.longest} tokens; {parsed.model} takes at most "
+                f"{field} has {longest} tokens; {parsed.model} takes at most "
                 f"{limit - (not output)}{output}",
                 "invalid_request_error",
                 "context_length_exceeded",
@@ -497,7 +543,7 @@ class Inference:
                 # The engine must separate the tenants too, or they would share its cache.
                 plain["cache_salt"] = parsed.cache_salt
             if nvext.token_data is not None and isinstance(parsed, CompletionRequest):
-                plain[parsed.prompt_field] = nvext.token_data
+                plain[parsed.prompt_field] = list(nvext.token_data)
             body, raw = plain, msgspec.json.encode(plain)
         headers = {REQUEST_ID_HEADER: record.request_id}
         for name in _FORWARDED:
