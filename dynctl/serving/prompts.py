@@ -28,8 +28,10 @@ _SGLANG_KEYS = ("lora_path", "extra_key")
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 #: Prompts of a batch that engines are asked to tokenize, one round trip each.
 _MOST_REMOTE_PROMPTS = 64
-#: Prompts of a batch after which other requests have their turn.
-_BETWEEN = 64
+#: Characters of a batch after which other requests have their turn, and what each prompt counts
+#: beside its own.
+_BETWEEN_CHARS = 16 * 1024
+_PROMPT_CHARS = 256
 
 Source = Literal["client", "model", "engine", "estimate"]
 ChatReader = Literal["vllm", "sglang"]
@@ -344,9 +346,12 @@ class PromptTokenizers:
             )
             return [PromptTokens(None, estimate_tokens(p), "estimate", note) for p in prompts]
         found = []
+        chars = 0
         for prompt in prompts:
             found.append(await self.tokenize(model, prompt, worker_set, apart))
-            if not len(found) % _BETWEEN:
+            chars += _PROMPT_CHARS + len(prompt.text or "")
+            if chars > _BETWEEN_CHARS:
+                chars = 0
                 await asyncio.sleep(0)
         missing = next((one for one in found if one.ids is None), None)
         if missing is None:

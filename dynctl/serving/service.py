@@ -89,6 +89,16 @@ MAX_CORDONED: Final = 4_096
 _MAKES_ROOM: Final = (*CHANGES_OF_HEALTH, Expired, Freed, LoadReported, PrefillDone)
 
 
+#: Prompts of a batch, and their blocks together, up to which the caches of all of them count. A
+#: decision about more would hold up other requests.
+_HASHED_PROMPTS: Final = 256
+_HASHED_BLOCKS: Final = 65_536
+_LONG_BATCH: Final = (
+    f"cache overlap not modelled: a batch of more than {_HASHED_PROMPTS} prompts or "
+    f"{_HASHED_BLOCKS} blocks"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request ready to be routed, and the tokens it came from (``ids`` None: not tokenized).
@@ -355,7 +365,10 @@ class RoutingService:
         size = self.block_size(model, worker_set)
         eagle = self.is_eagle(model, worker_set)
         hashes = [BlockHashes(size, [], [])]
-        if tokens.ids is not None:
+        modelled, note = tokens.ids is not None, not_modelled or tokens.note or NOT_MODELLED
+        if modelled and len(found) > 1 and _is_long(found, size):
+            modelled, note = False, _LONG_BATCH
+        if modelled:
             hash_all = partial(
                 self._all_hashed, found, size, lora_name, cache_salt, is_eagle=eagle
             )
@@ -373,8 +386,8 @@ class RoutingService:
             allowed_worker_ids=allowed_worker_ids,
             worker_set=worker_set,
             is_eagle=eagle,
-            overlap_modelled=tokens.ids is not None,
-            notes=() if tokens.ids is not None else (not_modelled or tokens.note or NOT_MODELLED,),
+            overlap_modelled=modelled,
+            notes=() if modelled else (note,),
             lora_name=lora_name,
             salted=bool(cache_salt),
             more_hashes=tuple(one.sequence for one in hashes[1:]),
@@ -878,3 +891,9 @@ def excluding(
     return replace(
         request, allowed_worker_ids=allowed - failed.keys(), excluded=tuple(reasons.items())
     )
+
+
+def _is_long(batch: Sequence[PromptTokens], block_size: int) -> bool:
+    """Whether a batch has more prompts or blocks than are hashed."""
+    blocks = sum(one.count for one in batch) // block_size
+    return len(batch) > _HASHED_PROMPTS or blocks > _HASHED_BLOCKS

@@ -23,11 +23,20 @@ MOST_VALUES: Final = 524_288
 #: Numbers in arrays of numbers: token ids and hashes.
 MOST_NUMBERS: Final = 4 * 1024 * 1024
 _WINDOW: Final = 32 * 1024
+#: Bytes in which separators are counted by one call.
+_COUNTED: Final = 1024 * 1024
 #: Levels at which something is larger than a window; each costs the search of a window.
 _MOST_OPEN: Final = 64
 
-#: A string, a string that does not end, or what separates values.
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
+#: A string, an array of numbers, a string that does not end, or what separates values.
+_TOKEN: Final = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"|\[[-+0-9.eE, \t\r\n]*+\]|["\[\]{},]', re.DOTALL
+)
+#: Up to a bracket, or a string that does not end.
+_BRACKET: Final = re.compile(
+    rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"|\[[-+0-9.eE, \t\r\n]*+\])*+["\[\]{}]', re.DOTALL
+)
+_AFTER: Final = re.compile(rb"[ \t\r\n]*+,")
 _NUMBERS: Final = re.compile(rb"[-+0-9.eE, \t\r\n]*+")
 _SCALAR: Final = re.compile(rb"[-+.\w]*+")
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
@@ -57,6 +66,8 @@ class _Decoder:
         self._open: list[list[Any] | dict[str, Any]] = []
         self._values = 0
         self._numbers = 0
+        #: Whether the body may have too many values, so that they are counted.
+        self._counts = self._separators() > MOST_VALUES
 
     def value(self) -> Any:
         self._skip_space()
@@ -82,6 +93,8 @@ class _Decoder:
             self._at = end
             self._leave()
         elif comma is not None:
+            if comma == start:
+                raise self._malformed("invalid character")
             self._take(start, comma)
             self._at = comma + 1
             self._expect_value()
@@ -98,31 +111,62 @@ class _Decoder:
         if flat > start and isinstance(self._open[-1], list):
             comma = body.rfind(b",", start, flat)
             if flat < len(body) and body[flat] == _CLOSING[0]:
-                self._count_numbers(start, flat)
+                self._count(0, body.count(b",", start, flat) + 1)
                 return None, flat
             if comma > start + _WINDOW // 2:
-                self._count_numbers(start, comma)
+                self._count(0, body.count(b",", start, comma) + 1)
                 return comma, None
-        comma_at, depth, count = None, 0, 0
+        if self._counts or body[start] == _QUOTE:
+            return self._counted(start, stop)
+        return self._quick(start, stop)
+
+    def _quick(self, start: int, stop: int) -> tuple[int | None, int | None]:
+        """As `_search`: only brackets are looked at, for a body that cannot have too many values.
+        A comma counts where it follows a value that ends with one."""
+        body, comma_at, depth, at = self._body, None, 0, start
+        while found := _BRACKET.match(body, at, stop):
+            at = found.end()
+            byte = body[at - 1]
+            if byte in _OPENING:
+                depth += 1
+            elif byte == _QUOTE:  # the string ends outside of the window
+                break
+            elif not depth:
+                return None, at - 1
+            else:
+                depth -= 1
+                if not depth and (comma := _AFTER.match(body, at, stop)):
+                    comma_at = comma.end() - 1
+        # Strings and numbers of the container itself have commas that were not looked at.
+        return (comma_at, None) if comma_at is not None else self._counted(start, stop)
+
+    def _counted(self, start: int, stop: int) -> tuple[int | None, int | None]:
+        """As `_search`, and what the values count."""
+        body, comma_at, depth = self._body, None, 0
+        values = numbers = 0
+        counted = (0, 0)
         for token in _TOKEN.finditer(body, start, stop):
-            at = token.start()
+            at, end = token.span()
             byte = body[at]
             if byte == _COMMA:
-                count += 1
+                values += 1
                 if not depth:
-                    comma_at = at
+                    comma_at, counted = at, (values, numbers)
+            elif byte == _QUOTE:
+                if end == at + 1:  # the string ends outside of the window
+                    break
             elif byte in _OPENING:
-                count += 1
-                depth += 1
-            elif byte in _CLOSING:
-                if not depth:
-                    self._count(count)
-                    return None, at
+                values += 1
+                if end == at + 1:
+                    depth += 1
+                else:
+                    numbers += body.count(b",", at, end) + 1
+            elif depth:
                 depth -= 1
-            elif token.end() == at + 1:  # the string ends outside of the window
-                break
-        if comma_at is not None:
-            self._count(count)
+            else:
+                self._count(values, numbers)
+                return None, at
+        self._count(*counted)
         return comma_at, None
 
     def _take(self, start: int, end: int) -> None:
@@ -240,13 +284,18 @@ class _Decoder:
                 return
             self._at = space.end()
 
-    def _count(self, values: int) -> None:
+    def _separators(self) -> int:
+        """An upper bound of the values: strings have commas and brackets too."""
+        body, total = self._body, 0
+        for start in range(0, len(body), _COUNTED):
+            total += sum(body.count(one, start, start + _COUNTED) for one in (b",", b"[", b"{"))
+        return total
+
+    def _count(self, values: int, numbers: int = 0) -> None:
         self._values += values
+        self._numbers += numbers
         if self._values > MOST_VALUES:
             raise _too_many("values", MOST_VALUES, "send fewer messages, parts, prompts or tools")
-
-    def _count_numbers(self, start: int, end: int) -> None:
-        self._numbers += self._body.count(b",", start, end) + 1
         if self._numbers > MOST_NUMBERS:
             raise _too_many("numbers in arrays", MOST_NUMBERS, "send fewer token ids")
 

@@ -268,17 +268,17 @@ def parse_completion_request(
 ) -> CompletionRequest:
     """A completion request; as `parse_chat_request`."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), CompletionFields)
+    fields = convert(_shortened(found, "prompt"), CompletionFields)
     values = common_values(found, fields)
     if fields.prompt_embeds is None:
         if fields.prompt is None:
             raise RequestError(400, "missing_field", "prompt", "is required")
-        return CompletionRequest(**values, prompts=_prompts(fields.prompt))
+        return CompletionRequest(**values, prompts=_prompts(found["prompt"]))
     embeds = fields.prompt_embeds
     if isinstance(embeds, str):
         embeds = [embeds]
     _check_prompts(embeds, "prompt_embeds")
-    prompts = _prompts(fields.prompt) if fields.prompt else ()
+    prompts = _prompts(found["prompt"]) if fields.prompt else ()
     return CompletionRequest(
         **values,
         prompts=(*("" for _ in embeds), *prompts) or ("",),
@@ -292,8 +292,8 @@ def parse_embedding_request(
 ) -> EmbeddingRequest:
     """A request for embeddings; as `parse_chat_request`. It is never streamed."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), EmbeddingFields)
-    prompts, not_modelled = _embedded(fields)
+    fields = convert(_shortened(found, "input"), EmbeddingFields)
+    prompts, not_modelled = _embedded(fields, found.get("input"))
     return EmbeddingRequest(
         **{**common_values(found, fields), "stream": False, "max_tokens": None},
         prompts=prompts,
@@ -414,6 +414,16 @@ def function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
+def _shortened(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """The fields that are given, with the first prompt alone: a list of any values needs no check,
+    and a copy of millions takes time."""
+    fields = given(found)
+    prompts = fields.get(name)
+    if isinstance(prompts, list):
+        fields[name] = prompts[:1]
+    return fields
+
+
 def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | Sequence[int], ...]:
     """The four forms that OpenAI allows: text, token ids, and a batch of either."""
     if isinstance(value, str):
@@ -440,10 +450,9 @@ def _check_prompts(prompts: list[Any], name: str) -> None:
 
 
 def _embedded(
-    fields: EmbeddingFields,
+    fields: EmbeddingFields, value: str | list[Any] | None
 ) -> tuple[tuple[str | Sequence[int], ...], str | None]:
     """The inputs of a request for embeddings, and why only the engine can read them, if so."""
-    value = fields.input
     if value is None:
         if fields.messages is None:
             raise RequestError(400, "missing_field", "input", "is required")
