@@ -369,9 +369,7 @@ class RoutingService:
         if modelled and len(found) > 1 and _is_long(found, size):
             modelled, note = False, _LONG_BATCH
         if modelled:
-            hash_all = partial(
-                self._all_hashed, found, size, lora_name, cache_salt, is_eagle=eagle
-            )
+            hash_all = partial(self._all_hashed, found, size, lora_name, cache_salt, is_eagle=eagle)
             hashes = hash_all() if apart is None else await apart(hash_all)
         request = RoutingRequest(
             id=decision_id or self.new_id(),

@@ -29,9 +29,7 @@ _COUNTED: Final = 1024 * 1024
 _MOST_OPEN: Final = 64
 
 #: A string, an array of numbers, a string that does not end, or what separates values.
-_TOKEN: Final = re.compile(
-    rb'"(?:[^"\\]++|\\.)*+"|\[[-+0-9.eE, \t\r\n]*+\]|["\[\]{},]', re.DOTALL
-)
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[-+0-9.eE, \t\r\n]*+\]|["\[\]{},]', re.DOTALL)
 #: Up to a bracket, or a string that does not end.
 _BRACKET: Final = re.compile(
     rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"|\[[-+0-9.eE, \t\r\n]*+\])*+["\[\]{}]', re.DOTALL
@@ -46,22 +44,23 @@ _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
 
 
-def decode_large(body: bytes) -> Any:
+def decode_large(body: bytes, most_numbers: int = MOST_NUMBERS) -> Any:
     """The JSON value of a body of any length; equal to ``msgspec.json.decode(body)``.
 
     Raises msgspec.DecodeError, UnicodeError, RecursionError, and RequestError (400) above
-    `MOST_VALUES` or `MOST_NUMBERS`.
+    `MOST_VALUES` or ``most_numbers``.
     """
     if len(body) <= _WINDOW:
         return msgspec.json.decode(body)
-    return _Decoder(body).value()
+    return _Decoder(body, most_numbers).value()
 
 
 class _Decoder:
     """One pass over a body. ``_at``: the next byte; ``_open``: the arrays and objects around it."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, most_numbers: int) -> None:
         self._body = body
+        self._most_numbers = most_numbers
         self._at = 0
         self._open: list[list[Any] | dict[str, Any]] = []
         self._values = 0
@@ -296,8 +295,8 @@ class _Decoder:
         self._numbers += numbers
         if self._values > MOST_VALUES:
             raise _too_many("values", MOST_VALUES, "send fewer messages, parts, prompts or tools")
-        if self._numbers > MOST_NUMBERS:
-            raise _too_many("numbers in arrays", MOST_NUMBERS, "send fewer token ids")
+        if self._numbers > self._most_numbers:
+            raise _too_many("numbers in arrays", self._most_numbers, "send fewer token ids")
 
     def _malformed(self, problem: str) -> msgspec.DecodeError:
         return msgspec.DecodeError(f"JSON is malformed: {problem} (byte {self._at})")

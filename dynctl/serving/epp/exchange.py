@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from dynctl.base.decode_errors import RequestError
 from dynctl.documents.decisions import ClientResponse
 from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import BY_PATH
@@ -36,6 +38,7 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.recorder import tenant_of
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.ext_proc import BodyMode, ExtProcError, Modes, Processing
+from dynctl.wire.large_body import LARGE, decode_large
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 
 _log = logging.getLogger(__name__)
@@ -422,8 +425,15 @@ class Exchange:
         name = self._headers.get(ext_proc.MODEL_NAME, "")
         length = self._headers.get("content-length", "") if body is None else str(len(body))
         if not name and body:
+            turns = self._picker.inference.turns
             try:
-                name = msgspec.json.decode(body, type=_Model).model
+                if len(body) < LARGE:
+                    name = msgspec.json.decode(body, type=_Model).model
+                else:
+                    read = await turns.run("", partial(decode_large, body))
+                    name = msgspec.convert(read, _Model).model
+            except RequestError:
+                name = ""
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 name = ""
         model = self._picker.inference.routed_model(name)

@@ -70,7 +70,9 @@ def _decode_large(raw: bytes) -> Any:
     except WireError as error:
         raise bad_request(f"the body is not valid: {error.problem}", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise bad_request(f"the body is not valid: not JSON: {error}", code="invalid_json") from None
+        raise bad_request(
+            f"the body is not valid: not JSON: {error}", code="invalid_json"
+        ) from None
     except RecursionError:
         problem = too_deep("body").problem
         raise bad_request(f"the body is not valid: {problem}", code="invalid_json") from None
