@@ -408,14 +408,17 @@ class Inference:
             base, served_name=served_name, pins=pins, likely=record.endpoint == "route"
         )
         length = self._service.context_length(base, worker_set)
-        prompts, not_modelled = prompts_of(parsed, length)
+        if apart is None:
+            prompts, not_modelled = prompts_of(parsed, length)
+        else:
+            prompts, not_modelled = await apart(partial(prompts_of, parsed, length))
         if not_modelled is None and "sglang" in self._service.tokenizers.readers(base):
             not_modelled = sglang_key(parsed)
         if apart is not None:
             self._check_given(parsed, prompts, length)
         try:
             if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
-                prompts = await self._as_dynamo(base, worker_set, parsed, prompts)
+                prompts = await self._as_dynamo(base, worker_set, parsed, prompts, apart)
                 not_modelled = None
             prepared = await self._service.prepare(
                 base,
@@ -476,13 +479,20 @@ class Inference:
         return parsed.stream or of_dynamo or isinstance(parsed, EmbeddingRequest)
 
     async def _as_dynamo(
-        self, model: str, worker_set: str | None, chat: ChatRequest, prompts: list[Prompt]
+        self,
+        model: str,
+        worker_set: str | None,
+        chat: ChatRequest,
+        prompts: list[Prompt],
+        apart: Apart | None,
     ) -> list[Prompt]:
         """The prompt of a chat as Dynamo's frontend makes it, where the tokenizer is here."""
         tokenizer = self._service.tokenizers.of(model, worker_set)
         if tokenizer is None or prompts[0].token_ids is not None:
             return prompts
-        if sum(map(_length, chat.messages)) < _INLINE_CHARS:
+        if apart is not None:
+            ids = await apart(partial(dynamo_chat, tokenizer, chat))
+        elif sum(map(_length, chat.messages)) < _INLINE_CHARS:
             ids = dynamo_chat(tokenizer, chat)
         else:
             ids = await asyncio.to_thread(dynamo_chat, tokenizer, chat)
