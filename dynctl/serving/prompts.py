@@ -30,7 +30,7 @@ _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 _MOST_REMOTE_PROMPTS = 64
 #: Characters of a batch after which other requests have their turn, and what each prompt counts
 #: beside its own.
-_BETWEEN_CHARS = 16 * 1024
+_BETWEEN_CHARS = 4 * 1024
 _PROMPT_CHARS = 256
 
 Source = Literal["client", "model", "engine", "estimate"]

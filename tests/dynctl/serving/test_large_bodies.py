@@ -1,10 +1,14 @@
 """Large bodies of clients leave the event loop to others.
 
 The aim is that `GET /live` takes at most 50 ms on two busy cores while two clients send any of
-these bodies again and again. Before, one of them held the loop for 0.3 to 2.8 s.
+these bodies again and again. Before, one of them held the loop for 0.1 to 2.8 s.
+
+Measured is the CPU time of this process during a request of /live, which other processes do not
+change: what holds the interpreter without a break is all in one of these.
 """
 
 import asyncio
+import gc
 import io
 import json
 import time
@@ -16,16 +20,16 @@ import pytest
 
 from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.http.start import settle_garbage_collector
 from dynctl.serving.prompts import Prompt
 from dynctl.wire.large_body import LARGE, MOST_VALUES
 from tests.dynctl.serving.fleets import chat_body, site
-from tests.waiting import slowdown
 
 ENGINE = [{"name": "a0"}]
 AIM_S = 0.05
-#: For machines that are slower than the one of the aim, and for what else runs in this process.
-FACTOR = 5
-#: A short time without a core is not the frontend's; each row may try again.
+#: For slower machines, and for the client and the engine, which run in this process too.
+MOST_S = 3 * AIM_S
+#: A garbage collection of the tests' own objects is not the frontend's; each row may try again.
 TRIES = 3
 FUNCTION = {
     "type": "function",
@@ -37,6 +41,16 @@ FUNCTION = {
 }
 DRY = {"annotations": ["query_instance_id:"]}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(autouse=True)
+def _garbage_collector():
+    """As in a process that serves."""
+    before = gc.get_threshold()
+    settle_garbage_collector()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 def body_of(**fields: Any) -> bytes:
@@ -89,8 +103,8 @@ def sent(body: bytes) -> dict[str, Any]:
 
 
 async def slowest_live(fleet, path: str, body: bytes) -> tuple[float, set[tuple[int, str]]]:
-    """The slowest of the requests of /live while two clients send the body, in seconds, and what
-    these got."""
+    """The slowest of the requests of /live while two clients send the body, in seconds of CPU, and
+    what these got."""
     answers: set[tuple[int, str]] = set()
 
     async def send() -> None:
@@ -103,10 +117,10 @@ async def slowest_live(fleet, path: str, body: bytes) -> tuple[float, set[tuple[
     slowest = 0.0
     clients = [asyncio.create_task(send()) for _ in range(2)]
     while not all(client.done() for client in clients):
-        began = time.perf_counter()
+        began = time.process_time()
+        await asyncio.sleep(0.005)  # what holds the loop now counts too
         assert (await fleet.get("/live"))[0] == 200
-        slowest = max(slowest, time.perf_counter() - began)
-        await asyncio.sleep(0.005)
+        slowest = max(slowest, time.process_time() - began)
     await asyncio.gather(*clients)
     return slowest, answers
 
@@ -114,17 +128,17 @@ async def slowest_live(fleet, path: str, body: bytes) -> tuple[float, set[tuple[
 @pytest.mark.parametrize("row", ROWS)
 async def test_no_body_of_a_client_holds_up_others(row):
     path, body, status, text = ROWS[row]
-    async with site(ENGINE) as fleet:
-        measured = []
-        for _ in range(TRIES):
+    measured = []
+    for _ in range(TRIES):
+        async with site(ENGINE) as fleet:  # a template that was slow once renders in a thread
             slowest, answers = await slowest_live(fleet, path, body)
-            for got, answer in answers:
-                assert got == status, answer
-                assert row == "prompts" or text in answer
-            measured.append(slowest)
-            if slowest < AIM_S * FACTOR * slowdown():
-                return
-        pytest.fail(f"/live took {measured} s; aim {AIM_S} s, here {FACTOR * slowdown():.1f} times")
+        for got, answer in answers:
+            assert got == status, answer
+            assert row == "prompts" or text in answer
+        measured.append(slowest)
+        if slowest < MOST_S:
+            return
+    pytest.fail(f"/live took {measured} s of CPU; the aim is {AIM_S} s, the limit {MOST_S} s")
 
 
 async def test_a_large_chat_is_answered_as_a_small_one():
@@ -163,7 +177,8 @@ async def test_the_caches_of_a_long_batch_do_not_count():
             assert request.overlap_modelled is modelled
             assert bool(request.sequence_hashes) is modelled
             assert request.isl_tokens == prepared.longest * count
-        assert "a batch of more than 256 prompts or 65536 blocks" in request.notes[0]
+            if not modelled:
+                assert "a batch of more than 256 prompts or 65536 blocks" in request.notes[0]
         long = [Prompt(token_ids=[1] * 700_000)] * 2
         assert not (await fleet.service.prepare("demo", long)).request.overlap_modelled
         assert (await fleet.service.prepare("demo", long[0])).request.overlap_modelled
@@ -179,7 +194,7 @@ class TestServicesOfDynamosKind:
             times = []
             try:
                 while True:
-                    times.append(time.perf_counter())
+                    times.append(time.process_time())
                     await asyncio.sleep(0.005)
             finally:
                 gaps.append(max(b - a for a, b in pairwise(times)))
@@ -206,7 +221,7 @@ class TestServicesOfDynamosKind:
                             assert answer.status == status, text
                         ticking.cancel()
                         await asyncio.gather(ticking, return_exceptions=True)
-                        if gaps[0] < AIM_S * FACTOR * slowdown():
+                        if gaps[0] < MOST_S:
                             break
                     else:
                         pytest.fail(f"the loop stood still for {gaps[0]} s")
