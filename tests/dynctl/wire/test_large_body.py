@@ -48,30 +48,33 @@ def outcome(decode: Any, text: bytes) -> Any:
 
 
 @pytest.mark.usefixtures("windows")
-class TestEqual:
-    @given(VALUES, st.booleans(), st.sampled_from([None, 1]))
-    def test_any_value_is_the_same(self, value, ascii_only, indent):
-        text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
-        assert outcome(decode_large, text) == outcome(msgspec.json.decode, text)
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_any_value_is_the_same(value, ascii_only, indent):
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    assert outcome(decode_large, text) == outcome(msgspec.json.decode, text)
 
-    @given(VALUES, st.lists(CHANGES, min_size=1, max_size=2))
-    def test_any_damage_is_refused_where_the_decoder_refuses_it(self, value, changes):
-        text = bytearray(json.dumps(value).encode())
-        for place, byte, kind in changes:
-            at = int(place * (len(text) - 1))
-            text[at : at + (kind != 1)] = b"" if kind == 2 else bytes([byte])
-        assert outcome(decode_large, bytes(text)) == outcome(msgspec.json.decode, bytes(text))
 
-    @pytest.mark.parametrize(
-        "end", [b",]", b",,1]", b"", b"]]", b"}", b"] x", b',"', b",tru]", b":1]", b",\xff]"]
-    )
-    def test_a_wrong_end(self, end):
-        for start in (
-            b"[" + b"1," * 300 + b"1",
-            b'["' + b"x" * 300 + b'"',
-            b"[" + b"[]," * 90 + b"1",
-        ):
-            assert outcome(decode_large, start + end) == "refused"
+@pytest.mark.usefixtures("windows")
+@given(VALUES, st.lists(CHANGES, min_size=1, max_size=2))
+def test_any_damage_is_refused_where_the_decoder_refuses_it(value, changes):
+    text = bytearray(json.dumps(value).encode())
+    for place, byte, kind in changes:
+        at = int(place * (len(text) - 1))
+        text[at : at + (kind != 1)] = b"" if kind == 2 else bytes([byte])
+    assert outcome(decode_large, bytes(text)) == outcome(msgspec.json.decode, bytes(text))
+
+
+@pytest.mark.usefixtures("windows")
+@pytest.mark.parametrize(
+    "end", [b",]", b",,1]", b"", b"]]", b"}", b"] x", b',"', b",tru]", b":1]", b",\xff]"]
+)
+def test_a_wrong_end(end):
+    for start in (
+        b"[" + b"1," * 300 + b"1",
+        b'["' + b"x" * 300 + b'"',
+        b"[" + b"[]," * 90 + b"1",
+    ):
+        assert outcome(decode_large, start + end) == "refused"
 
 
 def test_an_error_has_its_place_in_the_whole_body():
