@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
+from dynctl.base.turns import Apart
 from dynctl.tokenization.budget import RenderLimits
 from dynctl.tokenization.encoders import (
     Choice,
@@ -282,15 +283,18 @@ class ModelTokenizer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        apart: Apart | None = None,
     ) -> "array[int]":
         """As :meth:`encode_chat`; a long text is encoded in a thread, which releases the GIL.
 
         Rendering stays on the event loop where the template is known to be quick, and the chat is
-        of a usual size; else the thread renders too, where the event loop can preempt it, or waits
-        for the process of the template.
+        of a usual size; else a thread renders too, where the event loop can preempt it, or waits
+        for the process of the template. ``apart`` renders a large chat, in a thread that large
+        requests share.
         """
         template, chars = self._template_of(messages, tools)
-        variables = template.variables(
+        variables = partial(
+            template.variables,
             messages,
             tools=tools,
             documents=documents,
@@ -298,10 +302,15 @@ class ModelTokenizer:
             template_kwargs=template_kwargs,
         )
         program = template.program
-        many = len(messages) + len(tools or ()) > _MANY_MESSAGES or chars > _LONG_CHAT
-        if many or program.heavy:
-            return await self._in_thread(partial(self._encoded_chat, program, variables))
-        text = program.run(variables)
+        encoded = partial(self._encoded_chat, program)
+        if program.heavy:
+            return await self._in_thread(lambda: encoded(variables()))
+        if apart is not None:
+            text = await apart(lambda: program.run(variables()))
+        elif len(messages) + len(tools or ()) > _MANY_MESSAGES or chars > _LONG_CHAT:
+            return await self._in_thread(lambda: encoded(variables()))
+        else:
+            text = program.run(variables())
         if len(text) < self.encoder.thread_chars:
             return self.encode_flat(text, field="messages")
         return await self._in_thread(partial(self.encode_flat, text, field="messages"))

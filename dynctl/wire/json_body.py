@@ -17,6 +17,7 @@ from msgspec import Meta, inspect
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.errors import single_line
 from dynctl.base.json_fields import U32_MAX, U64_MAX, describe
+from dynctl.wire.large_body import LARGE, decode_large
 
 T = TypeVar("T")
 
@@ -55,13 +56,16 @@ _FIELD: Final = re.compile(r"`(?P<name>.*)`", re.DOTALL)
 
 
 def decode_object(body: bytes, max_bytes: int) -> dict[str, Any]:
-    """The JSON object of a body. Raises RequestError: 413 over ``max_bytes``, else 400."""
+    """The JSON object of a body. Raises RequestError: 413 over ``max_bytes``, else 400.
+
+    A body of `LARGE` bytes takes time: decode it in a thread, which the event loop can interrupt.
+    """
     if len(body) > max_bytes:
         raise RequestError(
             413, "body_too_large", None, f"the body has {len(body)} bytes, at most {max_bytes}"
         )
     try:
-        found = msgspec.json.decode(body)
+        found = msgspec.json.decode(body) if len(body) < LARGE else decode_large(body)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise RequestError(400, "invalid_json", None, _unreadable(error)) from None
     except RecursionError:

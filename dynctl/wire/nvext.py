@@ -5,7 +5,8 @@ answers a wrong value with the deserializer's own text; here the path of the fie
 """
 
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -46,6 +47,10 @@ _I32: Final = 2**31
 _Text = Annotated[str, Meta(max_length=1024)]
 _Texts = Annotated[tuple[_Text, ...], Meta(max_length=256)]
 TokenIds = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_TOKENS_IN_REQUEST)]
+
+
+#: Token ids that are read in one step.
+_SLICE: Final = 64 * 1024
 
 
 class AgentHints(Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,6 +146,11 @@ def parse_nvext(value: Any, path: str = "nvext") -> NvExt:
     """
     if value is None:
         return NO_NVEXT
+    tokens = value.get("token_data") if isinstance(value, dict) else None
+    if isinstance(tokens, list) and len(tokens) > _SLICE:
+        ids = read_token_ids(tokens, f"{path}.token_data")
+        found = parse_nvext({**value, "token_data": tokens[:1]}, path)
+        return msgspec.structs.replace(found, token_data=ids)
     found = convert(given(value) if isinstance(value, dict) else value, NvExt, path)
     for name in _WORKER_IDS:
         check_u64(getattr(found, name), f"{path}.{name}")
@@ -153,6 +163,25 @@ def parse_nvext(value: Any, path: str = "nvext") -> NvExt:
                 f"expected a finite number, got {describe(weight)}",
             )
     return found
+
+
+def read_token_ids(value: list[Any], path: str) -> Sequence[int]:
+    """Token ids as a tuple, or as an ``array("I")`` where they are many. Raises RequestError (400).
+
+    Many are read in slices: each call of msgspec holds the interpreter until it ends.
+    """
+    if not _SLICE < len(value) <= MAX_TOKENS_IN_REQUEST:
+        return convert(value, TokenIds, path)
+    tokens = array("I")
+    for start in range(0, len(value), _SLICE):
+        piece = value[start : start + _SLICE]
+        try:
+            tokens.extend(convert(piece, TokenIds, path))
+        except RequestError as error:
+            at = (error.field or "").removeprefix(f"{path}[").removesuffix("]")
+            field = f"{path}[{start + int(at)}]" if at.isdecimal() else path
+            raise RequestError(error.status, error.code, field, error.problem) from None
+    return tokens
 
 
 def apply_headers(nvext: NvExt, headers: Mapping[str, str]) -> NvExt:

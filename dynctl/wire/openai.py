@@ -6,7 +6,7 @@ could not tokenize routes blindly.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
@@ -17,7 +17,14 @@ from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
 from dynctl.wire.json_body import U32, convert, decode_object, given
-from dynctl.wire.nvext import NO_NVEXT, NvExt, TokenIds, parse_nvext, request_id_of
+from dynctl.wire.nvext import (
+    NO_NVEXT,
+    NvExt,
+    TokenIds,
+    parse_nvext,
+    read_token_ids,
+    request_id_of,
+)
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 _MAX_PROMPTS: Final = 4096
@@ -208,7 +215,7 @@ class CompletionRequest(_Common):
     """
 
     prompt_field: ClassVar = "prompt"
-    prompts: tuple[str | tuple[int, ...], ...]
+    prompts: tuple[str | Sequence[int], ...]
     not_modelled: str | None = None
     unread_tokens: int = 0
 
@@ -262,17 +269,17 @@ def parse_completion_request(
 ) -> CompletionRequest:
     """A completion request; as `parse_chat_request`."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), CompletionFields)
+    fields = convert(_shortened(found, "prompt"), CompletionFields)
     values = common_values(found, fields)
     if fields.prompt_embeds is None:
         if fields.prompt is None:
             raise RequestError(400, "missing_field", "prompt", "is required")
-        return CompletionRequest(**values, prompts=_prompts(fields.prompt))
+        return CompletionRequest(**values, prompts=_prompts(found["prompt"]))
     embeds = fields.prompt_embeds
     if isinstance(embeds, str):
         embeds = [embeds]
     _check_prompts(embeds, "prompt_embeds")
-    prompts = _prompts(fields.prompt) if fields.prompt else ()
+    prompts = _prompts(found["prompt"]) if fields.prompt else ()
     return CompletionRequest(
         **values,
         prompts=(*("" for _ in embeds), *prompts) or ("",),
@@ -286,8 +293,8 @@ def parse_embedding_request(
 ) -> EmbeddingRequest:
     """A request for embeddings; as `parse_chat_request`. It is never streamed."""
     found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), EmbeddingFields)
-    prompts, not_modelled = _embedded(fields)
+    fields = convert(_shortened(found, "input"), EmbeddingFields)
+    prompts, not_modelled = _embedded(fields, found.get("input"))
     return EmbeddingRequest(
         **{**common_values(found, fields), "stream": False, "max_tokens": None},
         prompts=prompts,
@@ -408,17 +415,32 @@ def function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | tuple[int, ...], ...]:
+def _shortened(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """The fields that are given, with the first prompt alone: a list of any values needs no check,
+    and a copy of millions takes time."""
+    fields = given(found)
+    prompts = fields.get(name)
+    if isinstance(prompts, list):
+        fields[name] = prompts[:1]
+    return fields
+
+
+def _prompts(value: str | list[Any], name: str = "prompt") -> tuple[str | Sequence[int], ...]:
     """The four forms that OpenAI allows: text, token ids, and a batch of either."""
     if isinstance(value, str):
         return (value,)
     if not value or not isinstance(value[0], str | list):
-        return (convert(value, TokenIds, name),)
+        return (read_token_ids(value, name),)
     _check_prompts(value, name)
     return tuple(
-        item if isinstance(item, str) else convert(item, TokenIds, f"{name}[{i}]")
+        item if isinstance(item, str) else _tokens(item, f"{name}[{i}]")
         for i, item in enumerate(value)
     )
+
+
+def _tokens(item: Any, path: str) -> Sequence[int]:
+    """The token ids of one prompt of several."""
+    return read_token_ids(item, path) if isinstance(item, list) else convert(item, TokenIds, path)
 
 
 def _check_prompts(prompts: list[Any], name: str) -> None:
@@ -429,10 +451,9 @@ def _check_prompts(prompts: list[Any], name: str) -> None:
 
 
 def _embedded(
-    fields: EmbeddingFields,
-) -> tuple[tuple[str | tuple[int, ...], ...], str | None]:
+    fields: EmbeddingFields, value: str | list[Any] | None
+) -> tuple[tuple[str | Sequence[int], ...], str | None]:
     """The inputs of a request for embeddings, and why only the engine can read them, if so."""
-    value = fields.input
     if value is None:
         if fields.messages is None:
             raise RequestError(400, "missing_field", "input", "is required")

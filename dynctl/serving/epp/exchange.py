@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -39,6 +40,7 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.directions import DIRECTING, ENGINE_HEADERS, check_directions
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.ext_proc import BodyMode, ExtProcError, Modes, Processing
+from dynctl.wire.large_body import LARGE, decode_large
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 
 _log = logging.getLogger(__name__)
@@ -425,11 +427,18 @@ class Exchange:
         assert plan is not None
         raise refusal(plan, service.router.config)
 
-    def _model_in(self, body: bytes) -> str:
+    async def _model_in(self, body: bytes) -> str:
         """The model that a body of any path names; empty without one. Raises HttpError for a field
         that clients may not send, and where an engine may read other fields than this process."""
         try:
-            fields = msgspec.structs.asdict(msgspec.json.decode(body or b"{}", type=_OtherBody))
+            if len(body) < LARGE:
+                other = msgspec.json.decode(body or b"{}", type=_OtherBody)
+            else:
+                turns = self._picker.inference.turns
+                other = msgspec.convert(
+                    await turns.run("", partial(decode_large, body)), _OtherBody
+                )
+            fields = msgspec.structs.asdict(other)
             check_directions(fields, self._picker.client_fields)
         except RequestError as error:
             raise client_error(error) from None
@@ -447,7 +456,7 @@ class Exchange:
         service = self._service
         name = self._headers.get(ext_proc.MODEL_NAME, "")
         length = self._headers.get("content-length", "") if body is None else str(len(body))
-        named = "" if body is None else self._model_in(body)
+        named = "" if body is None else await self._model_in(body)
         name = name or named
         model = self._picker.inference.routed_model(name)
         record.model = name or model

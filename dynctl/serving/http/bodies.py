@@ -13,6 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
+from dynctl.base.turns import Turns
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.refusal import HttpError, overloaded
 
@@ -100,10 +101,19 @@ class Body:
 
 
 class Bodies:
-    """The memory that the bodies of all requests have. ``compressed``: whether they may be."""
+    """The memory that the bodies of all requests have. ``compressed``: whether they may be.
+    ``turns``: in which large bodies are decoded."""
 
-    def __init__(self, limits: Limits, *, compressed: bool = False, overload: int = 529) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        compressed: bool = False,
+        overload: int = 529,
+        turns: Turns | None = None,
+    ) -> None:
         self.limits = limits
+        self.turns = turns or Turns("large bodies")
         self._compressed = compressed
         self._overload = overload
         self._peers: Counter[str] = Counter()

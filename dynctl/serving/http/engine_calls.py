@@ -15,7 +15,7 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.http.auth import Handler, is_operator
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.json_responses import bad_request, decode_json
+from dynctl.serving.http.json_responses import bad_request, decoded
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.routing.refusal import HttpError
 from dynctl.serving.routing.service import RoutingService
@@ -55,7 +55,7 @@ class EngineCalls:
         self._inference.refuse_while_draining()
         with bodies_of(http).of(http) as body:
             raw = await body.read(http, self._config.limits.body_bytes)
-            found = decode_json(raw)
+            found = await decoded(http, raw)
             if not isinstance(found, dict):
                 raise bad_request("the body is not a JSON object", code="wrong_type")
             model = found.get("model")

@@ -5,12 +5,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.base.turns import Apart, Turns
 from dynctl.documents.route_result import RouteResult
 from dynctl.serving.engines.apis import APIS, BY_PATH, Endpoint
 from dynctl.serving.engines.dispatch import Call
@@ -47,6 +49,7 @@ from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.tokenization import PromptError, TemplateError
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.directions import DIRECTING, check_directions
+from dynctl.wire.large_body import LARGE
 from dynctl.wire.nvext import (
     REQUEST_ID_HEADER,
     policy_class_of,
@@ -75,6 +78,8 @@ _DETAILS: Final = frozenset({"worker_id", "timing"})
 _REWRITTEN: Final = DIRECTING | {"nvext", "cache_salt"}
 
 _INTERNAL: Final = "internal error; the log has the details"
+#: Messages or prompts from which a request is large, whatever its bytes.
+_MANY: Final = 128
 #: Longer chats are tokenized in a thread.
 _INLINE_CHARS: Final = 16 * 1024
 
@@ -96,6 +101,8 @@ class Inference:
         self._rights = ClientRights(config.client_fields)
         #: Chat templates that failed; there are as many as models.
         self._broken: set[str] = set()
+        #: In which large bodies are read.
+        self.turns = Turns("large bodies")
         self.in_flight = 0
         #: Requests whose body is complete: a client that sends slowly holds no place.
         self._working = 0
@@ -179,12 +186,16 @@ class Inference:
     ) -> web.StreamResponse:
         key = api_key_of(http) if self._keyed else None
         rights = self._rights if key is None else key.rights
-        parsed = self._received(http.headers, raw, record, endpoint, rights)
+        apart = None if len(raw) < LARGE else self.turns.of(http.remote or "")
+        parsed = await self._received(http.headers, raw, record, endpoint, rights, apart)
         if key is not None and rights.isolated:
             parsed = self._isolated(parsed, key)
         if not rights.details:
             record.details = False
             parsed = _without_details(parsed)
+        parts = parsed.messages if isinstance(parsed, ChatRequest) else parsed.prompts
+        if apart is None and len(parts) > _MANY:
+            apart = self.turns.of(http.remote or "")
         nvext = parsed.nvext
         if parsed.stream and APIS[endpoint].named_events and nvext.extra_fields:
             raise HttpError(
@@ -199,7 +210,7 @@ class Inference:
         except RequestError as error:
             raise client_error(error) from None
         prepared = await self._prepare(
-            parsed, record, self._session(http.headers, http), policy_class_of(http.headers)
+            parsed, record, self._session(http.headers, http), policy_class_of(http.headers), apart
         )
         if nvext.dry_run:
             return await self._dry_run(http, parsed, prepared, record)
@@ -291,13 +302,18 @@ class Inference:
         service = self._service
         now = service.clock()
         record = RequestRecord(service.new_id(), "", "route", now, service.wall())
+        owner = "" if http is None else http.remote or ""
+        large = http is not None and (http.content_length or LARGE) >= LARGE
+        apart = self.turns.of(owner) if large else None
         try:
-            parsed = parse_any_request(body)
+            parse = partial(parse_any_request, body)
+            parsed = parse() if apart is None else await apart(parse)
         except RequestError as error:
             raise client_error(error) from None
         session = None if http is None else self._session(http.headers, http)
         policy_class = None if http is None else policy_class_of(http.headers)
-        prepared = await self._prepare(self._named(parsed), record, session, policy_class)
+        named = self._named(parsed)
+        prepared = await self._prepare(named, record, session, policy_class, apart)
         found = await service.dry_route(prepared.request, preset=preset)
         check_one_engine(prepared, parsed, handed_off=found.prefill is not None)
         return found
@@ -308,9 +324,10 @@ class Inference:
         self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> tuple[ChatRequest | CompletionRequest, Prepared]:
         """A request that a gateway received: parsed, and ready to be routed. Raises HttpError."""
-        parsed = self._received(headers, raw, record, endpoint, self._rights)
+        apart = None if len(raw) < LARGE else self.turns.of("")
+        parsed = await self._received(headers, raw, record, endpoint, self._rights, apart)
         prepared = await self._prepare(
-            parsed, record, self._session(headers), policy_class_of(headers)
+            parsed, record, self._session(headers), policy_class_of(headers), apart
         )
         return parsed, prepared
 
@@ -347,18 +364,23 @@ class Inference:
             )
         self._working += 1
 
-    def _received(
+    async def _received(
         self,
         headers: Mapping[str, str],
         raw: bytes,
         record: RequestRecord,
         endpoint: Endpoint,
         rights: ClientRights,
+        apart: Apart | None,
     ) -> ChatRequest | CompletionRequest:
-        """The request with its model, which the observers learn. Raises HttpError."""
+        """The request with its model, which the observers learn. Raises HttpError. ``apart``: runs
+        the work that a large body makes."""
         limit = self._config.limits.body_bytes
         try:
-            parsed = parse_request(raw, headers, limit, endpoint)
+            if apart is None:
+                parsed = parse_request(raw, headers, limit, endpoint)
+            else:
+                parsed = await apart(partial(parse_request, raw, headers, limit, endpoint))
             if not DIRECTING.isdisjoint(parsed.body):
                 check_directions(parsed.body, rights.fields)
         except RequestError as error:
@@ -401,6 +423,7 @@ class Inference:
         record: RequestRecord,
         session: Session | None = None,
         policy_class: str | None = None,
+        apart: Apart | None = None,
     ) -> Prepared:
         nvext = parsed.nvext
         base = self._service.base_model(parsed.model)
@@ -413,12 +436,17 @@ class Inference:
             base, served_name=served_name, pins=pins, likely=record.endpoint == "route"
         )
         length = self._service.context_length(base, worker_set)
-        prompts, not_modelled = prompts_of(parsed, length)
+        if apart is None:
+            prompts, not_modelled = prompts_of(parsed, length)
+        else:
+            prompts, not_modelled = await apart(partial(prompts_of, parsed, length))
         if not_modelled is None and "sglang" in self._service.tokenizers.readers(base):
             not_modelled = sglang_key(parsed)
+        if apart is not None:
+            self._check_given(parsed, prompts, length)
         try:
             if self._config.dynamo is not None and isinstance(parsed, ChatRequest):
-                prompts = await self._as_dynamo(base, worker_set, parsed, prompts)
+                prompts = await self._as_dynamo(base, worker_set, parsed, prompts, apart)
                 not_modelled = None
             prepared = await self._service.prepare(
                 base,
@@ -437,6 +465,7 @@ class Inference:
                 strict_priority=nvext.agent_hints.strict_priority or 0,
                 served_name=served_name,
                 streams=self._streams(parsed),
+                apart=apart,
             )
         except PromptError as error:
             raise HttpError(
@@ -478,13 +507,20 @@ class Inference:
         return parsed.stream or of_dynamo or isinstance(parsed, EmbeddingRequest)
 
     async def _as_dynamo(
-        self, model: str, worker_set: str | None, chat: ChatRequest, prompts: list[Prompt]
+        self,
+        model: str,
+        worker_set: str | None,
+        chat: ChatRequest,
+        prompts: list[Prompt],
+        apart: Apart | None,
     ) -> list[Prompt]:
         """The prompt of a chat as Dynamo's frontend makes it, where the tokenizer is here."""
         tokenizer = self._service.tokenizers.of(model, worker_set)
         if tokenizer is None or prompts[0].token_ids is not None:
             return prompts
-        if sum(map(_length, chat.messages)) < _INLINE_CHARS:
+        if apart is not None:
+            ids = await apart(partial(dynamo_chat, tokenizer, chat))
+        elif sum(map(_length, chat.messages)) < _INLINE_CHARS:
             ids = dynamo_chat(tokenizer, chat)
         else:
             ids = await asyncio.to_thread(dynamo_chat, tokenizer, chat)
@@ -496,16 +532,32 @@ class Inference:
             return
         request = prepared.request
         limit = self._service.context_length(request.model, request.worker_set)
+        self._check_tokens(parsed, prepared.longest, limit)
+
+    def _check_given(
+        self,
+        parsed: ChatRequest | CompletionRequest,
+        prompts: list[Prompt],
+        limit: int | None,
+    ) -> None:
+        """As :meth:`_check_length`, before anything is made of the tokens that a client sent."""
+        given = [prompt.token_ids for prompt in prompts if prompt.token_ids is not None]
+        if given and prompts[0].keep is None:
+            self._check_tokens(parsed, max(map(len, given)), limit)
+
+    def _check_tokens(
+        self, parsed: ChatRequest | CompletionRequest, longest: int, limit: int | None
+    ) -> None:
         if limit is None:
             return
         field, output = parsed.prompt_field, " with its output"
         if isinstance(parsed, EmbeddingRequest):
             # Without output tokens the prompt can have the whole length.
             limit, output = limit + 1, ""
-        if prepared.longest >= limit:
+        if longest >= limit:
             raise HttpError(
                 400,
-                f"{field} has {prepared.longest} tokens; {parsed.model} takes at most "
+                f"{field} has {longest} tokens; {parsed.model} takes at most "
                 f"{limit - (not output)}{output}",
                 "invalid_request_error",
                 "context_length_exceeded",
@@ -529,7 +581,7 @@ class Inference:
                 # The engine must separate the tenants too, or they would share its cache.
                 plain["cache_salt"] = parsed.cache_salt
             if nvext.token_data is not None and isinstance(parsed, CompletionRequest):
-                plain[parsed.prompt_field] = nvext.token_data
+                plain[parsed.prompt_field] = list(nvext.token_data)
             body, raw = plain, msgspec.json.encode(plain)
         headers = {REQUEST_ID_HEADER: record.request_id}
         for name in _FORWARDED:

@@ -1,14 +1,16 @@
 """JSON responses of the control endpoints, and bounded reading of their JSON bodies."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from dynctl.base.decode_errors import WireError
-from dynctl.base.json_reader import read_json
+from dynctl.base.decode_errors import RequestError, WireError
+from dynctl.base.json_reader import check_depth, read_json, too_deep
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.routing.refusal import HttpError
+from dynctl.wire.large_body import LARGE, decode_large
 
 CONTROL_BODY_BYTES = 4 * 1024 * 1024
 
@@ -52,10 +54,35 @@ def decode_json(raw: bytes) -> Any:
         raise bad_request(f"the body is not valid: {error.problem}", code="invalid_json") from None
 
 
+async def decoded(http: web.Request, raw: bytes) -> Any:
+    """As :func:`decode_json`, for the body of a request: a large one takes its turn in a thread."""
+    if len(raw) < LARGE:
+        return decode_json(raw)
+    return await bodies_of(http).turns.run(http.remote or "", partial(_decode_large, raw))
+
+
+def _decode_large(raw: bytes) -> Any:
+    try:
+        found = decode_large(raw)
+        check_depth(found, "body")
+    except RequestError as error:
+        raise bad_request(str(error), code=error.code) from None
+    except WireError as error:
+        raise bad_request(f"the body is not valid: {error.problem}", code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise bad_request(
+            f"the body is not valid: not JSON: {error}", code="invalid_json"
+        ) from None
+    except RecursionError:
+        problem = too_deep("body").problem
+        raise bad_request(f"the body is not valid: {problem}", code="invalid_json") from None
+    return found
+
+
 async def read_json_object(http: web.Request, limit: int = CONTROL_BODY_BYTES) -> dict[str, Any]:
     """The body as an object; raises HttpError (400, 408, 413, 415)."""
     with bodies_of(http).of(http) as body:
-        found = decode_json(await body.read(http, limit))
+        found = await decoded(http, await body.read(http, limit))
     if not isinstance(found, dict):
         raise bad_request("the body is not a JSON object", code="wrong_type")
     return found

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.selection import PinRef, SelectRequest, parse_select
+from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.json_responses import bad_request, read_json_object
 from dynctl.serving.routing.refusal import HttpError, unknown_model
 from dynctl.serving.routing.service import RoutingService
+from dynctl.wire.large_body import LARGE
 from dynctl.wire.nvext import policy_class_of
 from router_core import HashingError, Pin, RoutingRequest, hash_prompt, sequence_hashes
-
-#: Prompts longer than this many tokens are hashed in a thread.
-LONG_PROMPT = 65_536
 
 
 class SelectionReader:
@@ -31,23 +30,30 @@ class SelectionReader:
     async def read(self, http: web.Request) -> tuple[SelectRequest, RoutingRequest]:
         """The body's selection, and its routing request."""
         body = await read_json_object(http, self._body_bytes)
+        large = (http.content_length or LARGE) >= LARGE
+        apart = bodies_of(http).turns.of(http.remote or "") if large else None
         with naming_fields():
-            selection = parse_select(body)
+            if apart is None:
+                selection = parse_select(body)
+            else:
+                selection = await apart(partial(parse_select, body))
         model = self._model(selection)
         size = self._service.block_size(model)
         complete = selection.isl_tokens // size
-        try:
-            eagle = self._service.is_eagle(model)
-            local, hashes = await _hashes(selection, size, is_eagle=eagle)
-        except HashingError as error:
-            raise bad_request(str(error), param="token_ids") from None
-        if len(hashes) > complete:
+        given = len(selection.sequence_hashes or selection.local_hashes or ())
+        if given > complete:
             raise bad_request(
                 f"isl_tokens: {selection.isl_tokens} tokens have {complete} blocks of {size}, "
-                f"got {len(hashes)} hashes",
+                f"got {given} hashes",
                 param="isl_tokens",
                 code="out_of_range",
             )
+        eagle = self._service.is_eagle(model)
+        work = partial(_hashes, selection, size, is_eagle=eagle)
+        try:
+            local, hashes = work() if apart is None else await apart(work)
+        except HashingError as error:
+            raise bad_request(str(error), param="token_ids") from None
         allowed = selection.allowed
         return selection, RoutingRequest(
             id=selection.request_id or self._service.new_id(),
@@ -137,7 +143,7 @@ def naming_fields() -> Iterator[None]:
         ) from None
 
 
-async def _hashes(
+def _hashes(
     selection: SelectRequest, size: int, *, is_eagle: bool
 ) -> tuple[Sequence[int], Sequence[int]]:
     """The prompt's local hashes (none where the body has sequence hashes) and sequence hashes."""
@@ -145,16 +151,11 @@ async def _hashes(
         return (), selection.sequence_hashes
     if selection.local_hashes is not None:
         return selection.local_hashes, sequence_hashes(selection.local_hashes)
-    tokens = selection.token_ids or ()
-
-    def work() -> tuple[Sequence[int], Sequence[int]]:
-        found = hash_prompt(
-            tokens,
-            size,
-            lora_name=selection.lora_name,
-            cache_salt=selection.cache_salt,
-            is_eagle=is_eagle,
-        )
-        return found.local, found.sequence
-
-    return work() if len(tokens) <= LONG_PROMPT else await asyncio.to_thread(work)
+    found = hash_prompt(
+        selection.token_ids or (),
+        size,
+        lora_name=selection.lora_name,
+        cache_salt=selection.cache_salt,
+        is_eagle=is_eagle,
+    )
+    return found.local, found.sequence

@@ -380,6 +380,7 @@ class Frontend:
             self.config.limits,
             compressed=self.config.compressed_requests,
             overload=self.config.router.overload_status_code,
+            turns=self.inference.turns,
         )
         if self._serves_inference:
             app.add_routes(

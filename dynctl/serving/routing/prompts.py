@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dynctl.base.turns import Apart
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from dynctl.wire.responses import ResponsesRequest
@@ -26,6 +28,10 @@ _SGLANG_KEYS = ("lora_path", "extra_key")
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 #: Prompts of a batch that engines are asked to tokenize, one round trip each.
 _MOST_REMOTE_PROMPTS = 64
+#: Characters of a batch after which other requests have their turn, and what each prompt counts
+#: beside its own.
+_BETWEEN_CHARS = 4 * 1024
+_PROMPT_CHARS = 256
 
 Source = Literal["client", "model", "engine", "estimate"]
 ChatReader = Literal["vllm", "sglang"]
@@ -292,9 +298,14 @@ class PromptTokenizers:
         return self._by_model.get(model, self._default)
 
     async def tokenize(
-        self, model: str, prompt: Prompt, worker_set: str | None = None
+        self,
+        model: str,
+        prompt: Prompt,
+        worker_set: str | None = None,
+        apart: Apart | None = None,
     ) -> PromptTokens:
-        """The prompt's tokens. Raises PromptError or TemplateError if the prompt is invalid."""
+        """The prompt's tokens. Raises PromptError or TemplateError if the prompt is invalid.
+        ``apart``: renders a large chat."""
         note = NOT_MODELLED
         if prompt.token_ids is not None:
             return _tokens(prompt.shortened(prompt.token_ids), "client")
@@ -306,7 +317,7 @@ class PromptTokenizers:
             if "sglang" in readers and not prompt.is_plain(tokenizer):
                 why, ask = _READ_DIFFERENTLY, ask and len(readers) == 1
             if why is None:
-                return _tokens(await _encoded(tokenizer, prompt), "model")
+                return _tokens(await _encoded(tokenizer, prompt, apart), "model")
             note = why
         if ask and self.engine is not None:
             from_engine = await self.engine(model, prompt)
@@ -319,7 +330,11 @@ class PromptTokenizers:
         return PromptTokens(None, estimate_tokens(prompt), "estimate", note)
 
     async def tokenize_batch(
-        self, model: str, prompts: Sequence[Prompt], worker_set: str | None = None
+        self,
+        model: str,
+        prompts: Sequence[Prompt],
+        worker_set: str | None = None,
+        apart: Apart | None = None,
     ) -> list[PromptTokens]:
         """The tokens of each prompt; if one cannot be tokenized, no prompt has ids."""
         here = self.of(model, worker_set) is not None
@@ -330,7 +345,14 @@ class PromptTokenizers:
                 "needs --model-path DIR"
             )
             return [PromptTokens(None, estimate_tokens(p), "estimate", note) for p in prompts]
-        found = [await self.tokenize(model, prompt, worker_set) for prompt in prompts]
+        found = []
+        chars = 0
+        for prompt in prompts:
+            found.append(await self.tokenize(model, prompt, worker_set, apart))
+            chars += _PROMPT_CHARS + len(prompt.text or "")
+            if chars > _BETWEEN_CHARS:
+                chars = 0
+                await asyncio.sleep(0)
         missing = next((one for one in found if one.ids is None), None)
         if missing is None:
             return found
@@ -339,7 +361,9 @@ class PromptTokenizers:
         return [replace(one, ids=None, note=missing.note) for one in found]
 
 
-async def _encoded(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] | None:
+async def _encoded(
+    tokenizer: ModelTokenizer, prompt: Prompt, apart: Apart | None
+) -> Sequence[int] | None:
     """Token ids by a tokenizer here."""
     if prompt.messages is not None:
         ids = await tokenizer.encode_chat_async(
@@ -348,6 +372,7 @@ async def _encoded(tokenizer: ModelTokenizer, prompt: Prompt) -> Sequence[int] |
             documents=prompt.documents,
             add_generation_prompt=prompt.add_generation_prompt,
             template_kwargs=prompt.template_kwargs,
+            apart=apart,
         )
         return prompt.shortened(ids)
     special = prompt.add_special_tokens is not False

@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,7 @@ import msgspec
 
 from dynctl.base.quantities import chance
 from dynctl.base.tasks import Supervisor
+from dynctl.base.turns import Apart
 from dynctl.documents.doubts import Doubt, doubt
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_of_plan import route_result
@@ -86,6 +88,16 @@ _log = logging.getLogger(__name__)
 MAX_CORDONED: Final = 4_096
 #: Changes after which a waiting request may be admitted.
 _MAKES_ROOM: Final = (*CHANGES_OF_HEALTH, Expired, Freed, LoadReported, PrefillDone)
+
+
+#: Prompts of a batch, and their blocks together, up to which the caches of all of them count. A
+#: decision about more would hold up other requests.
+_HASHED_PROMPTS: Final = 256
+_HASHED_BLOCKS: Final = 65_536
+_LONG_BATCH: Final = (
+    f"cache overlap not modelled: a batch of more than {_HASHED_PROMPTS} prompts or "
+    f"{_HASHED_BLOCKS} blocks"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +343,7 @@ class RoutingService:
         worker_set: str | None = None,
         served_name: str | None = None,
         streams: bool = True,
+        apart: Apart | None = None,
     ) -> Prepared:
         """Tokenize and hash one prompt or a batch. Raises PromptError, TemplateError or
         HashingError (a client's 4xx).
@@ -340,12 +353,13 @@ class RoutingService:
         adapter, which is part of the hashes. ``served_name``: see :meth:`served_name`.
         ``session``: made by :meth:`session`. ``policy_class``, ``priority`` and
         ``strict_priority`` are for the router queue. ``worker_set``: see :meth:`draw_worker_set`.
+        ``apart``: runs what takes long, for a large request; None: it runs here.
         """
         started = self.clock()
         batch = [prompts] if isinstance(prompts, Prompt) else prompts
         if not_modelled is None:
             try:
-                found = await self.tokenizers.tokenize_batch(model, batch, worker_set)
+                found = await self.tokenizers.tokenize_batch(model, batch, worker_set, apart)
             except TokenizationError as error:
                 if error.over_limit is not None:
                     self._health.model_file_over_limit(model, error.over_limit)
@@ -357,11 +371,12 @@ class RoutingService:
         size = self.block_size(model, worker_set)
         eagle = self.is_eagle(model, worker_set)
         hashes = [BlockHashes(size, [], [])]
-        if tokens.ids is not None:
-            hashes = [
-                self._hashed(one.ids or (), size, lora_name, cache_salt, is_eagle=eagle)
-                for one in found
-            ]
+        modelled, note = tokens.ids is not None, not_modelled or tokens.note or NOT_MODELLED
+        if modelled and len(found) > 1 and _is_long(found, size):
+            modelled, note = False, _LONG_BATCH
+        if modelled:
+            hash_all = partial(self._all_hashed, found, size, lora_name, cache_salt, is_eagle=eagle)
+            hashes = hash_all() if apart is None else await apart(hash_all)
         request = RoutingRequest(
             id=decision_id or self.new_id(),
             model=model,
@@ -375,8 +390,8 @@ class RoutingService:
             allowed_worker_ids=allowed_worker_ids,
             worker_set=worker_set,
             is_eagle=eagle,
-            overlap_modelled=tokens.ids is not None,
-            notes=() if tokens.ids is not None else (not_modelled or tokens.note or NOT_MODELLED,),
+            overlap_modelled=modelled,
+            notes=() if modelled else (note,),
             lora_name=lora_name,
             salted=bool(cache_salt),
             more_hashes=tuple(one.sequence for one in hashes[1:]),
@@ -398,6 +413,21 @@ class RoutingService:
         if self.salts_each_block:
             return parsed.nvext.cache_salt or parsed.cache_salt
         return parsed.cache_salt
+
+    def _all_hashed(
+        self,
+        found: Sequence[PromptTokens],
+        block_size: int,
+        lora_name: str | None,
+        cache_salt: str | None,
+        *,
+        is_eagle: bool,
+    ) -> list[BlockHashes]:
+        hashes = []
+        for one in found:
+            ids = one.ids or ()
+            hashes.append(self._hashed(ids, block_size, lora_name, cache_salt, is_eagle=is_eagle))
+        return hashes
 
     def _hashed(
         self,
@@ -865,3 +895,9 @@ def excluding(
     return replace(
         request, allowed_worker_ids=allowed - failed.keys(), excluded=tuple(reasons.items())
     )
+
+
+def _is_long(batch: Sequence[PromptTokens], block_size: int) -> bool:
+    """Whether a batch has more prompts or blocks than are hashed."""
+    blocks = sum(one.count for one in batch) // block_size
+    return len(batch) > _HASHED_PROMPTS or blocks > _HASHED_BLOCKS

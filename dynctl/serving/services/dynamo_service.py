@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.refusal import HttpError
 from dynctl.wire.dynamo.service_bodies import MAX_BODY_BYTES, BodyRefused, Shape, read_body
+from dynctl.wire.large_body import LARGE
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +89,14 @@ class DynamoService:
         self, method: str, path: str, shape: Shape, handle: Handle, *, writes: bool
     ) -> web.RouteDef:
         async def behind(http: web.Request) -> web.StreamResponse:
-            with bodies_of(http).of(http) as body:
+            bodies = bodies_of(http)
+            with bodies.of(http) as body:
                 data = await body.read(http, MAX_BODY_BYTES)
-            fields = read_body(data, http.headers.get("content-type", ""), shape)
+                read = partial(read_body, data, http.headers.get("content-type", ""), shape)
+                if len(data) < LARGE:
+                    fields = read()
+                else:
+                    fields = await bodies.turns.run(http.remote or "", read)
             found = handle(http, fields)
             if isinstance(found, Awaitable):
                 found = await found

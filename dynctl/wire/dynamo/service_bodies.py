@@ -14,8 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import DecodeError
+
+from dynctl.base.decode_errors import RequestError
+from dynctl.wire.large_body import LARGE, decode_large
+
 #: Bytes of a body; Dynamo's limit.
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
+#: Token ids and hashes of one body: these services hash them on their event loop.
+MOST_NUMBERS: Final = 1024 * 1024
+#: Values of a list that are checked in one step.
+_SLICE: Final = 64 * 1024
+_BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _SHAPE: Final = "Failed to deserialize the JSON body into the target type: "
 _SYNTAX: Final = "Failed to parse the request body as JSON: "
 _DECODER: Final = json.JSONDecoder(strict=True)
@@ -170,7 +180,9 @@ def many(kind: Kind, expected: str = "a sequence") -> Kind:
     def check(value: Any, path: tuple[str | int, ...]) -> list[Any]:
         if not isinstance(value, list):
             return list(_unexpected(value, expected, path))
-        if kind.all_fit is not None and kind.all_fit(value):
+        if kind.all_fit is not None and all(
+            kind.all_fit(value[start : start + _SLICE]) for start in range(0, len(value), _SLICE)
+        ):
             return value
         return [kind.check(one, (*path, at)) for at, one in enumerate(value)]
 
@@ -225,6 +237,8 @@ def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
         raise BodyRefused(415, "Expected request with `Content-Type: application/json`")
     if len(data) > MAX_BODY_BYTES:
         raise BodyRefused(413, "Failed to buffer the request body: length limit exceeded")
+    if len(data) >= LARGE:
+        return _read_large(data, shape)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -257,6 +271,26 @@ def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
             ends = _end_of(text, misfit.path, at_start=misfit.at_start)
         where = _position(data, len(text[:ends].encode()))
         prefix = f"{_written(path)}: " if path else ""
+        raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
+
+
+def _read_large(data: bytes, shape: Shape) -> dict[str, Any]:
+    """As `read_body`, in slices (`dynctl.wire.large_body`). A value that does not fit has no exact
+    place, since finding it takes as long as decoding."""
+    try:
+        return _fields(decode_large(data, MOST_NUMBERS), shape, ())
+    except RequestError as error:
+        raise BodyRefused(413, f"{_SYNTAX}{error.problem}") from None
+    except RecursionError:
+        raise BodyRefused(400, f"{_SYNTAX}recursion limit exceeded at line 1 column 128") from None
+    except (DecodeError, UnicodeError) as error:
+        found = _BYTE.search(str(error))
+        where = _position(data, len(data) if found is None else int(found[1]))
+        raise BodyRefused(400, f"{_SYNTAX}expected value{where}") from None
+    except _Misfit as misfit:
+        path = () if misfit.path and misfit.path[0] in shape.flat else misfit.path
+        prefix = f"{_written(path)}: " if path else ""
+        where = _position(data, len(data))
         raise BodyRefused(422, f"{_SHAPE}{prefix}{misfit.problem}{where}") from None
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -186,11 +187,20 @@ async def test_cache_salt_keeps_tenants_apart():
 async def test_a_long_prompt_is_hashed_beside_the_loop(monkeypatch):
     from dynctl.serving.http import selection_request
 
-    monkeypatch.setattr(selection_request, "LONG_PROMPT", 10)
+    threads = []
+
+    def hashed(*given, **more):
+        threads.append(threading.get_ident())
+        return hash_prompt(*given, **more)
+
+    monkeypatch.setattr(selection_request, "hash_prompt", hashed)
     async with routing() as (client, service, _, _):
         store(service.router, 2, TOKENS)
-        got = await (await client.post("/v1/select", json={"token_ids": TOKENS})).json()
-        assert got["decode"]["overlap_blocks"] == 2
+        for more in ([], [7] * 40_000):
+            body = {"token_ids": [*TOKENS, *more]}
+            got = await (await client.post("/v1/select", json=body)).json()
+            assert got["decode"]["overlap_blocks"] == 2
+    assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
 async def test_refusals_explain_themselves():
