@@ -38,6 +38,11 @@ _MAX_SESSION_ID: Final = 256
 PIN_HEADERS: Final = tuple(name for _, names in _PINS for name in names)
 """The headers that name workers: those of Dynamo 1.6, and the prefixed ones of later versions."""
 POLICY_CLASS_HEADER: Final = "x-dynamo-meta-policy-class"
+READ_HEADERS: Final = frozenset(
+    (*PIN_HEADERS, *SESSION_HEADERS, REQUEST_ID_HEADER, POLICY_CLASS_HEADER)
+)
+"""All headers that this module reads. A value with more than 256 bytes has no effect or is an
+error."""
 
 MAX_TOKENS_IN_REQUEST: Final = 4 * 1024 * 1024
 _MAX_REQUEST_ID: Final = 256

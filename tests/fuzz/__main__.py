@@ -10,6 +10,7 @@ import traceback
 
 from tests.fuzz.decoders import Target, targets
 from tests.fuzz.endpoints import ENDPOINTS, fuzz_endpoints
+from tests.fuzz.gateways import GATEWAY, fuzz_gateway
 from tests.fuzz.runner import Defect, run, save
 
 
@@ -22,15 +23,17 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [one for one in targets() if not given.targets or one.name in given.targets]
     endpoints = not given.targets or ENDPOINTS in given.targets
-    if not chosen and not endpoints:
-        names = ", ".join([*(one.name for one in targets()), ENDPOINTS])
+    gateway = not given.targets or GATEWAY in given.targets
+    if not chosen and not endpoints and not gateway:
+        names = ", ".join([*(one.name for one in targets()), ENDPOINTS, GATEWAY])
         print(f"no such target: {' '.join(given.targets)}; expected some of {names}")
         return 2
     over_http = given.messages // 100 if endpoints else 0
+    streams = given.messages // 100 if gateway else 0
     weights = sum(one.weight for one in chosen)
     total = failed = 0
     for target in chosen:
-        share = int((given.messages - over_http) * target.weight / weights) + 1
+        share = int((given.messages - over_http - streams) * target.weight / weights) + 1
         total += share
         failed += not _decoder(target, share, given.seed)
     if endpoints:
@@ -43,8 +46,23 @@ def main() -> int:
             f"{status}: {count:,}" for status, count in sorted(answers.statuses.items())
         )
         print(f"{ENDPOINTS:20} {over_http:>9,} requests  {shown}")
+    if gateway:
+        total += streams
+        failed += not _gateway(streams, given.seed)
     print(f"{total:,} messages with seed {given.seed}, {failed} targets failed")
     return 1 if failed else 0
+
+
+def _gateway(streams: int, seed: int) -> bool:
+    outcomes = asyncio.run(fuzz_gateway(streams, seed))
+    for defect in outcomes.defects:
+        print(f"FAIL  {defect}")
+    shown = ", ".join(f"{end}: {count:,}" for end, count in sorted(outcomes.ends.items()))
+    print(
+        f"{GATEWAY:20} {streams:>9,} streams   {outcomes.messages:,} messages, the slowest "
+        f"{1000 * outcomes.slowest_s:.0f} ms CPU  {shown}"
+    )
+    return not outcomes.defects
 
 
 def _decoder(target: Target, messages: int, seed: int) -> bool:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.fuzz.decoders import Target, targets
 from tests.fuzz.endpoints import fuzz_endpoints
+from tests.fuzz.gateways import Grammar, fuzz_gateway
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.runner import Defect, corpus, feed, run
 
@@ -32,6 +33,18 @@ async def test_mutants_to_endpoints():
     answers = await fuzz_endpoints(200, seed=7)
     assert not answers.defects
     assert len(answers.statuses) > 2
+
+
+async def test_streams_of_a_gateway():
+    outcomes = await fuzz_gateway(200, seed=7)
+    assert not outcomes.defects
+    assert outcomes.ends["routed"] > 20
+    assert len(outcomes.ends) > 4
+
+
+def test_a_seed_gives_the_same_streams():
+    first, second = Grammar(3), Grammar(3)
+    assert [first.stream() for _ in range(50)] == [second.stream() for _ in range(50)]
 
 
 def test_a_seed_gives_the_same_mutants():

@@ -41,6 +41,7 @@ from dynctl.wire.directions import DIRECTING, ENGINE_HEADERS, check_directions
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.ext_proc import BodyMode, ExtProcError, Modes, Processing
 from dynctl.wire.large_body import LARGE, decode_large
+from dynctl.wire.nvext import READ_HEADERS
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 
 _log = logging.getLogger(__name__)
@@ -49,10 +50,18 @@ _log = logging.getLogger(__name__)
 _TAIL_BYTES: Final = 2048
 #: Pieces in which a body may arrive: each costs an answer.
 _MOST_PIECES: Final = 1 << 16
+#: Headers of a request that are read until it is routed.
+_READ_HEADERS: Final = READ_HEADERS | {ext_proc.MODEL_NAME, "content-length", "content-type"}
+#: Characters that are kept of a header or a path; no longer value has a meaning.
+_MOST_KEPT: Final = 1024
+#: Bytes that a text in memory has beside its characters, which have up to four each.
+_TEXT_BYTES: Final = 56
+_BYTES_PER_CHAR: Final = 4
 #: Tokens that an estimate of a body that is not seen may have.
 _MOST_ESTIMATED: Final = 1 << 20
 _NO_BODY: Final = "cache overlap not modelled: the gateway does not send the request's body"
 _OTHER_PATH: Final = "cache overlap not modelled: the path has no prompt that dynctl reads"
+_STATUS_DIGITS: Final = 3
 _WHOLE: Final = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _ENDED_EARLY: Final = "the response ended early: its client left, or the engine failed"
 _NOT_SEEN: Final = "the gateway reported no response"
@@ -85,13 +94,14 @@ class Picker:
         self.service = service
         self.client_fields = client_fields
         refused = (name for name, sets in ENGINE_HEADERS.items() if sets not in client_fields)
-        #: Headers of clients that no engine gets.
-        self.strip: tuple[str, ...] = tuple(dict.fromkeys((*ext_proc.OWN_HEADERS, *refused)))
+        #: Headers of clients that no engine gets, and those that are kept.
+        self.strip = frozenset((*ext_proc.OWN_HEADERS, *refused))
+        self.kept = _READ_HEADERS - self.strip
         self.dynamo_frontend = dynamo_frontend
         self.fleet = fleet
         self.inference = inference
         self.limits = limits
-        #: Bytes of the bodies that are collected now.
+        #: Bytes of the bodies, headers and subsets that are collected now.
         self.held = 0
         self._open: set[Exchange] = set()
         #: Exchanges whose body arrives, the oldest first: they take no place of those that run.
@@ -171,12 +181,14 @@ class Exchange:
         self._call = call
         self._service = picker.service
         self._modes = Modes()
-        self._headers: Mapping[str, str] = {}
+        self._headers: dict[str, str] = {}
         self._strip: tuple[str, ...] = ()
         self._subset: tuple[str, ...] | None = None
         self._bodiless = False
         self._path = ""
-        self._pieces: list[bytes] = []
+        self._body = bytearray()
+        self._pieces = 0
+        #: Its part of the picker's ``held``: the body, and headers and subset beside it.
         self._size = 0
         self._trailers = False
         self._record: RequestRecord | None = None
@@ -204,7 +216,9 @@ class Exchange:
             )
             return
         begun = self._record is not None
-        if begun == (message.kind == "request_headers"):
+        if begun == (message.kind == "request_headers") or (
+            self._answered and message.kind == "response_headers"
+        ):
             self._call.finish(Code.INVALID_ARGUMENT, f"unexpected {message.kind}")
             return
         match message.kind:
@@ -270,12 +284,7 @@ class Exchange:
         if BodyMode.GRPC in (modes.request, modes.response):
             self._call.finish(Code.UNIMPLEMENTED, "body mode GRPC is not supported")
             return
-        self._strip = tuple(name for name in picker.strip if name in message.headers)
-        self._headers = {
-            name: value for name, value in message.headers.items() if name not in self._strip
-        }
-        self._subset = message.subset
-        self._path = self._headers.get(":path", "").partition("?")[0]
+        self._keep(message)
         if picker.inference.draining:
             self._refuse(
                 HttpError(
@@ -285,6 +294,8 @@ class Exchange:
             )  # fmt: skip
         elif picker.full:
             self._refuse(self._too_many())
+        elif picker.held > picker.limits.all_bodies_bytes:
+            self._refuse(self._all_held())
         elif message.end:
             self._bodiless = True
             self._begin_choice(None)
@@ -298,39 +309,51 @@ class Exchange:
             if modes.request in _WHOLE:
                 self._call.send(ext_proc.headers_answer("request_headers", remove=self._strip))
 
+    def _keep(self, message: Processing) -> None:
+        """Keep of the headers what is read until the request is routed."""
+        given = message.headers
+        self._strip = tuple(sorted(self._picker.strip & given.keys()))
+        for kept in self._picker.kept & given.keys():
+            self._headers[kept] = given[kept][:_MOST_KEPT]
+        self._subset = message.subset
+        self._path = given.get(":path", "").partition("?")[0][:_MOST_KEPT]
+        for text in (*self._headers.values(), *(message.subset or ())):
+            self._size += _TEXT_BYTES + _BYTES_PER_CHAR * len(text)
+        self._picker.held += self._size
+
     def _request_body(self, message: Processing) -> None:
         if not self._collecting:
             if self._modes.request is not BodyMode.FULL_DUPLEX_STREAMED:
                 self._call.send(ext_proc.body_answer("request_body"))
             return
         size, limits = len(message.body), self._picker.limits
-        if len(self._pieces) >= _MOST_PIECES:
+        if self._pieces >= _MOST_PIECES:
             problem = f"the body has more than {_MOST_PIECES:,} pieces"
             self._refuse(HttpError(413, problem, "invalid_request_error", "body_too_large"))
             return
-        if self._size + size > limits.body_bytes:
+        if len(self._body) + size > limits.body_bytes:
             problem = f"the body has more than {limits.body_bytes} bytes"
             self._refuse(HttpError(413, problem, "invalid_request_error", "body_too_large"))
             return
         if self._picker.held + size > limits.all_bodies_bytes and self._picker.held > self._size:
-            problem = f"the requests in flight have {limits.all_bodies_bytes} bytes, the maximum"
-            self._refuse(self._overloaded(problem))
+            self._refuse(self._all_held())
             return
         self._picker.held += size
         self._size += size
-        self._pieces.append(message.body)
+        self._body += message.body
+        self._pieces += 1
         if message.end or self._modes.request in _WHOLE:
-            self._begin_choice(b"".join(self._pieces))
+            self._begin_choice(bytes(self._body))
 
     def _request_trailers(self) -> None:
         self._trailers = True
         if self._collecting:
-            self._begin_choice(b"".join(self._pieces))
+            self._begin_choice(bytes(self._body))
         elif self._task is None:
             self._call.send(ext_proc.trailers_answer("request_trailers"))
 
     def _begin_choice(self, body: bytes | None) -> None:
-        self._collecting = False
+        self._collecting, self._body = False, bytearray()
         self._picker.arrived(self)
         if self._picker.full:
             self._refuse(self._too_many())
@@ -504,7 +527,7 @@ class Exchange:
             for piece in ext_proc.streamed_answers("request_body", body, end=not self._trailers):
                 call.send(piece)
         elif body is not None and not buffered:
-            for _ in self._pieces:
+            for _ in range(self._pieces):
                 call.send(ext_proc.body_answer("request_body"))
         if self._trailers:
             call.send(ext_proc.trailers_answer("request_trailers"))
@@ -537,7 +560,8 @@ class Exchange:
         record = self._record
         assert record is not None
         status = message.headers.get(":status", "")
-        record.status = int(status) if status.isascii() and status.isdigit() else 0
+        three = len(status) == _STATUS_DIGITS and status.isascii() and status.isdigit()
+        record.status = int(status) if three else 0
         self._answered = True
         self._whole = message.headers.get("content-type", "").startswith("application/json")
         self._report(record.status)
@@ -611,6 +635,10 @@ class Exchange:
         most = self._picker.limits.in_flight
         return self._overloaded(f"{most} requests are in flight, the maximum")
 
+    def _all_held(self) -> HttpError:
+        most = self._picker.limits.all_bodies_bytes
+        return self._overloaded(f"the requests in flight have {most} bytes, the maximum")
+
     def _overloaded(self, problem: str) -> HttpError:
         return overloaded(self._service.router.config.overload_status_code, problem)
 
@@ -628,8 +656,6 @@ class Exchange:
     ) -> None:
         record = self._record
         assert record is not None
-        self._collecting = False
-        self._picker.arrived(self)
         given = {
             "content-type": "application/json",
             DECISION_HEADER: record.decision_id,
@@ -657,6 +683,12 @@ class Exchange:
         if record is None or self._over:
             return
         self._over = True
+        # A response may come while the request's body does: the gateway answered by itself.
+        if self._collecting:
+            self._collecting = False
+            self._picker.arrived(self)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
         self._release()
         self._picker.inference.in_flight -= 1
         service.held.discard(record.decision_id)
@@ -680,10 +712,11 @@ class Exchange:
         return replace(record, outcome="unknown", status=0, error=_NOT_SEEN).client_response()
 
     def _release(self) -> None:
-        """The collected body is not needed any more."""
+        """What was collected for the choice is not needed any more."""
         self._picker.held -= self._size
-        self._size = 0
-        self._pieces.clear()
+        self._size = self._pieces = 0
+        self._body = bytearray()
+        self._headers, self._subset = {}, None
 
 
 def _worker(decision: Decision) -> Worker:

@@ -1,7 +1,7 @@
 """A gRPC server: HTTP/2 by the ``h2`` package, messages of bidirectional streams as bytes.
 
 The streams of a gateway are many and short, and their messages small; grpcio's asyncio server costs
-ten times the CPU of this for them (docs/benchmarks.md).
+more CPU for them, and has no bound on what clients leave half sent (decision 0030).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol, cast
@@ -43,6 +44,8 @@ _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
 _SWEEP_S: Final = 0.5
 _CLOSE_S: Final = 0.5
+#: Seconds between two tracebacks in the log: a client may repeat what fails.
+_TRACEBACK_S: Final = 60.0
 #: Bytes of a stream that its peer does not read; above this no more of its data is acknowledged.
 _LAGGING_BYTES: Final = 1 << 20
 #: Bytes of a connection that its peer does not read; above this no more is read from it.
@@ -97,7 +100,9 @@ class GrpcLimits:
 
     A connection begins within ``greeting_s`` with the preface of HTTP/2, after its handshake if
     there is one; without streams it is closed after ``idle_s``. Above a maximum of connections the
-    one that is longest without streams makes room. ``held_bytes`` bounds what all streams hold.
+    one that is longest without streams makes room. ``held_bytes`` bounds what all streams hold:
+    bytes that are not handled yet, and those that clients do not read. A stream whose client does
+    not read its end within ``unread_s`` is reset.
     """
 
     connections: int = 1024
@@ -107,6 +112,7 @@ class GrpcLimits:
     held_bytes: int = 512 * 1024 * 1024
     greeting_s: float = 10.0
     idle_s: float = 600.0
+    unread_s: float = 60.0
 
 
 class Handler(Protocol):
@@ -118,7 +124,8 @@ class Handler(Protocol):
         """The client sends no more."""
 
     def on_closed(self) -> None:
-        """The call is over, in any way; called once."""
+        """The call is over, in any way; called once, also where the client does not read its
+        end."""
 
 
 Method = Callable[["Call"], Handler]
@@ -153,27 +160,50 @@ class Call:
         """Send a message; nothing happens once the call is over."""
         if self.closed or self._ending is not None:
             return
+        server = self._connection.server
         self._out += b"\0" + len(message).to_bytes(4) + message
+        server.unread += _PREFIX + len(message)
         self._connection.flush(self)
+        if self._out and server.full(len(self._out)):
+            self.drop_unread()
+            self.finish(Code.RESOURCE_EXHAUSTED, server.held_problem)
 
     def finish(self, code: Code = Code.OK, message: str = "") -> None:
-        """End the call after what was sent."""
+        """End the call after what was sent. Its handler is notified at once: what it holds does
+        not wait for a client that does not read."""
         if self.closed or self._ending is not None:
             return
         self._ending = (code, message)
+        if self._buffer:
+            self._drop_unhandled()
+        self._notify()
         self._connection.flush(self)
+
+    def drop_unread(self) -> None:
+        """Forget what the client has not read; its last message may be cut."""
+        self._connection.server.unread -= len(self._out)
+        self._out.clear()
 
     def over(self) -> None:
         """The call ended: its handler is notified once."""
         if not self.closed:
             self.closed = True
-            self._out.clear()
-            self._connection.server.buffered -= len(self._buffer)
-            self._buffer.clear()
-            # The handler refers to the call: such a cycle would keep both.
-            handler, self.handler = self.handler, None
-            if handler is not None:
-                handler.on_closed()
+            if self._out:
+                self.drop_unread()
+            if self._buffer:
+                self._drop_unhandled()
+            if self.handler is not None:
+                self._notify()
+
+    def _drop_unhandled(self) -> None:
+        self._connection.server.buffered -= len(self._buffer)
+        self._buffer.clear()
+
+    def _notify(self) -> None:
+        # The handler refers to the call: such a cycle would keep both.
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler.on_closed()
 
 
 class _Frames:
@@ -226,6 +256,9 @@ class GrpcServer:
         self._held = held
         #: Bytes of messages that are not complete.
         self.buffered = 0
+        #: Bytes of messages that clients have not read.
+        self.unread = 0
+        self._traceback_at = -_TRACEBACK_S
         self._connections: set[_Connection] = set()
         self._peers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -268,8 +301,20 @@ class GrpcServer:
     def full(self, call_bytes: int) -> bool:
         """Whether a call that waits for the rest of a message must end. (One alone has its limit
         anyway.)"""
-        held = self.buffered + self._held()
+        held = self.buffered + self.unread + self._held()
         return held > self.limits.held_bytes and held > call_bytes
+
+    @property
+    def held_problem(self) -> str:
+        return f"all streams together have {self.limits.held_bytes:,} bytes, the maximum"
+
+    def log_failure(self) -> None:
+        """Log the exception that a handler raised; with its traceback once a minute."""
+        now = asyncio.get_running_loop().time()
+        shown = now - self._traceback_at >= _TRACEBACK_S
+        if shown:
+            self._traceback_at = now
+        _log.error("a gRPC call failed", exc_info=shown)
 
     def draw(self, count: float, now: float) -> float:
         """Take from the allowance of all connections; the seconds to wait for it."""
@@ -381,6 +426,8 @@ class _Connection(asyncio.Protocol):
         # h2 applies its own default until the peer acknowledges ours.
         self._h2.decoder.max_header_list_size = limits.header_bytes
         self._calls: dict[int, Call] = {}
+        #: Calls whose end the peer has not read, and since when.
+        self._unread_ends: dict[Call, float] = {}
         self._transport: asyncio.Transport | None = None
         self._paused = self._reading = self._leaving = self._ended = False
         #: Nothing is read until the peer reads.
@@ -419,6 +466,7 @@ class _Connection(asyncio.Protocol):
         for call in tuple(self._calls.values()):
             call.over()
         self._calls.clear()
+        self._unread_ends.clear()
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
@@ -507,9 +555,12 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def sweep(self, now: float) -> None:
-        """Close the connection if it waited too long."""
+        """Close the connection if it waited too long, and reset calls whose end is not read."""
         limits = self.server.limits
         waited = now - self.since
+        for call, since in tuple(self._unread_ends.items()):
+            if now - since > limits.unread_s:
+                self._reset(call)
         if (self._ended or self._deaf) and waited > limits.greeting_s:
             self.abort()
         elif self._ended or self._deaf:
@@ -604,10 +655,7 @@ class _Connection(asyncio.Protocol):
         del buffer[:begin]
         self.server.buffered -= begin
         if self.server.full(len(buffer)):
-            most = self.server.limits.held_bytes
-            call.finish(
-                Code.RESOURCE_EXHAUSTED, f"all streams together have {most:,} bytes, the maximum"
-            )
+            call.finish(Code.RESOURCE_EXHAUSTED, self.server.held_problem)
 
     def _deliver(self, call: Call, message: bytes) -> None:
         try:
@@ -615,19 +663,22 @@ class _Connection(asyncio.Protocol):
             call.handler.on_message(message)
             self._allowed = min(_MOST_ALLOWED, self._allowed + _PER_MESSAGE)
         except Exception:
-            _log.exception("a gRPC call failed")
+            self.server.log_failure()
             call.finish(Code.INTERNAL, "internal error; the log has the details")
 
     # -- sending ---------------------------------------------------------------------------
 
     def flush(self, call: Call) -> None:
         """Send what the peer's windows allow."""
-        if self._paused or call.closed or self._transport is None:
+        if call.closed or self._transport is None:
             return
-        try:
-            self._send(call)
-        except (H2Error, KeyError):
-            self._forget(call._stream)
+        if not self._paused:
+            try:
+                self._send(call)
+            except (H2Error, KeyError):
+                self._forget(call._stream)
+        if call._ending is not None and not call.closed:
+            self._unread_ends.setdefault(call, asyncio.get_running_loop().time())
         if not self._reading and self._writing is None:
             self._writing = asyncio.get_running_loop().call_soon(self._write)
 
@@ -642,8 +693,10 @@ class _Connection(asyncio.Protocol):
             )
             if room <= 0:
                 return
-            connection.send_data(stream, bytes(memoryview(out)[:room]))
+            piece = bytes(memoryview(out)[:room])
+            connection.send_data(stream, piece)
             del out[:room]
+            self.server.unread -= len(piece)
         if call._held:
             held, call._held = call._held, 0
             self._acknowledge(held, stream)
@@ -655,6 +708,12 @@ class _Connection(asyncio.Protocol):
             connection.send_headers(stream, end if call._begun else _BEGIN + end, end_stream=True)
             self._forget(stream)
 
+    def _reset(self, call: Call) -> None:
+        with suppress(H2Error, KeyError):
+            self._h2.reset_stream(call._stream, ErrorCodes.CANCEL)
+        self._forget(call._stream)
+        self._write()
+
     def _acknowledge(self, size: int, stream: int) -> None:
         if size:
             try:
@@ -665,6 +724,7 @@ class _Connection(asyncio.Protocol):
     def _forget(self, stream: int) -> None:
         call = self._calls.pop(stream, None)
         if call is not None:
+            self._unread_ends.pop(call, None)
             held, call._held = call._held, 0
             self._acknowledge(held, stream)
             call.over()

@@ -40,8 +40,6 @@ _HEALTH_S: Final = 0.5
 _OPENSSL_S: Final = 30.0
 #: Bytes of a request of gRPC health.
 _PROBE_BYTES: Final = 4096
-#: Bytes of a message beside its body: headers and metadata.
-_BESIDE_BODY: Final = 1 << 20
 
 
 class EndpointPicker(Frontend):
@@ -63,10 +61,11 @@ class EndpointPicker(Frontend):
         limits = GrpcLimits(
             connections=max(1, min(config.limits.in_flight // 4, max(FEW, descriptors() // 4))),
             header_bytes=config.limits.header_bytes,
-            message_bytes=config.limits.body_bytes + _BESIDE_BODY,
-            held_bytes=config.limits.all_bodies_bytes + _BESIDE_BODY,
+            message_bytes=config.limits.body_bytes + ext_proc.MOST_BESIDE_BODY,
+            held_bytes=config.limits.all_bodies_bytes + ext_proc.MOST_BESIDE_BODY,
             greeting_s=config.limits.header_s,
             idle_s=max(config.limits.keep_alive_s, 1.0) * 8,
+            unread_s=config.limits.unread_s,
         )
         self.gateways = GrpcServer(
             {ext_proc.PROCESS: self.picker.begin, **self.health.methods()},
@@ -235,6 +234,10 @@ class _HealthCall:
             self.call.send(health.status_message(state))
 
     def on_message(self, data: bytes) -> None:
+        if len(data) > _PROBE_BYTES:
+            problem = f"a request of {len(data):,} bytes; at most {_PROBE_BYTES:,}"
+            self.call.finish(Code.RESOURCE_EXHAUSTED, problem)
+            return
         try:
             self.service = health.service_of(data)
         except ValueError as error:

@@ -423,6 +423,8 @@ class Certificate:
                 return False
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
+            # A client of TLS 1.2 could ask for handshake after handshake on one connection.
+            context.options |= ssl.OP_NO_RENEGOTIATION
             context.set_alpn_protocols(self._protocols)
             for file in (chain, key):
                 expect_regular(file)

@@ -45,6 +45,11 @@ OWN_HEADERS: Final = (
 
 MOST_BODY: Final = 62_000
 """Bytes of a body in one answer: Envoy takes at most 64 KiB."""
+MOST_BESIDE_BODY: Final = 256 * 1024
+"""Bytes of a message beside its body: headers, metadata and unknown fields. Envoy's own limit of
+headers is 60 KiB."""
+MOST_HEADERS: Final = 1000
+"""Headers in one message. Envoy's own limit is 100."""
 
 Kind = Literal[
     "request_headers",
@@ -104,11 +109,24 @@ _RESPONSE: Final = message("ProcessingResponse")
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 #: Envoy's HeaderAppendAction: the value replaces what is there.
 _OVERWRITE: Final = 2
-_MOST_ENDPOINTS: Final = 100_000
+_MOST_ENDPOINTS: Final = 10_000
+#: Entries of the metadata, and fields of one entry.
+_MOST_ENTRIES: Final = 1000
+#: Fields of a large message, and of the body in it: a gateway sends a few.
+_MOST_FIELDS: Final = 64
+#: Numbers of the fields of ProcessingRequest that are bodies, and of HttpBody's ``body``.
+_BODIES: Final = (4, 5)
+_BODY: Final = 1
+_LONGEST_VARINT: Final = 10
 
 
 def decode(data: bytes) -> Processing:
-    """A message of the gateway. Raises ExtProcError."""
+    """A message of the gateway. Raises ExtProcError.
+
+    What it costs has a bound: bytes beside the body, headers, entries of the metadata.
+    """
+    if len(data) > MOST_BESIDE_BODY:
+        _check_beside_body(data)
     try:
         found = _REQUEST.FromString(data)
     except DecodeError:
@@ -150,7 +168,62 @@ def _modes(given: Any) -> Modes:
         ) from None
 
 
-def _headers(given: Iterable[Any]) -> dict[str, str]:
+def _check_beside_body(data: bytes) -> None:
+    """Refuse a message that is large without its body, before it is decoded: millions of small
+    parts take a hundred times as long as a body of their size. Raises ExtProcError."""
+    beside = len(data)
+    for number, begin, end in _fields(data, 0, len(data)):
+        if number in _BODIES:
+            for inner, inner_begin, inner_end in _fields(data, begin, end):
+                if inner == _BODY:
+                    beside -= inner_end - inner_begin
+    if beside > MOST_BESIDE_BODY:
+        raise ExtProcError(
+            f"a message with {beside:,} bytes beside its body; at most {MOST_BESIDE_BODY:,}"
+        )
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields with a length in ``data[at:end]``: number, begin and end of the content. Raises
+    ExtProcError."""
+    for _ in range(_MOST_FIELDS):
+        if at == end:
+            return
+        tag, at = _varint(data, at, end)
+        size, kind = 0, tag & 7
+        if kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind == 1:
+            size = 8
+        elif kind == 2:
+            size, at = _varint(data, at, end)
+        elif kind == 5:
+            size = 4
+        else:  # groups, which ext_proc does not have
+            raise ExtProcError("not a ProcessingRequest")
+        if at + size > end:
+            raise ExtProcError("not a ProcessingRequest")
+        if kind == 2:
+            yield tag >> 3, at, at + size
+        at += size
+    if at < end:
+        raise ExtProcError(f"a large message with more than {_MOST_FIELDS} fields")
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number and where it ends. Raises ExtProcError."""
+    value = 0
+    for place in range(min(_LONGEST_VARINT, end - at)):
+        byte = data[at + place]
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value, at + place + 1
+    raise ExtProcError("not a ProcessingRequest")
+
+
+def _headers(given: Any) -> dict[str, str]:
+    if len(given) > MOST_HEADERS:
+        raise ExtProcError(f"{len(given):,} headers; at most {MOST_HEADERS:,}")
     found: dict[str, str] = {}
     for one in given:
         raw = one.raw_value
@@ -160,22 +233,32 @@ def _headers(given: Iterable[Any]) -> dict[str, str]:
 
 
 def _subset(metadata: Any) -> tuple[str, ...] | None:
+    if len(metadata.filter_metadata) > _MOST_ENTRIES:
+        raise _too_many_entries(metadata.filter_metadata)
     for entry in metadata.filter_metadata:
         if entry.key == SUBSET_METADATA:
+            if len(entry.value.fields) > _MOST_ENTRIES:
+                raise _too_many_entries(entry.value.fields)
             for field in entry.value.fields:
                 if field.key == SUBSET_KEY:
                     return tuple(_endpoints(field.value))
     return None
 
 
+def _too_many_entries(entries: Any) -> ExtProcError:
+    return ExtProcError(f"metadata with {len(entries):,} entries; at most {_MOST_ENTRIES:,}")
+
+
 def _endpoints(value: Any) -> Iterator[str]:
     """Addresses of a list, or of a text with commas."""
-    if value.WhichOneof("kind") == "list_value":
+    listed = value.WhichOneof("kind") == "list_value"
+    count = len(value.list_value.values) if listed else 1 + value.string_value.count(",")
+    if count > _MOST_ENDPOINTS:
+        raise ExtProcError(f"a subset of {count:,} endpoints; at most {_MOST_ENDPOINTS:,}")
+    if listed:
         texts = [one.string_value for one in value.list_value.values]
     else:
         texts = value.string_value.split(",")
-    if len(texts) > _MOST_ENDPOINTS:
-        raise ExtProcError(f"a subset of {len(texts):,} endpoints; at most {_MOST_ENDPOINTS:,}")
     return (text.strip() for text in texts if text.strip())
 
 

@@ -17,7 +17,14 @@ import pytest
 from grpc import aio
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import Event, RemoteSettingsChanged, ResponseReceived, SettingsAcknowledged
+from h2.events import (
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    SettingsAcknowledged,
+    StreamReset,
+)
 from h2.settings import SettingCodes
 from hyperframe.frame import DataFrame, PingFrame, SettingsFrame, WindowUpdateFrame
 from hypothesis import given
@@ -626,6 +633,193 @@ async def test_messages_that_are_not_complete_count_as_bodies() -> None:
         await until(lambda: site.frontend.gateways.buffered == 0)
 
 
+async def test_a_header_message_costs_what_a_gateway_needs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Before, 24 messages of 15 MiB held 1.5 GiB, and 1,500,000 headers kept the loop for 5 s."""
+    large = headers_message(x_large="\U0001f600" * 50_000, x_request_id="\U0001f600" * 5000)
+    many = headers_message()
+    for _ in range(ext_proc.MOST_HEADERS):
+        many.request_headers.headers.headers.add(key="a")
+    above = headers_message(x_large="y" * ext_proc.MOST_BESIDE_BODY)
+    async with gateway(TWO) as site:
+        kept = site.request()
+        await kept.send(large)
+        await until(lambda: len(site.frontend.picker) == 1 and site.frontend.picker.held > 0)
+        assert site.frontend.picker.held < 10_000
+        for refused, text in ((many, "headers; at most 1,000"), (above, "beside its body")):
+            stream = site.request()
+            await stream.send(refused)
+            assert await stream.call.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert text in await stream.call.details()
+        kept.call.cancel()
+        await until(lambda: not len(site.frontend.picker))
+        assert site.frontend.picker.held == 0
+    assert not caplog.records
+
+
+async def test_a_subset_counts_as_a_body_until_the_choice() -> None:
+    limits = Limits(all_bodies_bytes=150_000)
+    async with gateway(TWO, limits=limits) as site:
+        at = [engine.url.removeprefix("http://") for engine in site.engines.values()]
+        subset = [*at, *(f"10.0.{number // 250}.{number % 250}:80" for number in range(1000))]
+        first = site.request()
+        await first.send(headers_message(subset=subset))
+        await until(lambda: site.frontend.picker.held > 100_000)
+        status, error = await site.request().refused(CHAT, subset=subset)
+        assert (status, error["code"]) == (529, "too_many_requests_in_flight")
+        await first.body(msgspec.json.encode(CHAT), end=True)
+        assert ext_proc.DESTINATION in await first.choice()
+        await until(lambda: site.frontend.picker.held == 0)
+
+
+@pytest.mark.parametrize("rest", [b"", msgspec.json.encode(CHAT)])
+async def test_a_response_before_the_whole_request_ends_it(rest: bytes) -> None:
+    """The gateway answers by itself; what still comes of the request books and holds nothing."""
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.send(headers_message(modes=(FULL, FULL)))
+        await stream.body(b" ")
+        await until(lambda: site.frontend.picker.held > 0)
+        await stream.response(413, end=True)
+        assert (await stream.answer()).WhichOneof("kind") == "response_headers"
+        assert (site.frontend.picker.held, site.frontend.inference.in_flight) == (0, 0)
+        await stream.body(rest, end=True)
+        await stream.trailers("request_trailers")
+        assert (await stream.answer()).WhichOneof("kind") == "request_trailers"
+        assert site.frontend.picker.held == 0
+        assert set(site.load().values()) == {(0, 0, 0)}
+
+
+async def test_a_response_ends_a_request_that_waits_in_the_queue() -> None:
+    config = RouterConfig().with_values({"router_queue_threshold": 0.01})
+    async with gateway([{"name": "a", "max_num_batched_tokens": 8192}], router=config) as site:
+        first, second = site.request(), site.request()
+        await first.ask(CHAT)
+        await second.send(headers_message())
+        await second.body(msgspec.json.encode(CHAT), end=True)
+        await until(lambda: len(site.service.router.queue) == 1)
+        await second.response(503, end=True)
+        assert (await second.answer()).WhichOneof("kind") == "response_headers"
+        await until(lambda: not len(site.service.router.queue))
+        first.call.cancel()
+        await site.idle()
+
+
+async def test_a_second_response_is_refused() -> None:
+    """Each would count as a failure of the worker, and be kept."""
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.ask(CHAT)
+        await stream.answer()
+        await stream.response(503)
+        await stream.answer()
+        await stream.response(503)
+        async with asyncio.timeout(patience(10)):
+            assert await stream.call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert sum(site.service.engine_failures.values()) == 1
+
+
+async def test_a_large_question_about_health_is_refused() -> None:
+    request = message("HealthCheckRequest")(service="x" * 5000).SerializeToString()
+    async with gateway(TWO) as site:
+        watch = site.channel.unary_stream(
+            health.WATCH, request_serializer=None, response_deserializer=None
+        )(request)
+        async with asyncio.timeout(patience(10)):
+            assert await watch.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_status_of_thousands_of_digits_is_no_status(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with gateway(TWO) as site:
+        stream = site.request()
+        await stream.ask(CHAT)
+        await stream.answer()
+        answered = message("ProcessingRequest")()
+        answered.response_headers.headers.headers.add(key=":status", raw_value=b"9" * 5000)
+        await stream.send(answered)
+        assert (await stream.answer()).WhichOneof("kind") == "response_headers"
+        stream.call.cancel()
+        await site.idle()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_failures_of_calls_leave_one_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: bytes) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(ext_proc, "decode", fail)
+    async with gateway(TWO) as site:
+        for _ in range(3):
+            stream = site.request()
+            await stream.send(headers_message())
+            assert await stream.call.code() == grpc.StatusCode.INTERNAL
+    failures = [record for record in caplog.records if record.message == "a gRPC call failed"]
+    assert [bool(record.exc_info) for record in failures] == [True, False, False]
+
+
+async def begin_unread(client: Raw, count: int, body: Mapping[str, Any]) -> list[int]:
+    """Send requests whose answers the client does not let through."""
+    client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    await client.flush()
+    await client.wait(SettingsAcknowledged)
+    piece = message("ProcessingRequest")()
+    piece.request_body.body, piece.request_body.end_of_stream = msgspec.json.encode(body), True
+    streams = []
+    for _ in range(count):
+        streams.append(client.begin())
+        for one in (headers_message(), piece):
+            data = one.SerializeToString()
+            framed = b"\0" + len(data).to_bytes(4) + data
+            for begin in range(0, len(framed), 16384):
+                client.h2.send_data(streams[-1], framed[begin : begin + 16384])
+    await client.flush()
+    return streams
+
+
+async def test_the_end_of_a_stream_frees_its_booking_whatever_its_peer_reads() -> None:
+    limits = Limits(stream_silence_s=0.5, unread_s=1.0)
+    async with gateway(TWO, limits=limits) as site, Raw(site.frontend.picker_port) as client:
+        streams = await begin_unread(client, 20, CHAT)
+        await until(lambda: sum(row[0] for row in site.load().values()) == 20)
+        await site.idle()
+        assert not len(site.frontend.picker)
+        (connection,) = (
+            one for one in site.frontend.gateways._connections if one._calls.keys() & {*streams}
+        )
+        # What waits for the peer ends as well: each stream is reset.
+        reset: set[int | None] = set()
+        while len(reset) < 20:
+            for event in await client.receive() or ():
+                assert not isinstance(event, DataReceived)
+                if isinstance(event, StreamReset):
+                    reset.add(event.stream_id)
+        assert reset == {*streams}
+        assert not connection._calls
+        assert site.frontend.gateways.unread == 0
+
+
+async def test_what_peers_do_not_read_counts_as_bodies() -> None:
+    """A body that is passed on is held until the gateway takes it."""
+    limits = Limits(all_bodies_bytes=100_000)
+    async with gateway(TWO, limits=limits) as site, Raw(site.frontend.picker_port) as client:
+        body = chat_body(WORDS, metadata={"pad": "z" * 60_000})
+        await begin_unread(client, 1, body)
+        await until(lambda: site.frontend.gateways.unread > 60_000)
+        bound = site.frontend.gateways.limits.held_bytes
+        await begin_unread(client, 8, body)
+        await until(lambda: not site.frontend.picker.held and not site.frontend.picker._arriving)
+        await until(lambda: sum(row[0] for row in site.load().values()) in range(1, 7))
+        assert site.frontend.gateways.unread <= bound
+        client.writer.close()
+        await site.idle()
+        assert site.frontend.gateways.unread == 0
+
+
 async def test_a_client_that_reads_nothing_is_read_no_more_and_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -930,6 +1124,62 @@ async def test_tls_with_a_certificate_of_its_own() -> None:
         # Plain HTTP/2 gets no answer.
         with pytest.raises(aio.AioRpcError):
             await check(site.channel, "")
+
+
+async def hold_open(port: int, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    return reader, writer
+
+
+def hello_of(context: ssl.SSLContext) -> bytes:
+    """The first message of a handshake."""
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(received, sent).do_handshake()
+    return sent.read()
+
+
+@pytest.mark.parametrize("sent", ["nothing", "half a hello", "hello", "plain HTTP/2", "garbage"])
+async def test_what_is_no_handshake_is_closed_and_keeps_no_gateway_out(sent: str) -> None:
+    """30 such connections, of 8 that the picker may have: the longest without a call make room."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    hello = hello_of(context)
+    plain = H2Connection(H2Configuration(client_side=True))
+    plain.initiate_connection()
+    first = {
+        "nothing": b"",
+        "half a hello": hello[: len(hello) // 2],
+        "hello": hello,
+        "plain HTTP/2": plain.data_to_send(),
+        "garbage": bytes(range(256)) * 100,
+    }[sent]
+    limits = Limits(in_flight=32, header_s=2.0)
+    picker = PickerConfig(port=0, health_port=0)
+    async with gateway(TWO, picker=picker, limits=limits) as site:
+        port = site.frontend.picker_port
+        opened = [await hold_open(port, first) for _ in range(30)]
+        pem = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        trusted = grpc.ssl_channel_credentials(pem.encode())
+        async with aio.secure_channel(f"localhost:{port}", trusted) as channel:
+            assert await check(channel, ext_proc.SERVICE) == Serving.SERVING
+        for reader, writer in opened:
+            with suppress(ConnectionError):
+                async with asyncio.timeout(patience(20)):
+                    while await reader.read(1 << 16):
+                        pass
+            writer.close()
+        await until(lambda: not site.frontend.gateways._connections)
+
+
+async def test_a_handshake_is_not_repeated_on_a_connection() -> None:
+    """Renegotiation, which lets a client have the server compute without end, is refused."""
+    async with gateway(TWO, picker=PickerConfig(port=0, health_port=0)) as site:
+        certificate = site.frontend._certificate
+        assert certificate is not None
+        assert certificate.context.options & ssl.OP_NO_RENEGOTIATION
 
 
 def test_without_openssl_the_certificate_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,80 @@ def test_cut_messages_are_read_or_refused(data: st.DataObject) -> None:
         assert str(error)  # noqa: PT017
 
 
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+_LONG = ext_proc.MOST_BESIDE_BODY + 1
+_SUBSET = _field(1, b"envoy.lb.subset_hint")
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (_field(2, _field(1, _field(1, b"") * (_LONG // 2))), "beside its body"),
+        (_field(3, _field(1, _field(1, _field(3, b"x" * _LONG)))), "beside its body"),
+        (_field(4, _field(1, b"x") + _field(9, b"y" * _LONG)), "beside its body"),
+        (_field(8, _field(1, b"") * _LONG), "beside its body"),
+        (_field(4, b"\x98\x06\x01" * _LONG), "more than 64 fields"),
+        (_field(4, b"") * _LONG, "more than 64 fields"),
+        (_field(4, b"{" * _LONG), "not a ProcessingRequest"),
+        (_field(4, b"")[:-1] + _varint(_LONG) + b"x" * (_LONG - 9), "not a ProcessingRequest"),
+        (b"\xff" * _LONG, "not a ProcessingRequest"),
+        (_field(2, _field(1, _field(1, b"") * 1001)), "1,001 headers; at most 1,000"),
+        (_field(7, b"") + _field(8, _field(1, b"") * 1001) + _field(2, b""), "1,001 entries"),
+        (
+            _field(2, b"") + _field(8, _field(1, _SUBSET + _field(2, _field(1, b"") * 1001))),
+            "1,001 entries",
+        ),
+    ],
+)
+def test_what_costs_too_much_is_refused(data: bytes, problem: str) -> None:
+    with pytest.raises(ExtProcError, match=problem):
+        ext_proc.decode(data)
+
+
+def test_a_large_message_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ext_proc, "_REQUEST", None)
+    with pytest.raises(ExtProcError, match="beside its body"):
+        ext_proc.decode(_field(2, _field(1, _field(1, b"") * _LONG)))
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_a_subset_has_a_bound(text: bool) -> None:
+    request = message("ProcessingRequest")()
+    request.request_headers.SetInParent()
+    entry = request.metadata_context.filter_metadata.add(key=ext_proc.SUBSET_METADATA)
+    value = entry.value.fields.add(key=ext_proc.SUBSET_KEY).value
+    if text:
+        value.string_value = "," * 10_000
+    else:
+        for _ in range(10_001):
+            value.list_value.values.add()
+    with pytest.raises(ExtProcError, match="a subset of 10,001 endpoints; at most 10,000"):
+        ext_proc.decode(request.SerializeToString())
+
+
+@given(st.integers(0, 3), st.integers(0, 1 << 20), st.booleans())
+def test_a_large_body_is_read_with_what_is_beside_it(kind: int, size: int, end: bool) -> None:
+    request = message("ProcessingRequest")()
+    name = ("request_body", "response_body")[kind % 2]
+    getattr(request, name).body, getattr(request, name).end_of_stream = b"x" * size, end
+    if kind > 1:
+        request.metadata_context.filter_metadata.add(key="x")
+    assert ext_proc.decode(request.SerializeToString()) == Processing(
+        "request_body" if kind % 2 == 0 else "response_body", {}, b"x" * size, end
+    )
+
+
 @pytest.mark.parametrize("mode", [-1, 6, 99])
 def test_an_unknown_body_mode_is_refused(mode: int) -> None:
     request = message("ProcessingRequest")()
