@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,10 +35,13 @@ class Collected:
 
 @dataclass
 class Collector:
-    """``status``: with which it answers; ``raw``: every byte that arrived."""
+    """``status``: with which it answers; ``raw``: every byte that arrived. ``messages``: how many
+    arrived; they get no answer while ``answering`` is not set."""
 
     url: str = ""
     status: int = 200
+    messages: int = 0
+    answering: asyncio.Event = field(default_factory=asyncio.Event)
     spans: list[Collected] = field(default_factory=list)
     raw: bytes = b""
 
@@ -53,9 +57,12 @@ class Collector:
 @asynccontextmanager
 async def collector(status: int = 200) -> AsyncIterator[Collector]:
     found = Collector(status=status)
+    found.answering.set()
 
     async def take(request: web.Request) -> web.Response:
         body = await request.read()
+        found.messages += 1
+        await found.answering.wait()
         if request.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         if found.status == 200:
@@ -75,6 +82,7 @@ async def collector(status: int = 200) -> AsyncIterator[Collector]:
     try:
         yield found
     finally:
+        found.answering.set()
         await runner.cleanup()
 
 
