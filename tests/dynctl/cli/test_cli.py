@@ -549,7 +549,6 @@ def test_a_filter_without_a_match_names_what_no_worker_has(dynctl, command, line
     ("command", "name"),
     [
         ("route --demo hi --save-view v.json", "v.json"),
-        ("replay --generate chat --limit 9 --policy kv --plot p.svg", "p.svg"),
         ("bundle b.tar.gz --demo", "b.tar.gz"),
     ],
 )
