@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.http_servers import served
 from tests.waiting import until
 
 
@@ -73,17 +74,11 @@ async def collector(status: int = 200) -> AsyncIterator[Collector]:
 
     app = web.Application()
     app.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    server = web.TCPSite(runner, "127.0.0.1", 0)
-    await server.start()
-    port = runner.addresses[0][1]
-    found.url = f"http://127.0.0.1:{port}"
-    try:
-        yield found
-    finally:
-        found.answering.set()
-        await runner.cleanup()
+    async with served(app) as found.url:
+        try:
+            yield found
+        finally:
+            found.answering.set()
 
 
 def _spans(message: ExportTraceServiceRequest) -> list[Collected]:
