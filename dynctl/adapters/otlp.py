@@ -164,6 +164,7 @@ class SpanExport:
 
     def close(self) -> None:
         """Send what is left, for LAST_S at most. Blocks."""
+        self._exporter.ending = True
         # The SDK waits 30 s, or without limit before 1.33. It ends once its exporter refuses.
         ending = threading.Thread(
             target=self._processor.shutdown, name="span export end", daemon=True
@@ -207,7 +208,10 @@ class _LastMessage(logging.Handler):
 
 
 class _Counted:
-    """An exporter that counts what it is given: ``taken``, in messages that ended or run."""
+    """An exporter that counts what it is given: ``taken``, in messages that ended or run.
+
+    ``ending``: after a message that fails, the rest is not sent any more.
+    """
 
     def __init__(self, exporter: Any) -> None:
         self._exporter = exporter
@@ -217,6 +221,7 @@ class _Counted:
         logger.handlers, logger.propagate = [self._log], False
         self.taken = self.exported = self.failed = 0
         self.problem = ""
+        self.ending = False
 
     def export(self, spans: Sequence[Any]) -> Any:
         """Called in the thread of the SDK, with at most BATCH spans."""
@@ -242,3 +247,5 @@ class _Counted:
     def _failed(self, spans: Sequence[Any], reason: str) -> None:
         self.failed += len(spans)
         self.problem = reason or "the collector did not take the spans"
+        if self.ending:
+            self.shutdown()

@@ -261,6 +261,21 @@ async def test_the_end_does_not_wait_for_a_collector_that_is_silent(monkeypatch)
         assert export.counts()["failed"] == 2 * otlp.BATCH
 
 
+async def test_a_collector_that_refuses_at_the_end_is_not_sent_the_rest(monkeypatch):
+    monkeypatch.setattr(otlp, "LAST_S", patience(60))
+    async with collector(status=400) as spans:
+        spans.answering.clear()
+        export = SpanExport(collector_url(spans.url), 1.0, "test")
+        end_spans(export, 3 * otlp.BATCH)
+        await until(lambda: spans.messages == 1, 20)
+        closed = asyncio.create_task(asyncio.to_thread(export.close))
+        await until(lambda: export._exporter.ending, 20)
+        spans.answering.set()
+        await closed
+        assert spans.messages == 1
+        assert export.counts() == {"exported": 0, "failed": 3 * otlp.BATCH, "dropped": 0}
+
+
 async def test_without_the_option_nothing_is_traced(engine_log):
     seen, url = engine_log
     async with site([], workers=(f"{url},name=e,model=m",)) as fleet:
