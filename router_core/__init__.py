@@ -34,13 +34,17 @@ if TYPE_CHECKING:
     from router_core.conditional_disagg import LOAD_POLICIES, BusyLine, Bypass, BypassRule
     from router_core.decision import (
         AllWorkersBusy, Candidate, Decision, FunnelStep, NoEligibleWorker, Outcome,
-        PredictedPrefill, QueueFull, Queueing, Reason, Rejection, RoutingPlan, RoutingRefused,
+        PredictedPrefill, Queueing, Rejection, RoutingPlan, RoutingRefused,
     )
+    from router_core.reasons import QueueFull, Reason
     from router_core.counterfactual import Flip, Preference, flip, flips, preference
     from router_core.sensitivity import (
         Consequence, LoadRange, Question, Unknown, certain, consequences, waits,
     )
-    from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms, probabilities
+    from router_core.cost import (
+        AddedColumn, CostInputs, CostParameters, TermColumn, probabilities,
+    )
+    from router_core.terms import TERM_BY_NAME, TERMS, Term, kv_terms
     from router_core.devices import DeviceBudget
     from router_core.taints import (
         NO_CONSTRAINTS, TOPOLOGY_PREFIX, RoutingConstraints, TaintConstraint, canonical_taint,
@@ -96,7 +100,8 @@ __all__ = [  # noqa: RUF022 - grouped by module
     "RoutingRefused",
     "Flip", "Preference", "flip", "flips", "preference",
     "Consequence", "LoadRange", "Question", "Unknown", "certain", "consequences", "waits",
-    "CostInputs", "CostParameters", "TermColumn", "kv_terms", "probabilities",
+    "AddedColumn", "CostInputs", "CostParameters", "TermColumn", "probabilities",
+    "TERMS", "TERM_BY_NAME", "Term", "kv_terms",
     "DeviceBudget",
     "NO_CONSTRAINTS", "TOPOLOGY_PREFIX", "RoutingConstraints", "TaintConstraint", "canonical_taint",
     "constraints", "parse_domains", "topology_of",
@@ -137,10 +142,12 @@ _MODULES = {
     "conditional_disagg": "LOAD_POLICIES BusyLine Bypass BypassRule",
     "decision":
         "AllWorkersBusy Candidate Decision FunnelStep NoEligibleWorker Outcome PredictedPrefill "
-        "QueueFull Queueing Reason Rejection RoutingPlan RoutingRefused",
+        "Queueing Rejection RoutingPlan RoutingRefused",
+    "reasons": "QueueFull Reason",
     "counterfactual": "Flip Preference flip flips preference",
     "sensitivity": "Consequence LoadRange Question Unknown certain consequences waits",
-    "cost": "CostInputs CostParameters TermColumn kv_terms probabilities",
+    "cost": "AddedColumn CostInputs CostParameters TermColumn probabilities",
+    "terms": "TERMS TERM_BY_NAME Term kv_terms",
     "devices": "DeviceBudget",
     "taints":
         "NO_CONSTRAINTS TOPOLOGY_PREFIX RoutingConstraints TaintConstraint canonical_taint "

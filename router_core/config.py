@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 from router_core.conditional_disagg import LOAD_POLICIES, POLICIES, BypassRule
 from router_core.errors import ConfigError, is_a
@@ -51,7 +51,7 @@ class Setting:
     ``dry_run``: why a dry run cannot show its effect (that of ``dry_run_values`` only, where there
     are some). ``dynamo``: it has an effect only with the workers of a Dynamo deployment. Every
     warning about a setting without an effect comes from these five. ``own``: Dynamo's router has no
-    such setting.
+    such setting. ``weighs``: the term of the cost (:mod:`router_core.terms`) that it multiplies.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Setting:
     dry_run_values: tuple[Any, ...] = ()
     dynamo: bool = False
     own: bool = False
+    weighs: str | None = None
 
     @property
     def built(self) -> bool:
@@ -129,16 +130,18 @@ class Setting:
                 f"{self.name}: expected one of {', '.join(self.choices)}, got {value!r}"
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            shown = str(given)[:40]
-            if not math.isfinite(value):
-                raise ConfigError(f"{self.name}: expected a finite number, got {value}")
-            if self.low is not None and value < self.low:
-                raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {shown}")
-            if self.high is not None and value > self.high:
-                raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {shown}")
-            if self.type is float and abs(value) > MOST_NUMBER:
-                raise ConfigError(f"{self.name}: expected at most {MOST_NUMBER:g}, got {value:g}")
+            self._check_bounds(value, str(given)[:40])
         return value
+
+    def _check_bounds(self, value: float, shown: str) -> None:
+        if not math.isfinite(value):
+            raise ConfigError(f"{self.name}: expected a finite number, got {value}")
+        if self.low is not None and value < self.low:
+            raise ConfigError(f"{self.name}: expected at least {self.low:g}, got {shown}")
+        if self.high is not None and value > self.high:
+            raise ConfigError(f"{self.name}: expected at most {self.high:g}, got {shown}")
+        if self.type is float and abs(value) > MOST_NUMBER:
+            raise ConfigError(f"{self.name}: expected at most {MOST_NUMBER:g}, got {value:g}")
 
 
 #: The largest values of settings without a bound of their own: products with block and token
@@ -277,7 +280,11 @@ class RouterConfig:
     """``greedy`` chooses the best prefill worker, then decode; ``best`` the pair with the lowest
     sum of both costs."""
     router_kv_transfer_weight: float | None = _setting(
-        None, low=0.0, only=(*_IN_KV, Only("router_kv_transfer_qos")), own=True
+        None,
+        low=0.0,
+        only=(*_IN_KV, Only("router_kv_transfer_qos")),
+        own=True,
+        weighs="transfer",
     )
     """Cost in blocks of a second of KV transfer between prefill and decode worker."""
     router_kv_transfer_qos: str | None = _setting(
@@ -530,6 +537,10 @@ def _describe() -> dict[str, Setting]:
 #: Field name -> its Setting, in declaration order.
 SETTINGS: dict[str, Setting] = _describe()
 _SETTINGS_READY = True
+#: Parameter of the cost -> the setting with its value, for each that ``weighs`` a term.
+WEIGHT_SETTINGS: Final = {
+    name.removeprefix("router_"): name for name, one in SETTINGS.items() if one.weighs is not None
+}
 
 #: Preset name -> the defaults it changes. ``dynamo-1.6`` is what live deployments run;
 #: ``dynamo-0.9`` follows the 0.9 guides (round-robin, queue at 4.0, 503 on overload, size pruning).

@@ -1,26 +1,7 @@
-"""The cost of a request on each worker: one formula, evaluated in columns. Lower is better.
+"""The cost of a request on each worker: its inputs and weights, their sum, and the draw.
 
-::
-
-    prefill_blocks = max(0, (active_prefill_tokens + isl) / block_size - credit)
-    credit         = overlap_score_credit * decay * overlap_blocks
-                     + host_cache_hit_weight * host_blocks + disk_cache_hit_weight * disk_blocks
-    decay          = 1 / (1 + credit_decay * ((P - min P) / block_size) / ceil(isl / block_size))
-    decode_blocks  = active blocks + complete prompt blocks that are not active there yet
-    cost           = multiplier * (prefill_load_scale * prefill_blocks + decode_blocks
-                                   + decode_active_request_weight * active_requests
-                                   + kv_transfer_weight * transfer seconds) + following
-
-Prefill blocks are fractional (34 tokens of 16 are 2.125 blocks), decode blocks count complete
-blocks (34 tokens: 2). Cached blocks in host memory and on disk count by their weights, unless the
-overlap_score_credit is 0. On the prefill hop decode blocks are not tracked; on the decode hop
-neither prefill nor overlap counts. Where prefill is not tracked on an aggregated worker, and on the
-decode hop with conditional disaggregation, the credit is taken from the decode blocks instead. The
-transfer and ``following`` are terms of this router, off by default: a table of links
-(:mod:`router_core.transfer`) gives the seconds, and where pairs are chosen
-(:mod:`router_core.pairs`), ``following`` is the lowest cost of a decode worker after this prefill
-worker. Source of the others: Dynamo 1.6.1, verified on its log to three digits;
-the 0.9 formula is the same with prefill_load_scale = overlap_score_weight.
+The terms, and their formula, are in :mod:`router_core.terms`. Everything is in columns, with one
+place for each candidate.
 """
 
 from __future__ import annotations
@@ -29,12 +10,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, repeat
-from operator import add, mul, sub, truediv
-from typing import Any
+from itertools import repeat
+from operator import add, mul
+from typing import Any, NamedTuple
 
 from router_core.changes import Stage
-from router_core.config import RouterConfig
+from router_core.config import WEIGHT_SETTINGS, RouterConfig
 from router_core.frozen import quick_init
 from router_core.load_order import OverlapColumn
 
@@ -44,7 +25,10 @@ _SMALLEST = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class CostParameters:
-    """The weights and switches of the formula on one hop."""
+    """The weights and switches of the formula on one hop.
+
+    ``weights``: (parameter, weight) of the terms whose setting ``weighs`` them, where it is set.
+    """
 
     prefill_load_scale: float
     overlap_score_credit: float
@@ -55,7 +39,7 @@ class CostParameters:
     assume_kv_reuse: bool
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
-    kv_transfer_weight: float = 0.0
+    weights: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def for_stage(cls, config: RouterConfig, stage: Stage) -> CostParameters:
@@ -70,7 +54,11 @@ class CostParameters:
             assume_kv_reuse=config.router_assume_kv_reuse,
             host_cache_hit_weight=config.host_cache_hit_weight,
             disk_cache_hit_weight=config.disk_cache_hit_weight,
-            kv_transfer_weight=config.router_kv_transfer_weight or 0.0,
+            weights=tuple(
+                (parameter, float(value))
+                for parameter, setting in WEIGHT_SETTINGS.items()
+                if (value := getattr(config, setting))
+            ),
         )
         if stage == "prefill":
             return replace(base, track_active_blocks=False)
@@ -81,12 +69,38 @@ class CostParameters:
             )
         return base
 
+    def weight(self, parameter: str) -> float:
+        """A parameter that multiplies a term; 0 for one of ``weights`` that is not set."""
+        if parameter in WEIGHT_SETTINGS:
+            return dict(self.weights).get(parameter, 0.0)
+        return float(getattr(self, parameter))
+
+    def with_weight(self, parameter: str, value: float) -> CostParameters:
+        """A copy with one parameter set."""
+        if parameter in WEIGHT_SETTINGS:
+            weights = {**dict(self.weights), parameter: value}
+            return replace(self, weights=tuple(weights.items()))
+        changed: dict[str, Any] = {parameter: value}
+        return replace(self, **changed)
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; the transfer weight only where it is set."""
+        """Plain data; ``weights`` by their names, where they are set."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        if not self.kv_transfer_weight:
-            del plain["kv_transfer_weight"]
-        return plain
+        return plain | {name: value for name, value in plain.pop("weights") if value}
+
+
+class AddedColumn(NamedTuple):
+    """The column of a term that reads one of its own: a value for each candidate, before the
+    weight. ``labels``: what each value stands for, such as the class of a distance."""
+
+    name: str
+    values: Sequence[float]
+    labels: Sequence[str] | None = None
+
+    def at(self, position: int) -> AddedColumn:
+        """The column of one candidate alone."""
+        labels = None if self.labels is None else (self.labels[position],)
+        return AddedColumn(self.name, (self.values[position],), labels)
 
 
 @quick_init
@@ -102,13 +116,11 @@ class CostInputs:
     ``freshness.TRUST``, and ``indexed_blocks`` what that index has, of which ``overlap_blocks``
     count (``router_on_degraded``); None where every index is exact. ``booked_tokens``: the
     ``prefill_tokens`` before they fell with time; None where none of them falls.
-    ``transfer_s``: seconds of the KV transfer to there (on the first hop the latency from the
-    frontend), and ``transfer_levels`` the class of that distance; None without a table of links.
-    ``following``: the lowest cost of a decode worker after this prefill worker, where prefill and
-    decode are chosen as a pair.
+    ``added``: the columns of terms that read one of their own (:mod:`router_core.terms`); None
+    without any. ``following``: the lowest cost of a decode worker after this prefill worker, where
+    prefill and decode are chosen as a pair.
     ``predicted_blocks``: how many of ``overlap_blocks`` no event has shown yet, because they were
-    booked there just now; None where there are none. ``session_blocks``: what the worker of the
-    request's session is preferred by, as a cost of all others; None without soft session affinity.
+    booked there just now; None where there are none.
     """
 
     isl_tokens: int
@@ -125,11 +137,13 @@ class CostInputs:
     trust: Sequence[int] | None = None
     indexed_blocks: Sequence[int] | None = None
     booked_tokens: Sequence[int] | None = None
-    transfer_s: Sequence[float] | None = None
-    transfer_levels: Sequence[str] | None = None
     following: Sequence[float] | None = None
     predicted_blocks: Sequence[int] | None = None
-    session_blocks: Sequence[float] | None = None
+    added: tuple[AddedColumn, ...] | None = None
+
+    def column(self, term: str) -> AddedColumn | None:
+        """The own column of a term; None where it does not count."""
+        return next((column for column in self.added or () if column.name == term), None)
 
     @property
     def most_overlap(self) -> int:
@@ -164,34 +178,6 @@ class TermColumn:
     values: Sequence[float]
 
 
-def kv_terms(inputs: CostInputs, parameters: CostParameters) -> tuple[TermColumn, ...]:
-    """The terms of the formula, without those that do not count on this hop."""
-    terms = []
-    credits = _credits(inputs, parameters)
-    if parameters.track_prefill_tokens:
-        raw = map(add, inputs.prefill_tokens, repeat(inputs.isl_tokens))
-        blocks = list(map(truediv, raw, repeat(inputs.block_size)))
-        _subtract(blocks, credits)
-        terms.append(TermColumn("prefill_blocks", "blocks", parameters.prefill_load_scale, blocks))
-    if parameters.track_active_blocks:
-        decode: list[float] = list(map(add, inputs.active_blocks, repeat(inputs.prompt_blocks)))
-        if inputs.shared_blocks is not None:
-            decode = list(map(sub, decode, inputs.shared_blocks))
-        if not parameters.track_prefill_tokens:
-            _subtract(decode, credits)
-        terms.append(TermColumn("decode_blocks", "blocks", 1.0, decode))
-    if parameters.decode_active_request_weight:
-        weight = parameters.decode_active_request_weight
-        terms.append(TermColumn("active_requests", "requests", weight, inputs.active_requests))
-    if inputs.session_blocks is not None:
-        terms.append(TermColumn("session_affinity", "blocks", 1.0, inputs.session_blocks))
-    if inputs.transfer_s is not None:
-        # The last term: router_core.pairs adds it to the sum of the others.
-        weight = parameters.kv_transfer_weight
-        terms.append(TermColumn("transfer", "seconds", weight, inputs.transfer_s))
-    return tuple(terms)
-
-
 def total_costs(
     terms: Sequence[TermColumn],
     multipliers: Sequence[float] | None,
@@ -210,36 +196,6 @@ def total_costs(
     elif multipliers is not None:
         costs = list(map(mul, costs, multipliers))
     return costs if following is None else list(map(add, costs, following))
-
-
-def _subtract(blocks: list[float], credits: dict[int, float]) -> None:
-    """Subtract each position's credit, down to 0."""
-    for position, credit in credits.items():
-        left = blocks[position] - credit
-        blocks[position] = left if left > 0 else 0.0
-
-
-def _credits(inputs: CostInputs, parameters: CostParameters) -> dict[int, float]:
-    """Position -> blocks credited for its cached prefix, where it has one."""
-    credit = parameters.overlap_score_credit
-    if not credit:
-        return {}
-    overlap = inputs.overlap_blocks
-    cached = compress(range(len(overlap)), overlap)
-    decay = parameters.overlap_score_credit_decay
-    if decay and parameters.track_prefill_tokens:
-        size, tokens = inputs.block_size, inputs.prefill_tokens
-        least = min(tokens)
-        per_token = decay / size / max(1, math.ceil(inputs.isl_tokens / size))
-        found = {i: credit * overlap[i] / (1.0 + per_token * (tokens[i] - least)) for i in cached}
-    else:
-        found = {i: credit * overlap[i] for i in cached}
-    lower = (inputs.host_blocks, parameters.host_cache_hit_weight)
-    for column, weight in (lower, (inputs.disk_blocks, parameters.disk_cache_hit_weight)):
-        if column is not None and weight:
-            for i in compress(range(len(column)), column):
-                found[i] = found.get(i, 0.0) + weight * column[i]
-    return found
 
 
 def probabilities(costs: Sequence[float], temperature: float) -> list[float]:

@@ -14,19 +14,19 @@ from router_core.cost import (
 )
 from router_core.freshness import counted_blocks
 from router_core.load_order import OverlapColumn
-from router_core.registry import CandidateSet, WorkerRegistry
+from router_core.registry import CandidateSet
 from router_core.routing_view import (
     RoutingRequest,
     RoutingView,
     SelectionContext,
+    WhatIf,
 )
 from router_core.taints import preference_multiplier
-from router_core.transfer import (
-    BEYOND,
-    TransferTable,
-    transfer_columns,
-)
+from router_core.terms import added_columns
 from router_core.worker_sets import NO_OVERLAPS, Overlaps
+
+#: Columns of prefill tokens, of those as booked, of active blocks and of active requests.
+_Loads = tuple[list[int], list[int] | None, list[int], list[int]]
 
 #: Candidates from which leading blocks stay in levels until a whole column of them is read.
 _LEVELS_FROM: Final = 64
@@ -41,97 +41,116 @@ def cost_inputs(
 ) -> CostInputs:
     """The inputs of the formula for the ranks in ``mask``."""
     request, slots, load = context.request, candidates.slots, view.load
+    column_of = Overlaps.column if len(slots) < _LEVELS_FROM else OverlapColumn
     overlaps = shared = NO_OVERLAPS
     # A plain decode hop credits no cached blocks.
     reads = context.stage != "decode" or parameters.overlap_score_credit > 0
     if request.sequence_hashes and reads:
         overlaps = view.index.find_matches(request.sequence_hashes, mask, request.most_reusable)
-    overlap_blocks = _column(overlaps, slots)
-    host_blocks = disk_blocks = None
-    if request.local_hashes and view.tiers.mask & mask and reads:
-        host_blocks, disk_blocks = _lower_columns(view, request, slots, overlap_blocks)
     if parameters.track_active_blocks and parameters.assume_kv_reuse:
         shared = load.shared_blocks(request.sequence_hashes, mask)
-    shared_blocks = _column(shared, slots) if shared.levels else None
+    blocks = _Blocks(
+        column_of(overlaps, slots), column_of(shared, slots) if shared.levels else None
+    )
+    if request.local_hashes and view.tiers.mask & mask and reads:
+        blocks.host, blocks.disk = _lower_columns(view, request, slots, blocks.overlap)
     expected = view.predicted.live & mask if context.stage != "decode" else 0
-    by_prompt = [overlap_blocks] if expected else []
-    for number, hashes in enumerate(request.more_hashes, start=1):
-        if reads:
-            limit = request.most_reusable_of(number)
-            more = _column(view.index.find_matches(hashes, mask, limit), slots)
-            overlap_blocks = list(map(add, overlap_blocks, more))
-            if expected:
-                by_prompt.append(more)
-        if parameters.track_active_blocks and parameters.assume_kv_reuse:
-            more = _column(load.shared_blocks(hashes, mask), slots)
-            shared_blocks = list(map(add, shared_blocks or repeat(0), more))
-    trust = indexed_blocks = None
-    if reads:
-        trust = view.freshness.trusts(slots, mask)
+    by_prompt = [blocks.overlap]
+    if request.more_hashes:
+        by_prompt += _add_prompts(view, request, slots, mask, blocks, parameters, reads)
+    trust = view.freshness.trusts(slots, mask) if reads else None
     if trust is not None:
-        rule, freshness = view.config.router_on_degraded, view.freshness
-        estimated = learned_blocks(view, request, slots, mask & freshness.estimated)
-        if any(estimated):
-            overlap_blocks = list(map(add, overlap_blocks, estimated))
-        indexed_blocks = overlap_blocks
-        if mask & (freshness.degraded | freshness.none):  # those of all others count in full
-            learned: Iterable[int] = repeat(0)
-            if rule == "approximate":
-                learned = learned_blocks(view, request, slots, mask & freshness.degraded)
-            rated = freshness.rated(trust, slots, mask)
-            overlap_blocks = counted_blocks(overlap_blocks, rated, rule, learned)
-            host_blocks = host_blocks and counted_blocks(host_blocks, rated, rule)
-            disk_blocks = disk_blocks and counted_blocks(disk_blocks, rated, rule)
-    predicted_blocks = None
+        _discount(view, request, slots, mask, trust, blocks)
     if expected:
-        found = _Cached(list(overlap_blocks), indexed_blocks, host_blocks, disk_blocks)
-        predicted_blocks = _predict(view, request, slots, expected, by_prompt, trust, found)
-        if predicted_blocks is not None:
-            overlap_blocks, indexed_blocks = found.overlap, found.indexed
-            host_blocks, disk_blocks = found.host, found.disk
-    prefill_tokens = candidates.gather(load.prefill_tokens)
-    active_blocks = candidates.gather(load.decode_blocks)
-    active_requests = candidates.gather(load.requests)
-    booked_tokens = list(map(load.booked_prefill, slots)) if load.decaying else None
+        blocks.predicted = _predict(view, request, slots, expected, by_prompt, trust, blocks)
+    loads: _Loads = (
+        candidates.gather(load.prefill_tokens),
+        list(map(load.booked_prefill, slots)) if load.decaying else None,
+        candidates.gather(load.decode_blocks),
+        candidates.gather(load.requests),
+    )
     if view.what_if is not None:
-        prefill_tokens = _shifted(prefill_tokens, slots, view.what_if.prefill_tokens)
-        if booked_tokens is not None:
-            booked_tokens = _shifted(booked_tokens, slots, view.what_if.prefill_tokens)
-        active_blocks = _shifted(active_blocks, slots, view.what_if.decode_blocks)
-        active_requests = _shifted(active_requests, slots, view.what_if.active_requests)
-    transfer_s = transfer_levels = None
-    if view.transfer is not None:
-        transfer_s, transfer_levels = _transfer(view, context, slots, mask, view.transfer)
+        loads = _shifted(loads, slots, view.what_if)
+    prefill_tokens, booked_tokens, active_blocks, active_requests = loads
     return CostInputs(
         isl_tokens=request.isl_tokens,
         block_size=request.block_size,
         prompt_blocks=request.prompt_blocks,
-        overlap_blocks=overlap_blocks,
+        overlap_blocks=blocks.overlap,
         prefill_tokens=prefill_tokens,
         active_blocks=active_blocks,
-        shared_blocks=shared_blocks,
+        shared_blocks=blocks.shared,
         active_requests=active_requests,
-        multipliers=_multipliers(view, context, slots),
-        host_blocks=host_blocks,
-        disk_blocks=disk_blocks,
+        multipliers=_multipliers(view, context, slots) if context.constraints.preferred else None,
+        host_blocks=blocks.host,
+        disk_blocks=blocks.disk,
         trust=trust,
-        indexed_blocks=indexed_blocks,
+        indexed_blocks=blocks.indexed,
         booked_tokens=booked_tokens,
-        transfer_s=transfer_s,
-        transfer_levels=transfer_levels,
         following=None if context.following is None else context.following(slots),
-        predicted_blocks=predicted_blocks,
+        predicted_blocks=blocks.predicted,
+        added=added_columns(view, context, slots, mask, parameters),
     )
 
 
 @dataclass(slots=True)
-class _Cached:
-    """The columns of cached blocks, as far as they depend on predictions."""
+class _Blocks:
+    """The columns of blocks of the prompt; each step of :func:`cost_inputs` may change them."""
 
-    overlap: list[int]
-    indexed: Sequence[int] | None
-    host: list[int] | None
-    disk: list[int] | None
+    overlap: Sequence[int]
+    shared: Sequence[int] | None
+    indexed: Sequence[int] | None = None
+    host: list[int] | None = None
+    disk: list[int] | None = None
+    predicted: list[int] | None = None
+
+
+def _add_prompts(
+    view: RoutingView,
+    request: RoutingRequest,
+    slots: Sequence[int],
+    mask: int,
+    blocks: _Blocks,
+    parameters: CostParameters,
+    reads: bool,
+) -> list[Sequence[int]]:
+    """Add the blocks of the prompts of a batch after the first; the cached ones of each."""
+    cached: list[Sequence[int]] = []
+    for number, hashes in enumerate(request.more_hashes, start=1):
+        if reads:
+            limit = request.most_reusable_of(number)
+            overlap = _column(view.index.find_matches(hashes, mask, limit), slots)
+            blocks.overlap = list(map(add, blocks.overlap, overlap))
+            cached.append(overlap)
+        if parameters.track_active_blocks and parameters.assume_kv_reuse:
+            shared = _column(view.load.shared_blocks(hashes, mask), slots)
+            blocks.shared = list(map(add, blocks.shared or repeat(0), shared))
+    return cached
+
+
+def _discount(
+    view: RoutingView,
+    request: RoutingRequest,
+    slots: Sequence[int],
+    mask: int,
+    trust: list[int],
+    blocks: _Blocks,
+) -> None:
+    """Let the blocks count as far as the index of each rank can be trusted."""
+    rule, freshness = view.config.router_on_degraded, view.freshness
+    estimated = learned_blocks(view, request, slots, mask & freshness.estimated)
+    if any(estimated):
+        blocks.overlap = list(map(add, blocks.overlap, estimated))
+    blocks.indexed = blocks.overlap
+    if not mask & (freshness.degraded | freshness.none):
+        return  # those of all others count in full
+    learned: Iterable[int] = repeat(0)
+    if rule == "approximate":
+        learned = learned_blocks(view, request, slots, mask & freshness.degraded)
+    rated = freshness.rated(trust, slots, mask)
+    blocks.overlap = counted_blocks(blocks.overlap, rated, rule, learned)
+    blocks.host = blocks.host and counted_blocks(blocks.host, rated, rule)
+    blocks.disk = blocks.disk and counted_blocks(blocks.disk, rated, rule)
 
 
 def _predict(
@@ -141,10 +160,10 @@ def _predict(
     mask: int,
     by_prompt: Sequence[Sequence[int]],
     trust: Sequence[int] | None,
-    found: _Cached,
+    blocks: _Blocks,
 ) -> list[int] | None:
-    """Add to ``found`` the blocks that slots of ``mask`` will have by their bookings, and return
-    the column of those; None without any.
+    """Add to ``blocks`` those that slots of ``mask`` will have by their bookings, and return the
+    column of those; None without any.
 
     Of what events show and what was booked the larger counts, for each prompt of a batch
     (``by_prompt``: what the events show). Lower tiers count behind it only.
@@ -156,28 +175,28 @@ def _predict(
         column = _column(view.predicted.find_matches(hashes, mask), slots)
         side = list(map(add, side, column))
         best = list(map(add, best, map(max, column, by_prompt[number])))
-    predicted = [0] * len(slots)
-    indexed = None if found.indexed is None else list(found.indexed)
-    host = None if found.host is None else list(found.host)
-    disk = None if found.disk is None else list(found.disk)
+    predicted, overlap = [0] * len(slots), list(blocks.overlap)
+    indexed = None if blocks.indexed is None else list(blocks.indexed)
+    host = None if blocks.host is None else list(blocks.host)
+    disk = None if blocks.disk is None else list(blocks.disk)
     for i in compress(range(len(slots)), side):
         doubtful = trust is not None and trust[i]
         if doubtful and view.config.router_on_degraded == "load-only":
             continue
-        more = (side[i] if doubtful else best[i]) - found.overlap[i]
+        more = (side[i] if doubtful else best[i]) - overlap[i]
         if more <= 0:
             continue
         predicted[i] = more
-        found.overlap[i] += more
+        overlap[i] += more
         if indexed is not None:
-            indexed[i] = max(indexed[i], found.overlap[i])
+            indexed[i] = max(indexed[i], overlap[i])
         for tier in filter(None, (host, disk)):
             covered = min(tier[i], more)
             tier[i] -= covered
             more -= covered
     if not any(predicted):
         return None
-    found.indexed, found.host, found.disk = indexed, host, disk
+    blocks.overlap, blocks.indexed, blocks.host, blocks.disk = overlap, indexed, host, disk
     return predicted
 
 
@@ -215,54 +234,13 @@ def _lower_columns(
     return host if any(host) else None, disk if any(disk) else None
 
 
-def _transfer(
-    view: RoutingView,
-    context: SelectionContext,
-    slots: Sequence[int],
-    mask: int,
-    table: TransferTable,
-) -> tuple[list[float] | None, list[str] | None]:
-    """The seconds from where the request or its KV cache is, and the classes of the distances.
-
-    None where the place, or the size of the KV cache, is unknown.
-    """
-    if context.stage == "decode":
-        if context.source is None:
-            return None, None
-        place = table.place(context.source)
-        seconds = decode_seconds(view.registry, table, context.request)
-    else:
-        if view.own_place is None:
-            return None, None
-        place, seconds = view.own_place, table.seconds(0)
-    if seconds is None:
-        return None, None
-    masks = view.classes.of(view.registry, table, place)
-    column, classes = transfer_columns(masks, slots, mask, seconds)
-    names = (*table.names, BEYOND)
-    return column, list(map(names.__getitem__, classes))
-
-
-def decode_seconds(
-    registry: WorkerRegistry, table: TransferTable, request: RoutingRequest
-) -> tuple[float, ...] | None:
-    """The time of the request's KV transfer in each class; None where its size is unknown.
-
-    An alias or an adapter has the size of its workers' model.
-    """
-    size = table.size_of(request.model)
-    if size is None and table.by_model:
-        size = table.size_of(registry.model_of(request.model))
-    return None if size is None else table.seconds(request.isl_tokens * size)
-
-
 def _multipliers(
     view: RoutingView, context: SelectionContext, slots: Sequence[int]
 ) -> list[float] | None:
     # As in Dynamo, a pinned request has no preferences: there is no choice left.
-    preferred = context.constraints.preferred
-    if not preferred or context.pin is not None:
+    if context.pin is not None:
         return None
+    preferred = context.constraints.preferred
     masks = [(view.registry.taint(item.taint), item.weight or 0.0) for item in preferred]
     if len(masks) == 1:
         mask, weight = masks[0]
@@ -277,5 +255,18 @@ def _column(overlaps: Overlaps, slots: Sequence[int]) -> Sequence[int]:
     return OverlapColumn(overlaps, slots)
 
 
-def _shifted(column: list[int], slots: Sequence[int], deltas: Mapping[int, int]) -> list[int]:
-    return [max(0, value + deltas.get(slot, 0)) for value, slot in zip(column, slots, strict=True)]
+def _shifted(loads: _Loads, slots: Sequence[int], what_if: WhatIf) -> _Loads:
+    """The loads with the changes that a dry run supposes, down to 0."""
+
+    def moved(column: list[int], changes: Mapping[int, int]) -> list[int]:
+        return [
+            max(0, value + changes.get(slot, 0)) for value, slot in zip(column, slots, strict=True)
+        ]
+
+    prefill, booked, active_blocks, active_requests = loads
+    return (
+        moved(prefill, what_if.prefill_tokens),
+        None if booked is None else moved(booked, what_if.prefill_tokens),
+        moved(active_blocks, what_if.decode_blocks),
+        moved(active_requests, what_if.active_requests),
+    )

@@ -7,18 +7,21 @@ They are computed on demand, never on the request path.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from router_core.decision import Decision
 from router_core.taints import preference_multiplier
+from router_core.terms import TERMS
 
 #: Loads are searched up to this many tokens or blocks, more than any fleet has.
 _LARGEST_LOAD = 1 << 40
 #: Cost weights are searched from 0 to this multiple of their current value (at least 1).
 _WEIGHT_REACH = 16.0
+#: Load that flips -> the input that counts it.
+_INPUT_OF_LOAD = dict(term.load for term in TERMS if term.load is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,7 @@ def with_load(decision: Decision, position: int, change: str, by: int) -> Decisi
     inputs = decision.inputs
     if inputs is None:
         return decision
-    column = {
-        "active_prefill_tokens": "prefill_tokens",
-        "active_decode_blocks": "active_blocks",
-        "active_requests": "active_requests",
-    }[change]
+    column = _INPUT_OF_LOAD[change]
     values = list(getattr(inputs, column))
     values[position] = max(0, values[position] + by)
     changed: dict[str, Any] = {column: values}
@@ -115,25 +114,17 @@ def with_load(decision: Decision, position: int, change: str, by: int) -> Decisi
 
 def with_weight(decision: Decision, name: str, value: float) -> Decision:
     """The decision with one cost weight set; ``name`` as in CostParameters."""
-    changed: dict[str, Any] = {name: value}
-    return decision.replay(parameters=replace(decision.parameters, **changed))
+    return decision.replay(parameters=decision.parameters.with_weight(name, value))
 
 
 def _load_flips(decision: Decision, winner: int, second: int) -> Iterator[Flip]:
     names = {term.name for term in decision.terms if term.weight}
-    loads = [
-        ("prefill_blocks", "active_prefill_tokens"),
-        ("decode_blocks", "active_decode_blocks"),
-        ("active_requests", "active_requests"),
-    ]
-    for term, change in loads:
-        if term in names:
-            by = _smallest_flip(partial(_loses_under, decision, winner, change, 1))
-            if by is not None:
-                yield _load_flip(decision, winner, change, by)
-    for term, change in loads:
-        if term not in names:
-            continue
+    loads = [term.load[0] for term in TERMS if term.load is not None and term.name in names]
+    for change in loads:
+        by = _smallest_flip(partial(_loses_under, decision, winner, change, 1))
+        if by is not None:
+            yield _load_flip(decision, winner, change, by)
+    for change in loads:
         have = _current_load(decision, second, change)
         by = _smallest_flip(partial(_loses_under, decision, second, change, -1), most=have)
         if by is not None:
@@ -142,20 +133,13 @@ def _load_flips(decision: Decision, winner: int, second: int) -> Iterator[Flip]:
 
 def _weight_flips(decision: Decision) -> Iterator[Flip]:
     names = {term.name for term in decision.terms}
-    weights = []
-    if "prefill_blocks" in names:
-        weights.append("prefill_load_scale")
-        weights.append("overlap_score_credit")
-    if "active_requests" in names:
-        weights.append("decode_active_request_weight")
-    if "transfer" in names:
-        weights.append("kv_transfer_weight")
+    terms = [term for term in TERMS if term.name in names]
     if decision.inputs is not None and decision.inputs.following is not None:
-        # These change the decode hop too, whose costs are an input here.
-        decode = ("decode_active_request_weight", "kv_transfer_weight")
-        weights = [name for name in weights if name not in decode]
+        # The weights of others change the decode hop too, whose costs are an input here.
+        terms = [term for term in terms if term.prefill_only]
+    weights = [name for term in terms for name in term.flips]
     for name in weights:
-        now = float(getattr(decision.parameters, name))
+        now = decision.parameters.weight(name)
         ends = (0.0, max(1.0, now) * _WEIGHT_REACH)
         changes = [_change_towards(partial(_loses_at, decision, name), now, end) for end in ends]
         found = [by for by in changes if by is not None]
@@ -179,11 +163,8 @@ def _current_load(decision: Decision, position: int, change: str) -> int:
     inputs = decision.inputs
     if inputs is None:
         return 0
-    if change == "active_prefill_tokens":
-        return inputs.prefill_tokens[position]
-    if change == "active_decode_blocks":
-        return inputs.active_blocks[position]
-    return inputs.active_requests[position]
+    column: Sequence[int] = getattr(inputs, _INPUT_OF_LOAD[change])
+    return column[position]
 
 
 def _smallest_flip(flipped: Callable[[int], bool], most: int = _LARGEST_LOAD) -> int | None:

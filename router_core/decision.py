@@ -19,7 +19,6 @@ from router_core.cost import (
     CostParameters,
     TermColumn,
     better_of_two,
-    kv_terms,
     pair_probabilities,
     pick,
     probabilities,
@@ -30,8 +29,10 @@ from router_core.errors import RouterCoreError
 from router_core.freshness import TRUST, Trust
 from router_core.frozen import quick_init
 from router_core.load_order import LazyColumn
+from router_core.reasons import QueueFull, Reason
 from router_core.sessions import BoundWorker
 from router_core.taints import NO_CONSTRAINTS, RoutingConstraints
+from router_core.terms import kv_terms
 from router_core.workers import Worker, WorkerWithDpRank
 
 Outcome = Literal[
@@ -55,24 +56,11 @@ _COUNTING = ("power-of-two", "least-loaded", "device-aware-weighted")
 _COLUMNS = tuple(
     one.name
     for one in fields(CostInputs)
-    if one.name not in ("isl_tokens", "block_size", "prompt_blocks")
+    if one.name not in ("isl_tokens", "block_size", "prompt_blocks", "added")
 )
 
 
 _columns_of = attrgetter(*_COLUMNS)
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a filter rejected a rank: the rule's ``code`` and the two values compared.
-
-    Codes of the built-in filters are stable: other tools match on them.
-    """
-
-    code: str
-    value: str | int | float | None
-    limit: str | int | float | None
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,37 +139,6 @@ class Candidate:
     @property
     def ref(self) -> WorkerWithDpRank:
         return WorkerWithDpRank(self.worker.worker_id, self.dp_rank)
-
-
-LimitKind = Literal["requests", "raw_isl_tokens", "cached_tokens", "total_requests", "wait_seconds"]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFull:
-    """Why a request may not wait (any more): ``current`` of its class is at its ``limit``."""
-
-    policy_class: str
-    limit_kind: LimitKind
-    current: int
-    limit: int
-
-    @property
-    def message(self) -> str:
-        """One sentence."""
-        if self.limit_kind == "wait_seconds":
-            return (
-                f"waited {self.current:,} s in the class {self.policy_class} of the router queue, "
-                f"the limit is {self.limit:,} s"
-            )
-        one = self.current == 1
-        what = {
-            "raw_isl_tokens": "prompt token" if one else "prompt tokens",
-            "cached_tokens": "cached prompt token" if one else "cached prompt tokens",
-        }.get(self.limit_kind, "request" if one else "requests")
-        where = f"in the class {self.policy_class} of the router queue, its limit"
-        if self.limit_kind == "total_requests":
-            where = "in the router queue, the limit"
-        return f"{self.current:,} {what} {'waits' if one else 'wait'} {where} is {self.limit:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +382,7 @@ class Decision:
         chances = self.probabilities()
         inputs = self.inputs
         booked = None if inputs is None else inputs.booked_tokens
+        transfer = None if inputs is None else inputs.column("transfer")
         for i, worker in enumerate(self.workers):
             terms = {term.name: float(term.values[i]) for term in self.terms}
             multipliers = inputs.multipliers if inputs is not None else None
@@ -446,7 +404,7 @@ class Decision:
                 indexed_blocks=self.indexed_blocks(i),
                 index=self.trust(i),
                 booked_prefill_tokens=None if booked is None else booked[i],
-                transfer_level=_of(inputs.transfer_levels, i) if inputs is not None else None,
+                transfer_level=None if transfer is None else _of(transfer.labels, i),
                 following=_of(inputs.following, i) if inputs is not None else None,
                 predicted_blocks=self.predicted_blocks(i),
             )
@@ -511,6 +469,7 @@ class Decision:
             inputs.block_size,
             inputs.prompt_blocks,
             **dict(zip(_COLUMNS, columns, strict=True)),  # type: ignore[arg-type]
+            added=None if inputs.added is None else tuple(one.at(at) for one in inputs.added),
         )
         made["terms"] = tuple(
             [TermColumn(one.name, one.unit, one.weight, (one.values[at],)) for one in self.terms]

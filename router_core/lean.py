@@ -17,10 +17,10 @@ from router_core.cost import (
     CostParameters,
     better_of_two,
     draw_two,
-    kv_terms,
     pick,
     total_costs,
 )
+from router_core.terms import kv_terms
 from router_core.workers import WorkerWithDpRank
 
 _MODES = ("kv", "round-robin", "random", "least-loaded", "power-of-two")
@@ -45,8 +45,8 @@ _INPUTS = frozenset(
     {
         *("isl_tokens", "block_size", "prompt_blocks", "overlap_blocks", "prefill_tokens"),
         *("active_blocks", "shared_blocks", "active_requests", "host_blocks", "disk_blocks"),
-        *("multipliers", "transfer_s", "following", "session_blocks"),
-        *("trust", "indexed_blocks", "booked_tokens", "transfer_levels", "predicted_blocks"),
+        *("multipliers", "following", "added"),
+        *("trust", "indexed_blocks", "booked_tokens", "predicted_blocks"),
     }
 )
 _PARAMETERS = frozenset(
@@ -54,7 +54,7 @@ _PARAMETERS = frozenset(
         *("prefill_load_scale", "overlap_score_credit", "overlap_score_credit_decay"),
         *("decode_active_request_weight", "track_prefill_tokens", "track_active_blocks"),
         *("assume_kv_reuse", "host_cache_hit_weight", "disk_cache_hit_weight"),
-        "kv_transfer_weight",
+        "weights",
     }
 )
 
@@ -158,6 +158,8 @@ class LeanRouter:
         parameters = {one.name for one in fields(CostParameters)}
         if not (inputs <= _INPUTS and parameters <= _PARAMETERS):
             return False
+        if CostParameters.for_stage(config, "aggregated").weights:
+            return False  # terms with columns that it does not read
         default = RouterConfig()
         return config.router_mode in _MODES and all(
             getattr(config, one.name) == getattr(default, one.name)

@@ -15,10 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from router_core.cost import total_costs
-from router_core.cost_inputs import cost_inputs, decode_seconds
+from router_core.cost_inputs import cost_inputs
 from router_core.routing_view import RoutingRequest, RoutingView, SelectionContext
-from router_core.selection import eligible, with_session, within_session
+from router_core.selection import eligible, within_session
 from router_core.taints import RoutingConstraints
+from router_core.terms import decode_seconds
 from router_core.topology import ImpliedConstraints
 from router_core.transfer import Place
 from router_core.worker_sets import slots_of
@@ -74,13 +75,12 @@ class _DecodeHop:
         self.slots = candidates.slots
         parameters = view.parameters["decode"]
         inputs = cost_inputs(view, context, candidates, mask, parameters)
-        inputs = with_session(view, context, candidates, mask, inputs)
         turn = view.rotation.get((view.registry.model_of(context.request.model), "decode"), 0)
         terms = view.profile.scorer(inputs, parameters, candidates, turn)
         count = len(self.slots)
         table = view.transfer
         seconds = None if table is None else decode_seconds(view.registry, table, context.request)
-        self.weight = parameters.kv_transfer_weight
+        self.weight = parameters.weight("kv_transfer_weight")
         self.seconds = seconds
         self.ordered = seconds is not None and list(seconds) == sorted(seconds)
         self.lowest = 0.0

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router_core.cost import CostInputs, CostParameters, TermColumn, kv_terms
-from router_core.decision import Reason
+from router_core.cost import CostInputs, CostParameters, TermColumn
+from router_core.reasons import Reason
 from router_core.registry import CandidateSet
 from router_core.routing_view import Filter, Profile, RoutingRequest, RoutingView, SelectionContext
 from router_core.taints import topology_of
+from router_core.terms import TURNS, kv_terms
 from router_core.workers import Worker
 
 
@@ -256,7 +257,7 @@ FILTERS: tuple[Filter, ...] = (
 def kv_scorer(
     inputs: CostInputs, parameters: CostParameters, candidates: CandidateSet, turn: int
 ) -> tuple[TermColumn, ...]:
-    """KV-cache-aware: cached prefixes against load (see :mod:`router_core.cost`)."""
+    """KV-cache-aware: cached prefixes against load (see :mod:`router_core.terms`)."""
     return kv_terms(inputs, parameters)
 
 
@@ -268,7 +269,7 @@ def rotation_scorer(
     values = [0] * count
     for place, position in enumerate(candidates.cycle):
         values[position] = (place - turn) % count
-    return (TermColumn("turns_until_due", "turns", 1.0, values),)
+    return (TermColumn(TURNS.name, TURNS.unit, 1.0, values),)
 
 
 def random_scorer(

@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import product
 from typing import Any
 
 from router_core.config import MOST_INTEGER, MOST_NUMBER, QUEUE_POLICIES, RouterConfig
@@ -194,28 +195,34 @@ def _table(plain: Mapping[str, Any], at: str) -> PolicyTable:
             raise ConfigError(f"{where}.name: {one.name!r} occurs twice")
         classes.append(one)
     default = _name(plain["default_policy_family"], f"{at}default_policy_family")
+    _check_families(classes, default, [bucket for _, bucket in buckets], at)
+    return PolicyTable(tuple(classes), default, buckets)
+
+
+def _check_families(
+    classes: Sequence[PolicyClass], default: str, buckets: Sequence[str], at: str
+) -> None:
+    """Raise ConfigError unless each family has one class for each bucket and one is the default."""
     families = list(dict.fromkeys(c.policy_family for c in classes if c.policy_family))
     if default not in families:
         known = ", ".join(families) or "none"
         raise ConfigError(
             f"{at}default_policy_family: no class has the family {default!r}; families: {known}"
         )
-    for one in classes:
-        if one.policy_family is None and one.name in families:
+    for lone in classes:
+        if lone.policy_family is None and lone.name in families:
             raise ConfigError(
-                f"{at}policy_classes: the class {one.name!r} without a family has the name of a "
+                f"{at}policy_classes: the class {lone.name!r} without a family has the name of a "
                 "family; rename one"
             )
-    for family in families:
-        for _, bucket in buckets:
-            cell = [c for c in classes if (c.policy_family, c.cache_bucket) == (family, bucket)]
-            if len(cell) != 1:
-                names = ", ".join(c.name for c in cell) or "none"
-                raise ConfigError(
-                    f"{at}policy_classes: expected one class of family {family!r} and bucket "
-                    f"{bucket!r}, got {names}"
-                )
-    return PolicyTable(tuple(classes), default, buckets)
+    for family, bucket in product(families, buckets):
+        cell = [c for c in classes if (c.policy_family, c.cache_bucket) == (family, bucket)]
+        if len(cell) != 1:
+            names = ", ".join(c.name for c in cell) or "none"
+            raise ConfigError(
+                f"{at}policy_classes: expected one class of family {family!r} and bucket "
+                f"{bucket!r}, got {names}"
+            )
 
 
 def _buckets(plain: Any, at: str) -> tuple[tuple[int, str], ...]:

@@ -19,7 +19,7 @@ from router_core.changes import OK, Applied, Booked, Change, Stage
 from router_core.config import RouterConfig
 from router_core.cost import CostParameters
 from router_core.cost_inputs import learned_blocks
-from router_core.decision import Decision, QueueFull, RoutingPlan
+from router_core.decision import Decision, RoutingPlan
 from router_core.errors import ConfigError, HashingError, SnapshotError, WorkerError, is_a
 from router_core.events import (
     DEVICE,
@@ -43,6 +43,7 @@ from router_core.policy_classes import (
     PolicyTable,
     read_policy_classes,
 )
+from router_core.reasons import QueueFull
 from router_core.registry import WorkerRegistry
 from router_core.router_queue import QueueEntry, RouterQueue, Turn
 from router_core.routing_view import Profile, RoutingRequest, RoutingView, WhatIf

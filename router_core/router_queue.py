@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from router_core.decision import LimitKind, QueueFull
 from router_core.errors import SnapshotError
 from router_core.policy_classes import PolicyClass, PolicyTable
+from router_core.reasons import LimitKind, QueueFull
 
 #: Worker and rank of a pinned request, or the name that it uses in place of its model's, which not
 #: all workers serve; None: any worker.

@@ -18,7 +18,6 @@ from router_core.cost import (
     CostParameters,
     TermColumn,
 )
-from router_core.decision import Reason
 from router_core.freshness import FreshnessTable
 from router_core.frozen import quick_init
 from router_core.hashing import hash_prompt
@@ -27,6 +26,7 @@ from router_core.learned import LearnedIndex
 from router_core.load import ActiveSequences
 from router_core.lower_tiers import LowerTiers
 from router_core.policy_classes import NO_CLASSES, PolicyClasses
+from router_core.reasons import Reason
 from router_core.registry import CandidateSet, WorkerRegistry
 from router_core.router_queue import RouterQueue
 from router_core.sessions import Session, SessionTable
@@ -37,6 +37,7 @@ from router_core.transfer import (
     TransferClasses,
     TransferTable,
 )
+from router_core.workers import WorkerWithDpRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +255,34 @@ class SelectionContext:
     domain: str | None = None
     source: Mapping[str, str] | None = None
     following: Callable[[Sequence[int]], list[float] | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRank:
+    """The rank that a session is bound to, for ``left_s`` more seconds."""
+
+    slot: int
+    ref: WorkerWithDpRank
+    left_s: float
+
+
+def bound_rank(view: RoutingView, context: SelectionContext) -> BoundRank | None:
+    """The rank of the request's session; None without one, and where a pin chooses already."""
+    session, sessions = context.request.session, view.sessions
+    if session is None or sessions is None or context.pin is not None:
+        return None
+    binding = sessions.find(session, view.registry.model_of(context.request.model), context.stage)
+    if binding is None:
+        return None
+    ref, left_s = binding
+    slot = view.registry.slot(*ref)
+    # A worker that left: the session starts again.
+    return None if slot is None else BoundRank(slot, ref, left_s)
+
+
+def compares_sessions(view: RoutingView) -> bool:
+    """Whether the worker of a session is compared with the others by cost."""
+    return view.config.router_session_affinity_mode == "soft" and view.profile.mode == "kv"
 
 
 class Filter(Protocol):

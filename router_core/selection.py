@@ -7,8 +7,8 @@ Nothing in this module changes state.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,23 +17,25 @@ from router_core.cost import (
     CostParameters,
     TermColumn,
     draw_two,
-    kv_terms,
     total_costs,
 )
 from router_core.cost_inputs import cost_inputs
-from router_core.decision import Decision, FunnelStep, Outcome, Reason, Rejection, choose
+from router_core.decision import Decision, FunnelStep, Outcome, Rejection, choose
 from router_core.devices import DeviceBudget
 from router_core.load_order import LazyColumn, levels_of
 from router_core.policies import kv_scorer
+from router_core.reasons import Reason
 from router_core.registry import CandidateSet
 from router_core.routing_view import (
     Filter,
     RoutingView,
     SelectionContext,
+    bound_rank,
+    compares_sessions,
 )
 from router_core.sessions import BoundWorker
+from router_core.terms import TERMS, kv_terms
 from router_core.worker_sets import nth_slot, slots_of
-from router_core.workers import WorkerWithDpRank
 
 #: Rejections per filter that a refusal on the request path explains; a dry run has all.
 MAX_REFUSAL_REASONS = 64
@@ -58,7 +60,7 @@ _KNOWN_INPUTS = frozenset(
     {
         *("isl_tokens", "block_size", "prompt_blocks", "overlap_blocks", "prefill_tokens"),
         *("active_blocks", "shared_blocks", "active_requests"),
-        *("trust", "indexed_blocks", "booked_tokens", "transfer_levels", "predicted_blocks"),
+        *("trust", "indexed_blocks", "booked_tokens", "predicted_blocks"),
     }
 )
 #: Parameters that it knows, then the weights of inputs that it does not know, which have no effect
@@ -67,11 +69,11 @@ _KNOWN_PARAMETERS = frozenset(
     {
         *("prefill_load_scale", "overlap_score_credit", "track_prefill_tokens"),
         *("track_active_blocks", "assume_kv_reuse"),
-        *("host_cache_hit_weight", "disk_cache_hit_weight", "kv_transfer_weight"),
+        *("host_cache_hit_weight", "disk_cache_hit_weight", "weights"),
     }
 )
 #: Terms that are sums of what it orders by and of what ranks of a class have in common.
-_KNOWN_TERMS = frozenset({"prefill_blocks", "decode_blocks"})
+_KNOWN_TERMS = frozenset(term.name for term in TERMS if term.ordered)
 
 
 def select(
@@ -87,34 +89,15 @@ def select(
     every rejection. A refusal is a normal Decision without a winner.
     """
     request, stage, profile = context.request, context.stage, view.profile
-    mask = view.registry.alive
-    funnel: list[FunnelStep] = []
-    rejected: list[tuple[Filter, int]] = []
-    for one in profile.filters:
-        passing = one.mask(view, context)
-        if passing is None:
-            continue
-        left = mask & passing
-        rejected.append((one, mask & ~left))
-        funnel.append(_step(one.name, mask.bit_count(), left.bit_count()))
-        mask = left
-        if not mask:
-            break
+    funnel, rejected, mask = _filtered(view, context)
     bound = None
     if request.session is not None and view.sessions is not None and mask:
         bound = _bound_worker(view, context, rejected)
-        if bound is not None and bound.excluded is None and not _soft(view):
-            slot = view.registry.slot(*bound.ref)
-            left = mask if slot is None else 1 << slot
-            rejected.append((BoundFilter(bound), mask & ~left))
-            funnel.append(FunnelStep("session", mask.bit_count(), 1))
-            mask = left
+        if bound is not None and bound.excluded is None and not compares_sessions(view):
+            mask = _within_bound(view, bound, funnel, rejected, mask)
     if detail or not mask:
         limit = None if detail else MAX_REFUSAL_REASONS
-        funnel = [
-            replace(step, rejected=_rejections(one, out, view, context, limit)) if out else step
-            for step, (one, out) in zip(funnel, rejected, strict=True)
-        ]
+        funnel = _with_reasons(view, context, funnel, rejected, limit)
     parameters = view.parameters[stage]
     common: dict[str, Any] = {
         "id": request.id,
@@ -138,27 +121,20 @@ def select(
         return Decision(outcome=_refused(funnel, context), **common)
     candidates = view.registry.candidates(mask)
     inputs = cost_inputs(view, context, candidates, mask, parameters)
-    if bound is not None and bound.excluded is None and _soft(view):
-        inputs = replace(inputs, session_blocks=_session_blocks(view, candidates, bound.ref))
-    turn = view.rotation.get((view.registry.model_of(request.model), stage), 0)
-    found = None
+    choice: _Choice | None = None
     large = len(candidates.slots) >= _ORDERED_FROM
     if large and profile.mode == "kv" and not common["temperature"]:
-        found = _from_order(view, context, candidates, mask, inputs, parameters, sample)
-    if found is None:
+        choice = _from_order(view, context, candidates, mask, inputs, parameters, sample)
+    if choice is None:
+        turn = 0 if profile.mode == "kv" else _turn(view, context)
         terms = profile.scorer(inputs, parameters, candidates, turn)
         costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
-        chosen: dict[str, Any] = {}
-        if profile.among != "all":
-            chosen = _among(view, candidates, inputs, sample)
+        narrowed = {} if profile.among == "all" else _among(view, candidates, inputs, sample)
+        common |= narrowed
         workers = candidates.workers
-        found = (
-            terms,
-            costs,
-            choose(costs, common["temperature"], sample, workers=workers, **chosen),
-        )
-        common |= chosen
-    if view.transfer is not None and context.source is not None and inputs.transfer_s is None:
+        winner = choose(costs, common["temperature"], sample, workers=workers, **narrowed)
+        choice = terms, costs, winner
+    if view.transfer is not None and _transfer_uncounted(context, inputs):
         common["notes"] = (*request.notes, SIZE_UNKNOWN)
     if bound is not None:
         common["session"] = bound
@@ -167,11 +143,70 @@ def select(
         workers=candidates.workers,
         refs=candidates.refs,
         inputs=inputs,
-        terms=found[0],
-        costs=found[1],
-        winner=found[2],
+        terms=choice[0],
+        costs=choice[1],
+        winner=choice[2],
         **common,
     )
+
+
+def _with_reasons(
+    view: RoutingView,
+    context: SelectionContext,
+    funnel: Sequence[FunnelStep],
+    rejected: Sequence[tuple[Filter, int]],
+    limit: int | None,
+) -> list[FunnelStep]:
+    """The funnel with up to ``limit`` rejections of each step; None: all."""
+    return [
+        replace(step, rejected=_rejections(one, out, view, context, limit)) if out else step
+        for step, (one, out) in zip(funnel, rejected, strict=True)
+    ]
+
+
+def _within_bound(
+    view: RoutingView,
+    bound: BoundWorker,
+    funnel: list[FunnelStep],
+    rejected: list[tuple[Filter, int]],
+    mask: int,
+) -> int:
+    """The slot that the request's session is bound to, which is a step of the funnel."""
+    slot = view.registry.slot(*bound.ref)
+    left = mask if slot is None else 1 << slot
+    rejected.append((BoundFilter(bound), mask & ~left))
+    funnel.append(FunnelStep("session", mask.bit_count(), 1))
+    return left
+
+
+def _turn(view: RoutingView, context: SelectionContext) -> int:
+    """Requests of the model booked so far on this hop."""
+    model = view.registry.model_of(context.request.model)
+    return view.rotation.get((model, context.stage), 0)
+
+
+def _filtered(
+    view: RoutingView, context: SelectionContext
+) -> tuple[list[FunnelStep], list[tuple[Filter, int]], int]:
+    """The steps of the funnel, what each filter rejected, and the slots that are left."""
+    mask = view.registry.alive
+    funnel: list[FunnelStep] = []
+    rejected: list[tuple[Filter, int]] = []
+    for filter_ in view.profile.filters:
+        passing = filter_.mask(view, context)
+        if passing is None:
+            continue
+        left = mask & passing
+        rejected.append((filter_, mask & ~left))
+        funnel.append(_step(filter_.name, mask.bit_count(), left.bit_count()))
+        mask = left
+        if not mask:
+            break
+    return funnel, rejected, mask
+
+
+#: Terms, costs and the position of the winner.
+_Choice = tuple[tuple[TermColumn, ...], Sequence[float], int]
 
 
 def _from_order(
@@ -182,7 +217,7 @@ def _from_order(
     inputs: CostInputs,
     parameters: CostParameters,
     sample: float,
-) -> tuple[tuple[TermColumn, ...], Sequence[float], int] | None:
+) -> _Choice | None:
     """Terms, costs and the winner in mode kv at temperature 0, computed for the ranks that can win.
 
     Ranks with equally many cached blocks of the prompt, of which their running requests hold
@@ -191,17 +226,72 @@ def _from_order(
     not be less work.
     """
     slots = candidates.slots
-    count = len(slots)
-    if (
-        not (parameters.track_prefill_tokens or parameters.track_active_blocks)
-        or view.what_if is not None
-        or view.load.decaying  # the load of many ranks changes before each decision
-        or context.request.more_hashes
-        or view.profile.scorer is not kv_scorer
-        or not _is_known(inputs, parameters)
-    ):
+    if not _follows_order(view, context, inputs, parameters):
         return None
-    per_token = 0.0
+    groups = _groups(view, slots, mask, inputs, parameters)
+    if groups is None:
+        return None
+    # One rank of each group: the others cost the same.
+    position = partial(bisect_left, slots)
+    positions = [position((group & -group).bit_length() - 1) for group in groups.slots]
+    some = CostInputs(
+        inputs.isl_tokens,
+        inputs.block_size,
+        inputs.prompt_blocks,
+        groups.overlap,
+        [inputs.prefill_tokens[i] for i in positions],
+        [inputs.active_blocks[i] for i in positions],
+        None if inputs.shared_blocks is None else groups.shared,
+        (),
+    )
+    terms = kv_terms(some, parameters)
+    if any(term.name not in _KNOWN_TERMS for term in terms):
+        return None
+    costs = total_costs(terms, None, len(positions))
+    chosen, others = _cheapest(groups.slots, costs, sample)
+    winner = position(chosen)
+    runner_up = position((others & -others).bit_length() - 1) if others else None
+    group_of = dict(zip(positions, range(len(positions)), strict=True))
+    for at in (winner, runner_up):
+        if at is not None and at not in group_of:
+            group_of[at] = next(n for n, g in enumerate(groups.slots) if g >> slots[at] & 1)
+    lazy, all_costs = _lazily(inputs, parameters, terms, costs, group_of, len(slots))
+    return lazy, LazyColumn(*all_costs, (winner, runner_up)), winner
+
+
+def _follows_order(
+    view: RoutingView, context: SelectionContext, inputs: CostInputs, parameters: CostParameters
+) -> bool:
+    """Whether the order of load knows all that the cost depends on here."""
+    return (
+        (parameters.track_prefill_tokens or parameters.track_active_blocks)
+        and view.what_if is None
+        and not view.load.decaying  # the load of many ranks changes before each decision
+        and not context.request.more_hashes
+        and view.profile.scorer is kv_scorer
+        and _is_known(inputs, parameters)
+    )
+
+
+@dataclass(slots=True)
+class _Groups:
+    """Ranks that cost the same: their ``slots`` as a mask, their cached blocks and how many of
+    these their requests hold."""
+
+    slots: list[int]
+    overlap: list[int]
+    shared: list[int]
+
+
+def _groups(
+    view: RoutingView,
+    slots: Sequence[int],
+    mask: int,
+    inputs: CostInputs,
+    parameters: CostParameters,
+) -> _Groups | None:
+    """The groups of ranks that can win; None where they are too many to be less work."""
+    per_token, most = 0.0, len(slots) // 3
     if parameters.track_prefill_tokens:
         per_token = parameters.prefill_load_scale / inputs.block_size
     per_block = 1.0 if parameters.track_active_blocks else 0.0
@@ -218,41 +308,25 @@ def _from_order(
         or max(cached)[0] * inputs.block_size > inputs.isl_tokens
     )
     rest = inputs.isl_tokens * per_token + inputs.prompt_blocks * per_block
-    groups: list[int] = []
-    overlaps: list[int] = []
-    shared: list[int] = []
+    groups = _Groups([], [], [])
     scored = 0
     for members, overlap, depth in _classes(mask, cached, held):
-        found = None
+        cheapest = None
         if members.bit_count() > _SMALL_CLASS and not (overlap and cut_off):
-            found = order.cheapest(members, rest)
-        if found is None:
+            cheapest = order.cheapest(members, rest)
+        if cheapest is None:
             scored += members.bit_count()
-            if scored > count // 3:
+            if scored > most:
                 return None
-            found = [1 << slot for slot in slots_of(members)]
-        groups += found
-        overlaps += [overlap] * len(found)
-        shared += [depth] * len(found)
-    if len(groups) > count // 3:
-        return None
-    # One rank of each group: the others cost the same.
-    position = partial(bisect_left, slots)
-    positions = [position((group & -group).bit_length() - 1) for group in groups]
-    some = CostInputs(
-        inputs.isl_tokens,
-        inputs.block_size,
-        inputs.prompt_blocks,
-        overlaps,
-        [inputs.prefill_tokens[i] for i in positions],
-        [inputs.active_blocks[i] for i in positions],
-        None if inputs.shared_blocks is None else shared,
-        (),
-    )
-    terms = kv_terms(some, parameters)
-    if any(term.name not in _KNOWN_TERMS for term in terms):
-        return None
-    costs = total_costs(terms, None, len(positions))
+            cheapest = [1 << slot for slot in slots_of(members)]
+        groups.slots += cheapest
+        groups.overlap += [overlap] * len(cheapest)
+        groups.shared += [depth] * len(cheapest)
+    return None if len(groups.slots) > most else groups
+
+
+def _cheapest(groups: Sequence[int], costs: Sequence[float], sample: float) -> tuple[int, int]:
+    """The slot that ``sample`` picks of the cheapest, and the mask of those that are second."""
     low = min(costs)
     tied = 0
     for group, cost in zip(groups, costs, strict=True):
@@ -265,24 +339,34 @@ def _from_order(
         for group, cost in zip(groups, costs, strict=True):
             if cost == second:
                 others |= group
-    winner = position(chosen)
-    runner_up = position((others & -others).bit_length() - 1) if others else None
-    of = dict(zip(positions, range(len(groups)), strict=True))
-    for one in (winner, runner_up):
-        if one is not None and one not in of:
-            of[one] = next(at for at, group in enumerate(groups) if group >> slots[one] & 1)
-    everything: list[tuple[TermColumn, ...]] = []
+    return chosen, others
+
+
+def _lazily(
+    inputs: CostInputs,
+    parameters: CostParameters,
+    terms: Sequence[TermColumn],
+    costs: Sequence[float],
+    group_of: Mapping[int, int],
+    count: int,
+) -> tuple[tuple[TermColumn, ...], tuple[Callable[[], Sequence[float]], int, dict[int, float]]]:
+    """Terms, and what a LazyColumn of the costs needs: computed for all ``count`` candidates when
+    one is read that is not in ``group_of`` (position -> its place in ``terms`` and ``costs``)."""
+    computed: list[tuple[TermColumn, ...]] = []
 
     def all_terms() -> tuple[TermColumn, ...]:
-        if not everything:
-            everything.append(kv_terms(inputs, parameters))
-        return everything[0]
+        if not computed:
+            computed.append(kv_terms(inputs, parameters))
+        return computed[0]
 
     def values_of(number: int) -> Sequence[float]:
         return all_terms()[number].values
 
     def known(values: Sequence[float]) -> dict[int, float]:
-        return {at: values[found] for at, found in of.items()}
+        return {at: values[group] for at, group in group_of.items()}
+
+    def all_costs() -> list[float]:
+        return total_costs(all_terms(), None, count)
 
     lazy = tuple(
         TermColumn(
@@ -293,11 +377,12 @@ def _from_order(
         )
         for number, term in enumerate(terms)
     )
+    return lazy, (all_costs, count, known(costs))
 
-    def all_costs() -> list[float]:
-        return total_costs(all_terms(), None, count)
 
-    return lazy, LazyColumn(all_costs, count, known(costs), (winner, runner_up)), winner
+def _transfer_uncounted(context: SelectionContext, inputs: CostInputs) -> bool:
+    """Whether the KV cache comes from a known place and its transfer has no cost."""
+    return context.source is not None and inputs.column("transfer") is None
 
 
 def _is_known(inputs: CostInputs, parameters: CostParameters) -> bool:
@@ -358,61 +443,19 @@ class BoundFilter:
 
 def within_session(view: RoutingView, context: SelectionContext, mask: int) -> int:
     """The slots of ``mask``, or that of the request's session alone if it must answer."""
-    bound = None if _soft(view) else _session_rank(view, context, mask)
-    return mask if bound is None else 1 << bound
-
-
-def with_session(
-    view: RoutingView,
-    context: SelectionContext,
-    candidates: CandidateSet,
-    mask: int,
-    inputs: CostInputs,
-) -> CostInputs:
-    """The inputs, with the cost of leaving the worker of the request's session."""
-    slot = _session_rank(view, context, mask) if _soft(view) else None
-    if slot is None:
-        return inputs
-    column = _session_blocks(view, candidates, view.registry.ref(slot))
-    return replace(inputs, session_blocks=column)
-
-
-def _session_rank(view: RoutingView, context: SelectionContext, mask: int) -> int | None:
-    """The slot in ``mask`` that the request's session is bound to."""
-    bound = _bound_worker(view, context, ())
-    slot = None if bound is None else view.registry.slot(*bound.ref)
-    return slot if slot is not None and mask >> slot & 1 else None
-
-
-def _session_blocks(
-    view: RoutingView, candidates: CandidateSet, bound: WorkerWithDpRank
-) -> list[float]:
-    more = view.config.router_session_affinity_yield_blocks
-    return [0.0 if ref == bound else more for ref in candidates.refs]
-
-
-def _soft(view: RoutingView) -> bool:
-    """Whether the worker of a session is compared with the others by cost."""
-    return view.config.router_session_affinity_mode == "soft" and view.profile.mode == "kv"
+    bound = None if compares_sessions(view) else bound_rank(view, context)
+    return mask if bound is None or not mask >> bound.slot & 1 else 1 << bound.slot
 
 
 def _bound_worker(
     view: RoutingView, context: SelectionContext, rejected: Sequence[tuple[Filter, int]]
 ) -> BoundWorker | None:
     """The worker of the request's session; None without one, and where a pin chooses already."""
-    session, sessions = context.request.session, view.sessions
-    if session is None or sessions is None or context.pin is not None:
+    bound = bound_rank(view, context)
+    if bound is None:
         return None
-    model = view.registry.model_of(context.request.model)
-    found = sessions.find(session, model, context.stage)
-    if found is None:
-        return None
-    ref, left_s = found
-    slot = view.registry.slot(*ref)
-    if slot is None:
-        return None  # the worker left: the session starts again
-    excluded = next((one.name for one, out in rejected if out >> slot & 1), None)
-    return BoundWorker(view.registry.worker(slot).name, ref, left_s, excluded)
+    excluded = next((one.name for one, out in rejected if out >> bound.slot & 1), None)
+    return BoundWorker(view.registry.worker(bound.slot).name, bound.ref, bound.left_s, excluded)
 
 
 def _among(

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Literal
 
 from router_core.busy import THRESHOLD_SETTINGS
-from router_core.config import RouterConfig
+from router_core.config import WEIGHT_SETTINGS, RouterConfig
 from router_core.cost import CostInputs, CostParameters
 from router_core.decision import Decision, RoutingPlan
 from router_core.router import Router
@@ -117,12 +117,8 @@ def certain(question: Question, unknowns: Iterable[Unknown]) -> bool:
 
 def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
     """Whether the winners stay under every combination, where no unknown alone matters."""
-    config = question.view.config
-    settings: dict[str, list[Any]] = {}
-    for one in unknowns:
-        for name, values in one.settings.items():
-            settings.setdefault(name, [getattr(config, name)]).extend(values)
-    loaded = any(one.load == "more" for one in unknowns)
+    settings = _values_by_setting(question, unknowns)
+    loaded = any(unknown.load == "more" for unknown in unknowns)
     if loaded and any(name in settings for name in (*THRESHOLD_SETTINGS, "router_queue_threshold")):
         return False
     inputs = list(unknowns)
@@ -130,12 +126,32 @@ def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
         inputs.append(Unknown(overlap=True))
     if _SKIPPING in settings or question.plan.bypass is not None:
         return _same_plans(question, settings, inputs)
-    plans = [question.plan]
-    for mode in settings.get("router_mode", ())[1:]:
-        plans.append(question.under(config.with_values({"router_mode": mode})))
-        inputs.append(Unknown(turn=True))
-    hops = [hop for plan in plans for hop in _hops(plan)]
+    modes = settings.get("router_mode", ())[1:]
+    config = question.view.config
+    others = [question.under(config.with_values({"router_mode": mode})) for mode in modes]
+    inputs += [Unknown(turn=True)] * len(others)
+    hops = [hop for plan in (question.plan, *others) for hop in _hops(plan)]
     weights = {name: values for name, values in settings.items() if name in _WEIGHTS}
+    return _unbeaten(config, hops, weights, inputs)
+
+
+def _values_by_setting(question: Question, unknowns: Iterable[Unknown]) -> dict[str, list[Any]]:
+    """Unknown setting -> the value in force, then those that it may have."""
+    settings: dict[str, list[Any]] = {}
+    for unknown in unknowns:
+        for name, values in unknown.settings.items():
+            settings.setdefault(name, [getattr(question.view.config, name)]).extend(values)
+    return settings
+
+
+def _unbeaten(
+    config: RouterConfig,
+    hops: Sequence[Decision],
+    weights: Mapping[str, Sequence[Any]],
+    unknowns: Sequence[Unknown],
+) -> bool:
+    """Whether no candidate beats a winner under any combination of ``weights``; False where that
+    is too much to try."""
     if weights and any(hop.inputs is not None and hop.inputs.following for hop in hops):
         return False  # they change the decode hop of every pair
     tried = math.prod(len(values) for values in weights.values())
@@ -143,7 +159,7 @@ def _certain_together(question: Question, unknowns: list[Unknown]) -> bool:
         return False
     for values in product(*weights.values()):
         other = replace(config, **dict(zip(weights, values, strict=True)))
-        if any(_challenger(_reweighted(hop, other), inputs) is not None for hop in hops):
+        if any(_challenger(_reweighted(hop, other), unknowns) is not None for hop in hops):
             return False
     return True
 
@@ -213,7 +229,7 @@ _WEIGHTS = (
     "router_assume_kv_reuse",
     "host_cache_hit_weight",
     "disk_cache_hit_weight",
-    "router_kv_transfer_weight",
+    *WEIGHT_SETTINGS.values(),
 )
 
 
@@ -346,89 +362,133 @@ def _challenger(decision: Decision, unknowns: Sequence[Unknown]) -> int | None:
     inputs = decision.inputs
     if decision.winner is None or inputs is None or len(decision.costs) < 2:
         return None
-    winners = {decision.winner}
-    if _drawn(decision):
-        winners.update(i for i, chance in enumerate(decision.probabilities()) if chance > 0)
+    winners = _possible_winners(decision, decision.winner)
     others = [position for position in decision.group if position not in winners]
     if decision.mode == "round-robin":
-        return others[0] if any(one.turn for one in unknowns) else None
-    worst = _against(decision, inputs, winners, unknowns)
-    costs: Sequence[float]
-    best: Sequence[float]
+        return others[0] if any(unknown.turn for unknown in unknowns) else None
     budget = decision.budget
     if budget is not None and budget.mixed and any(one.load != "known" for one in unknowns):
         # Any load of a candidate can make the other device class the next one.
         inside = set(decision.group)
         return next(i for i in range(len(decision.costs)) if i not in inside)
-    if not others:
+    costs = _costs_against(decision, inputs, winners, unknowns)
+    if not others or costs is None:
         return None
+    dearest, cheapest = costs
+    nearest = min(others, key=lambda position: cheapest[position])
+    return nearest if cheapest[nearest] <= min(dearest[winner] for winner in winners) else None
+
+
+def _possible_winners(decision: Decision, winner: int) -> Set[int]:
+    """The winner, and all others that a draw can choose."""
+    if not _drawn(decision):
+        return {winner}
+    chances = enumerate(decision.probabilities())
+    return {winner, *(position for position, chance in chances if chance > 0)}
+
+
+def _costs_against(
+    decision: Decision, inputs: CostInputs, winners: Set[int], unknowns: Sequence[Unknown]
+) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The costs where everything unknown speaks against the winners: those for winners, and those
+    for the others. None in modes whose costs are not unknown."""
+    worst = _against(decision, inputs, winners, unknowns)
     if decision.mode in _IN_FLIGHT:
-        costs = best = worst.active_requests
-    elif decision.mode == "kv":
-        costs = decision.replay(worst).costs
-        free = replace(decision.parameters, overlap_score_credit_decay=0.0)
-        decayed = decision.parameters.overlap_score_credit_decay > 0
-        best = decision.replay(worst, free).costs if decayed else costs
-    else:
+        return worst.active_requests, worst.active_requests
+    if decision.mode != "kv":
         return None
-    nearest = min(others, key=lambda position: best[position])
-    return nearest if best[nearest] <= min(costs[winner] for winner in winners) else None
+    dearest = decision.replay(worst).costs
+    if not decision.parameters.overlap_score_credit_decay > 0:
+        return dearest, dearest
+    free = replace(decision.parameters, overlap_score_credit_decay=0.0)
+    return dearest, decision.replay(worst, free).costs
 
 
 def _against(
     decision: Decision, inputs: CostInputs, winners: Set[int], unknowns: Sequence[Unknown]
 ) -> CostInputs:
     """The inputs at the ends of their ranges that speak against the winners."""
-    prefill, blocks = list(inputs.prefill_tokens), list(inputs.active_blocks)
-    requests, overlap = list(inputs.active_requests), list(inputs.overlap_blocks)
-    shared = list(inputs.shared_blocks or [0] * len(blocks))
-    following = None if inputs.following is None else list(inputs.following)
-    host = None if inputs.host_blocks is None else list(inputs.host_blocks)
-    disk = None if inputs.disk_blocks is None else list(inputs.disk_blocks)
-    parameters = decision.parameters
-    dear = parameters.host_cache_hit_weight > parameters.overlap_score_credit
-    if following is not None and any(one.load != "known" for one in unknowns):
-        # The load of decode workers is as unknown: any cost, or none.
-        following = [0.0] * len(following)
-        for winner in winners:
-            following[winner] = float(_ANY_LOAD)
-    for one in unknowns:
+    columns = _Columns(inputs, decision.parameters)
+    if any(unknown.load != "known" for unknown in unknowns):
+        columns.load_next_hop(winners)
+    for unknown in unknowns:
         for position, ref in enumerate(decision.refs):
-            if one.workers is not None and ref.worker_id not in one.workers:
+            if unknown.workers is not None and ref.worker_id not in unknown.workers:
                 continue
             wins = position in winners
-            if one.overlap and decision.credits_overlap:
-                overlap[position] = 0 if wins else inputs.prompt_blocks
-                for column in filter(None, (host, disk)):
-                    # A block in host memory can have more credit than one of the device.
-                    if wins or dear:
-                        column[position] = 0 if wins else inputs.prompt_blocks
-            if one.load == "more" and wins:
-                prefill[position] += _ANY_LOAD
-                blocks[position] += _ANY_LOAD
-                requests[position] += _ANY_LOAD
-            elif one.load == "fewer" and not wins:
-                prefill[position] //= one.copies
-                blocks[position] //= one.copies
-                requests[position] //= one.copies
-            elif one.load == "prefill" and not wins:
-                prefill[position] = 0
-            elif one.load == "shared":
-                if wins and requests[position]:
-                    requests[position] += _ANY_LOAD
-                elif not wins and parameters.assume_kv_reuse:
-                    shared[position] = min(inputs.prompt_blocks, blocks[position])
-    return replace(
-        inputs,
-        overlap_blocks=overlap,
-        prefill_tokens=prefill,
-        active_blocks=blocks,
-        active_requests=requests,
-        shared_blocks=shared if any(shared) else None,
-        host_blocks=host,
-        disk_blocks=disk,
-        following=following,
-    )
+            if unknown.overlap and decision.credits_overlap:
+                columns.cache(position, wins)
+            if wins:
+                columns.raise_load(position, unknown)
+            else:
+                columns.lower_load(position, unknown)
+    return columns.inputs()
+
+
+class _Columns:
+    """Inputs whose columns can be changed."""
+
+    def __init__(self, inputs: CostInputs, parameters: CostParameters) -> None:
+        self._given = inputs
+        self._parameters = parameters
+        self._prefill, self._blocks = list(inputs.prefill_tokens), list(inputs.active_blocks)
+        self._requests, self._overlap = list(inputs.active_requests), list(inputs.overlap_blocks)
+        self._shared = list(inputs.shared_blocks or [0] * len(self._blocks))
+        self._following = None if inputs.following is None else list(inputs.following)
+        self._host = None if inputs.host_blocks is None else list(inputs.host_blocks)
+        self._disk = None if inputs.disk_blocks is None else list(inputs.disk_blocks)
+
+    def load_next_hop(self, winners: Set[int]) -> None:
+        """The load of decode workers is unknown: any cost for winners, none for the others."""
+        if self._following is not None:
+            any_cost = float(_ANY_LOAD)
+            count = len(self._following)
+            self._following = [any_cost if at in winners else 0.0 for at in range(count)]
+
+    def cache(self, position: int, wins: bool) -> None:
+        """Nothing of the prompt is cached on a winner, and all of it on another."""
+        cached = 0 if wins else self._given.prompt_blocks
+        self._overlap[position] = cached
+        parameters = self._parameters
+        # A block in host memory can have more credit than one of the device.
+        dear = parameters.host_cache_hit_weight > parameters.overlap_score_credit
+        for column in (self._host, self._disk):
+            if column is not None and (wins or dear):
+                column[position] = cached
+
+    def raise_load(self, position: int, unknown: Unknown) -> None:
+        """A winner has the highest load in the range."""
+        if unknown.load == "more":
+            self._prefill[position] += _ANY_LOAD
+            self._blocks[position] += _ANY_LOAD
+            self._requests[position] += _ANY_LOAD
+        elif unknown.load == "shared" and self._requests[position]:
+            self._requests[position] += _ANY_LOAD
+
+    def lower_load(self, position: int, unknown: Unknown) -> None:
+        """Another candidate has the lowest load in the range."""
+        if unknown.load == "fewer":
+            self._prefill[position] //= unknown.copies
+            self._blocks[position] //= unknown.copies
+            self._requests[position] //= unknown.copies
+        elif unknown.load == "prefill":
+            self._prefill[position] = 0
+        elif unknown.load == "shared" and self._parameters.assume_kv_reuse:
+            self._shared[position] = min(self._given.prompt_blocks, self._blocks[position])
+
+    def inputs(self) -> CostInputs:
+        """The inputs with the columns as they are now."""
+        return replace(
+            self._given,
+            overlap_blocks=self._overlap,
+            prefill_tokens=self._prefill,
+            active_blocks=self._blocks,
+            active_requests=self._requests,
+            shared_blocks=self._shared if any(self._shared) else None,
+            host_blocks=self._host,
+            disk_blocks=self._disk,
+            following=self._following,
+        )
 
 
 def _hops(plan: RoutingPlan, *, refused: bool = False) -> Iterator[Decision]:

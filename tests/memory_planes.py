@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from dynctl.adapters.dynamo.event_channel import ChannelIntake
+from dynctl.adapters.event_channel import ChannelIntake
 from dynctl.adapters.memory import MemoryDiscovery
 from dynctl.adapters.ports import ChannelValue
 from dynctl.base.decode_errors import WireError

@@ -11,6 +11,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
 from importlib.metadata import packages_distributions
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +68,26 @@ REFUSED: Final = (
     ("templates", "dynctl.cli", "tokenizers"),
 )
 
+
+def inner_imports() -> list[tuple[str, str, str]]:
+    """Of every contract about the order inside a room: an import from each layer into the one
+    above it, and one between siblings of each layer that has some."""
+    refused = []
+    for contract in CONTRACTS:
+        if contract["type"] != "layers" or contract["id"] == "tiers":
+            continue
+        (room,) = contract["containers"]
+        layers = [[part.strip() for part in layer.split("|")] for layer in contract["layers"]]
+        pairs = [(lower[0], upper[0]) for upper, lower in pairwise(layers)]
+        pairs += [(siblings[0], siblings[1]) for siblings in layers if len(siblings) > 1]
+        refused += [
+            (contract["id"], f"{room}.{part}", f"{room}.{imported}") for part, imported in pairs
+        ]
+    return refused
+
+
+INNER: Final = inner_imports()
+
 #: Circles between modules that still exist. A circle that is gone is removed from this list;
 #: the list gets no new entries.
 KNOWN_CIRCLES: Final[frozenset[tuple[str, ...]]] = frozenset()
@@ -101,14 +122,23 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reports(copy: Path) -> dict[str, str]:
     """Name of each broken contract -> its report, with every forbidden import in the copy."""
-    for number, (_, room, imported) in enumerate(REFUSED):
-        intruder = copy / room.replace(".", "/") / f"intruder_{number}.py"
-        intruder.write_text(f"import {imported}\n")
+    originals: dict[Path, str] = {}
+    for number, (_, room, imported) in enumerate([*REFUSED, *INNER]):
+        place = copy / room.replace(".", "/")
+        if place.is_dir():
+            (place / f"intruder_{number}.py").write_text(f"import {imported}\n")
+        else:
+            module = place.with_suffix(".py")
+            originals.setdefault(module, module.read_text(encoding="utf-8"))
+            with module.open("a", encoding="utf-8") as end:
+                end.write(f"\nimport {imported}\n")
     try:
         report = lint(copy)
     finally:
         for intruder in copy.rglob("intruder_*.py"):
             intruder.unlink()
+        for module, text in originals.items():
+            module.write_text(text, encoding="utf-8")
     broken = report.partition("Broken contracts")[2]
     places = sorted((broken.find(f"\n{name}\n"), name) for name in NAMES.values())
     ends = [place for place, _ in places[1:]] + [len(broken)]
@@ -126,7 +156,7 @@ def test_a_copy_without_forbidden_imports_keeps_every_contract(copy: Path) -> No
 
 
 def test_every_contract_has_an_import_that_it_refuses() -> None:
-    assert {contract for contract, _, _ in REFUSED} == set(NAMES)
+    assert {contract for contract, _, _ in [*REFUSED, *INNER]} == set(NAMES)
 
 
 def test_every_room_has_an_import_that_is_refused() -> None:
@@ -145,6 +175,18 @@ def test_a_forbidden_import_breaks_its_contract(
     reports: dict[str, str], number: int, contract: str, module: str, imported: str
 ) -> None:
     line = rf"{re.escape(f'{module}.intruder_{number}')} -> {re.escape(imported)} "
+    assert re.search(line, reports.get(NAMES[contract], "")), reports
+
+
+@pytest.mark.parametrize(
+    ("number", "contract", "module", "imported"),
+    [(number, *case) for number, case in enumerate(INNER, len(REFUSED))],
+    ids=[f"{module}-imports-{imported.rpartition('.')[2]}" for _, module, imported in INNER],
+)
+def test_an_import_against_the_order_of_a_room_breaks_its_contract(
+    reports: dict[str, str], number: int, contract: str, module: str, imported: str
+) -> None:
+    line = rf"{re.escape(module)}(\.intruder_{number})? -> {re.escape(imported)} "
     assert re.search(line, reports.get(NAMES[contract], "")), reports
 
 

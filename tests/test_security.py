@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.serving.config import FrontendConfig, HealthConfig, Limits
 from dynctl.serving.http.bodies import PEER_SHARE
 from dynctl.serving.http.json_responses import CONTROL_BODY_BYTES
 from dynctl.serving.http.keys import ApiKeys
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig, Limits
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -83,6 +83,16 @@ HELD_BY = {
         "dynctl/serving/test_keys.py::test_never_more_than_the_rate",
         "dynctl/serving/test_keys.py::test_concurrency",
         "dynctl/serving/test_keys.py::test_the_file_is_loaded_again_and_an_error_keeps_the_old_keys",
+    ],
+    "Fields and headers that direct": [
+        "dynctl/serving/test_tenants.py::test_no_api_passes_a_direction_of_a_client_on",
+        "dynctl/serving/test_tenants.py::test_headers_that_direct_engines_do_not_pass",
+        "dynctl/serving/test_epp.py::test_no_engine_behind_a_gateway_is_directed_by_a_client",
+    ],
+    "Keys share cached prefixes": [
+        "dynctl/serving/test_tenants.py::test_an_isolated_key_learns_nothing_of_what_others_sent",
+        "dynctl/serving/test_tenants.py::test_without_details_answers_show_nothing_of_the_cache",
+        "vllm/test_reuse.py::test_isolated_keys_share_nothing",
     ],
     "`/live`, `/ready`": [
         "dynctl/serving/test_access.py::test_health_shows_engines_to_operators_only",
@@ -260,5 +270,5 @@ def test_no_key_is_kept_as_text(tmp_path: Path) -> None:
     keys.load()
     found = keys.find(b"sk-secret")
     assert found is not None
-    assert b"sk-secret" not in found.digest
+    assert b"sk-secret" not in found.digest + found.secret
     assert "sk-secret" not in repr(vars(keys))

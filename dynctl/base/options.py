@@ -56,7 +56,7 @@ class GlobalOptions:
     Of ``frontend``, ``view``, ``recording`` (at the time ``at``), ``demo`` and the planes
     (``discovery`` and what belongs to it) at most one is a source; frontends beside planes add load
     and settings. ``namespace`` is the one of Kubernetes (``dyn_namespace`` is Dynamo's);
-    dynctl.sources.kubernetes describes its combination with ``all_namespaces``.
+    dynctl.sources.dynamo.frontend_pods describes its combination with ``all_namespaces``.
 
     ``context`` is that of the option. ``given``: the fields that were set on the command line
     (a value can equal its default); ``context_applied``: the context's values are included already;

@@ -14,7 +14,7 @@ from dynctl.cli.option_groups import fields_of
 from dynctl.cli.shared_options import Needs, seconds
 
 if TYPE_CHECKING:
-    from dynctl.serving.config import HealthConfig, ReplicaConfig
+    from dynctl.serving.routing.config import HealthConfig, ReplicaConfig
 
 _ACCESS = "Keys, TLS and sockets"
 _CLIENTS = "Limits of clients"
@@ -85,6 +85,37 @@ class AccessOptions:
         ),
         Needs(("api_key", "api_key_file")),
     ] = 0
+    isolate_keys: Annotated[
+        bool,
+        typer.Option(
+            "--isolate-keys",
+            help="Each key has a cache of its own: a salt keeps its blocks apart from those of "
+            "other keys. isolate= of a key in the file counts first.",
+            rich_help_panel=_ACCESS,
+        ),
+        Needs(("api_key", "api_key_file"), not_on={"serve router": "set it on the frontends"}),
+    ] = False
+    hide_key_details: Annotated[
+        bool,
+        typer.Option(
+            "--hide-key-details",
+            help="Answers to clients with a key show no workers, no times of the router and no "
+            "cached tokens. details= of a key in the file counts first.",
+            rich_help_panel=_ACCESS,
+        ),
+        Needs(("api_key", "api_key_file"), not_on={"serve router": "set it on the frontends"}),
+    ] = False
+    client_fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client-fields",
+            metavar="FIELD,..",
+            help="Fields that direct engines, such as priority or kv_transfer_params, which "
+            "clients may send (repeatable). client-fields= of a key in the file counts first.",
+            rich_help_panel=_ACCESS,
+        ),
+        Needs(not_on={"serve router": "set it on the frontends"}),
+    ] = None
     engine_api_key: Annotated[
         str | None,
         typer.Option(
@@ -325,6 +356,7 @@ _FIELDS = (
     "api_key_file",
     "key_requests_per_minute",
     "key_concurrency",
+    "isolate_keys",
     "tls_cert",
     "tls_key",
     "unix_socket",
@@ -352,6 +384,7 @@ PICKER_ACCESS = fields_of(
     AccessOptions,
     without=(
         *("api_key", "api_key_file", "key_requests_per_minute", "key_concurrency"),
+        *("isolate_keys", "hide_key_details"),
         *("tls_cert", "tls_key", "compressed_requests", "first_byte_timeout", "idle_timeout"),
     ),
 )
@@ -370,11 +403,27 @@ def access_settings(access: AccessOptions, token: str | None) -> dict[str, Any]:
         "otlp_endpoint": endpoint,
         "api_token": secret("--admin-token", token, access.admin_token_file),
         "api_keys": tuple(access.api_key or ()),
+        "key_details": not access.hide_key_details,
+        "client_fields": client_fields(access.client_fields or ()),
         "engine_api_key": secret(
             "--engine-api-key", access.engine_api_key, access.engine_api_key_file
         ),
         **{name: getattr(access, name) for name in _FIELDS},
     }
+
+
+def client_fields(given: Sequence[str]) -> frozenset[str]:
+    """The fields that clients may send, of several lists with commas; raises UsageProblem."""
+    from dynctl.wire.directions import DIRECTIONS
+
+    named = frozenset(name for text in given for name in text.split(",") if name)
+    unknown = sorted(named - DIRECTIONS.keys())
+    if unknown:
+        raise UsageProblem(
+            f"--client-fields {unknown[0][:64]}: expected one of {', '.join(DIRECTIONS)}",
+            "other fields need no permission",
+        )
+    return named
 
 
 def expect_pair(cert: Path | None, key: Path | None) -> None:
@@ -418,8 +467,7 @@ def limits_of(access: AccessOptions) -> dict[str, Any]:
 
 def health_of(access: AccessOptions) -> "HealthConfig":
     """The options about engines that fail; raises UsageProblem."""
-    from dynctl.serving.config import HealthConfig
-    from dynctl.serving.engines.ejection import EjectionLimits
+    from dynctl.serving.routing.config import EjectionLimits, HealthConfig
 
     pause, longest = access.eject_pause, access.eject_max_pause
     if longest < pause:
@@ -434,7 +482,7 @@ def health_of(access: AccessOptions) -> "HealthConfig":
 
 def replicas_of(access: AccessOptions, sync: bool) -> "ReplicaConfig | None":
     """With which routers load is shared, None where ``sync`` is off; raises UsageProblem."""
-    from dynctl.serving.config import ReplicaConfig
+    from dynctl.serving.routing.config import ReplicaConfig
 
     bind, peers, nats = (getattr(access, name) for name in _OF_REPLICAS)
     group = access.router_replica_group

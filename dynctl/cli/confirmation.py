@@ -14,7 +14,8 @@ def confirm_change(options: GlobalOptions, change: str, *, yes: bool) -> None:
     cannot be asked, Unreachable or TimedOut where no dynctl frontend answers there.
     """
     from dynctl.screens.render import talk
-    from dynctl.sources import DEFAULT_FRONTEND, chosen_sources, described_default
+    from dynctl.sources.connect import chosen_sources, described_default
+    from dynctl.sources.named import DEFAULT_FRONTEND
 
     sources = chosen_sources(options)
     if len(sources) != 1 or sources[0].named:

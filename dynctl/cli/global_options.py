@@ -409,7 +409,7 @@ def _without_effect(
     if path in _OWN_CHECKS or not (given or options.given & PLACES):
         return
     if path in _SOURCE_IF_NAMED:
-        from dynctl.sources import names_source
+        from dynctl.sources.connect import names_source
 
         local = not names_source(options)
     if path == _CLUSTER_ALONE or pool:
@@ -445,7 +445,8 @@ def _unread_by_source(
     options: GlobalOptions, path: str, given: frozenset[str], own: frozenset[str]
 ) -> Iterator[str]:
     """The options that the source of a command does not read; raises as :func:`_without_effect`."""
-    from dynctl.sources import chosen_sources, expect_recording, is_dynctl_fleet
+    from dynctl.sources.connect import chosen_sources, is_dynctl_fleet
+    from dynctl.sources.named import expect_recording
 
     expect_recording(options)
     sources = chosen_sources(options)

@@ -102,7 +102,7 @@ def _annotation(setting: Setting, flag: str, deprecated: bool) -> Any:
     default = setting.default
     shown = "none" if default is None else str(default).lower() if kind is bool else default
     limits = "" if setting.choices or kind is bool or not _bounded(setting) else bounds(setting)
-    extra = "; ".join(text for text in (limits, f"default: {shown}", option.env[0]) if text)
+    extra = "; ".join(text for text in (limits, f"default: {shown}", option.variable) if text)
     annotation = typer.Option(
         *names,
         metavar=metavar,

@@ -22,7 +22,7 @@ from dynctl.cli.router_flags import split_preset
 from dynctl.cli.shared_options import Needs, memory_of, one_choice, seconds, size_of
 
 if TYPE_CHECKING:
-    from dynctl.serving.config import FrontendConfig
+    from dynctl.serving.routing.config import FrontendConfig
 
 LISTEN = "Listening"
 WORKERS = "Workers and models"
@@ -294,7 +294,7 @@ def frontend_config(
     ``more``: its other fields. Raises UsageProblem.
     """
     from dynctl.screens.render import talk
-    from dynctl.serving.config import FrontendConfig, Limits
+    from dynctl.serving.routing.config import FrontendConfig, Limits
     from dynctl.settings.router_settings import needs_dynamo, resolve
 
     one_choice("--log-decisions", serving.log_decisions, ("off", "winner", "all"))

@@ -348,10 +348,10 @@ def _session(decision: Decision) -> SessionRow | UnsetType:
     extra: float | UnsetType = UNSET
     if bound.ref in decision.refs and decision.winner is not None and not decision.session_kept:
         at = decision.refs.index(bound.ref)
-        added = decision.inputs.session_blocks if decision.inputs is not None else None
+        added = None if decision.inputs is None else decision.inputs.column("session_affinity")
         # Without what the session adds to the others.
         extra = decision.costs[at] - decision.costs[decision.winner]
-        extra += added[decision.winner] if added is not None else 0.0
+        extra += added.values[decision.winner] if added is not None else 0.0
     return SessionRow(
         worker=bound.name,
         worker_id=bound.ref.worker_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -10,6 +10,11 @@ import msgspec
 from dynctl.documents.workers import WorkerRow
 
 SCHEMA = 1
+
+Thresholds = dict[str, float | int | None]
+"""Threshold -> value; None: off."""
+ThresholdValues = Mapping[str, float | int | None]
+"""Thresholds to set, by name; None switches one off."""
 
 Latch = Literal["live", "latched", "open", "empty", "not reported"]
 """How a signal is held. ``live``: counted by the frontend itself, never out of date. Of what a

@@ -30,6 +30,7 @@ from dynctl.screens.route_sentences import (
     rank_name,
     short_taints,
 )
+from router_core import TERM_BY_NAME, TERMS
 
 #: Filters whose rejections are not listed: the funnel line shows them sufficiently.
 QUIET = ("model", "role")
@@ -38,7 +39,6 @@ _BAR_CELLS = 12
 #: Characters of a bar for prefill, decode and other terms.
 _BAR_ASCII = "#=+"
 _BAR_BLOCKS = "█▒░"
-_TERM_HEADINGS = {"turns_until_due": "turns", "active_requests": "active"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def _columns(
 def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[Column[_Line]]:
     names = list(dict.fromkeys(term.name for hop in hops for term in hop.terms))
     if result.mode != "kv":
-        return [_term_column(name, _TERM_HEADINGS.get(name, name), 1) for name in names]
+        return [_term_column(name, 1) for name in names]
     columns: list[Column[_Line]] = [
         Column(
             "overlap_blocks",
@@ -242,13 +242,13 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
             )
         ),
         *(_TRUST if any(row.index != "exact" for hop in hops for row in hop.candidates) else ()),
-        _term_column("prefill_blocks", "prefill", 0),
-        _term_column("decode_blocks", "decode", 0),
+        *(_term_column(term.name, 0) for term in TERMS if term.ordered),
     ]
-    if "active_requests" in names:
-        columns.append(_term_column("active_requests", "active", 1))
-    if "transfer" in names:
-        columns.append(_TRANSFER)
+    for name in names:
+        if name == "transfer":
+            columns.append(_TRANSFER)
+        elif name not in TERM_BY_NAME or not TERM_BY_NAME[name].ordered:
+            columns.append(_term_column(name, 1))
     if any(row.following is not UNSET for hop in hops for row in hop.candidates):
         columns.append(_FOLLOWING)
     return columns
@@ -310,11 +310,15 @@ def _tier_column(name: str, heading: str) -> Column[_Line]:
     )
 
 
-def _term_column(name: str, heading: str, rank: int) -> Column[_Line]:
+def _term_column(name: str, rank: int) -> Column[_Line]:
+    term = TERM_BY_NAME.get(name)
+    in_blocks = term is not None and term.unit == "blocks"
+
     def text(line: _Line) -> str:
         value = line.row.terms.get(name)
-        return "-" if value is None else blocks(value) if "blocks" in name else amount(value)
+        return "-" if value is None else blocks(value) if in_blocks else amount(value)
 
+    heading = name.replace("_", " ") if term is None else term.heading
     return Column(name, heading, text, lambda line: line.row.terms.get(name), right=True, rank=rank)
 
 

@@ -27,7 +27,7 @@ from dynctl.documents.route_result import (
 )
 from dynctl.screens.numbers import age, amount, blocks, plural, seconds
 from dynctl.wire.nvext import PREFILL_HEADER, WORKER_HEADER
-from router_core import TOPOLOGY_PREFIX, canonical_taint, topology_of
+from router_core import TERM_BY_NAME, TOPOLOGY_PREFIX, canonical_taint, topology_of
 
 #: Filter -> the name of what remains, in the funnel line.
 _STEPS = {
@@ -40,13 +40,6 @@ _STEPS = {
     "taints": "taints",
     "decode_capacity": "decode capacity",
     "busy": "not busy",
-}
-_TERMS = {
-    "prefill_blocks": "prefill",
-    "decode_blocks": "decode",
-    "active_requests": "active requests",
-    "turns_until_due": "turns until due",
-    "transfer": "transfer seconds",
 }
 #: The status of a client that left before its response.
 _LEFT = 499
@@ -174,7 +167,8 @@ def formula(hop: DecisionResult) -> str:
         return ""
     parts = []
     for term in hop.terms:
-        name = _TERMS.get(term.name, term.name.replace("_", " "))
+        known = TERM_BY_NAME.get(term.name)
+        name = term.name.replace("_", " ") if known is None else known.phrase
         parts.append(name if term.weight == 1.0 else f"{amount(term.weight)} * {name}")
     total = " + ".join(parts)
     preferred = any(row.multiplier != 1.0 for row in hop.candidates)

@@ -18,6 +18,16 @@ class RouterOption:
     env: tuple[str, ...]
     metavar: str = ""
 
+    @property
+    def variable(self) -> str:
+        """The current environment variable; empty for a setting without one."""
+        return self.env[0] if self.env else ""
+
+    @property
+    def names(self) -> str:
+        """The current flag, and the variable where there is one, for messages."""
+        return " or ".join(filter(None, (self.flags[0], self.variable)))
+
 
 def _option(help: str, *names: str, metavar: str = "") -> RouterOption:
     flags = tuple(name for name in names if name.startswith("--"))

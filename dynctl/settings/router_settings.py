@@ -179,7 +179,7 @@ def resolve(
         config = config.with_values(values)
     except ConfigError as error:
         option = ROUTER_OPTIONS.get(str(error).partition(":")[0])
-        hint = "" if option is None else f"set {option.flags[0]} or {option.env[0]}"
+        hint = "" if option is None else f"set {option.names}"
         raise UsageProblem(str(error), hint) from None
     _refuse_contradictions(config, sources)
     policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
@@ -378,7 +378,7 @@ def _given(
 def _current(name: str, kind: str) -> str:
     """The current flag or variable of a setting."""
     option = ROUTER_OPTIONS[name]
-    return (option.flags if kind == "flag" else option.env)[0]
+    return option.flags[0] if kind == "flag" else option.variable
 
 
 def _texts(found: Iterable[NoEffect]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Final
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.audit import AuditReport, added, audit_report, since
-from dynctl.sources import connect
+from dynctl.sources.connect import connect
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.frontend.source import FrontendSource
 

@@ -216,7 +216,7 @@ class DryRun:
 
     def _table(self, config: RouterConfig | None) -> TransferTable | None:
         """The table of links that ``--set`` names; None: the router's own."""
-        from dynctl.serving.transfer_file import configured_table
+        from dynctl.serving.routing.transfer_file import configured_table
 
         own = self._router.config.router_kv_transfer_qos
         if config is None or config.router_kv_transfer_qos == own:
@@ -384,7 +384,7 @@ class DryRun:
     # -- its prompt ------------------------------------------------------------------------
 
     def _tokenized(self) -> _Prompt:
-        from dynctl.serving.prompts import (
+        from dynctl.serving.routing.prompts import (
             NOT_MODELLED,
             dynamo_chat,
             encode,

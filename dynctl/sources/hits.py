@@ -110,8 +110,9 @@ def of_live(
     if query.windowed:
         raise UsageProblem("--from and --to are for files; a live router is judged with --for")
     from dynctl.base.terminal import advise
-    from dynctl.serving.telemetry.recorder import already_there
-    from dynctl.sources import RUNNING_WAYS, recorded
+    from dynctl.serving.records.recorder import already_there
+    from dynctl.sources.connect import recorded
+    from dynctl.sources.named import RUNNING_WAYS
 
     origin, urls, token = recorded(options, RUNNING_WAYS + _FILE_WAYS)
     if keep is not None:
@@ -164,8 +165,8 @@ def _stream(
 
 def _observed(options: GlobalOptions, urls: Sequence[str], seconds: int, path: Path) -> str:
     from dynctl.adapters.dynamo.planes import namespace, open_planes
-    from dynctl.serving.config import FrontendConfig, Limits
-    from dynctl.serving.http.observe_server import record_deployment
+    from dynctl.serving.routing.config import FrontendConfig, Limits
+    from dynctl.serving.services.observe_server import record_deployment
     from dynctl.sources.dynamo.beside import BesideDynamo
 
     record_deployment(

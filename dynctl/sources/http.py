@@ -30,8 +30,7 @@ from dynctl.base.files import expect_regular
 from dynctl.base.json_reader import read_json
 from dynctl.documents.codec import Document, decode
 from dynctl.documents.models import ModelList, ModelRow
-from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
-from dynctl.sources.thresholds import Thresholds
+from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds, Thresholds
 from router_core import THRESHOLD_SETTINGS
 
 CONNECT_S: Final = 5.0

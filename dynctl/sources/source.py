@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from dynctl.base.errors import UsageProblem
 from dynctl.documents.snapshot import DecisionReport
-from dynctl.sources.thresholds import Thresholds, Values
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -58,7 +58,7 @@ class Source(Protocol):
         """Model -> its thresholds."""
         ...
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         """Set some thresholds of a model; returns all that are in force then."""
         ...
 
@@ -66,7 +66,7 @@ class Source(Protocol):
         """The processes that hold busy thresholds, reachable while the context is open."""
         ...
 
-    def judged(self, model: str, values: Values) -> list[WorkerRow]:
+    def judged(self, model: str, values: ThresholdValues) -> list[WorkerRow]:
         """The workers as they would be under other thresholds; nothing is set."""
         ...
 
@@ -155,11 +155,11 @@ class LiveSource:
             seen = {(one.id, one.at) for one in shown.decisions} | {("", 0.0)}
             await asyncio.sleep(FOLLOW_S)
 
-    async def judged(self, model: str, values: Values) -> list[WorkerRow]:
+    async def judged(self, model: str, values: ThresholdValues) -> list[WorkerRow]:
         """The workers as they would be under other thresholds; nothing is set."""
         return await asyncio.to_thread(self.present().judged, model, values)
 
-    async def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    async def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         """Set some thresholds of a model; returns all that are in force then."""
         return await asyncio.to_thread(self.source.set_thresholds, model, values)
 

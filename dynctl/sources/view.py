@@ -15,12 +15,12 @@ from dynctl.documents.config import ConfigDocument, config_document
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import Header, Part, Snapshot
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.view import MAX_BYTES, SavedView, decode_view, encode_view
 from dynctl.documents.workers import WorkerRow, worker_rows
 from dynctl.sources.dry_run import DryRun
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.source import LiveSource
-from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from router_core import (
     SETTINGS,
@@ -57,16 +57,16 @@ class ViewSource:
         registry, busy = self.router.registry, self.router.busy
         return {model: busy.thresholds(model).to_dict() for model in registry.models()}
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         raise UsageProblem(
             f"{self.title} is a saved view and cannot be changed",
             "--dry-run shows the effect of thresholds; --frontend URL sets them on a frontend",
         )
 
-    def check_values(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: ThresholdValues, values: ThresholdValues) -> None:
         """Accept every value, for dry runs; :meth:`set_thresholds` raises."""
 
-    def settable_values(self, values: Values) -> Thresholds:
+    def settable_values(self, values: ThresholdValues) -> Thresholds:
         return dict(values)
 
     @contextmanager
@@ -74,7 +74,7 @@ class ViewSource:
         """The view itself, which has the thresholds of one frontend."""
         yield [Replica(self.title, self, self.workers)]
 
-    def judged(self, model: str, values: Values) -> list[WorkerRow]:
+    def judged(self, model: str, values: ThresholdValues) -> list[WorkerRow]:
         router = Router.restore(self.router.snapshot())
         applied = router.apply(ThresholdsSet(model, values), self.view.now)
         if not applied.ok:

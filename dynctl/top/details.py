@@ -33,8 +33,8 @@ from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import policy_text, topology_notes
 from dynctl.screens.workers import rank_loads, worker_detail, worker_status
 from dynctl.sources.source import LiveSource
+from dynctl.top.columns import worker_table
 from dynctl.top.custody import ReadChain
-from dynctl.top.panels.columns import worker_table
 from dynctl.top.process_log import ReadLog, unread_log
 
 _LABEL: Final = 14

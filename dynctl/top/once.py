@@ -19,15 +19,15 @@ from dynctl.screens.workers import ordered
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.source import LiveSource
-from dynctl.top.header import currency, decisions_listed, facts, fitting, meter_line, numbers
-from dynctl.top.marks import ASCII
-from dynctl.top.panels.columns import (
+from dynctl.top.columns import (
     alert_table,
     decision_table,
     domain_table,
     hands_over_roles,
     worker_table,
 )
+from dynctl.top.header import currency, decisions_listed, facts, fitting, meter_line, numbers
+from dynctl.top.marks import ASCII
 from dynctl.top.run import silent_logs
 
 

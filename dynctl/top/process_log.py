@@ -34,7 +34,7 @@ def log_reader(options: GlobalOptions) -> ReadLog:
         return unread_log
 
     def read(worker: WorkerRow) -> Sequence[str]:
-        from dynctl.sources.kubernetes import pod_log
+        from dynctl.sources.dynamo.frontend_pods import pod_log
 
         return pod_log(options, worker.name)
 

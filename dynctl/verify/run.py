@@ -27,8 +27,8 @@ from dynctl.health.facts import Unread
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import GRAPH
 from dynctl.settings.contexts.precedence import in_context
-from dynctl.sources import frontends
-from dynctl.sources.kubernetes import reach_of
+from dynctl.sources.dynamo.frontend_pods import reach_of
+from dynctl.sources.named import frontends
 from dynctl.verify.checks.run import verify
 from dynctl.verify.cluster_lint import lint_report
 from dynctl.verify.facts import Registry, VerifyFacts

@@ -3,7 +3,7 @@
 import sys
 from typing import Final
 
-from dynctl.serving.http.processes import run_child
+from dynctl.serving.services.processes import run_child
 from dynctl.web.routes import page_routes
 
 MODULE: Final = "dynctl.web.child"

@@ -42,10 +42,7 @@ from dynctl.screens.numbers import age, plural
 from dynctl.screens.route import ExplainScreen
 from dynctl.screens.topology import topology_notes
 from dynctl.screens.workers import ordered
-from dynctl.top.header import currency, decisions_listed, facts, meter_line, numbers, rate_texts
-from dynctl.top.history import History
-from dynctl.top.marks import BLOCKS
-from dynctl.top.panels.columns import (
+from dynctl.top.columns import (
     alert_table,
     domain_table,
     generating,
@@ -53,6 +50,9 @@ from dynctl.top.panels.columns import (
     why,
     worker_table,
 )
+from dynctl.top.header import currency, decisions_listed, facts, meter_line, numbers, rate_texts
+from dynctl.top.history import History
+from dynctl.top.marks import BLOCKS
 
 #: Rows of one view: its cost does not grow with the fleet.
 WORKERS: Final = 200

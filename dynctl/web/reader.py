@@ -21,8 +21,8 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import TopFrame
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.shared_router import shared_fleet
-from dynctl.serving.remote import RouterLost
-from dynctl.serving.service_health import HEALTH_AGE_S
+from dynctl.serving.remote.routing import RouterLost
+from dynctl.serving.routing.service_health import HEALTH_AGE_S
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot

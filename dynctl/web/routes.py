@@ -24,7 +24,7 @@ from dynctl.findings.pages import page as code_page
 from dynctl.serving.http.auth import is_operator
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.refusal import HttpError
 from dynctl.web.page import View, explain_page, finding_page, page, problem_page, rate_tiles
 from dynctl.web.reader import OwnReader, Readings
 

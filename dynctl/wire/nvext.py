@@ -216,6 +216,15 @@ def strip_for_engine(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key != "nvext"}
 
 
+def salted(body: Mapping[str, Any], salt: str) -> dict[str, Any]:
+    """The body with the cache salt ``salt`` in place of its own, which ``nvext`` may have too."""
+    changed = {**body, "cache_salt": salt}
+    nvext = body.get("nvext")
+    if isinstance(nvext, Mapping) and "cache_salt" in nvext:
+        changed["nvext"] = {key: value for key, value in nvext.items() if key != "cache_salt"}
+    return changed
+
+
 def _instance_header(headers: Mapping[str, str], name: str) -> int | None:
     text = headers.get(name)
     if text is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
 from dynctl.base.decode_errors import RequestError
@@ -476,3 +477,46 @@ def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
     if cached is not None and prompt is not None and cached > prompt:
         cached = None
     return prompt, cached, output
+
+
+#: What the bytes of a response have that reports reused tokens.
+_REUSE: Final = re.compile(rb'"(?:cached_tokens|cache_read_|cache_creation_)')
+#: Objects of a response that may have its usage: itself, and what an event of a stream carries.
+_CARRIERS: Final = ("response", "message")
+#: Anthropic's numbers of reused and stored tokens, which its ``input_tokens`` are without.
+_BESIDE_INPUT: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+def without_reuse(body: bytes) -> bytes:
+    """A response, or the data of one event of a stream, without numbers of reused tokens; bytes
+    that have none, and bytes that are not a JSON object, stay as they are."""
+    if _REUSE.search(body) is None:
+        return body
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    if not isinstance(found, dict):
+        return body
+    for holder in (found, *map(found.get, _CARRIERS)):
+        if isinstance(holder, dict):
+            _drop_reuse(holder.get("usage"))
+            _drop_reuse(holder.get("sglext"))
+    return msgspec.json.encode(found)
+
+
+def _drop_reuse(usage: Any) -> None:
+    """Remove the numbers of reused tokens from a usage of OpenAI's or Anthropic's form, or from
+    SGLang's extension of a response."""
+    if not isinstance(usage, dict):
+        return
+    beside = [usage.pop(name, None) for name in _BESIDE_INPUT]
+    more = sum(number for number in beside if isinstance(number, int))
+    if more and isinstance(usage.get("input_tokens"), int):
+        usage["input_tokens"] += more
+    usage.pop("cache_creation", None)
+    usage.pop("cached_tokens_details", None)
+    for details in [usage, *usage.values()]:
+        if isinstance(details, dict):
+            details.pop("cached_tokens", None)
+            details.pop("cached_tokens_details", None)

@@ -22,7 +22,7 @@ from statistics import median
 
 import uvloop
 
-from dynctl.serving.engines.answer import EngineAnswer
+from dynctl.serving.dynamo.answer import EngineAnswer
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.dynamo.engine_output import EngineItem, EngineOutput, decode_engine_item
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import uvloop
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.simulation.engine.cache_events import (
     Stored,
 )

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import median
 
 from dynctl.serving.http.start import settle_garbage_collector
-from dynctl.serving.service import RoutingService
+from dynctl.serving.records.recorder import FileSink, Recordings
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.serving.telemetry.recorder import FileSink, Recordings
 from router_core import (
     BlocksRemoved,
     BlocksStored,

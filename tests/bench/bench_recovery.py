@@ -22,8 +22,8 @@ import uvloop
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.serving.http.start import settle_garbage_collector
-from dynctl.serving.index_runtime import MAX_WAITING, IndexRuntime
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.index_runtime import MAX_WAITING, IndexRuntime
+from dynctl.serving.routing.service import RoutingService
 from router_core import BlocksStored, Worker
 from tests.bench import prefix_workload as workload
 from tests.bench.harness import Row, bench_parser, print_table, row

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from shutil import copy
 
-from dynctl.serving.prompts import prompts_of
+from dynctl.serving.routing.prompts import prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR, ModelTokenizer, load_tokenizer
 from dynctl.wire.openai import parse_chat_request
 from router_core import PromptHasher

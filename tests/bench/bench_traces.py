@@ -14,7 +14,7 @@ import sys
 import time
 
 from dynctl.adapters.otlp import BATCH, SpanExport, collector_url
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.serving.telemetry.traces import Traces
 from router_core import ModelRuntimeConfig, RoutingPlan, RoutingRequest, Worker

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from unittest.mock import Mock
 
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.fleet import Member
 from dynctl.serving.engines.worker_spec import WorkerSpec
-from dynctl.serving.fleet import Member
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
 from router_core import LoadReported, ModelRuntimeConfig, Worker
 from tests.bench.harness import Row, bench_parser, print_table, row
 

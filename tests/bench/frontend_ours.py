@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import run_router
 from dynctl.serving.http.server import run_frontend
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import run_router
 
 
 def main() -> int:

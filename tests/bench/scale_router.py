@@ -22,9 +22,9 @@ from pathlib import Path
 import uvloop
 
 from dynctl.adapters.zmq.kv_event_source import KvEventSource
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.start import settle_garbage_collector
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import (
     BlocksStored,

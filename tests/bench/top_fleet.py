@@ -18,9 +18,9 @@ from aiohttp import web
 
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, FleetFeed
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.routing.service import RoutingService
 from dynctl.sources.demo.fleet import demo_worker
 from dynctl.sources.demo.traffic import DemoTraffic
 from router_core import RouterConfig, Worker

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from dynctl.serving.config import FrontendConfig, HealthConfig, Limits
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig, Limits
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR

@@ -21,7 +21,7 @@ from dynctl.adapters.zmq.kv_event_source import (
 )
 from dynctl.adapters.zmq.kv_events import ZmqKvEvents
 from dynctl.base.tasks import LoopShare
-from dynctl.serving.config import Limits as FrontendLimits
+from dynctl.serving.routing.config import Limits as FrontendLimits
 from dynctl.wire.vllm_events import Limits, decode_message, encode_batch, encode_seq
 from router_core import (
     BlocksStored,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.openapi import openapi_document
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
 from tests.docs.cli_page import cli_page
 from tests.docs.compatibility_page import compatibility_page
 from tests.docs.grafana import dashboard_json

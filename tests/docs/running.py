@@ -131,7 +131,7 @@ class Session:
         # Pages write the default frontend as port 8000, which another program may have here.
         port = self._ports.setdefault(FRONTEND_PORT, free_page_port())
         with (
-            mock.patch("dynctl.sources.DEFAULT_FRONTEND", f"http://127.0.0.1:{port}"),
+            mock.patch("dynctl.sources.named.DEFAULT_FRONTEND", f"http://127.0.0.1:{port}"),
             contextlib.chdir(self._directory),
             _environment(self.environ()),
             contextlib.redirect_stdout(output),

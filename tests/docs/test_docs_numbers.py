@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.transfer_file import read_transfer_file
+from dynctl.serving.routing.transfer_file import read_transfer_file
 from router_core import (
     Booked,
     LoadReported,
@@ -22,8 +22,9 @@ from router_core import (
     preference,
     preset,
 )
-from router_core.cost import CostInputs, CostParameters, kv_terms, probabilities, total_costs
+from router_core.cost import CostInputs, CostParameters, probabilities, total_costs
 from router_core.taints import canonical_taint, constraints, preference_multiplier
+from router_core.terms import kv_terms
 from tests.docs.pages import DOCS, Block, blocks
 from tests.docs.tables import table, tables
 from tests.router_core.fleet import (

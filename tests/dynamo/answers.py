@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.serving.engines.answer import NO_PARSERS, EngineAnswer, Parsers
+from dynctl.serving.dynamo.answer import NO_PARSERS, EngineAnswer, Parsers
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
 from tests.dynamo.fleet import TINY_MODEL
 from tests.dynctl.serving.scripted import answered

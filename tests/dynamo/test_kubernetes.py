@@ -22,7 +22,7 @@ import yaml
 from dynctl.adapters.ports import DiscoveryEntry, Listed
 from dynctl.documents.route_result import RouteResult
 from dynctl.health.deployment import Deployment, Registrations
-from dynctl.sources.kubernetes import OUT_OF_REACH
+from dynctl.sources.dynamo.frontend_pods import OUT_OF_REACH
 from dynctl.wire.kubernetes.worker_metadata import instance_id, worker_metadata
 from tests.dynamo.client import FrontendClient
 from tests.dynamo.fleet import TINY_MODEL

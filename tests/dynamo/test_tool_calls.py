@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.serving.engines.answer import NO_PARSERS, parsers_of
+from dynctl.serving.dynamo.answer import NO_PARSERS, parsers_of
 from dynctl.wire.dynamo.openai_options import engine_request, read_engine_options
 from tests.contract.etcd_server import EtcdServer
 from tests.dynamo import forced_texts

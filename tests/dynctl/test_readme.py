@@ -1,4 +1,6 @@
-"""The README, run as written: its engines, its frontend, its questions. Only ports are replaced."""
+"""The README, run as written: its engines, its frontend, its questions. Only ports are replaced.
+
+And the map of the code, beside the contract and the folders."""
 
 from __future__ import annotations
 
@@ -22,6 +24,9 @@ from tests.waiting import patience
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
+ARCHITECTURE = README.parent / "docs" / "architecture.md"
+MAP = ARCHITECTURE.read_text(encoding="utf-8")
+PAGES = README.parent / "docs" / "README.md"
 PORTS = ("8101", "8102", "5601", "5602", "5603", "5604", "8000")
 
 
@@ -117,9 +122,14 @@ def test_curl_gets_a_completion(running: None, ports: dict[str, str]) -> None:
     assert '"object":"chat.completion"' in done.stdout
 
 
-def test_every_command_is_in_the_readme() -> None:
+def test_a_page_leads_to_every_command() -> None:
+    text = PAGES.read_text(encoding="utf-8")
     for path, _, _ in COMMANDS:
-        assert f"`dynctl {path.split()[0]}" in TEXT, path
+        assert f"`dynctl {path.split()[0]}" in text, path
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXT.split()) <= 900
 
 
 def test_links_lead_somewhere() -> None:
@@ -128,7 +138,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_map_names_the_rooms_in_the_order_of_the_contract() -> None:
-    section = TEXT.split("## The map of the code")[1].split("\nWhere a new thing goes")[0]
+    section = MAP.split("\n## Where a new thing goes")[0]
     tiers: dict[str, list[str]] = {}
     tier = ""
     for row in re.findall(r"^\| +(\d*) *\| `([a-z_]+)/?` \|", section, flags=re.M):
@@ -143,8 +153,18 @@ def test_the_map_names_the_rooms_in_the_order_of_the_contract() -> None:
     assert list(tiers) == [str(number) for number in range(len(layers), -1, -1)]
 
 
+def test_the_map_shows_the_floors_of_serving_in_the_order_of_their_contract() -> None:
+    (row,) = re.findall(r"^\|[ 0-9]*\| `serving/` \|(.*)\|$", MAP, flags=re.M)
+    shown = [set(re.findall(r"`([a-z_]+)/`", floor)) for floor in row.split(" · ")]
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = next(
+        one for one in project["tool"]["importlinter"]["contracts"] if one["id"] == "serving"
+    )
+    assert shown == [set(layer.split(" | ")) for layer in contract["layers"]]
+
+
 def test_the_places_for_new_things_exist() -> None:
-    section = TEXT.split("\nWhere a new thing goes")[1].split("\n## ")[0]
+    section = MAP.split("\n## Where a new thing goes")[1].split("\n## ")[0]
     rows = re.findall(r"^\|[^|]+\|([^|]+)\|$", section, flags=re.M)[2:]
     places = {place for row in rows for place in re.findall(r"`([\w/]+(?:/|\.py|\.toml))`", row)}
     assert len(places) >= 10

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from dynctl.serving.config import PickerConfig
+from dynctl.serving.routing.config import PickerConfig
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.health import Serving
 from router_core import RouterConfig, ThresholdsSet

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dynctl.base.options import GlobalOptions
-from dynctl.serving.config import PickerConfig, PoolConfig
 from dynctl.serving.engines.worker_spec import WorkerSpecError
 from dynctl.serving.epp.pool import pod_specs
+from dynctl.serving.routing.config import PickerConfig, PoolConfig
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from dynctl.wire.kubernetes.inference_pool import InferencePool, inference_pool

@@ -9,7 +9,7 @@ import pytest
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.kubernetes import LOG_LINES, pod_log
+from dynctl.sources.dynamo.frontend_pods import LOG_LINES, pod_log
 from dynctl.top.process_log import log_reader
 from tests.dynctl.adapters.kube_lab import with_pods
 from tests.kube.api_server import ApiServer

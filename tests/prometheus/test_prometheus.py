@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from dynctl.adapters.otlp import collector_url
-from dynctl.serving.config import FrontendConfig, ReplicaConfig
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig, ReplicaConfig
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig
 from tests.docs.grafana_panels import ROWS

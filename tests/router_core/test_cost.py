@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from router_core.changes import Booked, ConfigSet, Freed, PrefillDone, Stage
 from router_core.config import SETTINGS, RouterConfig, preset
-from router_core.cost import CostInputs, CostParameters, kv_terms, pick, probabilities, total_costs
+from router_core.cost import CostInputs, CostParameters, pick, probabilities, total_costs
 from router_core.load import PotentialLoad
 from router_core.routing_view import WhatIf
 from router_core.taints import constraints, preference_multiplier
+from router_core.terms import kv_terms
 from router_core.workers import Role
 from tests.router_core.fleet import active, apply_all, costs, request, router, stored, worker
 

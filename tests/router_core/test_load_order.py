@@ -284,8 +284,7 @@ def test_every_input_and_parameter_is_known_or_makes_the_whole_columns_decide() 
     """A new field is not known until it is named."""
     others = {one.name for one in fields(CostInputs)} - selection_module._KNOWN_INPUTS
     assert others == {
-        *("multipliers", "host_blocks", "disk_blocks", "transfer_s", "following"),
-        "session_blocks",
+        *("multipliers", "host_blocks", "disk_blocks", "following", "added"),
     }
     weights = {one.name for one in fields(CostParameters)} - selection_module._KNOWN_PARAMETERS
     assert weights == {"overlap_score_credit_decay", "decode_active_request_weight"}

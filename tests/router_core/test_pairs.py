@@ -126,7 +126,7 @@ def test_without_a_weight_or_a_table_there_is_no_term() -> None:
         decision = decode_of(made.plan(request(160)))
         assert [one.name for one in decision.terms] == ["decode_blocks"]
         assert decision.inputs is not None
-        assert decision.inputs.transfer_s is None
+        assert decision.inputs.added is None
     assert "kv_transfer_weight" not in decode_of(plain.plan(request(160))).parameters.to_dict()
 
 
@@ -488,7 +488,9 @@ def test_the_class_of_a_pair_is_the_narrowest_level_on_which_both_agree(
     plan = made.plan(wanted)
     if not plan.ok or plan.prefill is None or decode_of(plan).inputs is None:
         return
-    levels = decode_of(plan).inputs.transfer_levels  # type: ignore[union-attr]
+    inputs = decode_of(plan).inputs
+    column = None if inputs is None else inputs.column("transfer")
+    levels = None if column is None else column.labels
     table, source = made.transfer, plan.prefill.worker
     assert table is not None
     assert source is not None

@@ -200,8 +200,9 @@ def test_a_soft_session_stays_until_it_costs_more_than_its_bound(
 
 def _added(decision: Decision) -> list[float]:
     assert decision.inputs is not None
-    assert decision.inputs.session_blocks is not None
-    return list(decision.inputs.session_blocks)
+    column = decision.inputs.column("session_affinity")
+    assert column is not None
+    return list(column.values)
 
 
 def test_a_snapshot_keeps_the_sessions() -> None:

@@ -6,6 +6,7 @@ data-parallel ranks, each with a cache of its own, so that the frontend chooses 
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,48 @@ def test_concurrent_requests(frontend: Frontend, engines: dict[str, Engine], jud
 
 
 test_cache_salts = every_engine.cache_salts
+
+
+def test_isolated_keys_share_nothing(stack: SglangStack, engines: dict[str, Engine]) -> None:
+    """The second key reads of a prompt that the first one sent what it reads of a new one."""
+    first, second = "sk-first-0123456789", "sk-second-0123456789"
+    keys = ["--api-key", first, "--api-key", second]
+    isolated = stack.frontend(engines["b"].spec(), arguments=[*keys, "--isolate-keys"])
+    shared = stack.frontend(engines["b"].spec(), arguments=keys)
+    chance = random.Random(8)
+
+    def answer(frontend: Frontend, key: str, path: str, **fields: Any) -> Any:
+        headers = {"authorization": f"Bearer {key}"}
+        return frontend.http.post(path, json={"model": "tiny", **fields}, headers=headers)
+
+    def reused(frontend: Frontend, key: str, path: str, text: str) -> int:
+        fields: dict[str, Any] = {"input": text}
+        if path == "/v1/chat/completions":
+            fields = {"messages": [{"role": "user", "content": text}]}
+        elif path == "/v1/completions":
+            fields = {"prompt": text}
+        most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        got = answer(frontend, key, path, **fields, **{most: 16})
+        assert got.status_code == 200, got.text
+        usage = got.json()["usage"]
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        return int(details.get("cached_tokens") or 0)
+
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        text = words(chance, 200)
+        # A template gives all chats the same first tokens, which each key caches once.
+        few = 32
+        assert reused(isolated, first, path, text) <= few, path
+        assert reused(isolated, second, path, text) <= few, path
+        assert reused(isolated, first, path, text) > few, path
+        assert reused(isolated, second, path, text) > few, path
+        assert reused(shared, first, path, text) <= few, path
+        assert reused(shared, second, path, text) > few, path
+    message = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    assert answer(isolated, first, "/v1/messages", **message).status_code == 501
+    assert answer(shared, first, "/v1/messages", **message).status_code == 200
+    stack.stop(isolated)
+    stack.stop(shared)
 
 
 def test_adapters(frontend: Frontend, engines: dict[str, Engine], judged: Judge) -> None:

@@ -17,7 +17,7 @@ BLOCKS: Final = 2000  # of each engine: small, so that blocks are evicted all th
 _STARTS: Final = 60
 _FRONTEND: Final = """
 import sys
-from dynctl.serving.config import FrontendConfig, HealthConfig
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 sys.exit(run_frontend(FrontendConfig(

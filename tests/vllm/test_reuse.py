@@ -12,13 +12,20 @@ import pytest
 from tests.vllm import every_engine
 from tests.vllm.conftest import Judge
 from tests.vllm.rates import Outcome, ask, ask_all, asked_as, computed_meanwhile, on, pinned
-from tests.vllm.stack import Engine, Frontend, Stack
+from tests.vllm.stack import BLOCK, Engine, Frontend, Stack
 from tests.vllm.traffic import mixed, other_forms, words
 from tests.waiting import until_now
 
 ADAPTER = "adapter"
 HASH = "--prefix-caching-hash-algo"
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+USAGE = {
+    "/v1/chat/completions": ("prompt_tokens_details", "cached_tokens"),
+    "/v1/completions": ("prompt_tokens_details", "cached_tokens"),
+    "/v1/messages": ("cache_read_input_tokens",),
+    "/v1/responses": ("input_tokens_details", "cached_tokens"),
+}
+"""Where an answer of each API has its reused tokens."""
 AS_BYTES = {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"}
 
 
@@ -176,3 +183,40 @@ def test_other_apis_render_the_same_prompts(frontend: Frontend, judged: Judge) -
     judged("36 requests of /v1/chat/completions, /v1/messages and /v1/responses", outcomes)
     tokens = [one.prompt_tokens for one in outcomes]
     assert tokens[0::3] == tokens[1::3] == tokens[2::3]
+
+
+def test_isolated_keys_share_nothing(stack: Stack, engines: dict[str, Engine]) -> None:
+    """The second key reads of a prompt that the first one sent what it reads of a new one."""
+    first, second = "sk-first-0123456789", "sk-second-0123456789"
+    keys = ["--api-key", first, "--api-key", second]
+    isolated = stack.frontend(engines["b"].spec(), arguments=[*keys, "--isolate-keys"])
+    shared = stack.frontend(engines["b"].spec(), arguments=keys)
+    chance, least = random.Random(8), 3 * BLOCK
+
+    def reused(frontend: Frontend, key: str, path: str, text: str) -> int:
+        chat = [{"role": "user", "content": text}]
+        fields: dict[str, Any] = {
+            "/v1/chat/completions": {"messages": chat, "max_tokens": 1},
+            "/v1/completions": {"prompt": text, "max_tokens": 1},
+            "/v1/messages": {"messages": chat, "max_tokens": 1},
+            "/v1/responses": {"input": text, "max_output_tokens": 1},
+        }[path]
+        headers = {"authorization": f"Bearer {key}"}
+        answer = frontend.http.post(path, json={"model": "tiny", **fields}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        found: Any = answer.json()["usage"]
+        for name in USAGE[path]:
+            found = found.get(name) if found else None
+        return found or 0
+
+    for path in USAGE:
+        text = words(chance, 200)
+        assert reused(isolated, first, path, text) == 0, path
+        assert reused(isolated, second, path, text) == 0, path
+        assert reused(isolated, first, path, text) >= least, path
+        assert reused(isolated, second, path, text) >= least, path
+        # Without isolation the second key learns that the first one sent the prompt.
+        assert reused(shared, first, path, text) == 0, path
+        assert reused(shared, second, path, text) >= least, path
+    stack.stop(isolated)
+    stack.stop(shared)

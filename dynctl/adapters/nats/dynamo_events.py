@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError, SlowConsumerError
 
-from dynctl.adapters.dynamo.event_channel import AnyPublisher, ChannelIntake
+from dynctl.adapters.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.nats.address import NatsAuth, NatsServer, nats_servers
 from dynctl.adapters.ports import ChannelValue
 from dynctl.base.decode_errors import WireError

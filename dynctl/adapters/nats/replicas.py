@@ -6,7 +6,7 @@ from typing import Final
 
 from nats.errors import Error as NatsError
 
-from dynctl.adapters.dynamo.event_channel import AnyPublisher
+from dynctl.adapters.event_channel import AnyPublisher
 from dynctl.adapters.nats.address import NatsAuth
 from dynctl.adapters.nats.dynamo_events import NatsEventPlane
 from dynctl.adapters.nats.requests import NatsMessenger

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from dynctl.adapters.dynamo.event_channel import AnyPublisher, ChannelIntake
+from dynctl.adapters.event_channel import AnyPublisher, ChannelIntake
 from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.zmq.context import (
     Backlog,

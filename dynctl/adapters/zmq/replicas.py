@@ -9,7 +9,7 @@ from typing import Final
 import zmq
 import zmq.asyncio
 
-from dynctl.adapters.dynamo.event_channel import AnyPublisher
+from dynctl.adapters.event_channel import AnyPublisher
 from dynctl.adapters.ports import ChannelValue
 from dynctl.adapters.zmq.context import close_context, new_context
 from dynctl.adapters.zmq.dynamo_events import ZmqBounds, ZmqEventPlane

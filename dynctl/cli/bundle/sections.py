@@ -22,10 +22,11 @@ from dynctl.base.options import GlobalOptions
 from dynctl.cli.bundle.environment import environment
 from dynctl.documents.bundle import ClusterVersion, FrontendVersion, OptionsFile, VersionsFile
 from dynctl.settings.contexts.precedence import apply_context, in_context
-from dynctl.sources import DEFAULT_FRONTEND, connect, expect_no_place, frontends
+from dynctl.sources.client import FrontendClient
+from dynctl.sources.connect import connect
 from dynctl.sources.dynamo.frontend import DynamoFrontend
-from dynctl.sources.frontend.client import FrontendClient
-from dynctl.sources.kubernetes import cluster_ways
+from dynctl.sources.dynamo.frontend_pods import cluster_ways
+from dynctl.sources.named import DEFAULT_FRONTEND, expect_no_place, frontends
 
 #: Libraries whose versions are recorded.
 _LIBRARIES: Final = tuple(
@@ -129,7 +130,7 @@ def _named_frontends(options: GlobalOptions) -> Iterator[list[tuple[str, str]]]:
 
 
 def _frontend_version(name: str, url: str, options: GlobalOptions) -> FrontendVersion:
-    from dynctl.sources import token
+    from dynctl.sources.named import token
 
     kind: str | None = None
     try:

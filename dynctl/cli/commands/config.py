@@ -56,7 +56,7 @@ def show_config(
     from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import emit, talk
     from dynctl.settings.contexts.precedence import VARIABLE, apply_context
-    from dynctl.sources import connect, names_source
+    from dynctl.sources.connect import connect, names_source
 
     if names_source(options):
         typed = [*router_flags, *(row.flag for row in _steering(context) if _is_typed(row))]
@@ -163,7 +163,7 @@ def _local(router_flags: Mapping[str, str | bool], steering: list[SettingRow]) -
 
         model = prefill_model(resolved.config, resolved.sources)
     if resolved.config.router_kv_transfer_qos is not None:
-        from dynctl.serving.transfer_file import configured_table
+        from dynctl.serving.routing.transfer_file import configured_table
 
         configured_table(resolved.config)  # raises UsageProblem for a wrong file
     values = {name: getattr(resolved.config, name) for name in resolved.sources}
@@ -219,7 +219,7 @@ def _rows(
             default=defaults.get(name, setting.default),
             bounds=bounds(setting),
             flag=ROUTER_OPTIONS[name].flags[0],
-            env=ROUTER_OPTIONS[name].env[0],
+            env=ROUTER_OPTIONS[name].variable,
             help=ROUTER_OPTIONS[name].help,
             built=setting.built,
             known=name not in unknown,

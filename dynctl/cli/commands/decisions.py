@@ -70,7 +70,7 @@ def list_decisions(
     from dynctl.documents.snapshot import DecisionReport
     from dynctl.screens.decisions import decision_report
     from dynctl.screens.render import emit
-    from dynctl.sources import connect_live
+    from dynctl.sources.connect import connect_live
     from dynctl.sources.query import DecisionQuery
     from dynctl.top.run import silent_logs
 
@@ -122,7 +122,7 @@ def tail_decisions(
     from contextlib import aclosing
 
     from dynctl.screens.decisions import DecisionStream
-    from dynctl.sources import connect_live
+    from dynctl.sources.connect import connect_live
     from dynctl.sources.query import DecisionQuery
     from dynctl.top.run import silent_logs
 

@@ -94,7 +94,7 @@ def _port(keep: bool) -> int:
     """The port of the default source for a fleet that stays, if it is free; 0: any free one."""
     from urllib.parse import urlsplit
 
-    from dynctl.sources import DEFAULT_FRONTEND
+    from dynctl.sources.named import DEFAULT_FRONTEND
 
     if not keep:
         return 0
@@ -121,7 +121,7 @@ def _is_default_source(url: str, options: GlobalOptions) -> bool:
     """Whether commands without options for a source read from ``url``."""
     from dynctl.adapters.dynamo.planes import backend
     from dynctl.base.errors import DynctlError
-    from dynctl.sources import DEFAULT_FRONTEND, frontends
+    from dynctl.sources.named import DEFAULT_FRONTEND, frontends
 
     try:
         return url == DEFAULT_FRONTEND and not frontends(options) and backend(options) is None

@@ -92,8 +92,8 @@ def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) ->
     """Record until the end; why the source went away, empty if it did not."""
     from dynctl.base.errors import UsageProblem
     from dynctl.screens.render import talk
-    from dynctl.serving.telemetry.recorder import already_there
-    from dynctl.sources import recorded
+    from dynctl.serving.records.recorder import already_there
+    from dynctl.sources.connect import recorded
 
     origin, urls, token = recorded(options)
     if path.exists():
@@ -112,8 +112,8 @@ def _record(options: GlobalOptions, path: Path, lasts: int | None, most: int) ->
                 urls[0], token, path, timeout=options.timeout, seconds=lasts, max_bytes=most
             )
     from dynctl.adapters.dynamo.planes import namespace, open_planes
-    from dynctl.serving.config import FrontendConfig, Limits
-    from dynctl.serving.http.observe_server import record_deployment
+    from dynctl.serving.routing.config import FrontendConfig, Limits
+    from dynctl.serving.services.observe_server import record_deployment
     from dynctl.sources.dynamo.beside import BesideDynamo
 
     record_deployment(

@@ -528,7 +528,7 @@ def _fleet(
             fleet_of_manifests(read_manifests(files), named, domain), ranks
         ), None
     if live:
-        from dynctl.sources import connect
+        from dynctl.sources.connect import connect
 
         seen = connect(options)
         if _repeats(options, trace):

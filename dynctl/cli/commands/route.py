@@ -110,7 +110,7 @@ def route(
     """
     from dynctl.screens.render import emit, talk
     from dynctl.screens.route import ExplainScreen
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
     from dynctl.sources.query import RouteQuery
 
     query = RouteQuery(

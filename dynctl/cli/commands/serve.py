@@ -279,7 +279,7 @@ def frontend(
     )
     if processes > 1:
         _refuse_with_processes(config)
-        from dynctl.serving.http.processes import run_processes
+        from dynctl.serving.services.processes import run_processes
         from dynctl.web.child import MODULE
 
         return int(run_processes(config, processes, process_timeout, MODULE))
@@ -325,7 +325,7 @@ def router(
         select_service_port=select_service_port,
         slot_tracker_port=slot_tracker_port,
     )
-    from dynctl.serving.http.router_server import run_router
+    from dynctl.serving.services.router_server import run_router
     from dynctl.web.routes import page_routes
 
     return int(run_router(config, extra_routes=(page_routes,)))
@@ -359,10 +359,10 @@ def observe(
     For example: dynctl serve observe --discovery etcd --frontend http://127.0.0.1:8000
     """
     from dynctl.adapters.dynamo.planes import backend, namespace, open_planes
-    from dynctl.serving.config import FrontendConfig, Limits
-    from dynctl.serving.http.observe_server import run_observer
-    from dynctl.sources import frontends
+    from dynctl.serving.routing.config import FrontendConfig, Limits
+    from dynctl.serving.services.observe_server import run_observer
     from dynctl.sources.dynamo.beside import BesideDynamo
+    from dynctl.sources.named import frontends
     from dynctl.web.routes import page_routes
 
     one_choice("--log-format", serving.log_format, ("text", "json"))
@@ -417,7 +417,7 @@ def dynamo_config(
     ``own`` workers."""
     from dynctl.adapters.dynamo.model_files import cache_directory
     from dynctl.adapters.dynamo.planes import NAMESPACE_VARIABLE, backend
-    from dynctl.serving.config import DynamoConfig
+    from dynctl.serving.routing.config import DynamoConfig
 
     # The contexts are those of clients.
     planes = replace(options, context_applied=True)
@@ -453,7 +453,7 @@ def _component(
     """The DynamoConfig of a router that is a component of Dynamo; raises UsageProblem."""
     from dynctl.adapters.dynamo.model_files import cache_directory
     from dynctl.adapters.dynamo.planes import backend
-    from dynctl.serving.config import DynamoConfig
+    from dynctl.serving.routing.config import DynamoConfig
     from dynctl.wire.dynamo.discovery import EndpointId
 
     parts = endpoint.removeprefix("dyn://").split(".")

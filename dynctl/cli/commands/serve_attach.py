@@ -187,8 +187,8 @@ def attach(
     from dynctl.serving.attach.card import CardOptions, read_model_files
     from dynctl.serving.attach.process import run_attach
     from dynctl.serving.attach.sidecar import AttachConfig, model_directory
-    from dynctl.serving.config import Limits
     from dynctl.serving.engines.worker_spec import parse_worker_spec
+    from dynctl.serving.routing.config import Limits
 
     spec = parse_worker_spec(engine, "--engine")
     one_choice("--engine-type", engine_type, ("auto", "vllm", "sglang"))

@@ -202,8 +202,8 @@ def epp(
     The gateway sends each request here, and gets the worker to send it to
     (docs/gateway.md). With --discovery the workers are those of a Dynamo deployment.
     """
-    from dynctl.serving.config import PickerConfig
     from dynctl.serving.epp.process import run_picker
+    from dynctl.serving.routing.config import PickerConfig
 
     expect_pair(tls_cert, tls_key)
     if tls_cert is not None and not tls:
@@ -292,7 +292,7 @@ def _pool(
     domains: list[str] | None,
 ) -> Any:
     """The PoolConfig of the options; None without a pool."""
-    from dynctl.serving.config import PoolConfig
+    from dynctl.serving.routing.config import PoolConfig
 
     if name is None:
         return None

@@ -122,8 +122,8 @@ def indexer(
 
     For example: dynctl serve indexer --block-size 16 --workers 1=tcp://127.0.0.1:5557
     """
-    from dynctl.serving.http.indexer import IndexerConfig, run_indexer
-    from dynctl.serving.standalone_index import checked_listener
+    from dynctl.serving.routing.standalone_index import checked_listener
+    from dynctl.serving.services.indexer import IndexerConfig, run_indexer
 
     one_choice("--log-format", log_format, ("text", "json"))
     memory = memory_of("--index-memory", index_memory)

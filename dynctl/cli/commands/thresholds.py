@@ -49,7 +49,7 @@ def get_thresholds(
     from dynctl.base.errors import ExitCode
     from dynctl.cli.threshold_list import threshold_list
     from dynctl.screens.render import Listed, doubted, show_list
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
 
     source = connect(options)
     agree, silent = True, False
@@ -165,7 +165,7 @@ def set_thresholds(
     from dynctl.cli.threshold_list import models_of
     from dynctl.documents.thresholds import ModelThresholds, ThresholdChange
     from dynctl.screens.render import emit, talk
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
     from dynctl.sources.query import choose_model
     from dynctl.sources.thresholds.canary import Canary, announce
     from dynctl.sources.thresholds.change import change_thresholds
@@ -448,7 +448,7 @@ def watch_thresholds(
     from dynctl.screens.numbers import plural
     from dynctl.screens.render import doubted, talk
     from dynctl.screens.streaming import ThresholdStream
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
     from dynctl.sources.thresholds.watch import Watch
 
     if options.offline:

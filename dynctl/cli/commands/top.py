@@ -53,7 +53,7 @@ def top(
 ) -> int:
     """Watch a fleet: domains, workers, decisions, alerts. Key ? lists the keys."""
     from dynctl.base.errors import ExitCode
-    from dynctl.sources import connect_live
+    from dynctl.sources.connect import connect_live
 
     source = connect_live(options, frontend_log, speed)
     if once or options.output is not OutputFormat.TABLE:

@@ -34,7 +34,7 @@ def show_topology(
     from dynctl.screens.render import Listed, doubted, show_list
     from dynctl.screens.topology import domain_columns, topology_rows_only
     from dynctl.screens.workers import no_match
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
     from dynctl.sources.query import Selector
 
     wanted = Selector.parse(selector or "")

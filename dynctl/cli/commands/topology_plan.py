@@ -164,7 +164,7 @@ def _fleet(
     if over:
         raise UsageProblem("--over: a live deployment reports its values; remove --over")
     from dynctl.planning.domain_capacity import topology_show
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
 
     seen = connect(options)
     workers = [row for row in seen.workers() if model in (None, row.model)]

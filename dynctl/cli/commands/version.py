@@ -17,12 +17,12 @@ def version(
 
     Exit code 3: a specified frontend does not answer.
     """
-    from dynctl import sources as connect
     from dynctl.base.errors import ExitCode
     from dynctl.documents.client import versions
     from dynctl.screens import render
+    from dynctl.sources.connect import peer_versions
 
-    peers = () if client else connect.peer_versions(options)
+    peers = () if client else peer_versions(options)
     render.emit(versions(peers), options)
     failed = any(problem is not None for _, _, problem in peers)
     return ExitCode.UNREACHABLE if failed else ExitCode.YES

@@ -29,7 +29,7 @@ def why(
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.screens.render import emit
     from dynctl.screens.route import ExplainScreen
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
 
     if last is (decision is not None):
         given = f"{decision} and --last" if last else "no decision"

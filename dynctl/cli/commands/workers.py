@@ -43,7 +43,7 @@ def list_workers(
     from dynctl.screens.columns import sort_rows
     from dynctl.screens.render import Listed, doubted, show_list
     from dynctl.screens.workers import no_match, ordered, worker_columns, worker_rows_only
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
     from dynctl.sources.query import Selector
     from router_core import Role
 
@@ -84,7 +84,7 @@ def show_worker(
     from dynctl.base.naming import resolve_worker
     from dynctl.documents.workers import WorkerDetail
     from dynctl.screens.render import doubted, emit
-    from dynctl.sources import connect
+    from dynctl.sources.connect import connect
 
     source = connect(options)
     rows = source.workers()
@@ -229,7 +229,7 @@ def _frontends(
 ) -> "FrontendSource":
     """The frontends that a command changes; raises UsageProblem where the user does not agree."""
     from dynctl.cli.confirmation import confirm_change
-    from dynctl.sources import connect_frontends
+    from dynctl.sources.connect import connect_frontends
 
     if not dry_run:
         confirm_change(options, command, yes=yes)

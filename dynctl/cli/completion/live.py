@@ -165,7 +165,7 @@ def _workers(options: GlobalOptions) -> list[Row]:
     from dynctl.adapters.dynamo.planes import backend
     from dynctl.base.options import PLACES
     from dynctl.settings.contexts.precedence import in_context, places_without_source
-    from dynctl.sources import DEFAULT_FRONTEND, frontends, token
+    from dynctl.sources.named import DEFAULT_FRONTEND, frontends, token
 
     options = in_context(options)
     named = frontends(options)

@@ -41,7 +41,6 @@ from dynctl.serving.attach.card import CardOptions, ModelFiles, build_card, othe
 from dynctl.serving.attach.events import RankEvents
 from dynctl.serving.attach.generation import EngineKind, EngineTarget, Generation
 from dynctl.serving.attach.system_server import SystemServer
-from dynctl.serving.config import Limits
 from dynctl.serving.engines.facts import (
     EngineFacts,
     EngineReader,
@@ -55,7 +54,8 @@ from dynctl.serving.engines.tokenizer_check import TEXT, difference_of
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.http.connections import descriptors
-from dynctl.serving.prompts import Prompt, PromptTokenizers
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.prompts import Prompt, PromptTokenizers
 from dynctl.tokenization import ModelTokenizer, TokenizationError
 from dynctl.tokenization.model_directory import getting_files
 from dynctl.wire.dynamo.discovery import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
 from dynctl.documents.audit import AuditRow
-from dynctl.serving.config import SMALL_FLEET
+from dynctl.serving.routing.config import SMALL_FLEET
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine
 from router_core import (

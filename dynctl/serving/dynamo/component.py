@@ -20,11 +20,11 @@ from dynctl.adapters.dynamo.request_server import ErrorItem, ErrorKind, PlaneReq
 from dynctl.adapters.ports import Registrar, RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.health.deployment import RegisteredWorker
-from dynctl.serving.config import Limits
 from dynctl.serving.dynamo.served_index import INDEXER, IndexQueries, PlaneProcess
 from dynctl.serving.engines.failures import UpstreamFailure, plane_failure
-from dynctl.serving.fleet import Member
-from dynctl.serving.service import RoutingService, excluding
+from dynctl.serving.engines.fleet import Member
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.service import RoutingService, excluding
 from dynctl.wire.dynamo.discovery import EndpointId, Instance
 from dynctl.wire.dynamo.engine_request import MAX_TOKENS, U32, RoutingHints
 from dynctl.wire.dynamo.request_plane import RawItem

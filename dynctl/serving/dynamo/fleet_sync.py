@@ -20,8 +20,8 @@ from dynctl.base.errors import UsageProblem
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment
-from dynctl.serving.replicas import MOST_PEERS, Share, SharedBookings
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.replicas import MOST_PEERS, Share, SharedBookings
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,

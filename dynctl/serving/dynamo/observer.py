@@ -37,7 +37,7 @@ from dynctl.serving.dynamo.durable import DurableEvents
 from dynctl.serving.dynamo.load_mirror import LoadMirror
 from dynctl.serving.dynamo.recovery import RankIndex
 from dynctl.serving.dynamo.shared_channels import SharedChannels
-from dynctl.serving.index_runtime import IndexRuntime
+from dynctl.serving.routing.index_runtime import IndexRuntime
 from dynctl.wire.dynamo.active_sequences import SequenceEvent
 from dynctl.wire.dynamo.discovery import EndpointId, EventChannel, EventSource, Instance
 from dynctl.wire.dynamo.recovery import (

@@ -20,7 +20,7 @@ from dynctl.adapters.ports import Registrar, RequestPlaneError
 from dynctl.base.decode_errors import WireError
 from dynctl.health import conditions as codes
 from dynctl.serving.dynamo.observer import Observer
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.discovery import EndpointId, encode_entry
 from router_core import BlockHashes, BlocksRemoved, KvEvent, RoutingRequest, sequence_hashes
 

@@ -34,10 +34,10 @@ from dynctl.documents.workers import (
 from dynctl.health import conditions as codes
 from dynctl.serving.dynamo.choice_audit import ChoiceAudit, Prediction, prompt_tokens_of
 from dynctl.serving.dynamo.observer import Observer
-from dynctl.serving.fleet import Fleet
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.serving.telemetry.recorder import Recordings, observed
+from dynctl.serving.engines.fleet import Fleet
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.recorder import Recordings, observed
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import SequenceAdded, SequenceEvent, SequenceFreed
 from dynctl.wire.dynamo.events import decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine

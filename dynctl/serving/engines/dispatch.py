@@ -22,6 +22,8 @@ from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 
 RANK_HEADER: Final = "x-data-parallel-rank"
+#: Endpoints of SGLang 0.5.23 that have no cache salt.
+_UNSALTED: Final = frozenset({"/v1/messages", "/v1/embeddings"})
 
 
 @dataclass(slots=True)
@@ -147,14 +149,22 @@ class HttpDispatch:
     def prepare(self, call: Call) -> None:
         """Engines get the body as it is, except for adapters of SGLang."""
         request = call.request
-        if request.lora_name is None or call.path != "/v1/responses":
+        adapter = request.lora_name is not None and call.path == "/v1/responses"
+        salted = request.salted and call.path in _UNSALTED
+        if not (adapter or salted) or "sglang" not in self._kinds.readers(request.model):
             return
-        if "sglang" in self._kinds.readers(request.model):
+        if adapter:
             problem = (
                 "/v1/responses of SGLang has no LoRA adapters: it would answer with "
                 f"{request.model}; send the request to /v1/chat/completions"
             )
             raise RequestError(501, "unsupported", "model", problem)
+        problem = (
+            f"{call.path} of SGLang has no cache salt: its blocks would be shared with other "
+            "clients; send the request to /v1/chat/completions or /v1/completions, or use a key "
+            "without isolation and no cache_salt"
+        )
+        raise RequestError(501, "unsupported", "cache_salt", problem)
 
     def whole(self, call: Call) -> bytes:
         return call.raw

@@ -3,8 +3,9 @@
 Without IO and without a clock: every call has the time, in seconds of one monotonic clock.
 """
 
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from dynctl.serving.routing.config import EjectionLimits
 
 #: Seconds to the first output that are never too long, plus a second per this many tokens.
 _LEAST_S: Final = 10.0
@@ -15,16 +16,6 @@ _MARGIN: Final = 8.0
 _DECAY: Final = 0.99
 #: A worker that stayed in for this many of its last pauses starts again with the first one.
 _FORGOTTEN_PAUSES: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class EjectionLimits:
-    """``failures`` in a row eject an engine, 0: never. The first pause is ``pause_s`` seconds, each
-    further one twice the last, at most ``max_pause_s``."""
-
-    failures: int = 5
-    pause_s: float = 5.0
-    max_pause_s: float = 300.0
 
 
 class Ejection:

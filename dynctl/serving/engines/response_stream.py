@@ -40,7 +40,7 @@ _UNTIL_CLOSE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ClientBounds:
-    """Times in seconds, sizes in bytes; see `dynctl.serving.config.Limits`."""
+    """Times in seconds, sizes in bytes; see `dynctl.serving.routing.config.Limits`."""
 
     connect_s: float = 3.0
     first_byte_s: float = 300.0

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from dynctl.documents.doubts import some_names
 from dynctl.health import conditions as codes
-from dynctl.serving.fleet import Fleet, Member
-from dynctl.serving.prompts import NOT_MODELLED, Prompt
-from dynctl.serving.service import RoutingService
+from dynctl.serving.engines.fleet import Fleet, Member
+from dynctl.serving.routing.prompts import NOT_MODELLED, Prompt
+from dynctl.serving.routing.service import RoutingService
 from dynctl.tokenization import TokenizationError
 
 #: Texts on which tokenizers and templates tend to differ: digits, case, accents, code, spaces.

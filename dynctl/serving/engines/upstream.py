@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from dynctl.serving.config import Limits
 from dynctl.serving.engines.failures import UpstreamFailure, control_failure
 from dynctl.serving.engines.http_client import EngineClient, origin_of
 from dynctl.serving.engines.response_stream import ClientBounds, EngineStream
+from dynctl.serving.routing.config import Limits
 
 _JSON = {"content-type": "application/json"}
 _CONTROL_ANSWER_BYTES = 4 * 1024 * 1024

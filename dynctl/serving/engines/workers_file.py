@@ -17,9 +17,9 @@ from pathlib import Path
 from dynctl.base.errors import file_problem
 from dynctl.base.yaml_reader import YamlError, YamlTooLarge, read_yaml_file
 from dynctl.health import conditions as codes
+from dynctl.serving.engines.fleet import Fleet, FleetFull
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError, worker_spec
-from dynctl.serving.fleet import Fleet, FleetFull
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 
 _MAX_BYTES = 4 * 1024 * 1024
 

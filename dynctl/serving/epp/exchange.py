@@ -10,30 +10,33 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
+from dynctl.base.decode_errors import RequestError
 from dynctl.documents.decisions import ClientResponse
-from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import BY_PATH
 from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.epp.grpc_server import Call, Code
-from dynctl.serving.fleet import Fleet
 from dynctl.serving.http.inference import DECISION_HEADER, Inference, check_one_engine
 from dynctl.serving.http.inference_responses import (
     OutputBlocks,
+    client_error,
     dry_run_body,
     outcome_of,
     queue_headers,
 )
-from dynctl.serving.http.json_responses import nested_too_deeply
-from dynctl.serving.prompts import CHARS_PER_TOKEN, Prompt
-from dynctl.serving.refusal import HttpError, internal_error, overloaded, refusal
-from dynctl.serving.service import Prepared, RoutingService
+from dynctl.serving.http.json_responses import bad_request, nested_too_deeply
+from dynctl.serving.records.recorder import tenant_of
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.prompts import CHARS_PER_TOKEN, Prompt
+from dynctl.serving.routing.refusal import HttpError, internal_error, overloaded, refusal
+from dynctl.serving.routing.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.serving.telemetry.recorder import tenant_of
+from dynctl.wire.directions import DIRECTING, ENGINE_HEADERS, check_directions
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.ext_proc import BodyMode, ExtProcError, Modes, Processing
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
@@ -55,16 +58,17 @@ _SINGLE: Final = "aggregated"
 _PAIR: Final = "disaggregated"
 
 
-class _Model(msgspec.Struct):
-    """What a body of any path may have."""
-
-    model: str = ""
+#: What is read of a body whose path has no prompt to route by; the rest is skipped.
+_OtherBody: Final = msgspec.defstruct(
+    "_OtherBody", [(name, Any, None) for name in ("model", *sorted(DIRECTING))]
+)
 
 
 class Picker:
     """What the exchanges of one process share.
 
-    ``dynamo_frontend``: see `PickerConfig`; None: workers have HTTP addresses.
+    ``dynamo_frontend``: see `PickerConfig`; None: workers have HTTP addresses. ``client_fields``:
+    the fields of `DIRECTIONS` that clients may send, also as headers.
     """
 
     def __init__(
@@ -74,8 +78,13 @@ class Picker:
         inference: Inference,
         limits: Limits,
         dynamo_frontend: tuple[str, int] | None = None,
+        client_fields: frozenset[str] = frozenset(),
     ) -> None:
         self.service = service
+        self.client_fields = client_fields
+        refused = (name for name, sets in ENGINE_HEADERS.items() if sets not in client_fields)
+        #: Headers of clients that no engine gets.
+        self.strip: tuple[str, ...] = tuple(dict.fromkeys((*ext_proc.OWN_HEADERS, *refused)))
         self.dynamo_frontend = dynamo_frontend
         self.fleet = fleet
         self.inference = inference
@@ -259,7 +268,7 @@ class Exchange:
         if BodyMode.GRPC in (modes.request, modes.response):
             self._call.finish(Code.UNIMPLEMENTED, "body mode GRPC is not supported")
             return
-        self._strip = tuple(name for name in ext_proc.OWN_HEADERS if name in message.headers)
+        self._strip = tuple(name for name in picker.strip if name in message.headers)
         self._headers = {
             name: value for name, value in message.headers.items() if name not in self._strip
         }
@@ -416,16 +425,30 @@ class Exchange:
         assert plan is not None
         raise refusal(plan, service.router.config)
 
+    def _model_in(self, body: bytes) -> str:
+        """The model that a body of any path names; empty without one. Raises HttpError for a field
+        that clients may not send, and where an engine may read other fields than this process."""
+        try:
+            fields = msgspec.structs.asdict(msgspec.json.decode(body or b"{}", type=_OtherBody))
+            check_directions(fields, self._picker.client_fields)
+        except RequestError as error:
+            raise client_error(error) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            if self._headers.get("content-type", "").startswith("multipart/"):
+                return ""
+            raise bad_request(
+                f"{self._path[:200]}: the body is not a JSON object in UTF-8", code="invalid_json"
+            ) from None
+        model = fields["model"]
+        return model if isinstance(model, str) else ""
+
     async def _estimated(self, body: bytes | None, record: RequestRecord) -> Prepared:
         """A request that is routed by load: its prompt is not seen, or not understood."""
         service = self._service
         name = self._headers.get(ext_proc.MODEL_NAME, "")
         length = self._headers.get("content-length", "") if body is None else str(len(body))
-        if not name and body:
-            try:
-                name = msgspec.json.decode(body, type=_Model).model
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                name = ""
+        named = "" if body is None else self._model_in(body)
+        name = name or named
         model = self._picker.inference.routed_model(name)
         record.model = name or model
         service.observers.received(record)

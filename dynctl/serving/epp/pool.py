@@ -16,10 +16,10 @@ from dynctl.adapters.ports import Cluster, ClusterEvent
 from dynctl.base.errors import UsageProblem
 from dynctl.base.json_fields import mapping, text
 from dynctl.health import conditions as codes
-from dynctl.serving.config import PoolConfig
+from dynctl.serving.engines.fleet import Fleet, FleetFull
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError, worker_spec
-from dynctl.serving.fleet import Fleet, FleetFull
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import PoolConfig
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.kubernetes.inference_pool import (
     GROUP,
     PLURAL,

@@ -19,14 +19,14 @@ from typing import Any, Final
 
 from dynctl.adapters.dynamo.model_files import host_of
 from dynctl.health.deployment import RegisteredWorker
-from dynctl.serving.config import FrontendConfig, PickerConfig
-from dynctl.serving.dynamo_fleet import DynamoFleet
+from dynctl.serving.dynamo.fleet import DynamoFleet
 from dynctl.serving.epp.exchange import Picker
 from dynctl.serving.epp.grpc_server import Call, Code, GrpcLimits, GrpcServer, Method
 from dynctl.serving.epp.pool import PoolFollower
 from dynctl.serving.http.connections import FEW, Certificate, CertificateError, descriptors
 from dynctl.serving.http.server import Frontend, run
 from dynctl.serving.http.start import LOOPBACK, StartError, listen
+from dynctl.serving.routing.config import FrontendConfig, PickerConfig
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.health import Serving
 
@@ -53,7 +53,9 @@ class EndpointPicker(Frontend):
         self.options: PickerConfig = config.picker
         self.tokenizes = True
         direct = self.options.dynamo_frontend
-        self.picker = Picker(self.service, self.fleet, self.inference, config.limits, direct)
+        self.picker = Picker(
+            self.service, self.fleet, self.inference, config.limits, direct, config.client_fields
+        )
         if isinstance(self.fleet, DynamoFleet) and direct is not None and not direct[0]:
             self.fleet.obstacle = _no_address
         self.health = Health(self._serving)

@@ -25,14 +25,14 @@ from dynctl.documents.decisions import (
 from dynctl.documents.doubts import distinct
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import encode_view
-from dynctl.serving.config import FrontendConfig, ReplicaConfig
 from dynctl.serving.http import busy_threshold
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.busy_threshold import BusyThresholds
 from dynctl.serving.http.json_responses import bad_request, json_response, not_found
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory, Remembered
+from dynctl.serving.records.decision_memory import DecisionMemory, Remembered
+from dynctl.serving.routing.config import FrontendConfig, ReplicaConfig
+from dynctl.serving.routing.refusal import HttpError
+from dynctl.serving.routing.service import RoutingService
 from router_core import Outcome, RoutingPlan
 
 DEFAULT_LIMIT = 50

@@ -13,17 +13,21 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from functools import lru_cache, wraps
+from typing import Final
 
 from aiohttp import web
 
-from dynctl.serving.http.keys import ApiKeys
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.http.keys import ApiKey, ApiKeys
+from dynctl.serving.routing.refusal import HttpError
 
 #: Headers of proxies: their own address is local, their clients are not.
 _OF_A_PROXY = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 #: Values of Sec-Fetch-Site for a request that a page of another origin causes.
 _OTHER_SITES = ("cross-site", "same-site")
+
+#: The key of a request that came with one, where clients need keys.
+_API_KEY: Final = web.RequestKey("api_key", ApiKey)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -71,6 +75,14 @@ def client_of(http: web.Request, token: str | None) -> bytes:
     """The credentials, which separate the caller from other clients; empty without any, and for
     operators."""
     return b"" if token is not None and has_token(http, token) else _client_key(http)[1]
+
+
+def api_key_of(http: web.Request) -> ApiKey | None:
+    """The key with which :func:`keyed` let the request in; None for operators, and without keys."""
+    try:
+        return http[_API_KEY]
+    except KeyError:
+        return None
 
 
 def _credentials(http: web.Request) -> tuple[str, bytes]:
@@ -208,6 +220,7 @@ def keyed(handler: Handler, keys: ApiKeys, token: str | None) -> Handler:
         if key is None:
             raise _no_key(offered)
         require_json(http)
+        http[_API_KEY] = key
         with keys.use(key):
             return await handler(http)
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from aiohttp import web
 
-from dynctl.serving.config import Limits
-from dynctl.serving.refusal import HttpError, overloaded
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.refusal import HttpError, overloaded
 
 #: The largest piece that one step decompresses; the event loop runs between steps.
 _STEP: Final = 256 * 1024

@@ -19,7 +19,7 @@ from dynctl.base.json_reader import read_json
 from dynctl.documents.thresholds import BusyThresholdList, ModelThresholds
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.json_responses import json_response
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 from router_core import SETTINGS, THRESHOLD_SETTINGS, ConfigError, ThresholdsSet
 
 PATH = "/busy_threshold"

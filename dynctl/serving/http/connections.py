@@ -32,7 +32,7 @@ from dynctl.base.files import expect_regular
 from dynctl.base.tasks import end_tasks
 from dynctl.serving.http.json_responses import error_response
 from dynctl.serving.http.start import accept
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.refusal import HttpError
 
 _log = logging.getLogger(__name__)
 

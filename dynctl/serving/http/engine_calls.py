@@ -10,15 +10,15 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.http.auth import Handler, is_operator
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.inference import Inference
 from dynctl.serving.http.json_responses import bad_request, decode_json
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.refusal import HttpError
+from dynctl.serving.routing.service import RoutingService
 from router_core import Worker
 
 #: Seconds that an engine has to answer.

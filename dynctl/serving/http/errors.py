@@ -8,7 +8,7 @@ from aiohttp import web
 from dynctl.serving.http.auth import Handler
 from dynctl.serving.http.json_responses import error_response, nested_too_deeply
 from dynctl.serving.http.openapi import routes_of
-from dynctl.serving.refusal import HttpError, internal_error
+from dynctl.serving.routing.refusal import HttpError, internal_error
 
 _log = logging.getLogger(__name__)
 

@@ -25,9 +25,8 @@ from dynctl.documents.models import (
 )
 from dynctl.documents.workers import NONE_WAITING, WorkerRow, rank_rows, worker_row
 from dynctl.health.evaluation import ModelHealth
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.fleet import Fleet, FleetFull, Member
 from dynctl.serving.engines.worker_spec import WorkerSpecError, worker_spec
-from dynctl.serving.fleet import Fleet, FleetFull, Member
 from dynctl.serving.http.auth import Handler, guarded, is_operator, over_unix_socket
 from dynctl.serving.http.inference import DECISION_HEADER, Inference
 from dynctl.serving.http.json_responses import (
@@ -36,10 +35,11 @@ from dynctl.serving.http.json_responses import (
     not_found,
     read_json_object,
 )
-from dynctl.serving.refusal import HttpError, unknown_model
-from dynctl.serving.service import RoutingService
-from dynctl.serving.service_health import HEALTH_AGE_S
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.refusal import HttpError, unknown_model
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.routing.service_health import HEALTH_AGE_S
 from router_core import Role, Worker
 
 

@@ -49,15 +49,15 @@ from dynctl.documents.frontends import (
     request_of,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.fleet import Fleet
-from dynctl.serving.flow import pair_address
+from dynctl.serving.engines.fleet import Fleet
+from dynctl.serving.engines.flow import pair_address
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.bodies import bodies_of
 from dynctl.serving.http.json_responses import bad_request, json_response, not_found
 from dynctl.serving.http.selection import MAX_BOOKINGS, Booking, SelectionApi
 from dynctl.serving.http.selection_request import naming_fields
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.refusal import HttpError
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Decision, Progressed, RoutingPlan, RoutingRequest, Stage
 

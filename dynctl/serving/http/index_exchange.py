@@ -27,11 +27,11 @@ from dynctl.documents.index_dump import (
     encode_dump,
 )
 from dynctl.serving.engines.failures import control_failure
-from dynctl.serving.fleet import Fleet
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.http.auth import guarded
-from dynctl.serving.index_runtime import IndexSeed
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.index_runtime import IndexSeed
+from dynctl.serving.routing.refusal import HttpError
+from dynctl.serving.routing.service import RoutingService
 from router_core import Captured
 
 _log = logging.getLogger(__name__)

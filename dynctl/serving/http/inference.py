@@ -12,11 +12,10 @@ from aiohttp import web
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.route_result import RouteResult
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.apis import APIS, BY_PATH, Endpoint
 from dynctl.serving.engines.dispatch import Call
-from dynctl.serving.flow import Answer, GaveUp, HandoffRefused, Refused, RequestFlow
-from dynctl.serving.http.auth import client_of, is_operator
+from dynctl.serving.engines.flow import Answer, GaveUp, HandoffRefused, Refused, RequestFlow
+from dynctl.serving.http.auth import api_key_of, client_of, is_operator
 from dynctl.serving.http.bodies import Body, bodies_of
 from dynctl.serving.http.inference_requests import parse_request
 from dynctl.serving.http.inference_responses import (
@@ -31,9 +30,11 @@ from dynctl.serving.http.inference_responses import (
     unary_body,
 )
 from dynctl.serving.http.json_responses import nested_too_deeply
-from dynctl.serving.http.keys import ApiKeys
-from dynctl.serving.prompts import Prompt, dynamo_chat, prompts_of, sglang_key
-from dynctl.serving.refusal import (
+from dynctl.serving.http.keys import ApiKey, ApiKeys, ClientRights
+from dynctl.serving.records.recorder import tenant_of
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.prompts import Prompt, dynamo_chat, prompts_of, sglang_key
+from dynctl.serving.routing.refusal import (
     HttpError,
     internal_error,
     overloaded,
@@ -41,14 +42,15 @@ from dynctl.serving.refusal import (
     unknown_model,
     unknown_pin,
 )
-from dynctl.serving.service import Prepared, RoutingService
+from dynctl.serving.routing.service import Prepared, RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.serving.telemetry.recorder import tenant_of
 from dynctl.tokenization import PromptError, TemplateError
 from dynctl.wire.anthropic import MessagesRequest
+from dynctl.wire.directions import DIRECTING, check_directions
 from dynctl.wire.nvext import (
     REQUEST_ID_HEADER,
     policy_class_of,
+    salted,
     session_of,
     strip_for_engine,
 )
@@ -67,6 +69,11 @@ BYPASS_HEADER: Final = "x-dynctl-prefill-skipped"
 #: Client headers that are passed to engines.
 _FORWARDED: Final = ("traceparent", "tracestate")
 
+#: Fields that `nvext.extra_fields` may request, which show workers, or what was cached.
+_DETAILS: Final = frozenset({"worker_id", "timing"})
+#: A body with one of these is encoded again: with what was read of it, and each field once.
+_REWRITTEN: Final = DIRECTING | {"nvext", "cache_salt"}
+
 _INTERNAL: Final = "internal error; the log has the details"
 #: Longer chats are tokenized in a thread.
 _INLINE_CHARS: Final = 16 * 1024
@@ -84,6 +91,9 @@ class Inference:
         self._flow = flow
         self._config = config
         self._keys = keys
+        self._keyed = keys.required
+        #: Of clients without a key.
+        self._rights = ClientRights(config.client_fields)
         #: Chat templates that failed; there are as many as models.
         self._broken: set[str] = set()
         self.in_flight = 0
@@ -167,7 +177,14 @@ class Inference:
     async def _work(
         self, http: web.Request, raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> web.StreamResponse:
-        parsed = self._received(http.headers, raw, record, endpoint)
+        key = api_key_of(http) if self._keyed else None
+        rights = self._rights if key is None else key.rights
+        parsed = self._received(http.headers, raw, record, endpoint, rights)
+        if key is not None and rights.isolated:
+            parsed = self._isolated(parsed, key)
+        if not rights.details:
+            record.details = False
+            parsed = _without_details(parsed)
         nvext = parsed.nvext
         if parsed.stream and APIS[endpoint].named_events and nvext.extra_fields:
             raise HttpError(
@@ -291,7 +308,7 @@ class Inference:
         self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
     ) -> tuple[ChatRequest | CompletionRequest, Prepared]:
         """A request that a gateway received: parsed, and ready to be routed. Raises HttpError."""
-        parsed = self._received(headers, raw, record, endpoint)
+        parsed = self._received(headers, raw, record, endpoint, self._rights)
         prepared = await self._prepare(
             parsed, record, self._session(headers), policy_class_of(headers)
         )
@@ -331,12 +348,19 @@ class Inference:
         self._working += 1
 
     def _received(
-        self, headers: Mapping[str, str], raw: bytes, record: RequestRecord, endpoint: Endpoint
+        self,
+        headers: Mapping[str, str],
+        raw: bytes,
+        record: RequestRecord,
+        endpoint: Endpoint,
+        rights: ClientRights,
     ) -> ChatRequest | CompletionRequest:
         """The request with its model, which the observers learn. Raises HttpError."""
         limit = self._config.limits.body_bytes
         try:
             parsed = parse_request(raw, headers, limit, endpoint)
+            if not DIRECTING.isdisjoint(parsed.body):
+                check_directions(parsed.body, rights.fields)
         except RequestError as error:
             raise client_error(error) from None
         record.model, record.stream = parsed.model, parsed.stream
@@ -346,6 +370,14 @@ class Inference:
         record.model = parsed.model
         self._service.observers.received(record)
         return parsed
+
+    def _isolated(
+        self, parsed: ChatRequest | CompletionRequest, key: ApiKey
+    ) -> ChatRequest | CompletionRequest:
+        """The request with the cache salt of an isolated key, in which its own salt is mixed."""
+        salt = key.cache_salt(self._service.salt_of(parsed))
+        nvext = msgspec.structs.replace(parsed.nvext, cache_salt=None)
+        return replace(parsed, body=salted(parsed.body, salt), cache_salt=salt, nvext=nvext)
 
     def _session(
         self, headers: Mapping[str, str], http: web.Request | None = None
@@ -491,7 +523,7 @@ class Inference:
         options: Any,
     ) -> Call:
         nvext, body = parsed.nvext, parsed.body
-        if "nvext" in body:
+        if not _REWRITTEN.isdisjoint(body):
             plain: dict[str, Any] = strip_for_engine(body)
             if parsed.cache_salt is not None:
                 # The engine must separate the tenants too, or they would share its cache.
@@ -589,11 +621,13 @@ class Inference:
         )
 
     def unknown_model(self, model: str) -> HttpError:
-        """As :func:`dynctl.serving.refusal.unknown_model`."""
+        """As :func:`dynctl.serving.routing.refusal.unknown_model`."""
         return unknown_model(model, self._service.models(), self._service.may_serve(model))
 
     def _headers(self, record: RequestRecord) -> dict[str, str]:
         headers = {REQUEST_ID_HEADER: record.request_id, DECISION_HEADER: record.decision_id}
+        if not record.details:
+            return headers
         bypass = None if record.plan is None else record.plan.bypass
         if bypass is not None and bypass.bypassed:
             headers[BYPASS_HEADER] = bypass.reason
@@ -616,6 +650,23 @@ class Inference:
                 **error.headers,
             },
         )
+
+
+def _without_details(parsed: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+    """The request of a client that may not see where it is routed and what was cached there. Raises
+    HttpError for a dry run, which shows nothing else."""
+    nvext = parsed.nvext
+    if nvext.dry_run:
+        raise HttpError(
+            403,
+            "nvext.annotations: this key may not see where requests are routed; the operator lets "
+            "it with details=yes",
+            "permission_error",
+            "details_not_allowed",
+            param="nvext.annotations",
+        )
+    fields = tuple(name for name in nvext.extra_fields if name not in _DETAILS)
+    return replace(parsed, nvext=msgspec.structs.replace(nvext, extra_fields=fields))
 
 
 def _length(message: Mapping[str, Any]) -> int:

@@ -22,14 +22,19 @@ from dynctl.serving.engines.apis import (
     events_of,
 )
 from dynctl.serving.engines.failures import UpstreamFailure, engine_reason, reported_error
+from dynctl.serving.engines.flow import Answer, GaveUp
 from dynctl.serving.engines.response_stream import EngineStream
-from dynctl.serving.flow import Answer, GaveUp
-from dynctl.serving.refusal import HttpError, attempts_of
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.refusal import HttpError, attempts_of
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.wire.anthropic import MessagesRequest
 from dynctl.wire.nvext import NvExt
-from dynctl.wire.openai import ChatRequest, CompletionRequest, EmbeddingRequest
+from dynctl.wire.openai import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    without_reuse,
+)
 from dynctl.wire.responses import ResponsesRequest
 from router_core import Decision, RoutingPlan, RoutingRequest, decay_fraction
 
@@ -113,7 +118,8 @@ async def pass_stream(
     upstream = answer.response
     response = await _begin(http, answer, record, headers)
     piece = answer.head
-    if nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing")):
+    annotated = nvext.extra_fields and (nvext.wants("worker_id") or nvext.wants("timing"))
+    if annotated or not record.details:
         failed = await _pass_annotated(
             response, answer, service, record, nvext, blocks, limit, detailed=detailed
         )
@@ -205,12 +211,12 @@ async def pass_events(
             _check_waiting(cut, upstream)
             if whole:
                 watch.take(whole)
-                await response.write(whole)
+                await response.write(whole if record.details else _all_without_reuse(whole))
             piece = await upstream.readany()
         last = cut.last()
         if last:
             watch.take(last)
-            await response.write(last)
+            await response.write(last if record.details else _all_without_reuse(last))
         if watch.error is not None:
             problem = f"{upstream.origin} reported an error in its stream"
             raise UpstreamFailure("status", problem, status=500, shown=True)
@@ -312,6 +318,8 @@ async def _pass_annotated(
             raise _too_long(upstream, limit)
         if blocks is not None:
             blocks.add(1)
+        if not record.details:
+            event = _without_reuse(event)
         await response.write(event + b"\n\n")
 
     try:
@@ -330,6 +338,17 @@ async def _pass_annotated(
         return failure
     await response.write_eof()
     return reported
+
+
+def _all_without_reuse(whole: bytes) -> bytes:
+    """Whole events, without numbers of reused tokens."""
+    return b"".join(_without_reuse(event) + b"\n\n" for event in events_of(whole))
+
+
+def _without_reuse(event: bytes) -> bytes:
+    """An event of a stream, without numbers of reused tokens in its data."""
+    head, found, data = event.partition(b"data:")
+    return head + b"data: " + without_reuse(data.strip()) if found else event
 
 
 def _check_waiting(cut: EventCut, upstream: EngineStream) -> None:
@@ -386,6 +405,8 @@ def unary_body(
     body: bytes, plan: RoutingPlan, service: RoutingService, record: RequestRecord, nvext: NvExt
 ) -> bytes:
     """The engine's response, with ``nvext`` if the client requested it."""
+    if not record.details:
+        body = without_reuse(body)
     extra: dict[str, Any] = {}
     if nvext.wants("worker_id"):
         extra["worker_id"] = worker_ids(plan)

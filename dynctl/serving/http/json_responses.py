@@ -8,7 +8,7 @@ from aiohttp import web
 from dynctl.base.decode_errors import WireError
 from dynctl.base.json_reader import read_json
 from dynctl.serving.http.bodies import bodies_of
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.refusal import HttpError
 
 CONTROL_BODY_BYTES = 4 * 1024 * 1024
 

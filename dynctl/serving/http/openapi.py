@@ -27,7 +27,7 @@ from dynctl.documents.thresholds import BusyThresholdList
 from dynctl.documents.workers import EngineRow, UnregisteredEngine
 from dynctl.serving.engines.apis import BY_PATH
 from dynctl.serving.http.json_responses import json_response
-from dynctl.serving.refusal import ANTHROPIC_PATH
+from dynctl.serving.routing.refusal import ANTHROPIC_PATH
 from dynctl.wire.anthropic import MessagesFields
 from dynctl.wire.nvext import NvExt
 from dynctl.wire.openai import ChatFields, ChatMessage, CompletionFields, EmbeddingFields

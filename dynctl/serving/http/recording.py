@@ -15,12 +15,12 @@ from aiohttp import web
 
 from dynctl.serving.http.auth import guarded
 from dynctl.serving.http.json_responses import bad_request
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.telemetry.recorder import (
+from dynctl.serving.records.recorder import (
     DEFAULT_MAX_BYTES,
     Recordings,
     RecordingsFull,
 )
+from dynctl.serving.routing.refusal import HttpError
 
 PATH: Final = "/v1/recording"
 CONTENT_TYPE: Final = "application/vnd.dynctl.recording"

@@ -34,8 +34,8 @@ from dynctl.serving.http.json_responses import (
     read_json_object,
 )
 from dynctl.serving.http.selection_request import SelectionReader, naming_fields
-from dynctl.serving.refusal import HttpError, refusal
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.refusal import HttpError, refusal
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import (
     STAGES,

@@ -12,8 +12,8 @@ from aiohttp import web
 from dynctl.base.decode_errors import RequestError
 from dynctl.documents.selection import PinRef, SelectRequest, parse_select
 from dynctl.serving.http.json_responses import bad_request, read_json_object
-from dynctl.serving.refusal import HttpError, unknown_model
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.refusal import HttpError, unknown_model
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.nvext import policy_class_of
 from router_core import HashingError, Pin, RoutingRequest, hash_prompt, sequence_hashes
 

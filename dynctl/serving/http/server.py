@@ -28,25 +28,18 @@ from dynctl.adapters.zmq.replicas import ZmqReplicas
 from dynctl.base.errors import UsageProblem, file_problem, network_reason
 from dynctl.health import conditions as codes
 from dynctl.planning.prefill_load import prefill_model
-from dynctl.serving.config import (
-    DEFAULT_BLOCK_SIZE,
-    INDEX_BYTES_PER_BLOCK,
-    DynamoConfig,
-    FrontendConfig,
-    ReplicaConfig,
-)
+from dynctl.serving.dynamo.fleet import DynamoFleet
 from dynctl.serving.dynamo.fleet_sync import FleetSync
+from dynctl.serving.dynamo.request_plane import PlaneDispatch
 from dynctl.serving.dynamo.served_index import PlaneProcess, RemoteIndex, served_index
-from dynctl.serving.dynamo_fleet import DynamoFleet
 from dynctl.serving.engines.dispatch import Dispatch, HttpDispatch
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.request_plane import PlaneDispatch
+from dynctl.serving.engines.fleet import Fleet
+from dynctl.serving.engines.flow import RequestFlow
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
-from dynctl.serving.fleet import Fleet
-from dynctl.serving.flow import RequestFlow
 from dynctl.serving.http.admin import Admin, serving_values
 from dynctl.serving.http.auth import Handler, checked_token, guarded, keyed
 from dynctl.serving.http.bodies import BODIES, PEER_SHARE, Bodies
@@ -63,7 +56,7 @@ from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.fleet_endpoints import FLEET_PATH, ControlApi, FleetFeed
 from dynctl.serving.http.index_exchange import IndexExchange
 from dynctl.serving.http.inference import Inference
-from dynctl.serving.http.keys import SHORTEST_KEY, ApiKeys, KeyLimits, KeysError
+from dynctl.serving.http.keys import SHORTEST_KEY, ApiKeys, ClientRights, KeyLimits, KeysError
 from dynctl.serving.http.openapi import document_route
 from dynctl.serving.http.recording import RecordingApi
 from dynctl.serving.http.shared_router import with_shared_router
@@ -75,20 +68,27 @@ from dynctl.serving.http.start import (
     settle_garbage_collector,
 )
 from dynctl.serving.http.start_log import Started, log_start
-from dynctl.serving.mirrored_fleet import MirroredFleet
-from dynctl.serving.prompts import PromptTokenizers
-from dynctl.serving.remote import RemoteRouting, RouterLink
-from dynctl.serving.replicas import ALIVE_S, TOPICS, ReplicaSync
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.audit import ReuseAudit
-from dynctl.serving.telemetry.decision_log import DecisionLog
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.records.audit import ReuseAudit
+from dynctl.serving.records.decision_log import DecisionLog
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.records.recorder import FileSink, Recordings
+from dynctl.serving.remote.fleet import MirroredFleet
+from dynctl.serving.remote.routing import RemoteRouting, RouterLink
+from dynctl.serving.routing.config import (
+    DEFAULT_BLOCK_SIZE,
+    INDEX_BYTES_PER_BLOCK,
+    DynamoConfig,
+    FrontendConfig,
+    ReplicaConfig,
+)
+from dynctl.serving.routing.prompts import PromptTokenizers
+from dynctl.serving.routing.replicas import ALIVE_S, TOPICS, ReplicaSync
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.routing.transfer_file import configured_table
 from dynctl.serving.telemetry.exposition import CONTENT_TYPE
 from dynctl.serving.telemetry.log_format import configure_logging
-from dynctl.serving.telemetry.metrics import Metrics
-from dynctl.serving.telemetry.recorder import FileSink, Recordings
 from dynctl.serving.telemetry.traces import Traces
-from dynctl.serving.transfer_file import configured_table
 from dynctl.settings.policy_file import policy_classes
 from dynctl.tokenization import load_tokenizer
 from dynctl.wire.dynamo.discovery import ACTIVE_SEQUENCES, EndpointId
@@ -687,8 +687,9 @@ def _specs(texts: Iterable[str]) -> list[WorkerSpec]:
 
 def _keys(config: FrontendConfig, service: RoutingService) -> ApiKeys:
     limits = KeyLimits(config.key_requests_per_minute, config.key_concurrency)
+    rights = ClientRights(config.client_fields, config.isolate_keys, config.key_details)
     try:
-        keys = ApiKeys(config.api_keys, config.api_key_file, limits, clock=service.clock)
+        keys = ApiKeys(config.api_keys, config.api_key_file, limits, rights, clock=service.clock)
         keys.load()
     except KeysError as error:
         raise StartError(f"API keys: {error}") from None

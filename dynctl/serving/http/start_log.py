@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.fleet import Fleet
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.http.keys import ApiKeys
 from dynctl.serving.http.start import LOOPBACK
-from dynctl.serving.remote import RouterLink
-from dynctl.serving.replicas import ReplicaSync
-from dynctl.serving.service import RoutingService
-from dynctl.serving.transfer_file import FLAG as TRANSFER_FLAG
+from dynctl.serving.remote.routing import RouterLink
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.replicas import ReplicaSync
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.routing.transfer_file import FLAG as TRANSFER_FLAG
 from dynctl.tokenization import ModelTokenizer
 from router_core import Router
 
@@ -82,6 +82,7 @@ def log_start(started: Started) -> None:
         )
     if started.keys.required:
         _log.info("inference needs an API key; valid keys: %d", len(started.keys))
+        _log_isolation(started.keys)
     if config.unix_socket is not None:
         _log.info("operators: %s", config.unix_socket)
     if started.replicas is not None:
@@ -115,6 +116,25 @@ def log_start(started: Started) -> None:
         _log.info("without KV events, cache estimated from requests: %s", ", ".join(silent))
     if started.tokenizes and config.dynamo is None:
         _log_tokenizer(started)
+
+
+def _log_isolation(keys: ApiKeys) -> None:
+    """Log which keys share cached blocks, and what keeps those of the others apart."""
+    isolated = keys.isolated
+    shared = len(keys) - isolated
+    if isolated:
+        _log.info(
+            "isolated API keys: %d: their requests have a cache_salt of their own, which vLLM, "
+            "SGLang and Dynamo's engines with vLLM or SGLang hash; an engine that ignores it "
+            "shares its cache among them, and dynctl cannot see that without KV events",
+            isolated,
+        )
+    if shared > 1:
+        _log.info(
+            "%d API keys share cached prefixes: a client can learn from times and cached tokens "
+            "whether another one sent a prompt; --isolate-keys keeps them apart",
+            shared,
+        )
 
 
 def _log_queue(router: Router, models: Sequence[str]) -> None:

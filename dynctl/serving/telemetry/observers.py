@@ -58,7 +58,8 @@ class RequestRecord:
     the client's or an engine's text; of a failure of the engine that answers, beside ``attempts``.
     ``trace``: its open spans, None where it is not traced. ``response``: what the client got, as
     another process reports it. ``left_in_prefill``: the client left during the prefill hop, before
-    the engine of the decode hop got anything.
+    the engine of the decode hop got anything. ``details``: the client may see what was cached,
+    which workers it got and how long it waited.
     """
 
     decision_id: str
@@ -69,6 +70,7 @@ class RequestRecord:
     model: str = ""
     stream: bool = False
     began: bool = False
+    details: bool = True
     isl_tokens: int = 0
     tokenize_s: float = 0.0
     route_s: float = 0.0

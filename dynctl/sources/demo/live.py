@@ -20,11 +20,12 @@ from dynctl.documents.decisions import (
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.route_result import RouteResult
 from dynctl.documents.snapshot import DecisionLine, Snapshot
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.workers import WorkerRow
 from dynctl.serving.http.fleet_endpoints import FleetFeed
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory, Remembered
-from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.records.decision_memory import DecisionMemory, Remembered
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.routing.service import RoutingService
 from dynctl.sources.demo.fleet import (
     PRESET,
     THRESHOLDS,
@@ -38,7 +39,6 @@ from dynctl.sources.demo.fleet import (
 from dynctl.sources.demo.traffic import DemoTraffic
 from dynctl.sources.frontend.snapshot import FrontendReadings, frontend_snapshot
 from dynctl.sources.source import LiveSource, Source
-from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.view import ViewSource
 from router_core import RoutingPlan, ThresholdsSet
 
@@ -117,7 +117,7 @@ class LiveDemo(LiveSource):
             kept.plan, at=kept.at, whole=kept.whole, preset=PRESET, response=response
         )
 
-    async def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    async def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         applied = self._service.apply(ThresholdsSet(model, values))
         if not applied.ok:
             raise UsageProblem(applied.message)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from dynctl.health import conditions as codes
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from dynctl.sources.demo.fleet import BLOCK, MODEL, SEATS, TOTAL_BLOCKS
 from router_core import (

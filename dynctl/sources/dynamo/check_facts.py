@@ -37,15 +37,11 @@ from dynctl.health.facts import (
 )
 from dynctl.serving.dynamo.observer import Observer
 from dynctl.settings.contexts.precedence import in_context
-from dynctl.sources import (
-    DEFAULT_FRONTEND,
-    expect_no_place,
-    frontends,
-)
 from dynctl.sources.dynamo.equal_ids import refuse_equal_ids
 from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.frontend_pods import OUT_OF_REACH, cluster_ways
 from dynctl.sources.dynamo.frontends import frontend_facts, with_name
-from dynctl.sources.kubernetes import OUT_OF_REACH, cluster_ways
+from dynctl.sources.named import DEFAULT_FRONTEND, expect_no_place, frontends
 from dynctl.wire.dynamo.discovery import EventChannel, EventSource, ZmqTransport
 from dynctl.wire.dynamo.recovery import Events, TooNew, TreeDump, parse_recovery, recovery_query
 

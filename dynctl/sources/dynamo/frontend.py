@@ -13,9 +13,8 @@ import msgspec
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.documents.models import ModelReadiness
-from dynctl.documents.thresholds import ModelThresholds
+from dynctl.documents.thresholds import ModelThresholds, Thresholds, ThresholdValues
 from dynctl.sources.http import HttpFrontend, error_message, json_object, threshold_values
-from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.wire.dynamo.discovery import INSTANCES, Instance, Malformed, parse_entry
 from dynctl.wire.dynamo.frontend_metrics import MAX_BYTES, FrontendMetrics, read_frontend_metrics
 from router_core import THRESHOLD_SETTINGS
@@ -132,7 +131,7 @@ class DynamoFrontend(HttpFrontend):
 
     # -- busy thresholds -------------------------------------------------------------------
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         """Set some thresholds of ``model`` on this frontend; returns all that are in force.
 
         Raises UsageProblem for None where a threshold is set: Dynamo ignores null and cannot
@@ -155,7 +154,7 @@ class DynamoFrontend(HttpFrontend):
             self.unexpected(f"{kept} is {after[kept]} after setting {wanted[kept]}", path)
         return after
 
-    def check_values(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: ThresholdValues, values: ThresholdValues) -> None:
         """Raise UsageProblem where ``values`` cannot replace ``present``."""
         _refuse_unknown(values)
         for name, value in values.items():
@@ -167,7 +166,7 @@ class DynamoFrontend(HttpFrontend):
                     "or restart the frontend without it",
                 )
 
-    def settable_values(self, values: Values) -> Thresholds:
+    def settable_values(self, values: ThresholdValues) -> Thresholds:
         """``values`` with NEVER_BUSY in place of off."""
         return {k: NEVER_BUSY[k] if value is None else value for k, value in values.items()}
 
@@ -232,7 +231,7 @@ class _HealthJson(msgspec.Struct):
     instances: list[msgspec.Raw] = []
 
 
-def _refuse_unknown(values: Values) -> None:
+def _refuse_unknown(values: ThresholdValues) -> None:
     """Raise UsageProblem for an unknown threshold: Dynamo answers 200 to it and does nothing."""
     unknown = sorted(set(values) - set(THRESHOLD_SETTINGS))
     if unknown:

@@ -22,15 +22,15 @@ from dynctl.documents.config import ConfigDocument
 from dynctl.documents.doubts import Doubt, Varies, doubt
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.documents.models import ModelReadiness
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.health.facts import FrontendFacts, Unread
 from dynctl.serving.dynamo.frontend_traffic import FrontendTraffic
 from dynctl.settings.contexts.tokens import bearer_token
+from dynctl.sources.client import FrontendClient
 from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.frontend_pods import OUT_OF_REACH, Reached, cluster_ways
 from dynctl.sources.dynamo.router_state import unknown_thresholds
-from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.http import async_client, read_response
-from dynctl.sources.kubernetes import OUT_OF_REACH, Reached, cluster_ways
-from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import set_on_all
 from dynctl.wire.dynamo.frontend_metrics import (
     FrontendMetrics,
@@ -106,7 +106,7 @@ class ReachedFrontends:
             doubts.append(doubt("DYR0705", varies=varies, workers="all workers", why=OUT_OF_REACH))
         return doubts
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         """Set on every frontend, or on none: thresholds live in these processes."""
         if not self.frontends:
             raise no_frontend()

@@ -26,6 +26,7 @@ from dynctl.base.options import GlobalOptions
 from dynctl.base.tasks import Supervisor
 from dynctl.documents.doubts import distinct
 from dynctl.documents.snapshot import Alert, Header, Snapshot
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
@@ -33,6 +34,7 @@ from dynctl.serving.dynamo.decision_join import DecisionJoin
 from dynctl.serving.dynamo.observer import PRESET, Observer
 from dynctl.sources.alerts import condition_alert
 from dynctl.sources.dynamo.accepted_cards import take_versions
+from dynctl.sources.dynamo.frontend_pods import OUT_OF_REACH
 from dynctl.sources.dynamo.frontends import PolledFrontends, ReachedFrontends, reached_frontends
 from dynctl.sources.dynamo.log_tail import LogTail
 from dynctl.sources.dynamo.router_state import (
@@ -44,9 +46,7 @@ from dynctl.sources.dynamo.router_state import (
 )
 from dynctl.sources.dynamo.snapshot import Readings, RowCache, dynamo_alerts, snapshot_parts
 from dynctl.sources.dynamo.source import DynamoSource
-from dynctl.sources.kubernetes import OUT_OF_REACH
 from dynctl.sources.source import LiveSource, Source
-from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.events import decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import read_line
@@ -211,7 +211,7 @@ class LiveDynamo(LiveSource):
                     self._pass_arrived.clear()
                     await self._pass_arrived.wait()
 
-    async def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    async def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         after = await asyncio.to_thread(self._reached.set_thresholds, model, values)
         if self._frontends is not None:
             self._frontends.thresholds_changed()

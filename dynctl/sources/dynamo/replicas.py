@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.documents.workers import RankRow, WorkerRow
+from dynctl.sources.client import FrontendClient
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.worker_reports import WorkerReports
-from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, RankLoad
 

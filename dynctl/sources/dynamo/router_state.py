@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from dynctl.documents.doubts import Doubt, Varies, doubt, some_names
 from dynctl.documents.route_result import UNKNOWN_LOAD
+from dynctl.documents.thresholds import Thresholds
 from dynctl.health.deployment import ProblemCode, RegisteredWorker
 from dynctl.serving.dynamo.load_mirror import gauge_changes, known_as_sums
 from dynctl.serving.dynamo.observer import PRESET, Observer
 from dynctl.sources.dry_run import mode_doubts
-from dynctl.sources.thresholds import Thresholds
 from dynctl.wire.dynamo.frontend_metrics import FrontendMetrics, add_loads
 from dynctl.wire.dynamo.router_settings import CardSettings, read_router_config
 from router_core import THRESHOLD_SETTINGS, ConfigSet, Role, ThresholdsSet

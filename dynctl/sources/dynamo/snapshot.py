@@ -18,7 +18,7 @@ from dynctl.health.checks.planes import PLANE_CHECKS, WORKER_CHECKS
 from dynctl.health.deployment import Deployment
 from dynctl.health.facts import CheckFacts, FrontendFacts, PlaneFacts
 from dynctl.serving.dynamo.decision_join import EVENTS, LOG
-from dynctl.sources.kubernetes import OUT_OF_REACH
+from dynctl.sources.dynamo.frontend_pods import OUT_OF_REACH
 from router_core import Router, Worker
 
 _NAME_FRONTENDS: Final = "name the frontends, every replica: --frontend http://HOST:8000"

@@ -19,6 +19,7 @@ from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.base.terminal import printable, say
 from dynctl.documents.doubts import MOST_NAMED, Doubt, Varies, distinct, doubt, some_names
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.view import SavedView
 from dynctl.documents.workers import WorkerRow
 from dynctl.health.deployment import Deployment
@@ -37,7 +38,6 @@ from dynctl.sources.dynamo.router_state import (
 )
 from dynctl.sources.dynamo.worker_reports import WorkerReports
 from dynctl.sources.query import RouteQuery, choose_model
-from dynctl.sources.thresholds import Thresholds, Values
 from dynctl.sources.thresholds.replicas import Replica
 from dynctl.sources.view import ViewSource
 from dynctl.wire.dynamo.frontend_metrics import Lengths, read_lengths
@@ -81,7 +81,7 @@ class DynamoSource:
                 return reached.frontends[0].thresholds()
         return self._view(index=False).thresholds()
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         with self._reached() as reached:
             return reached.set_thresholds(model, values)
 
@@ -109,7 +109,7 @@ class DynamoSource:
                     cards = _CardThresholds(self, reports)
                     yield [Replica("no frontend is set", cards, reports.rows, cards)]
 
-    def judged(self, model: str, values: Values) -> list[WorkerRow]:
+    def judged(self, model: str, values: ThresholdValues) -> list[WorkerRow]:
         return self._view(index=False).judged(model, values)
 
     def lengths(self) -> dict[str, Lengths] | None:
@@ -281,13 +281,13 @@ class _CardThresholds:
     def thresholds(self) -> dict[str, Thresholds]:
         return self._source.thresholds()
 
-    def check_values(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: ThresholdValues, values: ThresholdValues) -> None:
         raise no_frontend()
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         raise no_frontend()
 
-    def settable_values(self, values: Values) -> Thresholds:
+    def settable_values(self, values: ThresholdValues) -> Thresholds:
         return dict(values)
 
     def refuses_worker(self, model: str, worker_id: int, dp_rank: int | None) -> bool | None:

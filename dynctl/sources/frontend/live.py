@@ -16,8 +16,9 @@ from dynctl.base.errors import DynctlError, TimedOut, Unreachable, UsageProblem
 from dynctl.base.tasks import Supervisor, end_tasks
 from dynctl.documents.decisions import DecisionList
 from dynctl.documents.snapshot import DecisionLine, DecisionReport, Snapshot
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.frontend.client import (
+from dynctl.sources.client import (
     TOKEN_HINT,
     TOKEN_REQUIRED,
     AsyncFrontendClient,
@@ -33,7 +34,6 @@ from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.http import async_client
 from dynctl.sources.query import DecisionQuery
 from dynctl.sources.source import LiveSource
-from dynctl.sources.thresholds import Thresholds, Values
 
 #: A reading takes at most this long, whatever --timeout is: the screen must go on.
 READ_S: Final = 5.0
@@ -182,7 +182,7 @@ class LiveFrontends(LiveSource):
         rows = [*page.decisions, *filter(query.shows_end, page.ended or ())]
         return [decision_line(row, feed.name) for row in rows], page
 
-    async def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    async def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         after = await super().set_thresholds(model, values)
         for one in self._readings:
             one.settings_changed()

@@ -12,8 +12,8 @@ import httpx
 from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import Unreachable, UsageProblem, file_problem, network_reason
 from dynctl.documents.recording_file import HEADER, chunk_header
-from dynctl.serving.telemetry.recorder import FileSink
-from dynctl.sources.frontend.client import TOKEN_HINT
+from dynctl.serving.records.recorder import FileSink
+from dynctl.sources.client import TOKEN_HINT
 from dynctl.sources.http import CONNECT_S, error_message, frontend_url, tls_context
 
 #: Seconds without a chunk: a recording has a sign of life every 5 s.

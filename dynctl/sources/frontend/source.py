@@ -15,10 +15,10 @@ from dynctl.base.naming import resolve_worker
 from dynctl.documents.config import ConfigDocument
 from dynctl.documents.replicas import ReplicaRow
 from dynctl.documents.route_result import RouteResult
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.workers import CordonChange, WorkerChange, WorkerRow
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from dynctl.sources.query import RouteQuery
-from dynctl.sources.thresholds import Thresholds, Values
 
 if TYPE_CHECKING:
     from dynctl.sources.thresholds.replicas import Replica
@@ -67,7 +67,7 @@ class FrontendSource:
     def thresholds(self) -> dict[str, Thresholds]:
         return self._first(lambda client: client.thresholds())
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         from dynctl.sources.thresholds.replicas import set_on_all
 
         return set_on_all(self.clients, model, values)
@@ -80,7 +80,7 @@ class FrontendSource:
 
         yield at_once(replica_at, self.clients)
 
-    def judged(self, model: str, values: Values) -> list[WorkerRow]:
+    def judged(self, model: str, values: ThresholdValues) -> list[WorkerRow]:
         from dynctl.sources.thresholds.effects import judged_rows
 
         return self._first(

@@ -19,10 +19,9 @@ from dynctl.base.decode_errors import WireError
 from dynctl.base.errors import DynctlError, UsageProblem
 from dynctl.base.quantities import percent
 from dynctl.documents.fleet_load import ended_requests, quantile
-from dynctl.documents.thresholds import CanaryCondition, CanaryState, CanaryVerdict
+from dynctl.documents.thresholds import CanaryCondition, CanaryState, CanaryVerdict, ThresholdValues
 from dynctl.serving.dynamo.frontend_traffic import counters_fell
 from dynctl.sources.http import HttpFrontend
-from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.replicas import Replica, at_once
 from dynctl.wire.dynamo.frontend_metrics import RequestTotals, buckets, read_request_totals
 
@@ -176,7 +175,7 @@ class Canary:
         self,
         replicas: Sequence[Replica],
         model: str,
-        values: Values,
+        values: ThresholdValues,
         conditions: Sequence[Condition],
         seconds: float,
         *,

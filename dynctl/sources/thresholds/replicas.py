@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeVar
 
 from dynctl.base.errors import DynctlError, Unreachable, UsageProblem
+from dynctl.documents.thresholds import Thresholds, ThresholdValues
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.thresholds import Thresholds, Values
 from router_core import THRESHOLD_SETTINGS
 
 State = Literal["set", "failed", "set back", "left over"]
@@ -35,15 +35,15 @@ class HoldsThresholds(Protocol):
         """Model -> all its thresholds."""
         ...
 
-    def check_values(self, model: str, present: Values, values: Values) -> None:
+    def check_values(self, model: str, present: ThresholdValues, values: ThresholdValues) -> None:
         """Raise UsageProblem where ``values`` cannot replace ``present``."""
         ...
 
-    def set_thresholds(self, model: str, values: Values) -> Thresholds:
+    def set_thresholds(self, model: str, values: ThresholdValues) -> Thresholds:
         """Set some thresholds; returns all that are in force then."""
         ...
 
-    def settable_values(self, values: Values) -> Thresholds:
+    def settable_values(self, values: ThresholdValues) -> Thresholds:
         """``values``, with a limit above any load in place of None where off cannot be set."""
         ...
 
@@ -90,7 +90,7 @@ class Reading:
     """The thresholds of one replica, by model. ``error``: why they are unknown."""
 
     replica: Replica
-    thresholds: Mapping[str, Values] = field(default_factory=dict)
+    thresholds: Mapping[str, ThresholdValues] = field(default_factory=dict)
     error: DynctlError | None = None
 
 
@@ -105,8 +105,8 @@ class Outcome:
 
     replica: Replica
     state: State
-    before: Values | None = None
-    after: Values | None = None
+    before: ThresholdValues | None = None
+    after: ThresholdValues | None = None
     error: DynctlError | None = None
 
 
@@ -115,7 +115,7 @@ class SetResult:
     """All replicas in their order."""
 
     outcomes: tuple[Outcome, ...]
-    values: Values
+    values: ThresholdValues
 
     @property
     def ok(self) -> bool:
@@ -177,7 +177,7 @@ def _differing_in_group(readings: Sequence[Reading], model: str) -> dict[str, li
 
 
 def set_everywhere(
-    replicas: Sequence[Replica], model: str, values: Values, *, partial: bool = False
+    replicas: Sequence[Replica], model: str, values: ThresholdValues, *, partial: bool = False
 ) -> SetResult:
     """Set on every replica and read it back from each; set all back where one fails.
 
@@ -223,7 +223,7 @@ def failure(result: SetResult, *, partial: bool) -> DynctlError:
     return kind(message, hint if partial else f"{hint}, or keep the ones that succeed: --partial")
 
 
-def set_on_all(holders: Sequence[NamedHolder], model: str, values: Values) -> Thresholds:
+def set_on_all(holders: Sequence[NamedHolder], model: str, values: ThresholdValues) -> Thresholds:
     """Set on every frontend, or on none of them; returns the thresholds of the first.
 
     Raises DynctlError.
@@ -257,7 +257,7 @@ def _reasons(outcomes: Sequence[Outcome]) -> str:
 
 
 def _read_before(
-    replicas: Sequence[Replica], model: str, values: Values, *, partial: bool
+    replicas: Sequence[Replica], model: str, values: ThresholdValues, *, partial: bool
 ) -> list[Outcome]:
     """Each replica before anything is written; those that are certain to fail are ``failed``."""
     found = []
@@ -288,7 +288,7 @@ def _read_before(
     return found
 
 
-def _written(outcome: Outcome, model: str, values: Values) -> Outcome:
+def _written(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     holder = outcome.replica.holder
     try:
         after = holder.set_thresholds(model, values)
@@ -297,7 +297,7 @@ def _written(outcome: Outcome, model: str, values: Values) -> Outcome:
     return Outcome(outcome.replica, "set", outcome.before, after)
 
 
-def _verified(outcome: Outcome, model: str, values: Values) -> Outcome:
+def _verified(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     """The outcome with the replica's thresholds, read again."""
     before, error = outcome.before, outcome.error
     try:
@@ -313,7 +313,7 @@ def _verified(outcome: Outcome, model: str, values: Values) -> Outcome:
     return Outcome(outcome.replica, "set" if error is None else "failed", before, after, error)
 
 
-def _set_back(outcome: Outcome, model: str, values: Values) -> Outcome:
+def _set_back(outcome: Outcome, model: str, values: ThresholdValues) -> Outcome:
     """The outcome after setting the replica back, where its thresholds changed."""
     before, after = outcome.before, outcome.after
     if before is None or (after is not None and dict(after) == dict(before)):
@@ -324,7 +324,7 @@ def _set_back(outcome: Outcome, model: str, values: Values) -> Outcome:
         )
     holder = outcome.replica.holder
     state: State = "failed" if outcome.state == "failed" else "set back"
-    now: Values = {}
+    now: ThresholdValues = {}
     try:
         now = holder.thresholds().get(model) or {}
         # Another operator may have set a value meanwhile: only ours is replaced.
@@ -347,5 +347,5 @@ def _set_back(outcome: Outcome, model: str, values: Values) -> Outcome:
     return Outcome(outcome.replica, state, before, now, outcome.error)
 
 
-def _holds(row: Values, values: Values) -> bool:
+def _holds(row: ThresholdValues, values: ThresholdValues) -> bool:
     return all(row.get(name) == value for name, value in values.items())

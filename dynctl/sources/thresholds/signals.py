@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dynctl.documents.thresholds import Latch, SignalRow
+from dynctl.documents.thresholds import Latch, SignalRow, ThresholdValues
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.effects import RankSignals, rank_signals
 from router_core import REPORTED_TOKENS, UNKNOWN_BATCHED_TOKENS, ThresholdSignal
 
@@ -31,7 +30,7 @@ def signal_rows(
     replica: str,
     rows: Sequence[WorkerRow],
     model: str,
-    thresholds: Values,
+    thresholds: ThresholdValues,
     dynamo: DynamoVerdicts | None = None,
 ) -> list[SignalRow]:
     """Every signal of every rank of ``model`` against each threshold that is set.

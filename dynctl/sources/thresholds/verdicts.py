@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dynctl.base.errors import DynctlError
+from dynctl.documents.thresholds import ThresholdValues
 from dynctl.documents.workers import WorkerRow
-from dynctl.sources.thresholds import Values
 from dynctl.sources.thresholds.effects import rank_signals
 from dynctl.sources.thresholds.replicas import Replica, at_once
 
@@ -52,7 +52,7 @@ def verdicts(replica: Replica, rows: Sequence[WorkerRow], model: str) -> dict[in
     return {row.worker_id: one for row, one in zip(probed, found, strict=True) if one is not None}
 
 
-def read_acting(replicas: Sequence[Replica], model: str, values: Values) -> Acting:
+def read_acting(replicas: Sequence[Replica], model: str, values: ThresholdValues) -> Acting:
     """Read every replica once. ``values``: the thresholds that were set."""
     found = at_once(lambda replica: _read_one(replica, model, values), replicas)
     return Acting(
@@ -64,7 +64,7 @@ def read_acting(replicas: Sequence[Replica], model: str, values: Values) -> Acti
 def wait_until_acting(
     replicas: Sequence[Replica],
     model: str,
-    values: Values,
+    values: ThresholdValues,
     seconds: float,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -82,7 +82,7 @@ def wait_until_acting(
         pause = min(_LONGEST_S, pause * 2)
 
 
-def _read_one(replica: Replica, model: str, values: Values) -> Acting:
+def _read_one(replica: Replica, model: str, values: ThresholdValues) -> Acting:
     name = replica.name
     try:
         present = replica.holder.thresholds().get(model)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dynctl.base.errors import DynctlError, Unreachable
-from dynctl.documents.thresholds import ThresholdEvent
-from dynctl.sources.thresholds import Values
+from dynctl.documents.thresholds import ThresholdEvent, ThresholdValues
 from dynctl.sources.thresholds.effects import rank_signals
 from dynctl.sources.thresholds.replicas import Reading, Replica, at_once, differing
 from router_core import THRESHOLD_SETTINGS
@@ -38,7 +37,7 @@ class ReplicaState:
 
     replica: Replica
     at: float
-    thresholds: Mapping[str, Values] = field(default_factory=dict)
+    thresholds: Mapping[str, ThresholdValues] = field(default_factory=dict)
     ranks: Mapping[RankKey, RankState] = field(default_factory=dict)
     error: DynctlError | None = None
 

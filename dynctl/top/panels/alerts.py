@@ -8,10 +8,10 @@ from typing import ClassVar
 from rich.style import Style
 
 from dynctl.documents.snapshot import Alert
+from dynctl.top.columns import alert_table
 from dynctl.top.filter import worker_words
 from dynctl.top.layout import TITLE, Wish
 from dynctl.top.marks import BAD, PLAIN, WARN
-from dynctl.top.panels.columns import alert_table
 from dynctl.top.panels.panel import Panel, Picture
 
 

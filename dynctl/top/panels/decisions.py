@@ -11,9 +11,9 @@ from dynctl.documents.snapshot import DecisionLine, Snapshot
 from dynctl.screens.cells import beginning, cells, padded
 from dynctl.screens.columns import GAP, Fitted
 from dynctl.screens.decisions import outcome_text, refusal
+from dynctl.top.columns import decision_table, hands_over_roles
 from dynctl.top.header import decisions_listed, meter_line
 from dynctl.top.marks import BAD, BLOCKS, PLAIN, WARN, Line, plain, zone_style
-from dynctl.top.panels.columns import decision_table, hands_over_roles
 from dynctl.top.panels.panel import Panel, Picture
 
 _METERS: Final = 3

@@ -10,10 +10,10 @@ from rich.style import Style
 from dynctl.documents.snapshot import DomainRow, DomainView, Snapshot
 from dynctl.documents.topology import NO_DOMAIN
 from dynctl.screens.numbers import age, plural
+from dynctl.top.columns import domain_table, generating, hands_over, kv_share
 from dynctl.top.filter import worker_words
 from dynctl.top.history import History
 from dynctl.top.marks import BAD, BLOCKS, GOOD, PLAIN, WARN, role_style, zone_style
-from dynctl.top.panels.columns import domain_table, generating, hands_over, kv_share
 from dynctl.top.panels.panel import Panel, Picture
 
 _TIGHT = 0.7

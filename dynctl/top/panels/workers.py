@@ -10,10 +10,10 @@ from rich.style import Style
 from dynctl.documents.snapshot import Snapshot, stale_reason
 from dynctl.documents.workers import WorkerRow
 from dynctl.screens.workers import ordered
+from dynctl.top.columns import why, worker_table
 from dynctl.top.filter import worker_words
 from dynctl.top.header import available
 from dynctl.top.marks import BAD, DIM, PLAIN, WARN, role_style, zone_style
-from dynctl.top.panels.columns import why, worker_table
 from dynctl.top.panels.panel import Panel, Picture
 
 

@@ -17,8 +17,8 @@ from dynctl.base.errors import DynctlError
 from dynctl.base.json_fields import mapping
 from dynctl.health.facts import Unread
 from dynctl.sources.dynamo.frontend import DynamoFrontend
+from dynctl.sources.dynamo.frontend_pods import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.sources.dynamo.frontends import with_name
-from dynctl.sources.kubernetes import MOST_FRONTENDS, Reach, Reached, reached
 from dynctl.verify.facts import ProbeAnswer, RouterView
 from dynctl.verify.gather.permissions import unread
 from dynctl.verify.join import JoinedFacts

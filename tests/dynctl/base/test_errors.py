@@ -14,7 +14,7 @@ from dynctl.base.errors import file_problem
 _OTHERS = {
     "base/errors.py",
     "base/worker_environment.py",  # Dynamo's messages, word for word
-    "serving/http/processes.py",  # a process that does not start
+    "serving/services/processes.py",  # a process that does not start
 }
 
 

@@ -9,7 +9,7 @@ from dynctl.documents.audit import CAUSES, AuditRow, added, audit_report, since
 from dynctl.documents.fleet_load import FleetLoad
 from dynctl.screens.audit import audit_screen
 from dynctl.screens.canvas import Canvas
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 
 GOOD = AuditRow("prefill-a0", 1, "prefill", 8, 8, 256, 256)
 BAD = AuditRow("prefill-b0", 2, "prefill", 4, 1, 128, 32, causes={"not_reused": 2, "tokens": 1})

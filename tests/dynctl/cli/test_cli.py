@@ -289,7 +289,7 @@ def test_errors_of_a_command_become_exit_codes(dynctl, monkeypatch, error, code,
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("dynctl.sources.connect", fails)
+    monkeypatch.setattr("dynctl.sources.connect.connect", fails)
     ran = dynctl("workers", "list")
     assert (ran.code, ran.out, ran.err) == (code, "", said)
 
@@ -309,7 +309,7 @@ def test_a_defect_is_not_an_answer_and_shows_no_traceback(dynctl, monkeypatch):
     def fails(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("dynctl.sources.connect", fails)
+    monkeypatch.setattr("dynctl.sources.connect.connect", fails)
     ran = dynctl("workers", "list")
     assert ran.code == ExitCode.DEFECT
     assert "Traceback" not in ran.err
@@ -436,7 +436,7 @@ def test_an_etcd_without_a_response_in_the_timeout_is_exit_code_4(dynctl):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert dynctl(*line, "0.5", "--etcd-endpoints", address).code == ExitCode.TIMEOUT
-    long = str(patience(2))
+    long = f"{patience(2):.3f}"
     assert dynctl(*line, long, "--etcd-endpoints", address).code == ExitCode.UNREACHABLE
 
 

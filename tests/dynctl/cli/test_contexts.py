@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.base.options import GlobalOptions
-from dynctl.sources import connect_live
+from dynctl.sources.connect import connect_live
 from dynctl.sources.dynamo.live import LiveDynamo
 from tests.http_servers import Exchange, HttpServer
 from tests.waiting import patience

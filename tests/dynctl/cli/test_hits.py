@@ -364,7 +364,7 @@ def test_without_a_router_only_running_sources_are_offered(dynctl: Any) -> None:
 
 
 def test_without_arguments_files_are_offered_too(dynctl: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", "http://127.0.0.1:9")
+    monkeypatch.setattr("dynctl.sources.named.DEFAULT_FRONTEND", "http://127.0.0.1:9")
     ran = dynctl("hits")
     assert ran.code == 3
     assert (
@@ -391,7 +391,7 @@ def test_the_screen_of_nothing_says_why():
 ROOM = ("--total-blocks", "1000000")
 FRONTEND = """
 import sys
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig

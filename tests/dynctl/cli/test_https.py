@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
 from tests.dynctl.serving.test_listeners import write_certificate
 
 

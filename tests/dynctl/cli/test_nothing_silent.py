@@ -101,12 +101,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return 0
 
     monkeypatch.setattr("dynctl.serving.http.server.run_frontend", takes)
-    monkeypatch.setattr("dynctl.serving.http.router_server.run_router", takes)
+    monkeypatch.setattr("dynctl.serving.services.router_server.run_router", takes)
     monkeypatch.setattr("dynctl.simulation.engine.process.run_engine", takes)
     monkeypatch.setattr("dynctl.serving.epp.process.run_picker", takes)
-    monkeypatch.setattr("dynctl.serving.http.indexer.run_indexer", takes)
+    monkeypatch.setattr("dynctl.serving.services.indexer.run_indexer", takes)
     monkeypatch.setattr(
-        "dynctl.serving.http.processes.run_processes", lambda config, *_: takes(config)
+        "dynctl.serving.services.processes.run_processes", lambda config, *_: takes(config)
     )
     return found
 

@@ -277,7 +277,9 @@ def test_an_interrupted_drain_names_the_way_back(dynctl, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dynctl.sources.connect_frontends", lambda options, command: Source())
+    monkeypatch.setattr(
+        "dynctl.sources.connect.connect_frontends", lambda options, command: Source()
+    )
     monkeypatch.setattr("time.sleep", interrupt)
     ran = dynctl("workers", "drain", "decode-a0", "--frontend", "http://127.0.0.1:1")
     shown = " ".join(ran.err.split())

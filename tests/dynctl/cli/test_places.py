@@ -78,7 +78,7 @@ class Guard:
 
 
 def at_default(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    for module in ("dynctl.sources", "dynctl.sources.dynamo.check_facts"):
+    for module in ("dynctl.sources.named", "dynctl.sources.dynamo.check_facts"):
         monkeypatch.setattr(f"{module}.DEFAULT_FRONTEND", url)
 
 

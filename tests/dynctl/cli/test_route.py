@@ -331,7 +331,7 @@ def test_two_sources_are_a_usage_error_and_none_is_unreachable(dynctl, tmp_path,
     ran = dynctl("route", "hi", "--demo", "--view", tmp_path / "x")
     assert ran.code == 2
     assert "--demo and --view: two sources are set" in ran.err
-    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", "http://127.0.0.1:1")
+    monkeypatch.setattr("dynctl.sources.named.DEFAULT_FRONTEND", "http://127.0.0.1:1")
     ran = dynctl("route", "hi")
     assert ran.code == 3
     for way in ("--demo", "--view FILE", "--frontend http", "dynctl serve frontend"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.config import ReplicaConfig
+from dynctl.serving.routing.config import ReplicaConfig
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.simulation.engine.config import OPTIONS
 from router_core import SETTINGS
@@ -23,7 +23,8 @@ def started(monkeypatch) -> list[Any]:
         return 0
 
     monkeypatch.setattr("dynctl.serving.http.server.run_frontend", takes)
-    monkeypatch.setattr("dynctl.serving.http.router_server.run_router", takes)
+    monkeypatch.setattr("dynctl.serving.services.router_server.run_router", takes)
+    monkeypatch.setattr("dynctl.serving.epp.process.run_picker", takes)
     monkeypatch.setattr("dynctl.simulation.engine.process.run_engine", takes)
     return found
 
@@ -397,7 +398,7 @@ def test_several_processes(dynctl, started, monkeypatch):
         timeouts.append(silent_s)
         return 0
 
-    monkeypatch.setattr("dynctl.serving.http.processes.run_processes", takes)
+    monkeypatch.setattr("dynctl.serving.services.processes.run_processes", takes)
     assert dynctl("serve", "frontend", "--processes", "3").code == 0
     ran = dynctl("serve", "frontend", "--processes", "2", "--key-concurrency", "5")
     assert (ran.code, counts, started) == (0, [3, 2], [])
@@ -478,3 +479,28 @@ def test_only_a_template_of_a_local_model_is_trusted(dynctl, started, tmp_path, 
     ran = dynctl("serve", command, "--trust-template", "--model-path", str(tmp_path))
     assert ran.code == 0
     assert [config.trust_template for config in started] == [True]
+
+
+def test_what_clients_may_direct_and_share(dynctl, started):
+    keys = "--api-key", "sk-0123456789abcdef"
+    given = "--isolate-keys", "--hide-key-details"
+    fields = "--client-fields", "priority,bootstrap_host", "--client-fields", "session_params"
+    assert dynctl("serve", "frontend", *keys, *given, *fields).err == ""
+    assert dynctl("serve", "epp", "--worker", "http://127.0.0.1:1", *fields).code == 0
+    assert dynctl("serve", "frontend").code == 0
+    allowed = {"priority", "bootstrap_host", "session_params"}
+    found = [(one.isolate_keys, one.key_details, one.client_fields) for one in started]
+    assert found == [(True, False, allowed), (False, True, allowed), (False, True, set())]
+    ran = dynctl("serve", "frontend", "--client-fields", "priority,messages")
+    assert ran.code == 2
+    assert "--client-fields messages: expected one of kv_transfer_params, " in ran.err
+
+
+@pytest.mark.parametrize(
+    "flag", [["--isolate-keys"], ["--hide-key-details"], ["--client-fields", "priority"]]
+)
+def test_rights_of_clients_without_effect_are_named(dynctl, started, flag):
+    ran = dynctl("serve", "router", "--api-key", "sk-0123456789abcdef", *flag)
+    assert f"{flag[0]} has no effect on serve router: set it on the frontends" in ran.err
+    if len(flag) == 1:
+        assert f"{flag[0]} has no effect" in dynctl("serve", "frontend", *flag).err

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.config import PickerConfig
+from dynctl.serving.routing.config import PickerConfig
 from tests.ports import free_port
 from tests.waiting import patience
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dynctl.base.errors import UsageProblem
+from dynctl.cli import router_flags
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from dynctl.settings.router_settings import Resolved, bounds, parse_assignments, resolve
 from router_core import PRESETS, SETTINGS, ConfigError, RouterConfig
@@ -444,3 +446,16 @@ def test_a_dry_run_needs_the_line_of_a_load_policy_too():
         parse_assignments(RouterConfig(), given)
     config, _, _ = parse_assignments(RouterConfig(), [*given, "router_queue_threshold=2"])
     assert config.bypass_busy_threshold == 2.0
+
+
+def test_a_setting_needs_no_environment_variable(dynctl, monkeypatch):
+    option = ROUTER_OPTIONS["router_temperature"]
+    monkeypatch.setitem(ROUTER_OPTIONS, "router_temperature", replace(option, env=()))
+    annotation = router_flags._annotation(SETTINGS["router_temperature"], option.flags[0], False)
+    (typed,) = annotation.__metadata__
+    assert typed.help.endswith("[number 0..; default: 0.0]")
+    found = resolve({"--router-temperature": "1"}, {"DYN_ROUTER_TEMPERATURE": "3"})
+    assert found.sources["router_temperature"] == "flag --router-temperature"
+    ran = dynctl("config", "show", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert '"env":""' in ran.out.replace(" ", "")

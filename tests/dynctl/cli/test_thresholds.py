@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from dynctl.documents.thresholds import CanaryVerdict
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from dynctl.sources.thresholds.canary import Canary, read_conditions
 from dynctl.sources.thresholds.change import change_thresholds
 from dynctl.sources.thresholds.replicas import Replica as Replicated

@@ -73,7 +73,7 @@ def test_strange_answers(dynctl, server, status, body, code, expected):
 
 
 def test_another_server_on_the_default_port_is_not_ours(dynctl, server, monkeypatch):
-    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", server.url)
+    monkeypatch.setattr("dynctl.sources.named.DEFAULT_FRONTEND", server.url)
     server.body = json.dumps({"hello": "I am somebody else"}).encode()
     ran = dynctl("workers", "list")
     assert ran.code == 3
@@ -85,7 +85,7 @@ def test_a_slow_server_on_the_default_port_is_not_a_missing_one(
     dynctl, server, monkeypatch, command
 ):
     """Under load a frontend can need seconds: then no answer is known, not the absence of one."""
-    for module in ("dynctl.sources", "dynctl.sources.dynamo.check_facts"):
+    for module in ("dynctl.sources.named", "dynctl.sources.dynamo.check_facts"):
         monkeypatch.setattr(f"{module}.DEFAULT_FRONTEND", server.url)
     server.free.clear()
     ran = dynctl(*command, "--timeout", "0.2")
@@ -97,7 +97,7 @@ def test_a_slow_server_on_the_default_port_is_not_a_missing_one(
 def test_the_version_of_a_slow_server_on_the_default_port_is_not_left_out(
     dynctl, server, monkeypatch
 ):
-    monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", server.url)
+    monkeypatch.setattr("dynctl.sources.named.DEFAULT_FRONTEND", server.url)
     server.free.clear()
     ran = dynctl("version", "--timeout", "0.2")
     assert ran.code == 3
@@ -105,7 +105,7 @@ def test_the_version_of_a_slow_server_on_the_default_port_is_not_left_out(
 
 
 def test_an_answer_without_end_is_cut(dynctl, server, monkeypatch):
-    monkeypatch.setattr("dynctl.sources.frontend.client.FrontendClient.max_bytes", 1000)
+    monkeypatch.setattr("dynctl.sources.client.FrontendClient.max_bytes", 1000)
     server.body = b"[" + b" " * 10_000
     ran = dynctl("workers", "list", "--frontend", server.url)
     assert (ran.code, "the response is over 1,000 bytes" in ran.err) == (3, True)

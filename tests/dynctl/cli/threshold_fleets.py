@@ -15,8 +15,8 @@ from aiohttp import web
 from dynctl.documents.workers import worker_rows
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.errors import error_middleware
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.routing.service import RoutingService
 from router_core import THRESHOLD_SETTINGS, Change, LoadReported, Worker
 from tests.golden.fleets import worker
 from tests.http_servers import Exchange, HttpServer

@@ -14,15 +14,15 @@ from unittest.mock import patch
 import msgspec
 
 from dynctl.adapters.ports import IndexRead, StreamCode, StreamCondition
-from dynctl.serving.config import FrontendConfig, HealthConfig
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.engines.workers_file import WorkersFile
 from dynctl.serving.http import server
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.prompts import PromptTokenizers
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig
+from dynctl.serving.routing.prompts import PromptTokenizers
+from dynctl.serving.routing.service import RoutingService
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import RouterConfig, ThresholdsSet
 from tests.dynctl.serving.fleets import until

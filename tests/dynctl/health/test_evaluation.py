@@ -6,7 +6,7 @@ import pytest
 from dynctl.documents.workers import RankRow, WorkerRow
 from dynctl.health.conditions import INDEX_OR_LOAD, MAX_CONDITIONS, NOT_MODELLED
 from dynctl.health.evaluation import DERIVED_CODES, MOST_OF_A_CODE, FleetState, evaluate
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.service import RoutingService
 from router_core import Worker
 
 

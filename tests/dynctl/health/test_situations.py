@@ -32,10 +32,10 @@ from dynctl.planning.domain_capacity import topology_show
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.topology import topology_show as topology_screen
 from dynctl.screens.workers import worker_list
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.refusal import HttpError
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.refusal import HttpError
+from dynctl.serving.routing.service import RoutingService
 from dynctl.sources.alerts import AlertBoard
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo import check_facts

@@ -28,11 +28,11 @@ from dynctl.planning.prefill_load import (
 )
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.config import config_report
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.wire.model_config import ModelShape
 from router_core import (
     PredictedPrefill,
@@ -380,7 +380,7 @@ async def test_load_falls_everywhere_alike() -> None:
 
 
 async def _prepared(service: RoutingService):
-    from dynctl.serving.prompts import Prompt
+    from dynctl.serving.routing.prompts import Prompt
 
     return await service.prepare("tiny", Prompt(token_ids=tuple(range(100, 134))))
 

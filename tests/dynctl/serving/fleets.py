@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from dynctl.serving.config import FrontendConfig, HealthConfig, Limits
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig, Limits
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer

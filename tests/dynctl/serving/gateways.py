@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from grpc import aio  # type: ignore[import-untyped]
 
-from dynctl.serving.config import PickerConfig
 from dynctl.serving.epp.process import EndpointPicker
+from dynctl.serving.routing.config import PickerConfig
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.ext_proc import BodyMode
 from dynctl.wire.envoy.schema import message

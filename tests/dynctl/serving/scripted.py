@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dynctl.base.decode_errors import WireError
-from dynctl.serving.engines.answer import (
+from dynctl.serving.dynamo.answer import (
     DONE,
     ERROR_STATUS,
     AnswerError,

@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.web.routes import page_routes
 from tests.dynctl.serving.fleets import (

@@ -20,11 +20,11 @@ from dynctl.documents.route_result import RouteResult
 from dynctl.documents.view import decode_view
 from dynctl.serving.http.admin import Admin
 from dynctl.serving.http.errors import error_middleware
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DEFAULT_BYTES, DecisionMemory
-from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.records.decision_memory import DEFAULT_BYTES, DecisionMemory
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from router_core import LoadReported, RouterConfig, constraints
 from tests.dynctl.serving.routed import request, store, worker
 

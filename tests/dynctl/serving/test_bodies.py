@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.serving.config import Limits
 from dynctl.serving.http.bodies import BODIES, Bodies
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.refusal import HttpError
 from tests.dynctl.serving.fleets import chat_body, site, until
 from tests.dynctl.serving.sockets import CHAT, chat_bytes, raw
 

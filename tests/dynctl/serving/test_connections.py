@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from dynctl.serving.config import Limits
 from dynctl.serving.http.connections import Connections
-from dynctl.serving.http.indexer import IndexerConfig, IndexerProcess
 from dynctl.serving.http.openapi import routes_of
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.services.indexer import IndexerConfig, IndexerProcess
 from tests.dynctl.serving.fleets import chat_body, site, until
 from tests.dynctl.serving.sockets import Raw, chat_bytes, raw
 from tests.dynctl.serving.test_process import all_read, engine, process
@@ -144,7 +144,7 @@ async def test_bytes_that_are_not_http_get_a_400_without_a_traceback(caplog):
 FRONTEND = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 port = int(sys.argv[1])

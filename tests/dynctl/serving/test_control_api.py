@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import (
     SETTINGS,

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from dynctl.serving.telemetry.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
+from dynctl.serving.records.decision_log import REFUSALS_A_SECOND, DecisionLog, lines
 from dynctl.serving.telemetry.log_format import LOGGERS, TextFormatter, configure_logging
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Decision, ModelRuntimeConfig, Role, Worker, constraints

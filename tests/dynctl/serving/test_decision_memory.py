@@ -10,9 +10,9 @@ from msgspec import UNSET
 from dynctl.documents.decisions import decision_row
 from dynctl.documents.route_of_plan import decision_result
 from dynctl.documents.route_result import PrefillPrediction
-from dynctl.serving.prompts import NOT_MODELLED
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.serving.telemetry.decision_storage import BriefHop, brief, pack
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.decision_storage import BriefHop, brief, pack
+from dynctl.serving.routing.prompts import NOT_MODELLED
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Booked, PredictedPrefill, WorkerLost, WorkerUpserted, constraints, flip
 from router_core.config import ROUTER_MODES

@@ -15,10 +15,11 @@ from grpc import aio  # type: ignore[import-untyped]
 
 from dynctl.adapters.otlp import collector_url
 from dynctl.base.options import GlobalOptions
-from dynctl.serving.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
 from dynctl.serving.epp.process import EndpointPicker
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.prompts import Prompt
+from dynctl.serving.routing.config import DynamoConfig, FrontendConfig, Limits, PickerConfig
+from dynctl.serving.routing.prompts import Prompt
+from dynctl.serving.routing.service import Prepared
 from dynctl.tokenization import DEMO_MODEL_DIR, load_tokenizer
 from dynctl.wire.envoy import ext_proc
 from router_core import IndexMarked, Pin, RouterConfig, hash_prompt
@@ -109,6 +110,7 @@ async def site(tmp_path: Path, *faults: Fault, **dynamo: Any) -> AsyncIterator[S
         limits = Limits(**dynamo.pop("limits", {}))
         picker, otlp = dynamo.pop("picker", None), dynamo.pop("otlp_endpoint", None)
         router = RouterConfig().with_values(dynamo.pop("router", {}))
+        access = dynamo.pop("access", {})
         made.frontend = (Frontend if picker is None else EndpointPicker)(
             FrontendConfig(
                 port=0,
@@ -118,6 +120,7 @@ async def site(tmp_path: Path, *faults: Fault, **dynamo: Any) -> AsyncIterator[S
                 model_path=dynamo.pop("model_path", DEMO_MODEL_DIR),
                 dynamo=DynamoConfig(planes, None, tmp_path / "cache", **dynamo),
                 limits=limits,
+                **access,
             )
         )
         stack.callback(asyncio.create_task(made.keep()).cancel)
@@ -400,6 +403,36 @@ async def test_prompts_are_hashed_as_dynamos_workers_hash_them(store: Path) -> N
         assert (await made.ask(prompt=prompt, cache_salt="one", nvext=nvext))[0] == 200
         sent = made.workers[0].questions[-1].body["routing"]
         assert sent["cache_salt"] == "two"
+
+
+async def test_an_isolated_key_has_its_salt_in_hashes_and_in_requests(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers and hashes get one salt, whichever of the two fields the client fills."""
+    keys = "sk-first-0123456789", "sk-second-012345678"
+    async with site(store, Fault.NONE, access={"api_keys": keys, "isolate_keys": True}) as made:
+        service = made.frontend.service
+        hashed: list[str | None] = []
+        used: list[str | None] = []
+        fills: list[dict[str, Any]] = [{}, {"cache_salt": "one"}, {"nvext": {"cache_salt": "one"}}]
+        prepare = service.prepare
+
+        async def noted(*given: Any, **fields: Any) -> Prepared:
+            hashed.append(fields["cache_salt"])
+            return await prepare(*given, **fields)
+
+        monkeypatch.setattr(service, "prepare", noted)
+        for fields in fills:
+            for key in keys:
+                headers = {"authorization": f"Bearer {key}"}
+                assert (await made.ask(headers, **fields))[0] == 200
+                sent = made.workers[0].questions[-1].body
+                used.append(sent["routing"]["cache_salt"])
+                assert sent["extra_args"]["nvext"]["cache_salt"] == used[-1]
+        assert hashed == used
+        assert used[2:4] == used[4:6]
+        assert len(set(used)) == 4
+        assert not {"one", None} & set(used)
 
 
 # -- worker sets -----------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from dynctl.serving.config import HealthConfig, Limits
-from dynctl.serving.engines.ejection import EjectionLimits
+from dynctl.serving.routing.config import EjectionLimits, HealthConfig, Limits
 from tests.dynctl.serving.fleets import Site, site, until
 from tests.dynctl.serving.hostile import GOOD, answers, hangs, hostile, specs
 from tests.waiting import patience

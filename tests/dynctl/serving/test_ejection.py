@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynctl.serving.engines.ejection import Ejection, EjectionLimits, FirstOutputs
+from dynctl.serving.engines.ejection import Ejection, FirstOutputs
+from dynctl.serving.routing.config import EjectionLimits
 
 LIMITS = EjectionLimits(failures=3, pause_s=5.0, max_pause_s=40.0)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.engines.request_plane import PlaneDispatch
+from dynctl.serving.dynamo.request_plane import PlaneDispatch
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.wire.openai import parse_embedding_request
 from router_core import Booked, RouterConfig

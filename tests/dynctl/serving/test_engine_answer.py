@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.serving.engines.answer import (
+from dynctl.serving.dynamo.answer import (
     AnswerError,
     EngineAnswer,
     Parsers,

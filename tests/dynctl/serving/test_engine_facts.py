@@ -12,8 +12,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving import fleet as fleet_module
-from dynctl.serving.config import HealthConfig
+from dynctl.serving.engines import fleet as fleet_module
 from dynctl.serving.engines.facts import (
     EngineFacts,
     build_worker,
@@ -24,6 +23,7 @@ from dynctl.serving.engines.facts import (
     load_report,
 )
 from dynctl.serving.engines.worker_spec import parse_worker_spec
+from dynctl.serving.routing.config import HealthConfig
 from dynctl.wire.engine_metrics import EngineGauges
 from router_core import Role
 from tests.dynctl.serving.fleets import Site, chat_body, site, until

@@ -11,8 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dynctl.documents.fleet_load import joined_rows
-from dynctl.serving.config import HealthConfig
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import HealthConfig
 from router_core import ThresholdsSet
 from tests.dynctl.serving.fleets import site, until
 from tests.waiting import patience

@@ -23,9 +23,10 @@ from hyperframe.frame import DataFrame, PingFrame, SettingsFrame, WindowUpdateFr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.config import Limits, PickerConfig
 from dynctl.serving.epp import exchange, grpc_server, process
 from dynctl.serving.http.start import StartError
+from dynctl.serving.routing.config import Limits, PickerConfig
+from dynctl.wire.directions import ENGINE_HEADERS
 from dynctl.wire.envoy import ext_proc, health
 from dynctl.wire.envoy.ext_proc import BodyMode
 from dynctl.wire.envoy.health import Serving
@@ -313,6 +314,57 @@ async def test_clients_cannot_choose_a_worker_by_the_pickers_headers() -> None:
         # Each is replaced or removed.
         assert set(headers) | set(removed_headers(answer)) == set(ext_proc.OWN_HEADERS)
         assert not set(headers) & set(removed_headers(answer))
+
+
+async def test_no_engine_behind_a_gateway_is_directed_by_a_client() -> None:
+    own = {name.replace("-", "_"): "7" for name in ENGINE_HEADERS}
+    async with gateway(TWO) as site:
+        answer = await site.request().ask(CHAT, **own)
+        assert set(ENGINE_HEADERS) <= set(removed_headers(answer))
+        directed: list[dict[str, Any]] = [
+            {"bootstrap_host": "10.9.9.9"},
+            {"priority": 0},
+            {"vllm_xargs": {"kv_transfer_params": "x"}},
+            {"sampling_params": {"extra_args": {"kv_transfer_params": {}}}},
+            {"nvext": {"metadata_upload": {"url": "s3://b"}}},
+        ]
+        for path in ("/v1/chat/completions", "/generate", "/v1/chat/completions/"):
+            for more in directed:
+                status, error = await site.request().refused({**CHAT, **more}, path=path)
+                assert (status, error["code"]) == (400, "field_not_allowed"), (path, more)
+        assert sum(requests for requests, _, _ in site.load().values()) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        msgspec.json.encode({"model": "demo", "bootstrap_host": "h"}).decode().encode("utf-16"),
+        b'{"model":"demo","x":NaN,"bootstrap_host":"h"}',
+        b'\xef\xbb\xbf{"model":"demo","bootstrap_host":"h"}',
+        b'[{"bootstrap_host":"h"}]',
+    ],
+    ids=["utf-16", "NaN", "byte order mark", "array"],
+)
+async def test_a_body_that_engines_may_read_in_another_way_is_refused(body: bytes) -> None:
+    """Python's json reads all of these."""
+    async with gateway(TWO) as site:
+        for path in ("/generate", "/v1/completions"):
+            stream = site.request()
+            await stream.send(headers_message(path, content_type="application/json"))
+            await stream.body(body, end=True)
+            assert refusal_of(await stream.answer())[0] == 400
+        stream = site.request()
+        kind = "multipart/form-data; boundary=b"
+        await stream.send(headers_message("/v1/audio/transcriptions", content_type=kind))
+        await stream.body(b"--b\r\n", end=True)
+        assert ext_proc.DESTINATION in set_headers(await stream.answer())
+
+
+async def test_a_gateways_clients_may_be_allowed_to_direct() -> None:
+    async with gateway(TWO, client_fields=frozenset({"priority"})) as site:
+        answer = await site.request().ask({**CHAT, "priority": 1}, x_vllm_priority="1")
+        assert ext_proc.DESTINATION in set_headers(answer)
+        assert "x-vllm-priority" not in removed_headers(answer)
 
 
 # -- subsets and refusals --------------------------------------------------------------------

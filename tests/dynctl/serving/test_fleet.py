@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines import workers_file
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.tokenizer_check import TokenizerCheck
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.start import StartError
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR
@@ -526,7 +526,7 @@ async def plain_engine():
 
 async def test_an_index_over_its_bound_is_dropped_and_read_again(monkeypatch):
     """An engine with more blocks than it declares costs its own index, never the process."""
-    monkeypatch.setattr("dynctl.serving.fleet._REREAD_S", (0.05,))
+    monkeypatch.setattr("dynctl.serving.engines.fleet._REREAD_S", (0.05,))
     async with site([{"name": "a0"}, {"name": "a1"}]) as fleet:
         await fleet.connected()
         service = fleet.service

@@ -13,11 +13,11 @@ from dynctl.adapters.ports import ChannelCode, ChannelCondition, ChannelMessage
 from dynctl.base.errors import UsageProblem
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment
-from dynctl.serving import replicas
 from dynctl.serving.dynamo import fleet_sync
 from dynctl.serving.dynamo.fleet_sync import FleetSync
 from dynctl.serving.dynamo.observer import Observer
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing import replicas
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,

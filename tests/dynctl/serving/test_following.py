@@ -12,8 +12,8 @@ from dynctl.documents.codec import decode
 from dynctl.documents.fleet_load import FleetLoad, joined_rows
 from dynctl.documents.workers import decode_worker_rows
 from dynctl.serving.http.fleet_endpoints import FleetFeed
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import MAX_WAITING, DecisionMemory
+from dynctl.serving.records.decision_memory import MAX_WAITING, DecisionMemory
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import LoadReported
 from tests.dynctl.serving.fleets import Site, site, until, zone
@@ -114,7 +114,7 @@ async def test_a_large_fleet_is_listed_in_steps_of_one_moment():
 
 
 async def test_the_engines_of_a_fleet_are_listed_in_steps_of_one_moment(monkeypatch):
-    monkeypatch.setattr("dynctl.serving.fleet.SLICE", 1)
+    monkeypatch.setattr("dynctl.serving.engines.fleet.SLICE", 1)
     async with site(ENGINES, api_token="t0k") as fleet:
         members, service = fleet.frontend.fleet, fleet.frontend.service
 

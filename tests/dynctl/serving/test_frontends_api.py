@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynctl.documents.frontends import MAX_PLACES, PROTOCOL, SentRequest, request_of, sent_request
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.engines.fleet import Fleet
 from dynctl.serving.engines.upstream import Upstream
-from dynctl.serving.fleet import Fleet
 from dynctl.serving.http import frontends as frontends_api
 from dynctl.serving.http.errors import error_middleware
 from dynctl.serving.http.frontends import FrontendsApi
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.service import RoutingService
 from router_core import (
     Pin,
     RouterConfig,

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from dynctl.documents.decisions import ClientResponse, decision_row
 from dynctl.documents.errors import EngineAttempt
-from dynctl.serving.telemetry.decision_log import end_line
-from dynctl.serving.telemetry.decision_memory import MAX_ENDS, DecisionMemory
+from dynctl.serving.records.decision_log import end_line
+from dynctl.serving.records.decision_memory import MAX_ENDS, DecisionMemory
 from dynctl.serving.telemetry.observers import ServiceObserver
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from tests.dynctl.serving.fleets import SLOW_HEALTH, WORDS, Site, chat_body, site
 from tests.dynctl.serving.gateways import gateway, set_headers
 from tests.dynctl.serving.hostile import DONE, EVENT, GOOD, answers, hostile, specs, streams

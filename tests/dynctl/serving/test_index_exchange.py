@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from dynctl.documents.index_dump import decode_snapshot
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
 from tests.dynctl.serving.fleets import Site, site
 from tests.http_servers import served
 from tests.waiting import until

@@ -8,9 +8,9 @@ import pytest
 
 from dynctl.adapters.ports import IndexUpdate, StreamCondition
 from dynctl.base.tasks import Supervisor
-from dynctl.serving import index_runtime
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
+from dynctl.serving.routing import index_runtime
+from dynctl.serving.routing.index_runtime import MAX_WAITING, PIECE_BLOCKS, IndexRuntime
 from router_core import (
     OK,
     BlocksRemoved,

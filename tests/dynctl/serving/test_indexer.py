@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from dynctl.documents.index_dump import RegisteredRank
 from dynctl.health import conditions as codes
-from dynctl.serving.config import Limits
-from dynctl.serving.http.indexer import (
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.index_snapshot import NAME, REFUSED, SnapshotDirectory
+from dynctl.serving.services.indexer import (
     QUERY,
     QUERY_BY_HASH,
     REGISTER,
@@ -27,7 +28,6 @@ from dynctl.serving.http.indexer import (
     IndexerConfig,
     IndexerProcess,
 )
-from dynctl.serving.index_snapshot import NAME, REFUSED, SnapshotDirectory
 from dynctl.wire.vllm_events import BlockStored
 from tests.contract.zmq_publisher import ScriptedPublisher, batch
 from tests.waiting import patience, until
@@ -337,7 +337,7 @@ async def test_a_publisher_of_junk_fills_no_log(caplog: pytest.LogCaptureFixture
             await good.subscribed()
             await good.send(0, batch(0, block(0), dp_rank=0))
             await until(lambda: held(process, 2) == 1)
-            caplog.set_level("WARNING", "dynctl.serving.standalone_index")
+            caplog.set_level("WARNING", "dynctl.serving.routing.standalone_index")
 
             def reported(count: int) -> bool:
                 found = process.index.conditions.get("MALFORMED_BATCH", "instance 1 rank 0")
@@ -373,7 +373,9 @@ async def test_idle_connections_keep_no_query_out() -> None:
 
 async def test_dumps_that_are_not_read_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each dump is as large as the index, and every client may request one."""
-    monkeypatch.setattr("dynctl.serving.http.indexer._written_dump", lambda _: b"1" * (32 << 20))
+    monkeypatch.setattr(
+        "dynctl.serving.services.indexer._written_dump", lambda _: b"1" * (32 << 20)
+    )
     async with running(dump_s=patience(1.0)) as process, AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         # Three quarters of four; each keeps its connection, and reads no more than its head.
@@ -391,7 +393,7 @@ async def test_dumps_that_are_not_read_have_a_bound(monkeypatch: pytest.MonkeyPa
 
 
 async def test_registrations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynctl.serving.http.indexer.descriptors", lambda: 256 + 3 * 2)
+    monkeypatch.setattr("dynctl.serving.services.indexer.descriptors", lambda: 256 + 3 * 2)
     async with running() as process:
         body = {"model_name": MODEL, "block_size": BLOCK, "endpoint": "tcp://127.0.0.1:9"}
         answers = [

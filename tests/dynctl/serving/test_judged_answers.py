@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.base.terminal import UNSAFE
-from dynctl.serving.config import Limits
 from dynctl.serving.engines.apis import EventCut, event_name
 from dynctl.serving.engines.failures import engine_reason
+from dynctl.serving.routing.config import Limits
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import SLOW_HEALTH, chat_body, site
 from tests.dynctl.serving.hostile import (
@@ -250,7 +250,7 @@ async def test_events_before_the_first_output_are_read_once(monkeypatch):
         read += 1
         return event_name(event)
 
-    monkeypatch.setattr("dynctl.serving.flow.event_name", counted)
+    monkeypatch.setattr("dynctl.serving.engines.flow.event_name", counted)
     ping, pieces = b'event: ping\ndata: {"type": "ping"}\n\n', 300
     last = b'event: message_stop\ndata: {"type": "message_stop"}\n\n'
     async with (

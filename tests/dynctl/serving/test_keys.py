@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.keys import ApiKeys, KeyLimits, KeysError
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.start import StartError
-from dynctl.serving.refusal import HttpError
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.refusal import HttpError
 from tests.dynctl.serving.fleets import chat_body, site, until
 
 ENGINE = [{"name": "a0"}]

@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynctl.serving.config import FrontendConfig, Limits
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.http.start import StartError
+from dynctl.serving.routing.config import FrontendConfig, Limits
 from tests.dynctl.serving.fleets import chat_body, events_of, site, until
 from tests.dynctl.serving.sockets import raw
 from tests.dynctl.serving.test_process import all_read, engine, process
@@ -155,7 +155,7 @@ async def test_a_left_socket_is_replaced_and_a_used_one_is_not(tmp_path):
 FRONTEND = """
 import sys
 from pathlib import Path
-from dynctl.serving.config import FrontendConfig
+from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 cert, key, path, worker = sys.argv[1:]

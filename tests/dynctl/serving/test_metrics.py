@@ -11,12 +11,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynctl.base.tasks import SLICE
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.serving.telemetry.domain_metrics import MAX_VALUES, OTHER, DomainCounters
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.domain_metrics import MAX_VALUES, OTHER, DomainCounters
+from dynctl.serving.records.metrics import Metrics, error_type
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.exposition import Counter, Family, Histogram, number
 from dynctl.serving.telemetry.metric_families import families
-from dynctl.serving.telemetry.metrics import Metrics, error_type
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import (
     BlocksStored,
@@ -414,7 +414,7 @@ def test_numbers(value, text):
 
 
 async def test_over_http_in_slices(monkeypatch):
-    monkeypatch.setattr("dynctl.serving.telemetry.metrics.SLICE_S", 0.0)
+    monkeypatch.setattr("dynctl.serving.records.metrics.SLICE_S", 0.0)
     made = service(worker(1, zone="a"))
     metrics = Metrics(made, router_id=7)
     app = web.Application()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.config import Limits
+from dynctl.serving.dynamo.request_plane import PlaneStream
 from dynctl.serving.engines.dispatch import Call
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.request_plane import PlaneStream
+from dynctl.serving.engines.flow import RequestFlow
 from dynctl.serving.engines.response_stream import ClientBounds
-from dynctl.serving.flow import RequestFlow
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.service import RoutingService
 from dynctl.serving.telemetry.observers import RequestRecord
 from router_core import Booked, RouterConfig
 from tests.dynctl.serving.routed import request, worker

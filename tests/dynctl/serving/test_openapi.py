@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 
 from dynctl.documents.errors import AnthropicErrorBody, ErrorBody
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.inference import DECISION_HEADER
 from dynctl.serving.http.openapi import (
     ANSWERS,
@@ -24,8 +23,9 @@ from dynctl.serving.http.openapi import (
     openapi_document,
     routes_of,
 )
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import SLOW_HEALTH, site
 

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from dynctl.serving.config import FrontendConfig, Limits
+from dynctl.serving.routing.config import FrontendConfig, Limits
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.fleets import QUICK_HEALTH, SLOW_HEALTH, WORDS, Site, site
 from tests.dynctl.serving.hostile import Behaviour, answers, hostile, specs, streams

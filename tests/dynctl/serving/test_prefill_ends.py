@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dynctl.serving.prefill_ends import PrefillEnds
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.prefill_ends import PrefillEnds
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.prometheus_text import read_samples
 from router_core import (
     BlocksStored,

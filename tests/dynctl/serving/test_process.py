@@ -18,7 +18,7 @@ from tests.waiting import patience
 
 FRONTEND = f"""
 import sys
-from dynctl.serving.config import FrontendConfig, HealthConfig
+from dynctl.serving.routing.config import FrontendConfig, HealthConfig
 from dynctl.serving.http.server import run_frontend
 from dynctl.tokenization import DEMO_MODEL_DIR
 sys.exit(run_frontend(FrontendConfig(

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.processes import merged, run_processes
 from dynctl.serving.http.start import StartError
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.processes import merged, run_processes
 from dynctl.serving.telemetry.exposition import Family, samples
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine

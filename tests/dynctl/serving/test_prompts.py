@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.serving.prompts import Prompt, PromptTokenizers, dynamo_chat, prompts_of
+from dynctl.serving.routing.prompts import Prompt, PromptTokenizers, dynamo_chat, prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR, PromptError
 from dynctl.wire.anthropic import parse_messages_request
 from dynctl.wire.openai import parse_chat_request, parse_completion_request

@@ -24,15 +24,15 @@ from dynctl.documents.recording import (
     State,
 )
 from dynctl.documents.recording_file import RecordingFile, read_recording, recording_report
-from dynctl.serving.telemetry import recorder as recorder_module
-from dynctl.serving.telemetry.recorder import (
+from dynctl.serving.records import recorder as recorder_module
+from dynctl.serving.records.recorder import (
     FileSink,
     Recorder,
     Recordings,
     old_of,
     reports_caches,
 )
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from dynctl.sources.frontend.recording import stream_recording
 from dynctl.sources.recording import replayed
 from dynctl.sources.thresholds.canary import announce
@@ -216,7 +216,7 @@ async def test_a_full_disk_ends_a_recording_at_a_whole_chunk(
                 fleet.frontend.url, None, path, timeout=10, seconds=60, max_bytes=1 << 20
             )
 
-        monkeypatch.setattr("dynctl.serving.telemetry.recorder.os.write", write)
+        monkeypatch.setattr("dynctl.serving.records.recorder.os.write", write)
         reading = asyncio.create_task(asyncio.to_thread(copy))
         await started(fleet)
         for turn in range(200):
@@ -232,7 +232,7 @@ async def test_a_full_disk_ends_a_recording_at_a_whole_chunk(
 
 async def test_the_steps_of_a_canary_are_in_the_recording(tmp_path: Path, caplog):
     path = tmp_path / "r"
-    caplog.set_level("INFO", logger="dynctl.serving.service")
+    caplog.set_level("INFO", logger="dynctl.serving.routing.service")
     async with site([{"name": "a0"}]) as fleet:
         await fleet.connected()
         sink = FileSink(path)

@@ -7,8 +7,8 @@ import shutil
 import msgspec
 import pytest
 
-from dynctl.serving.config import HealthConfig, Limits
 from dynctl.serving.http.auth import _is_loopback
+from dynctl.serving.routing.config import HealthConfig, Limits
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import Booked, RouterConfig, preset
 from tests.dynctl.serving.fleets import WORDS, chat_body, site, until

@@ -17,12 +17,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dynctl.documents.frontends import MAX_PLACES
-from dynctl.serving import remote as remote_module
-from dynctl.serving.config import FrontendConfig, Limits
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.remote import RemoteRouting
+from dynctl.serving.remote import routing as remote_module
+from dynctl.serving.remote.routing import RemoteRouting
+from dynctl.serving.routing.config import FrontendConfig, Limits
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import RunningEngine, start_engine
 from dynctl.tokenization import DEMO_MODEL_DIR

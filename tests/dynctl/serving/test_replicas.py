@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.adapters.dynamo.event_channel import AnyPublisher
+from dynctl.adapters.event_channel import AnyPublisher
 from dynctl.documents.replicas import (
     REPLICAS,
     ReplicaMessage,
     decode_replica_message,
     encode_replica_message,
 )
-from dynctl.serving import replicas as sync_module
 from dynctl.serving.engines.worker_spec import parse_worker_spec
-from dynctl.serving.replicas import TOPICS, ReplicaSync
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing import replicas as sync_module
+from dynctl.serving.routing.replicas import TOPICS, ReplicaSync
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dynctl.documents.audit import AuditRow
-from dynctl.serving.telemetry import audit as audit_module
-from dynctl.serving.telemetry.audit import ReuseAudit
+from dynctl.serving.records import audit as audit_module
+from dynctl.serving.records.audit import ReuseAudit
 from dynctl.serving.telemetry.observers import RequestRecord
-from dynctl.sources.frontend.client import FrontendClient
+from dynctl.sources.client import FrontendClient
 from router_core import BlocksStored, IndexMarked, KvEvent, RoutingRequest, WorkerLost, hash_prompt
 from tests.dynctl.serving.fleets import WORDS, Site, site
 from tests.router_core.fleet import active, apply_all, prompt, request, router, stored, worker

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynctl.serving.config import Limits
 from dynctl.serving.dynamo.component import RouterComponent, _Prompt
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import Limits
+from dynctl.serving.routing.service import RoutingService
 from dynctl.wire.dynamo.discovery import EndpointId
 from router_core import Enqueued, RouterConfig
 from tests.dynctl.serving.routed import worker

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient
 
-from dynctl.serving.config import FrontendConfig, Limits
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import FrontendConfig, Limits
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
 from dynctl.tokenization import DEMO_MODEL_DIR
 from router_core import (

@@ -13,14 +13,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http import selection as selection_api
 from dynctl.serving.http.errors import error_middleware
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.selection import SelectionApi
-from dynctl.serving.service import RoutingService
-from dynctl.serving.telemetry.decision_memory import DecisionMemory
-from dynctl.serving.telemetry.metrics import Metrics
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.metrics import Metrics
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.services.router_server import RouterProcess
 from router_core import (
     BlocksStored,
     KvEvent,
@@ -756,8 +756,8 @@ async def test_the_process_has_no_inference_and_a_system_port():
 def test_the_process_ends_on_sigterm_with_0():
     port = free_port()
     code = (
-        "from dynctl.serving.config import FrontendConfig\n"
-        "from dynctl.serving.http.router_server import run_router\n"
+        "from dynctl.serving.routing.config import FrontendConfig\n"
+        "from dynctl.serving.services.router_server import run_router\n"
         f"raise SystemExit(run_router(FrontendConfig(port={port})))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) as process:

@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 
 from dynctl.base.tasks import Supervisor
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import RouterProcess
-from dynctl.serving.http.select_api import ADDED, SELECT, TRACKED, WORKER
-from dynctl.serving.select_service import PENDING_S, SelectService
-from dynctl.serving.select_workers import SelectionError
-from dynctl.serving.slot_tracker import SlotTracker, TrackerError
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
+from dynctl.serving.services.select_api import ADDED, SELECT, TRACKED, WORKER
+from dynctl.serving.services.select_service import PENDING_S, SelectService
+from dynctl.serving.services.select_workers import SelectionError
+from dynctl.serving.services.slot_tracker import SlotTracker, TrackerError
 from dynctl.wire.dynamo.service_bodies import Shape
 from router_core import BlocksStored, KvEvent, RouterConfig, hash_prompt
 from tests.ports import free_port
@@ -187,7 +187,7 @@ async def test_no_id_of_a_path_or_a_rank_is_a_failure_and_no_name_breaks_the_lis
 def test_the_hashes_of_reservations_have_a_bound_and_their_blocks_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dynctl.serving.select_service.MOST_HASHES", 3)
+    monkeypatch.setattr("dynctl.serving.services.select_service.MOST_HASHES", 3)
     made = service(Clock(), workers=1)
     for name in "abc":  # two blocks each
         made.select_and_reserve(asked(selection_id=name, cache_salt=name))
@@ -203,7 +203,7 @@ def test_the_hashes_of_selections_that_wait_have_a_bound(monkeypatch: pytest.Mon
     made = service(Clock(), workers=1)
     made.select(asked(selection_id="a"))
     size = made._pending_hashes
-    monkeypatch.setattr("dynctl.serving.select_service.MOST_HASHES", 2 * size)
+    monkeypatch.setattr("dynctl.serving.services.select_service.MOST_HASHES", 2 * size)
     for name in "abc":
         made.select(asked(selection_id=name))
     assert made._pending_hashes == 2 * size
@@ -249,7 +249,7 @@ def test_a_tracked_worker_that_leaves_takes_its_load_and_its_place_is_used_again
 def test_the_hashes_of_tracked_requests_have_a_bound_and_their_blocks_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dynctl.serving.slot_tracker.MOST_HASHES", 3)
+    monkeypatch.setattr("dynctl.serving.services.slot_tracker.MOST_HASHES", 3)
     made = SlotTracker(Clock(), 60.0)
     card = {"worker_id": 1, "model_name": "m", "block_size": 4, "dp_start": 0, "dp_size": 1}
     made.register(filled(TRACKED, **card))

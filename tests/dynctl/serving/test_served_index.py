@@ -12,10 +12,10 @@ from dynctl.adapters.ports import RequestPlaneError
 from dynctl.base.options import GlobalOptions
 from dynctl.health import conditions as codes
 from dynctl.health.deployment import Deployment, RegisteredWorker
-from dynctl.serving.config import DynamoConfig, FrontendConfig
 from dynctl.serving.dynamo.served_index import PAUSE_S, IndexQueries, RemoteIndex
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.service import RoutingService
+from dynctl.serving.routing.config import DynamoConfig, FrontendConfig
+from dynctl.serving.routing.service import RoutingService
 from dynctl.settings.router_settings import resolve
 from dynctl.wire.dynamo.discovery import EndpointId, instance_of
 from router_core import (

@@ -14,11 +14,11 @@ import zmq.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.engines.facts import build_worker, event_sources, facts_from_server_info
 from dynctl.serving.engines.worker_spec import parse_worker_spec
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
 from tests.contract.zmq_publisher import ScriptedPublisher
 from tests.dynctl.serving.fleets import QUICK_HEALTH, Site, site
 from tests.waiting import until
@@ -123,6 +123,30 @@ async def test_keys_that_a_client_gives_to_sglang_are_a_doubt(name: str) -> None
             _, result, _ = await fleet.post("/v1/route", body)
             notes = [doubt["what"] for doubt in result["doubts"]]
             assert any(name in note for note in notes) is not modelled, notes
+
+
+async def test_endpoints_of_sglang_without_a_salt_take_no_salted_request() -> None:
+    """They would answer from blocks that other clients share."""
+    seen: Seen = []
+    key = "sk-isolated-0123456"
+    settings: dict[str, Any] = {"api_keys": (key,), "isolate_keys": True}
+    bodies = {"/v1/messages": FIELDS["/v1/messages"], "/v1/embeddings": {"input": "x"}}
+    async with engine(seen) as url:
+        spec = f"{url},name=e"
+        async with site([], workers=(spec,), model_path=None) as fleet:
+            for path, fields in bodies.items():
+                body = {"model": "tiny", "cache_salt": "mine", **fields}
+                status, answer, _ = await fleet.post(path, body)
+                assert (status, answer["error"]["param"]) == (501, "cache_salt"), path
+        async with site([], workers=(spec,), model_path=None, **settings) as fleet:
+            headers = {"authorization": f"Bearer {key}"}
+            for path, fields in bodies.items():
+                body = {"model": "tiny", **fields}
+                assert (await fleet.post(path, body, headers=headers))[0] == 501, path
+            assert not seen
+            body = {"model": "tiny", **FIELDS["/v1/completions"]}
+            assert (await fleet.post("/v1/completions", body, headers=headers))[0] == 200
+            assert seen[-1][1]["cache_salt"]
 
 
 def pairs(tokens: list[int], first: int, blocks: int) -> dict[str, Any]:

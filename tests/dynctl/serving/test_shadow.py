@@ -15,10 +15,10 @@ from dynctl.documents.fleet_load import Traffic
 from dynctl.documents.recording import Arrived, Decided
 from dynctl.documents.route_result import RouteResult
 from dynctl.health import conditions as codes
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.dynamo.observer import Observer
 from dynctl.serving.dynamo.shadow import LOG, NO_EVENTS, REFUSED, Finding, Reading
-from dynctl.serving.http.observe_server import ObserverProcess
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.observe_server import ObserverProcess
 from dynctl.wire.dynamo.active_sequences import (
     SequenceAdded,
     SequenceEvent,

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from dynctl.base.errors import UsageProblem
-from dynctl.serving import replicas
-from dynctl.serving.config import FrontendConfig, Limits, ReplicaConfig
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing import replicas
+from dynctl.serving.routing.config import FrontendConfig, Limits, ReplicaConfig
 from dynctl.simulation.engine.config import EngineConfig
 from dynctl.simulation.engine.process import start_engine
 from dynctl.sources.frontend.live import LiveFrontends

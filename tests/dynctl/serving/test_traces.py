@@ -9,8 +9,8 @@ from dynctl.adapters import otlp
 from dynctl.adapters.otlp import SpanExport, collector_url
 from dynctl.base.errors import UsageProblem
 from dynctl.health import conditions as codes
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import RouterProcess
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.tokenization import DEMO_MODEL_DIR
 from tests.dynctl.serving.collectors import collector
 from tests.dynctl.serving.fleets import SLOW_HEALTH, site, zone

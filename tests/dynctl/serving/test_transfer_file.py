@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.base.errors import UsageProblem
-from dynctl.serving.config import FrontendConfig
 from dynctl.serving.http.server import Frontend
-from dynctl.serving.transfer_file import configured_table, read_transfer_file
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.routing.transfer_file import configured_table, read_transfer_file
 from dynctl.wire.model_config import UnknownSize, kv_bytes_per_token
 from router_core import Link, RouterConfig
 

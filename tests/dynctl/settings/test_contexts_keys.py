@@ -17,8 +17,8 @@ from dynctl.settings.contexts.keys import (
     given_value,
     option_value,
 )
-from dynctl.sources import FRONTEND_VARIABLE
-from dynctl.sources.kubernetes import REACHES
+from dynctl.sources.dynamo.frontend_pods import REACHES
+from dynctl.sources.named import FRONTEND_VARIABLE
 
 
 def test_every_key_is_a_global_option():

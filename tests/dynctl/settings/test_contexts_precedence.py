@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from dynctl import sources as connect
 from dynctl.adapters.dynamo.planes import backend, namespace
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.settings.contexts.keys import KEYS
 from dynctl.settings.contexts.precedence import apply_context, effective_value, in_context
+from dynctl.sources import named
 
 FILE = """
 current = "etcd"
@@ -82,7 +82,7 @@ def test_a_source_by_flag_replaces_the_source_and_its_values():
         "timeout": (3.0, "context etcd"),
     }
     assert backend(given(frontend=("http://x:1",))) is None
-    assert connect.frontends(given(context="http", file_kv=Path("/d"))) == ()
+    assert named.frontends(given(context="http", file_kv=Path("/d"))) == ()
     assert set(held(given(demo=True))) == {"dyn-namespace", "namespace", "timeout"}
 
 
@@ -137,7 +137,7 @@ def test_the_flag_has_precedence_over_the_variable(monkeypatch):
     assert in_context(given(context="slow")).frontend == ()
     assert in_context(given(context="slow")).timeout == 60.0
     monkeypatch.setenv("DYNCTL_FRONTEND", "http://x:1")
-    assert connect.frontends(given()) == ("http://x:1",)
+    assert named.frontends(given()) == ("http://x:1",)
 
 
 def test_a_context_by_flag_has_precedence_over_the_environment(monkeypatch):
@@ -145,44 +145,44 @@ def test_a_context_by_flag_has_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("ETCD_ENDPOINTS", "x:1")
     monkeypatch.setenv("DYN_NAMESPACE", "elsewhere")
     http, etcd = given(context="http"), given(context="etcd")
-    assert connect.frontends(http) == ("http://a:1", "http://b:1")
+    assert named.frontends(http) == ("http://a:1", "http://b:1")
     assert backend(http) is None
     assert namespace(http) == "elsewhere"
-    assert connect.frontends(etcd) == ()
+    assert named.frontends(etcd) == ()
     assert in_context(etcd).etcd_endpoints == "e:2379"
     assert namespace(etcd) == "team"
     # It names no source, so the environment still does.
-    assert connect.frontends(given(context="slow")) == ("http://x:1",)
+    assert named.frontends(given(context="slow")) == ("http://x:1",)
 
 
 def test_a_token_goes_to_the_servers_of_its_context_only(monkeypatch):
     monkeypatch.setenv("HTTP_TOKEN", "secret")
-    assert connect.token(given(context="http")) == "secret"
-    assert connect.token(given(context="http", frontend=("http://x:1",))) is None
-    assert connect.token(given(context="http", token="mine")) == "mine"
+    assert named.token(given(context="http")) == "secret"
+    assert named.token(given(context="http", frontend=("http://x:1",))) is None
+    assert named.token(given(context="http", token="mine")) == "mine"
     monkeypatch.setenv("DYNCTL_TOKEN", "ambient")
-    assert connect.token(given(context="http")) == "secret"
+    assert named.token(given(context="http")) == "secret"
     monkeypatch.setenv("DYNCTL_CONTEXT", "http")
-    assert connect.token(given()) == "ambient"
+    assert named.token(given()) == "ambient"
 
 
 def test_tokens_come_from_variable_or_file_and_are_never_shown(monkeypatch, tmp_path):
     monkeypatch.setenv("T", "abc\n")
-    assert connect.token(given(token_env="T")) == "abc"
+    assert named.token(given(token_env="T")) == "abc"
     file = tmp_path / "token"
     file.write_text("def\n")
-    assert connect.token(given(token_file=file)) == "def"
+    assert named.token(given(token_file=file)) == "def"
     for options, said in (
         (given(token_env="NONE"), "--token-env NONE: this variable contains no token"),
         (given(token_file=tmp_path / "no"), "--token-file .*no: the file does not exist"),
         (given(token="a", token_env="T"), "--token and --token-env: expected one of them"),
     ):
         with pytest.raises(UsageProblem, match=said):
-            connect.token(options)
+            named.token(options)
     for strange in (b"two words", b"a\r\nHost: b", b"\xff", b"x" * 100_000):
         file.write_bytes(strange)
         with pytest.raises(UsageProblem, match="expected one word") as error:
-            connect.token(given(token_file=file))
+            named.token(given(token_file=file))
         assert "words" not in error.value.message.replace("one word", "")
 
 

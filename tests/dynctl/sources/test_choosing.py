@@ -8,7 +8,7 @@ import pytest
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
-from dynctl.sources import connect, connect_live
+from dynctl.sources.connect import connect, connect_live
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.sources.dynamo.source import DynamoSource
 from dynctl.sources.frontend.source import FrontendSource

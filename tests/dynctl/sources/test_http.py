@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from dynctl.base.errors import TimedOut, Unreachable, network_reason
+from dynctl.sources.client import AsyncFrontendClient, FrontendClient
 from dynctl.sources.dynamo.frontends import PolledFrontends
-from dynctl.sources.frontend.client import AsyncFrontendClient, FrontendClient
 from dynctl.sources.http import async_client, frontend_url, read_response
 from tests.waiting import patience
 

@@ -12,9 +12,9 @@ from aiohttp.web_protocol import RequestHandler
 
 from dynctl.base.errors import Unreachable, UsageProblem
 from dynctl.documents.snapshot import Snapshot
+from dynctl.sources.client import FrontendClient
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.frontend import live as frontend_module
-from dynctl.sources.frontend.client import FrontendClient
 from dynctl.sources.frontend.live import LiveFrontends
 from dynctl.sources.frontend.source import FrontendSource
 from dynctl.sources.query import DecisionQuery

@@ -13,7 +13,7 @@ from dynctl.documents.codec import decode, encode
 from dynctl.documents.decisions import past_decision
 from dynctl.documents.route_result import Ref, RouteResult
 from dynctl.documents.view import SavedView, decode_view, encode_view
-from dynctl.serving.telemetry.decision_storage import brief, pack
+from dynctl.serving.records.decision_storage import brief, pack
 from dynctl.sources.query import RouteQuery
 from dynctl.sources.view import ViewSource
 from router_core import Router

@@ -34,7 +34,7 @@ from dynctl.documents.recording_file import (
     encode_records,
     read_recording,
 )
-from dynctl.serving.telemetry.recorder import arrived, decided
+from dynctl.serving.records.recorder import arrived, decided
 from dynctl.sources.recording import (
     RecordedFleet,
     RecordedMoment,

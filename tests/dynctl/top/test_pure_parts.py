@@ -24,6 +24,7 @@ from dynctl.sources.alerts import AlertBoard, capacity_alerts
 from dynctl.sources.domains import DomainBoard
 from dynctl.sources.dynamo.snapshot import RowCache
 from dynctl.sources.view import StillView
+from dynctl.top.columns import alert_table, kv_share
 from dynctl.top.custody import registered_chain
 from dynctl.top.filter import RowFilter, worker_words
 from dynctl.top.header import (
@@ -39,7 +40,6 @@ from dynctl.top.history import BUCKET_S, BUCKETS, History
 from dynctl.top.layout import Wish, heights
 from dynctl.top.marks import ASCII, BAD, BLOCKS, GOOD, WARN, role_style, zone_style
 from dynctl.top.panels.alerts import AlertPanel, alert_picture
-from dynctl.top.panels.columns import alert_table, kv_share
 from router_core import LoadReported, Router, WorkerUpserted
 from tests.dynctl.top.fleet import NOW, meter, snapshot
 from tests.golden.fleets import settings, stranded_zones, two_zones, worker

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynctl.serving.config import FrontendConfig
-from dynctl.serving.http.router_server import RouterProcess
 from dynctl.serving.http.server import Frontend
+from dynctl.serving.routing.config import FrontendConfig
+from dynctl.serving.services.router_server import RouterProcess
 from dynctl.tokenization import DEMO_MODEL_DIR
 from dynctl.web.routes import SESSION_S, page_routes
 from tests.dynctl.serving.fleets import SLOW_HEALTH, FrontendWithPage, Site, site

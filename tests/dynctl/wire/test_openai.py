@@ -4,6 +4,7 @@ import contextlib
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from dynctl.wire.openai import (
     parse_completion_request,
     parse_embedding_request,
     reported_usage,
+    without_reuse,
 )
 
 HELLO = {"role": "user", "content": "hello"}
@@ -431,3 +433,57 @@ CACHED = b'"usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_toke
 )
 def test_the_last_usage_of_a_response_is_read(end: bytes, expected: tuple[int | None, ...]):
     assert reported_usage(end) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        (
+            {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}},
+            {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {}}},
+        ),
+        (
+            {
+                "response": {
+                    "usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 8}}
+                }
+            },
+            {"response": {"usage": {"input_tokens": 9, "input_tokens_details": {}}}},
+        ),
+        (
+            {
+                "message": {
+                    "usage": {
+                        "input_tokens": 1,
+                        "cache_read_input_tokens": 8,
+                        "cache_creation_input_tokens": 2,
+                        "cache_creation": {"ephemeral_5m_input_tokens": 2},
+                    }
+                }
+            },
+            {"message": {"usage": {"input_tokens": 11}}},
+        ),
+        (
+            {"usage": {"cached_tokens": 1}, "sglext": {"cached_tokens_details": {"device": 1}}},
+            {"usage": {}, "sglext": {}},
+        ),
+    ],
+)
+def test_usage_without_what_was_reused(body, left):
+    assert msgspec.json.decode(without_reuse(msgspec.json.encode(body))) == left
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices":[{"text":"\\"cached_tokens\\": 5"}],"usage":{"prompt_tokens":9}}',
+        b'{"content":[{"type":"tool_use","input":{"cached_tokens":5}}]}',
+        b'{"usage":null,"response":[],"message":"cached_tokens"}',
+        b'["cached_tokens"]',
+        b'"cached_tokens" is not JSON',
+        b"[DONE]",
+        b"",
+    ],
+)
+def test_what_is_no_usage_stays(body):
+    assert without_reuse(body) == body

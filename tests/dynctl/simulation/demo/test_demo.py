@@ -144,7 +144,7 @@ def test_hints_of_a_fleet_at_the_default_address_name_no_address(monkeypatch) ->
 def test_a_kept_fleet_takes_the_default_port_if_it_is_free(monkeypatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        monkeypatch.setattr("dynctl.sources.DEFAULT_FRONTEND", f"http://127.0.0.1:{taken}")
+        monkeypatch.setattr("dynctl.sources.named.DEFAULT_FRONTEND", f"http://127.0.0.1:{taken}")
         assert demo._port(keep=True) == 0
     assert demo._port(keep=True) == taken
     assert demo._port(keep=False) == 0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.base.decode_errors import WireError
-from dynctl.serving.telemetry.decision_log import selected_line, selected_line_09
+from dynctl.serving.records.decision_log import selected_line, selected_line_09
 from dynctl.wire.dynamo.events import PASS_TOPIC, ForwardPass, decode_forward_pass
 from dynctl.wire.dynamo.frontend_log import RefusedLine, SelectedLine, read_line
 from router_core import RoutingRequest

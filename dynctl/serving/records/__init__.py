@@ -1,0 +1,1 @@
+"""What remembers and shows what happened: decisions, metrics, audits, recordings."""

@@ -1,0 +1,499 @@
+"""The metrics of ``/metrics``: counters updated by requests, gauges computed on a scrape.
+
+A request must not spend more than a few microseconds here; everything that can be computed from the
+router's state is computed on a scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from aiohttp import web
+
+from dynctl.base.tasks import SLICE
+from dynctl.documents.audit import AuditRow
+from dynctl.documents.decisions import Choice
+from dynctl.documents.fleet_load import Traffic, ended_requests
+from dynctl.serving.records.decision_memory import DecisionMemory
+from dynctl.serving.records.domain_metrics import DomainCounters, domain_gauges
+from dynctl.serving.routing.service import RoutingService
+from dynctl.serving.telemetry.exposition import (
+    CONTENT_TYPE,
+    Counter,
+    Histogram,
+    LabelValues,
+    samples,
+)
+from dynctl.serving.telemetry.metric_families import families
+from dynctl.serving.telemetry.observers import RequestRecord, ServiceObserver
+from router_core import Decision, RoutingPlan, RoutingRequest, Worker, WorkerWithDpRank
+
+UNKNOWN_MODEL = "unknown_model"
+#: Result code of an applied KV event -> Dynamo's name.
+EVENT_STATUS = {
+    "ok": "ok",
+    "unknown_parent": "parent_block_not_found",
+    "awaits_parent": "parent_block_not_found",
+    "ignored_tier": "unsupported_residency_domain",
+    "hash_conflict": "invalid_block",
+    "columns_differ": "invalid_block",
+    "not_a_hash": "invalid_block",
+}
+#: Counters that other parts keep; they are read on a scrape.
+COUNTED_ELSEWHERE = frozenset(
+    {
+        "dynamo_component_kv_cache_events_applied",
+        "dynctl_background_task_failures_total",
+        "dynctl_engine_failures_total",
+        "dynctl_prefill_measured_seconds_total",
+        "dynctl_prefill_predicted_seconds_total",
+        "dynctl_prefills_predicted_total",
+        "dynctl_probes_excused_total",
+        "dynctl_replica_events_total",
+        "dynctl_replica_missed_total",
+        "dynctl_tokenizer_cache_total",
+        "dynctl_trace_spans_total",
+        "dynctl_worker_predictions_total",
+        "dynctl_worker_predicted_cached_tokens_total",
+        "dynctl_worker_reported_cached_tokens_total",
+        "dynamo_frontend_router_queue_backpressure_total",
+    }
+)
+#: Kind of a limit of the router queue -> Dynamo's reason; it has no name for the last two.
+BACKPRESSURE = {
+    "requests": "request_limit",
+    "raw_isl_tokens": "raw_isl_token_limit",
+    "cached_tokens": "cached_token_limit",
+    "total_requests": "total_request_limit",
+    "wait_seconds": "wait_limit",
+}
+#: Outcomes of plans that are refused because of load.
+OVERLOADS = ("all_busy", "queue_full", "queue_timeout")
+#: Seconds of writing after which a scrape yields to the event loop.
+SLICE_S = 0.001
+#: Longest drift of the canary that is not a stall.
+STALL_S = 0.005
+CANARY_S = 0.010
+
+
+class Metrics(ServiceObserver):
+    """The metrics of one process.
+
+    ``router_id`` (u64) identifies the router among others.
+    """
+
+    def __init__(
+        self,
+        service: RoutingService,
+        *,
+        router_id: int,
+        memory: DecisionMemory | None = None,
+        audit: Callable[[], list[AuditRow]] = list,
+        tokenizer_cache: Callable[[], Mapping[str, int]] = dict,
+        namespace: str = "dynamo",
+        component: str = "backend",
+    ) -> None:
+        self._service = service
+        self._memory = memory
+        self._audit = audit
+        self._tokenizer_cache = tokenizer_cache
+        self.families = families(router_id=router_id, namespace=namespace, component=component)
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for name, family in self.families.items():
+            if family.kind == "histogram":
+                self._histograms[name] = Histogram(family)
+            elif family.kind == "counter" and name not in COUNTED_ELSEWHERE:
+                self._counters[name] = Counter(family)
+        self._open: dict[str, RequestRecord] = {}
+        self._disconnected = 0
+        self._last_isl: dict[tuple[WorkerWithDpRank, str], float] = {}
+        self._last_ttft: dict[tuple[WorkerWithDpRank, str], float] = {}
+        self._last_itl: dict[tuple[WorkerWithDpRank, str], float] = {}
+        self._domains = DomainCounters(
+            self._counters["dynctl_domain_decisions_total"],
+            self._counters["dynctl_domain_transfers_total"],
+        )
+        self._counters["dynamo_frontend_event_loop_stall_total"].inc((), 0)
+        for name in ("router_requests_started_total", "router_requests_total"):
+            self._counters[f"dynamo_component_{name}"].inc((), 0)
+
+    # -- what happened ---------------------------------------------------------------------
+
+    def on_received(self, record: RequestRecord) -> None:
+        """A request arrived. If this hook was not called, the next one calls it."""
+        if record.decision_id in self._open:
+            return
+        self._open[record.decision_id] = record
+        self._counters["dynamo_frontend_requests_started_total"].inc(self._labels(record))
+
+    def on_hop(self, decision: Decision, request: RoutingRequest, record: RequestRecord) -> None:
+        self.on_received(record)
+        counters = self._counters
+        counters["dynamo_component_router_requests_started_total"].inc()
+        phase, ref = decision.stage, decision.require()
+        where = (ref, worker_type(decision.stage))
+        self._last_isl[where] = decision.isl_tokens
+        self._histograms["dynamo_component_router_input_sequence_tokens"].observe(
+            decision.isl_tokens, (decision.model, phase)
+        )
+        self._domains.hop(decision)
+        if phase == "decode" or decision.inputs is None or not decision.overlap_modelled:
+            return
+        best = decision.inputs.most_overlap
+        mine = decision.overlap_blocks(decision.winner or 0)
+        blocks = math.ceil(decision.isl_tokens / decision.block_size)
+        self._histograms["dynamo_component_router_kv_hit_rate"].observe(
+            mine / blocks if blocks else 0.0
+        )
+        labels = (decision.model, phase)
+        name = "dynamo_component_router_kv_{}_cached_prefix_tokens_total"
+        counters[name.format("best_eligible")].inc(labels, best * decision.block_size)
+        counters[name.format("selected")].inc(labels, mine * decision.block_size)
+        lost = "dynamo_component_router_overlap_blocks_lost"
+        self._histograms[lost].observe(best - mine, ("prefill",))
+        missed = "dynamo_component_router_non_max_overlap_selections_total"
+        counters[missed].inc(("prefill",), int(mine < best))
+
+    def on_decision(
+        self, plan: RoutingPlan, request: RoutingRequest, record: RequestRecord
+    ) -> None:
+        self.on_received(record)
+        final = plan.final
+        self._counters["dynctl_decisions_total"].inc((final.stage, final.outcome))
+        if plan.bypass is not None:
+            verdict = (str(plan.bypass.bypassed).lower(), plan.bypass.reason)
+            self._counters["dynctl_conditional_disagg_total"].inc(verdict)
+        if final.outcome in OVERLOADS:
+            labels = (record.endpoint, self._model(record))
+            self._counters["dynamo_frontend_model_rejection_total"].inc(labels)
+        if record.route_s:
+            overhead = self._histograms["dynamo_router_overhead_total_ms"]
+            overhead.observe(1000 * record.route_s)
+        self._domains.plan(plan)
+
+    def on_choice(self, choice: Choice, verdict: str) -> None:
+        """A Dynamo frontend chose, as `serve observe` saw it."""
+        self._counters["dynctl_observed_choices_total"].inc((choice.source, verdict))
+        for rank in (choice.prefill, choice.decode):
+            if rank is not None:
+                self._domains.chosen(rank.worker)
+        if choice.prefill is not None and choice.decode is not None:
+            self._domains.transfer(choice.prefill.worker, choice.decode.worker)
+
+    def on_first_token(self, record: RequestRecord) -> None:
+        if record.first_token_at is None:
+            return
+        waited = record.first_token_at - record.received_at
+        model = (self._model(record),)
+        self._histograms["dynamo_frontend_time_to_first_token_seconds"].observe(waited, model)
+        hop = None if record.plan is None else record.plan.prefill or record.plan.decode
+        if hop is not None and hop.ref is not None:
+            self._last_ttft[hop.ref, worker_type(hop.stage)] = waited
+
+    def on_finished(self, record: RequestRecord) -> None:
+        self.on_received(record)
+        self._open.pop(record.decision_id, None)
+        name = self._model(record)
+        model = (name,)
+        error = error_type(record)
+        status = "success" if not error else "error"
+        self._counters["dynamo_frontend_requests_total"].inc((*self._labels(record), status, error))
+        if record.outcome == "cancelled":
+            self._disconnected += 1
+        if record.plan is not None and record.plan.ok:
+            self._counters["dynamo_component_router_requests_total"].inc()
+        if record.queued_s is not None and record.plan is not None:
+            queue = record.plan.first.queue
+            labels = (record.plan.model, queue.policy_class if queue is not None else "")
+            self._histograms["dynctl_router_queue_wait_seconds"].observe(record.queued_s, labels)
+        ended = record.finished_at if record.finished_at is not None else self._service.clock()
+        seen = self._histograms
+        seen["dynamo_frontend_request_duration_seconds"].observe(ended - record.received_at, model)
+        if record.tokenize_s:
+            seen["dynamo_frontend_tokenize_seconds"].observe(record.tokenize_s)
+        if not record.answered or record.plan is None:
+            return
+        seen["dynamo_frontend_input_sequence_tokens"].observe(record.isl_tokens, model)
+        hop = record.plan.prefill or record.plan.decode
+        if hop is not None and hop.overlap_modelled:
+            seen["dynamo_frontend_cached_tokens"].observe(hop.cached_tokens, model)
+        tokens = record.output_tokens
+        seen["dynamo_frontend_output_sequence_tokens"].observe(tokens, model)
+        self._counters["dynamo_frontend_output_tokens_total"].inc(model, tokens)
+        if record.first_token_at is not None and tokens > 1 and record.output_events > 1:
+            # The mean, once for each gap: the chunks of a stream are not timed one by one.
+            mean = (ended - record.first_token_at) / (tokens - 1)
+            latency = seen["dynamo_frontend_inter_token_latency_seconds"]
+            latency.observe(mean, model, tokens - 1)
+            ref = record.plan.final.ref
+            if ref is not None:
+                self._last_itl[ref, worker_type(record.plan.final.stage)] = mean
+
+    async def watch_event_loop(self) -> None:
+        """The canary: sleeps 10 ms repeatedly and records the delay of its wake-ups."""
+        delay = self._histograms["dynamo_frontend_event_loop_delay_seconds"]
+        stalls = self._counters["dynamo_frontend_event_loop_stall_total"]
+        while True:
+            asleep = time.perf_counter()
+            await asyncio.sleep(CANARY_S)
+            late = max(0.0, time.perf_counter() - asleep - CANARY_S)
+            delay.observe(late)
+            if late > STALL_S:
+                stalls.inc()
+                self._service.loop_was_late(late)
+
+    # -- reading ---------------------------------------------------------------------
+
+    def transfers(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(domain, value) -> hand-offs within it, and out of it."""
+        return self._domains.transfers()
+
+    def traffic(self) -> Traffic:
+        """What clients got since the start."""
+        ended: dict[str, float] = defaultdict(float)
+        for labels, number in self._counters["dynamo_frontend_requests_total"].rows.items():
+            ended[labels[-1]] += number
+        found = ended_requests(ended)
+        times = self._histograms["dynamo_frontend_time_to_first_token_seconds"]
+        rows = [row[:-1] for row in times.rows.values()]
+        prompts = self._histograms["dynamo_component_router_input_sequence_tokens"].rows
+        cached = self._counters["dynamo_component_router_kv_selected_cached_prefix_tokens_total"]
+        return Traffic(
+            found.requests,
+            found.errors,
+            found.refused,
+            times.family.bounds,
+            tuple(int(sum(column)) for column in zip(*rows, strict=True)),
+            int(sum(row[-1] for labels, row in prompts.items() if labels[1] != "decode")),
+            int(sum(cached.rows.values())),
+            found.clients,
+        )
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """``GET /metrics``. Written in slices, so that streams do not wait for a scrape."""
+        await self._service.refresh_health(1.0)
+        parts, began = [], time.perf_counter()
+        for part in self.parts():
+            parts.append(part)
+            if time.perf_counter() - began > SLICE_S:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
+        return web.Response(body="".join(parts).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    def render(self) -> str:
+        """The whole exposition."""
+        return "".join(self.parts())
+
+    def parts(self) -> Iterator[str]:
+        """The text of each family, in any order; that of many samples in pieces."""
+        self._service.advance()
+        # A list: a family may get its first sample between two slices.
+        written: list[Counter | Histogram] = [*self._counters.values()]
+        written += self._histograms.values()
+        for one in written:
+            yield one.text()
+        yield from self._request_gauges()
+        yield from self._model_gauges()
+        yield from self._worker_gauges()
+        yield from self._queue()
+        for name, rows in domain_gauges(self._service.router).items():
+            yield self._text(name, rows.items())
+
+    def _replica_samples(self) -> Iterator[str]:
+        sharing = self._service.sharing
+        rows = [] if sharing is None else sharing.rows()
+        up = [((row.name,), float(row.state == "in step")) for row in rows]
+        yield self._text("dynctl_replica_up", up)
+        held = [((row.name,), float(row.requests)) for row in rows]
+        yield self._text("dynctl_replica_requests", held)
+        events = {} if sharing is None else sharing.events
+        yield self._text("dynctl_replica_events_total", events.items())
+        missed = {} if sharing is None else sharing.missed
+        by_reason = [((reason,), count) for reason, count in missed.items()]
+        yield self._text("dynctl_replica_missed_total", by_reason)
+
+    def _pieces(
+        self, name: str, labels: Sequence[LabelValues], values: Sequence[float]
+    ) -> Iterator[str]:
+        """The text of a family with a sample for each worker."""
+        yield self._text(name, ())
+        header = len(self.families[name].header())
+        for at in range(0, len(labels), SLICE):
+            rows = zip(labels[at : at + SLICE], values[at : at + SLICE], strict=True)
+            yield self._text(name, rows)[header:]
+
+    def _text(self, name: str, rows: Iterable[tuple[LabelValues, float]]) -> str:
+        return samples(self.families[name], rows)
+
+    def _request_gauges(self) -> Iterator[str]:
+        models = self._service.models()
+        active = Tally({(model,): 0 for model in models})
+        queued = Tally(active)
+        for record in self._open.values():
+            model = (self._model(record),)
+            active[model] += 1
+            queued[model] += record.first_token_at is None
+        for name in ("active_requests", "inflight_requests"):
+            yield self._text(f"dynamo_frontend_{name}", active.items())
+        yield self._text("dynamo_frontend_queued_requests", queued.items())
+        yield self._text("dynamo_frontend_disconnected_clients", [((), self._disconnected)])
+        uptime = self._service.clock() - self._service.started_at
+        yield self._text("dynamo_component_uptime_seconds", [((), uptime)])
+        events: Tally[LabelValues] = Tally()
+        for (kind, code), count in self._service.kv_events.items():
+            events[kind, EVENT_STATUS.get(code, "block_not_found")] += count
+        yield self._text("dynamo_component_kv_cache_events_applied", events.items())
+        failures = {(task,): n for task, n in self._service.tasks.failures.items()}
+        yield self._text("dynctl_background_task_failures_total", failures.items())
+        excused: list[tuple[LabelValues, float]] = [((), self._service.probes_excused)]
+        yield self._text("dynctl_probes_excused_total", excused)
+        yield from self._replica_samples()
+        yield self._text("dynctl_engine_failures_total", self._service.engine_failures.items())
+        self._service.health(1.0)
+        each = {(one.code, one.subject): 1.0 for one in self._service.conditions}
+        yield self._text("dynctl_condition", each.items())
+        if self._memory is not None:
+            yield self._text("dynctl_decision_memory_bytes", [((), self._memory.size)])
+            yield self._text("dynctl_decision_memory_plans", [((), len(self._memory))])
+        traces = self._service.traces
+        spans = {} if traces is None else traces.export.counts()
+        yield self._text(
+            "dynctl_trace_spans_total", [((name,), number) for name, number in spans.items()]
+        )
+        cache = self._tokenizer_cache()
+        yield self._text("dynctl_tokenizer_cache_bytes", [((), cache.get("bytes", 0))])
+        found = {("hit",): cache.get("hits", 0), ("miss",): cache.get("misses", 0)}
+        yield self._text("dynctl_tokenizer_cache_total", found.items())
+
+    def _model_gauges(self) -> Iterator[str]:
+        registry = self._service.router.registry
+        first: dict[str, Worker] = {}
+        for worker in registry:
+            first.setdefault(worker.model, worker)
+        served = {one.model for one in self._service.health(1.0).models if not one.missing}
+        ready = {(model,): float(model in served) for model in first}
+        yield self._text("dynamo_frontend_model_ready", ready.items())
+        fields: tuple[tuple[str, Callable[[Worker], int | None]], ...] = (
+            ("context_length", lambda w: w.runtime_config.context_length),
+            ("kv_cache_block_size", lambda w: w.block_size),
+            ("total_kv_blocks", lambda w: w.runtime_config.total_kv_blocks),
+            ("max_num_batched_tokens", lambda w: w.runtime_config.max_num_batched_tokens),
+            ("max_num_seqs", lambda w: w.runtime_config.max_num_seqs),
+        )
+        for name, read in fields:
+            rows = {(model,): float(read(worker) or 0) for model, worker in first.items()}
+            yield self._text(f"dynamo_frontend_model_{name}", rows.items())
+
+    def _worker_gauges(self) -> Iterator[str]:
+        router = self._service.router
+        registry, load, fresh = router.registry, router.load, router.freshness
+        # All that changes is read before the first piece: workers may be lost between two.
+        workers = list(registry)
+        ranks = [(worker, str(rank)) for worker in workers for rank in worker.ranks]
+        slots = [slot for worker in workers for slot in registry.slots(worker.worker_id)]
+        decode = [load.decode_blocks[slot] for slot in slots]
+        prefill = [load.prefill_tokens[slot] for slot in slots]
+        cached = [router.cached_blocks(slot) for slot in slots]
+        missing = [float(fresh[slot].index_state == "gapped") for slot in slots]
+        ready = [float(registry.unavailable_reason(one.worker_id) is None) for one in workers]
+        yield ""
+        labels: list[LabelValues] = [
+            (str(worker.worker_id), rank, worker_type(worker.role)) for worker, rank in ranks
+        ]
+        name = "dynamo_frontend_worker_active_{}"
+        yield from self._pieces(name.format("decode_blocks"), labels, decode)
+        yield from self._pieces(name.format("prefill_tokens"), labels, prefill)
+        name = "dynamo_component_router_worker_registered"
+        yield from self._pieces(name, labels, [1.0] * len(ranks))
+        labels = [(worker.name, rank, worker.role.value) for worker, rank in ranks]
+        yield from self._pieces("dynctl_worker_cached_blocks", labels, cached)
+        yield from self._pieces("dynctl_worker_index_missing", labels, missing)
+        labels = [(one.name, str(one.worker_id), one.role.value) for one in workers]
+        yield from self._pieces("dynctl_worker_ready", labels, ready)
+        yield from self._predictions()
+        times = self._service.prefill_times.rows
+        for place, name in enumerate(
+            ("prefills_predicted", "prefill_predicted_seconds", "prefill_measured_seconds")
+        ):
+            yield self._text(f"dynctl_{name}_total", [(k, row[place]) for k, row in times.items()])
+        for name, last in (
+            ("input_sequence_tokens", self._last_isl),
+            ("time_to_first_token_seconds", self._last_ttft),
+            ("inter_token_latency_seconds", self._last_itl),
+        ):
+            for key in [k for k in last if router.registry.get(k[0].worker_id) is None]:
+                del last[key]
+            rows: dict[LabelValues, float] = {
+                (str(ref.worker_id), str(ref.dp_rank), kind): value
+                for (ref, kind), value in last.items()
+            }
+            yield self._text(f"dynamo_frontend_worker_last_{name}", rows.items())
+
+    def _queue(self) -> Iterator[str]:
+        """What waits in the router queue; the classes of a model with none are 0."""
+        router, admission = self._service.router, self._service.admission
+        pending: dict[str, dict[LabelValues, float]] = {
+            name: {} for name in ("requests", "isl_tokens", "cached_tokens")
+        }
+        for model in self._service.models():
+            kind = worker_type(router.stages(model)[0])
+            for one in router.policy_classes.table(model, router.config).classes:
+                stats = router.queue.stats(model, one.name)
+                for name, rows in pending.items():
+                    rows[model, one.name, kind] = getattr(stats, name)
+        for name, rows in pending.items():
+            yield self._text(f"dynamo_frontend_router_queue_pending_{name}", rows.items())
+        refused: Tally[LabelValues] = Tally()
+        for (model, policy_class, stage, limit), count in admission.turned_away.items():
+            refused[model, policy_class, BACKPRESSURE[limit], worker_type(stage)] += count
+        yield self._text("dynamo_frontend_router_queue_backpressure_total", refused.items())
+
+    def _predictions(self) -> Iterator[str]:
+        rows = self._audit()
+        compared: dict[LabelValues, float] = {}
+        for row in rows:
+            compared[row.worker, row.role, "hit"] = row.hits
+            compared[row.worker, row.role, "miss"] = row.requests - row.hits
+        yield self._text("dynctl_worker_predictions_total", compared.items())
+        for name in ("predicted", "reported"):
+            values = {(row.worker, row.role): getattr(row, f"{name}_tokens") for row in rows}
+            yield self._text(f"dynctl_worker_{name}_cached_tokens_total", values.items())
+
+    def _labels(self, record: RequestRecord) -> tuple[str, str, str]:
+        kind = "stream" if record.stream else "unary"
+        return record.endpoint, self._model(record), kind
+
+    def _model(self, record: RequestRecord) -> str:
+        # Clients choose the name: an unknown one must not create a series.
+        if record.plan is not None and record.plan.ok:
+            return record.model
+        known = self._service.router.registry.model(record.model)
+        return record.model if known else UNKNOWN_MODEL
+
+
+def worker_type(stage: str) -> str:
+    """Dynamo's name of a role or hop: aggregated workers are ``decode`` there."""
+    return "prefill" if stage == "prefill" else "decode"
+
+
+def error_type(record: RequestRecord) -> str:
+    """Dynamo's ``error_type`` of a finished request; empty for a success."""
+    match record.outcome:
+        case "success":
+            return ""
+        case "cancelled":
+            return "cancelled"
+        case "client_error":
+            return "not_found" if record.status == 404 else "validation"
+        case "refused":
+            final = None if record.plan is None else record.plan.final
+            overload = final is not None and final.outcome in OVERLOADS
+            return "overload" if overload else "unavailable"
+        case _:
+            return "internal"

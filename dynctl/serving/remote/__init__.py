@@ -1,0 +1,1 @@
+"""A router in another process, and the fleet that it routes."""

@@ -1,0 +1,340 @@
+"""Conditions and health of a routing service: problems of its fleet, and whether it is ready.
+
+What a condition is: :mod:`dynctl.health.conditions`; what follows from the state of a fleet:
+:mod:`dynctl.health.evaluation`. This sets and ends them as the fleet changes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
+from typing import Final, Protocol
+
+from dynctl.base.tasks import SLICE, drained, in_turns
+from dynctl.documents.doubts import Doubt, Varies, doubt
+from dynctl.documents.fleet_load import Condition
+from dynctl.documents.workers import WorkerRow
+from dynctl.health import conditions as codes
+from dynctl.health.conditions import INCIDENT_S, INCIDENTS, Conditions
+from dynctl.health.evaluation import DERIVED_CODES, FleetHealth, FleetState, evaluation
+from dynctl.serving.telemetry.observers import Observers
+from router_core import (
+    ConfigError,
+    ConfigSet,
+    IndexConnected,
+    Role,
+    Router,
+    RouterPolicy,
+    ThresholdsSet,
+    Worker,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+    policy_conflict,
+)
+
+#: The name of the service, which the lines of conditions have in logs.
+#: Conditions whose doubt always matters: about the load, or the hashes of the prompt itself.
+_ALWAYS: Final = frozenset(
+    {codes.LOAD_OVERDUE, codes.TOKENIZER_DIFFERS, codes.ENGINE_TOKENIZERS_DIFFER}
+)
+
+_log = logging.getLogger("dynctl.serving.routing.service")
+
+#: Seconds that an evaluation may be shown again while nothing changes.
+HEALTH_AGE_S: Final = 0.5
+#: In a larger fleet, at most so many workers are evaluated per second.
+_MANY_WORKERS: Final = 256
+_WORKERS_A_SECOND: Final = 1000
+#: Evaluations in slices, where the fleet changes during each, before one is taken as it is.
+_TRIES: Final = 3
+#: Conditions of the evaluation whose subject is a worker, which may have left since.
+_OF_WORKERS: Final = (codes.INDEX_OVER_LIMIT, codes.LOAD_OVERDUE, codes.STREAM_DISCONNECTED)
+_MOST_DOUBTS: Final = 16
+#: Bookings, events and load reports change too often; an evaluation reads them at its next time.
+CHANGES_OF_HEALTH: Final = (
+    ConfigSet,
+    IndexConnected,
+    Role,
+    ThresholdsSet,
+    WorkerAvailability,
+    WorkerLost,
+    WorkerUpserted,
+)
+
+
+class _Sharing(Protocol):
+    def out_of_date(self) -> str: ...
+
+
+class Evaluated(Protocol):
+    """The service whose fleet is evaluated (`RoutingService`)."""
+
+    observers: Observers
+    rows: Callable[[], Iterable[WorkerRow]]
+    probe_s: Callable[[], float]
+    draining: bool
+    serves_pools: bool
+    started_at: float
+
+    @property
+    def router(self) -> Router: ...
+
+    @property
+    def sharing(self) -> _Sharing | None: ...
+
+    def clock(self) -> float: ...
+
+    def wall(self) -> float: ...
+
+    def mismatches(self) -> dict[str, str]: ...
+
+
+class ServiceHealth:
+    """The conditions of a service, and the last evaluation of its fleet."""
+
+    def __init__(self, service: Evaluated) -> None:
+        self._service = service
+        self.conditions = Conditions(service.wall)
+        #: Workers whose block size differs from the other workers' of their model.
+        self.mismatched: set[str] = set()
+        self._evaluated: tuple[float, FleetHealth] | None = None
+        #: Changes that an evaluation must show, and how many the last one does.
+        self._changes = self._shown = 0
+        self._evaluating = asyncio.Lock()
+
+    def changed(self) -> None:
+        """The next evaluation must show a change."""
+        self._changes += 1
+
+    # -- conditions ------------------------------------------------------------------------
+
+    def set_condition(self, code: str, subject: str, message: str) -> None:
+        """Report a condition; observers are notified when it is new or changed."""
+        changed = self.conditions.set(code, subject, message)
+        if changed is not None:
+            self._changes += 1
+            if self.conditions.may_log(code, subject):
+                _log.warning("%s %s: %s", code, subject, message)
+            self._service.observers.condition(changed, False)
+
+    def clear_condition(self, code: str, subject: str) -> None:
+        """End a condition; observers are notified if it was in force."""
+        over = self.conditions.clear(code, subject)
+        if over is not None:
+            self._changes += 1
+            if self.conditions.may_log(code, subject):
+                _log.info("%s %s: over", code, subject)
+            self._service.observers.condition(over, True)
+
+    def _hold(self, code: str, subject: str, message: str | None) -> None:
+        if message is None:
+            self.clear_condition(code, subject)
+        else:
+            self.set_condition(code, subject, message)
+
+    def task_failed(self, name: str, message: str) -> None:
+        """A background task of the service failed."""
+        message = f"internal error, the task restarts by itself; see the log: {message}"
+        self.set_condition(codes.BACKGROUND_TASK_FAILED, name, message)
+
+    def task_recovered(self, name: str) -> None:
+        """A background task that had failed works again."""
+        self.clear_condition(codes.BACKGROUND_TASK_FAILED, name)
+
+    def fleet_changed(self, mismatched: dict[str, str]) -> None:
+        """Update the conditions that depend on the registered workers. ``mismatched``: worker name
+        -> why its cache cannot be matched."""
+        try:
+            policy = RouterPolicy.of(self._service.router.config)
+        except ConfigError:
+            policy = None
+        for worker in self._service.router.registry:
+            self._hold(codes.POLICY_CONFLICT, worker.name, policy_conflict(worker, policy))
+            self._hold(codes.CAPACITY_UNKNOWN, worker.name, self._by_time(worker))
+        self._hold_levels(policy)
+        self._hold_mismatches(mismatched)
+
+    def _hold_mismatches(self, mismatched: dict[str, str]) -> None:
+        # An engine's event stream reports this code too; only conditions set here are cleared here.
+        for name in self.mismatched - set(mismatched):
+            self.clear_condition(codes.BLOCK_SIZE_MISMATCH, name)
+        for name, message in mismatched.items():
+            self.set_condition(codes.BLOCK_SIZE_MISMATCH, name, message)
+        self.mismatched = set(mismatched)
+
+    @property
+    def _distance_costs(self) -> bool:
+        return bool(self._service.router.config.router_kv_transfer_weight)
+
+    def _hold_levels(self, policy: RouterPolicy | None) -> None:
+        """A condition for each level, of the table of links or of the router's policy, that no
+        worker publishes."""
+        registry, table = self._service.router.registry, self._service.router.transfer
+        effects: dict[str, tuple[str, str]] = {}
+        for level in () if table is None or not self._distance_costs else table.names:
+            effect = "KV transfers count as those of a wider level"
+            effects[level] = ("a level of --router-kv-transfer-qos", effect)
+        bound = any(
+            worker.role is Role.PREFILL and worker.runtime_config.kv_transfer_domain is None
+            for worker in registry
+        )
+        if policy is not None and policy.enforcement == "required":
+            effect = "every request with a prefill hop is refused"
+            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect)
+        elif policy is not None:
+            effect = "the policy has no effect"
+            effects[policy.domain] = ("that of --router-kv-transfer-topology-level", effect)
+        for level, (named, effect) in effects.items():
+            matters = bound or policy is None or level != policy.domain
+            unused = None
+            if len(registry) and matters and not registry.with_domain(level):
+                known = sorted({domain for worker in registry for domain in worker.domains})
+                published = f"; published: {', '.join(known)}" if known else ""
+                unused = f"no worker publishes the domain {level}, {named}: {effect}{published}"
+            self._hold(codes.LEVEL_NOT_PUBLISHED, level, unused)
+
+    def _by_time(self, worker: Worker) -> str | None:
+        """Why the policy lru does not apply to the worker; None where it does, or is not set."""
+        lru = self._service.router.config.router_approximate_cache_policy == "lru"
+        if not lru or worker.kv_events or worker.runtime_config.total_kv_blocks:
+            return None
+        return (
+            f"worker {worker.name} declares no KV blocks, so its cache is estimated by time (ttl), "
+            "not by the policy lru"
+        )
+
+    # -- health ----------------------------------------------------------------------------
+
+    def evaluate(self, max_age_s: float = 0.0) -> FleetHealth:
+        """Evaluate the fleet, and set and end the conditions that follow.
+
+        An evaluation that is at most ``max_age_s`` old is returned again, unless a worker, a
+        stream, a threshold or a condition changed. That of a large fleet takes long, so it is
+        returned for longer, whatever changed.
+        """
+        found = self._known(max_age_s)
+        return found or self._conclude(
+            self._service.clock(), drained(self._evaluation()), self._changes
+        )
+
+    async def refresh(self, max_age_s: float = 0.0) -> FleetHealth:
+        """As :meth:`evaluate`, but a large fleet is evaluated in several turns of the event loop: a
+        handler awaits this, then reads :meth:`evaluate`.
+
+        Where the fleet changes during each of some evaluations, the last one is of the moment when
+        it began, and the next call evaluates again.
+        """
+        service = self._service
+        if len(service.router.registry) <= _MANY_WORKERS:
+            return self.evaluate(max_age_s)
+        async with self._evaluating:
+            tries = 0
+            while True:
+                found = self._known(max_age_s)
+                if found is not None:
+                    return found
+                began, draining, changes = service.clock(), service.draining, self._changes
+                health = await in_turns(self._evaluation())
+                tries += 1
+                if draining == service.draining and (changes == self._changes or tries >= _TRIES):
+                    return self._conclude(began, health, changes)
+
+    def _known(self, max_age_s: float) -> FleetHealth | None:
+        """The last evaluation, where it may be shown again."""
+        now, workers = self._service.clock(), len(self._service.router.registry)
+        if self._evaluated is not None:
+            at, last = self._evaluated
+            least_s = workers / _WORKERS_A_SECOND if workers > _MANY_WORKERS else 0.0
+            outdated = self._shown != self._changes
+            reusable = now - at < least_s or (now - at <= max_age_s and not outdated)
+            if reusable and (last.status == "draining") == self._service.draining:
+                return last
+        return None
+
+    def _evaluation(self) -> Generator[None, None, FleetHealth]:
+        """Evaluate the fleet in steps; what changes is read in the first one."""
+        config = self._service.router.config
+        reported = [
+            one
+            for one in self.conditions
+            if one.code not in DERIVED_CODES and not self._is_over(one)
+        ]
+        state = FleetState(
+            (),
+            reported,
+            {name: getattr(config, name) for name in config.__dataclass_fields__},
+            self._service.probe_s(),
+            self._service.clock() - self._service.started_at,
+            self._service.draining,
+            self._service.serves_pools,
+        )
+        rows: list[WorkerRow] = []
+        for row in self._service.rows():
+            if not len(rows) % SLICE:
+                yield
+            rows.append(row)
+        yield
+        return (yield from evaluation(replace(state, workers=rows)))
+
+    def _is_over(self, condition: Condition) -> bool:
+        """Whether an incident was reported long ago."""
+        return condition.code in INCIDENTS and self._service.wall() - condition.seen > INCIDENT_S
+
+    def _conclude(self, now: float, health: FleetHealth, changes: int) -> FleetHealth:
+        """Set and end the conditions that follow from an evaluation of the fleet as it was after so
+        many ``changes``."""
+        current = changes == self._changes
+        for old in self.conditions:
+            if self._is_over(old):
+                self.clear_condition(old.code, old.subject)
+        self._hold_mismatches(self._service.mismatches())
+        found = {
+            (one.code, one.subject): one.message
+            for one in health.derived
+            if current or not self._has_left(one.code, one.subject)
+        }
+        for old in self.conditions:
+            if old.code in DERIVED_CODES and (old.code, old.subject) not in found:
+                self.clear_condition(old.code, old.subject)
+        for (code, subject), message in found.items():
+            self.set_condition(code, subject, message)
+        self._evaluated, self._shown = (now, health), self._changes if current else -1
+        return health
+
+    def _has_left(self, code: str, subject: str) -> bool:
+        """Whether the subject of a condition is a worker that is not registered."""
+        worker = code in _OF_WORKERS and subject != "fleet"  # of which there may be more
+        return worker and self._service.router.registry.by_name(subject) is None
+
+    def doubts(self, model: str) -> list[Doubt]:
+        """Conditions that make the index or load of the model's candidates doubtful. Beyond the
+        first ones only their number is given."""
+        self.evaluate(HEALTH_AGE_S)
+        registry = self._service.router.registry
+        subjects = {model} | {
+            worker.name
+            for worker in registry
+            if worker.model == model and registry.unavailable_reason(worker.worker_id) is None
+        }
+        found = [
+            doubt(
+                "DYR0760" if one.code in codes.NOT_MODELLED else "DYR0705",
+                varies=None
+                if one.code in _ALWAYS
+                else Varies(overlap=True, workers=None if one.subject == model else [one.subject]),
+                workers=one.subject,
+                why=f"{one.code} {one.message}",
+            )
+            for one in self.conditions
+            if one.code in codes.INDEX_OR_LOAD and one.subject in subjects
+        ]
+        sharing = self._service.sharing
+        late = sharing.out_of_date() if sharing is not None else ""
+        if late:
+            found.insert(0, doubt("DYR0734", routers=late))
+        more = len(found) - _MOST_DOUBTS
+        if more > 0:
+            why = f"{more:,} more conditions"
+            found[_MOST_DOUBTS:] = [doubt("DYR0705", workers="other workers", why=why)]
+        return found

@@ -1,0 +1,1 @@
+"""Processes without inference of their own: router, indexer, observer; several frontends."""
