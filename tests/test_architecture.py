@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
+from importlib.metadata import packages_distributions
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -214,3 +216,35 @@ def test_modules_have_no_import_circles() -> None:
     found = circles()
     assert not found - KNOWN_CIRCLES, "new circles"
     assert not KNOWN_CIRCLES - found, "circles that are gone: remove them from KNOWN_CIRCLES"
+
+
+def test_each_library_that_is_imported_is_a_dependency_and_no_other():
+    """A library that comes with another one may go with the other's next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = {_distribution(one) for one in project["dependencies"]}
+    optional = {_distribution(one) for one in (*extras["otlp"], *extras["nkeys"])}
+    homes = packages_distributions()
+    imported: set[str] = set()
+    for name in _imported() - sys.stdlib_module_names - {"dynctl", "router_core"}:
+        distributions = {_distribution(one) for one in homes[name]}
+        assert distributions & (needed | optional), f"{name} is imported and not declared"
+        imported |= distributions
+    assert needed <= imported, f"declared and not imported: {needed - imported}"
+
+
+def _imported() -> set[str]:
+    """The first names of all imports, also of those inside functions."""
+    found: set[str] = set()
+    for folder in ("dynctl", "router_core"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    found.add(node.module.partition(".")[0])
+    return found
+
+
+def _distribution(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-")

@@ -1,14 +1,13 @@
 """Spans to an OpenTelemetry collector, over OTLP/HTTP: the only user of the opentelemetry packages.
 
-They are the optional extra ``dynctl[otlp]``. Spans wait in a bounded queue; a thread sends them. A
-collector that does not answer costs the spans, which are counted, and nothing else.
+They are the optional extra ``dynctl[otlp]``. Spans wait in the SDK's bounded queue; its thread
+sends them. A collector that does not answer costs the spans, which are counted, and nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -84,7 +83,7 @@ class Span:
         self._span.set_status(Status(StatusCode.ERROR, message))
 
     def end(self, at_ns: int) -> None:
-        self._span.end(end_time=at_ns)
+        self._owner._end(self._span, at_ns)
 
     def child(self, name: str, at_ns: int) -> Span:
         """A span of a request to another process, inside this one."""
@@ -108,16 +107,21 @@ class SpanExport:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._api = trace
         self._context = TraceContextTextMapPropagator()
-        self._log = _LastMessage()
-        logger = logging.getLogger(_EXPORTER_LOG)
-        # The condition and the metric report failures; a log line for each message does not help.
-        logger.handlers, logger.propagate = [self._log], False
-        self._queue = _Queue(OTLPSpanExporter(endpoint=url, timeout=SEND_S), self._log)
+        self._exporter = _Counted(OTLPSpanExporter(endpoint=url, timeout=SEND_S))
+        self._processor = BatchSpanProcessor(
+            cast(Any, self._exporter),
+            max_queue_size=QUEUE,
+            schedule_delay_millis=1000 * EVERY_S,
+            max_export_batch_size=BATCH,
+            export_timeout_millis=1000 * SEND_S,
+        )
+        self._ended = self._dropped = 0
         resource = Resource.create(
             {
                 "service.name": "dynctl",
@@ -133,7 +137,7 @@ class SpanExport:
                 max_span_attributes=64, max_events=32, max_span_attribute_length=1024
             ),
         )
-        provider.add_span_processor(cast(Any, self._queue))
+        provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("dynctl", version())
 
     def begin(self, name: str, at_ns: int, headers: Mapping[str, str]) -> Span | None:
@@ -146,17 +150,37 @@ class SpanExport:
     def counts(self) -> dict[str, int]:
         """Spans since the start: exported, failed (not taken by the collector), dropped (the queue
         was full)."""
-        queue = self._queue
-        return {"exported": queue.exported, "failed": queue.failed, "dropped": queue.dropped}
+        exporter = self._exporter
+        return {
+            "exported": exporter.exported,
+            "failed": exporter.failed,
+            "dropped": self._dropped,
+        }
 
     @property
     def problem(self) -> str:
         """Why the last message was not taken; empty if it was."""
-        return self._queue.problem
+        return self._exporter.problem
 
     def close(self) -> None:
         """Send what is left, for LAST_S at most. Blocks."""
-        self._queue.shutdown()
+        self._exporter.ending = True
+        # The SDK waits 30 s, or without limit before 1.33. It ends once its exporter refuses.
+        ending = threading.Thread(
+            target=self._processor.shutdown, name="span export end", daemon=True
+        )
+        ending.start()
+        ending.join(LAST_S)
+        if ending.is_alive():
+            self._exporter.shutdown()
+
+    def _end(self, span: Any, at_ns: int) -> None:
+        """End a span, or forget it where QUEUE spans wait: the SDK drops older ones uncounted."""
+        if self._ended - self._exporter.taken >= QUEUE:
+            self._dropped += 1
+            return
+        self._ended += 1
+        span.end(end_time=at_ns)
 
     def _child(self, parent: Any, name: str, at_ns: int) -> Span:
         context = self._api.set_span_in_context(parent)
@@ -183,64 +207,45 @@ class _LastMessage(logging.Handler):
         self.text = " ".join(printable(record.getMessage()).split())[:300]
 
 
-class _Queue:
-    """A span processor: a bounded queue and the thread that sends it."""
+class _Counted:
+    """An exporter that counts what it is given: ``taken``, in messages that ended or run.
 
-    def __init__(self, exporter: Any, log: _LastMessage) -> None:
+    ``ending``: after a message that fails, the rest is not sent any more.
+    """
+
+    def __init__(self, exporter: Any) -> None:
         self._exporter = exporter
-        self._log = log
-        self._spans: deque[Any] = deque()
-        self._wake = threading.Event()
-        self._stopping = False
-        self.exported = self.failed = self.dropped = 0
+        self._log = _LastMessage()
+        logger = logging.getLogger(_EXPORTER_LOG)
+        # The condition and the metric report failures; a log line for each message does not help.
+        logger.handlers, logger.propagate = [self._log], False
+        self.taken = self.exported = self.failed = 0
         self.problem = ""
-        self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
-        self._thread.start()
+        self.ending = False
 
-    def on_start(self, span: Any, parent_context: Any = None) -> None:
-        """Nothing is sent before the end."""
-
-    def _on_ending(self, span: Any) -> None:
-        """Called by the SDK before a span ends."""
-
-    def on_end(self, span: Any) -> None:
-        if len(self._spans) >= QUEUE:
-            self.dropped += 1
-            return
-        self._spans.append(span)
-        if len(self._spans) >= BATCH:
-            self._wake.set()
-
-    def force_flush(self, timeout_millis: int = 0) -> bool:
-        self._wake.set()
-        return True
-
-    def shutdown(self) -> None:
-        self._stopping = True
-        self._wake.set()
-        self._thread.join(LAST_S)
-        self._exporter.shutdown()
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait(EVERY_S)
-            self._wake.clear()
-            while self._spans:
-                self._send([self._spans.popleft() for _ in range(min(BATCH, len(self._spans)))])
-                if self._stopping and self.problem:
-                    return
-            if self._stopping:
-                return
-
-    def _send(self, spans: list[Any]) -> None:
+    def export(self, spans: Sequence[Any]) -> Any:
+        """Called in the thread of the SDK, with at most BATCH spans."""
+        self.taken += len(spans)
         self._log.text = ""
         try:
-            taken = self._exporter.export(spans).name == "SUCCESS"
+            result = self._exporter.export(spans)
         except Exception as error:
-            taken, self._log.text = False, f"{type(error).__name__}: {error}"
-        if taken:
+            # As text: the SDK would log it with a traceback, for each message.
+            self._failed(spans, f"{type(error).__name__}: {error}")
+            return None
+        if result.name == "SUCCESS":
             self.exported += len(spans)
             self.problem = ""
         else:
-            self.failed += len(spans)
-            self.problem = self._log.text or "the collector did not take the spans"
+            self._failed(spans, self._log.text)
+        return result
+
+    def shutdown(self) -> None:
+        """End the message that is sent, and refuse all others."""
+        self._exporter.shutdown()
+
+    def _failed(self, spans: Sequence[Any], reason: str) -> None:
+        self.failed += len(spans)
+        self.problem = reason or "the collector did not take the spans"
+        if self.ending:
+            self.shutdown()

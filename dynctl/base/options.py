@@ -80,7 +80,6 @@ class GlobalOptions:
     dyn_namespace: str | None = None
     file_kv: Path | None = None
     etcd_endpoints: str | None = None
-    etcd_client: str | None = None
     nats_server: str | None = None
     namespace: str | None = None
     all_namespaces: bool = False
@@ -127,7 +126,7 @@ READ_BY: Final[Mapping[str, frozenset[str]]] = {
     "--recording": frozenset({"recording", "at"}),
     "--frontend": _FRONTENDS,
     "file": _PLANES | {"file_kv"},
-    "etcd": _PLANES | {"etcd_endpoints", "etcd_client"},
+    "etcd": _PLANES | {"etcd_endpoints"},
     "kubernetes": _PLANES | CLUSTER,
 }
 #: Variables of Dynamo's planes: Dynamo's frontends and workers read them, `serve` does not. Those

@@ -186,15 +186,6 @@ _ANNOTATIONS: dict[str, Any] = {
             rich_help_panel=DYNAMO,
         ),
     ],
-    "etcd_client": Annotated[
-        str | None,
-        typer.Option(
-            "--etcd-client",
-            metavar="CLIENT",
-            help="Client for etcd: etcd3 (gRPC) or gateway (JSON). [default: etcd3]",
-            rich_help_panel=DYNAMO,
-        ),
-    ],
     "nats_server": Annotated[
         str | None,
         typer.Option(

@@ -1,15 +1,13 @@
-"""`replay`: policies side by side, regressions, loads, the search; table, CSV and plot."""
+"""`replay`: policies side by side, regressions, loads, the search; table and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
-from xml.sax.saxutils import escape
 
 from dynctl.base.quantities import percent
 from dynctl.base.terminal import status_line
@@ -434,116 +432,3 @@ class Progress:
         """Remove the line."""
         if self._terminal:
             status_line("")
-
-
-# -- plot ------------------------------------------------------------------------------------------
-
-_WIDTH: Final = 760
-_HEIGHT: Final = 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 44
-#: Colors that also differ in brightness; the dashes differ too.
-_STROKES: Final = ("#0b5cad", "#c2410c", "#15803d", "#7e22ce", "#525252", "#b45309", "#0e7490")
-_DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 4")
-
-
-def replay_plot(report: ReplayReport) -> str:
-    """An SVG page: TTFT p90 (log scale) and goodput against the rate of requests."""
-    points = report.loads
-    panels = (
-        ("TTFT p90, seconds", lambda one: one.ttft_p90_s, True),
-        ("goodput, requests per second", lambda one: one.goodput_per_s, False),
-    )
-    body = [
-        _panel(points, name, value, log, index * _HEIGHT + 40)
-        for index, (name, value, log) in enumerate(panels)
-    ]
-    height = 2 * _HEIGHT + 50
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>\n'
-        f'<text x="{_LEFT}" y="20" font-size="14">{_escaped(report.trace.name)}</text>\n'
-        f'<text x="{_LEFT}" y="38">{_escaped(report.fleet)}</text>\n' + "".join(body) + "</svg>\n"
-    )
-
-
-def _panel(
-    points: Sequence[LoadPoint],
-    name: str,
-    value: Callable[[LoadPoint], float | None],
-    log: bool,
-    top: int,
-) -> str:
-    known = [one for one in points if value(one) is not None]
-    right, bottom = _WIDTH - _RIGHT, top + _HEIGHT - _BOTTOM
-    x_high = max((one.requests_per_s for one in known), default=1.0) or 1.0
-    ys = [max(1e-4, value(one) or 0.0) for one in known] or [1.0]
-    low, high = (min(ys), max(ys)) if log else (0.0, max(ys))
-    if log:
-        low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
-    if high <= low:
-        high = low * 10 if log else low + 1.0
-
-    def x_at(rate: float) -> float:
-        return round(_LEFT + (right - _LEFT) * rate / x_high, 1)
-
-    def y_at(number: float) -> float:
-        number = max(number, low)
-        share = (
-            math.log(number / low) / math.log(high / low) if log else (number - low) / (high - low)
-        )
-        return round(bottom - (bottom - top - _TOP) * share, 1)
-
-    if log:
-        steps = round(math.log10(high / low))
-        ticks = [low * 10**index for index in range(steps + 1)]
-    else:
-        spacing = _step(high / 4)
-        ticks = [spacing * index for index in range(math.floor(high / spacing + 1e-9) + 1)]
-    out = [f'<text x="{_LEFT}" y="{top + 20}">{_escaped(name)}</text>']
-    for tick in ticks:
-        y = y_at(tick)
-        out.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        out.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{tick:.3g}</text>')
-    step = _step(x_high / 4)
-    for index in range(math.floor(x_high / step + 1e-9) + 1):
-        rate = step * index
-        out.append(
-            f'<text x="{x_at(rate)}" y="{bottom + 18}" text-anchor="middle">{rate:.3g}</text>'
-        )
-    out.append(
-        f'<text x="{(_LEFT + right) / 2}" y="{bottom + 36}" text-anchor="middle">'
-        "requests per second</text>"
-    )
-    names = list(dict.fromkeys(one.policy for one in points))
-    taken: list[float] = []
-    for index, policy in enumerate(names):
-        own = [one for one in known if one.policy == policy]
-        own.sort(key=lambda one: one.requests_per_s)
-        if not own:
-            continue
-        color, dash = _STROKES[index % len(_STROKES)], _DASHES[index % len(_DASHES)]
-        places = [(x_at(one.requests_per_s), y_at(value(one) or 0.0)) for one in own]
-        path = " ".join(f"{x},{y}" for x, y in places)
-        out.append(
-            f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2" '
-            f'stroke-dasharray="{dash}"/>'
-        )
-        out += (f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>' for x, y in places)
-        # Labels at the ends of the lines, moved apart.
-        y = places[-1][1]
-        while any(abs(y - other) < 14 for other in taken):
-            y += 2
-        taken.append(y)
-        out.append(f'<text x="{right + 8}" y="{y + 4}" fill="{color}">{_escaped(policy)}</text>')
-    return "\n".join(out) + "\n"
-
-
-def _step(least: float) -> float:
-    """The next number of 1, 2, 5, 10, .. from ``least`` on: the distance of labels on an axis."""
-    unit = 10.0 ** math.floor(math.log10(least))
-    return next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= least * 0.999)
-
-
-def _escaped(text: str) -> str:
-    return escape(text[:110])

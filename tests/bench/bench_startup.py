@@ -12,17 +12,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 
 from dynctl.cli.completion.live import LIMIT_S
 from tests.bench.harness import Row, bench_parser, print_table, row
+from tests.http_servers import HttpServer
 
 PARSER = ("-c", "import typer")
 AIM = "0.67x"
@@ -114,25 +113,8 @@ def frontend() -> Iterator[str]:
     ]
     body = json.dumps({"workers": rows}).encode()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with HttpServer(lambda exchange: exchange.reply(body)) as server:
+        yield server.url
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.file import FileDiscovery
 from dynctl.adapters.kubernetes.discovery import KubernetesDiscovery
@@ -120,9 +119,8 @@ class _Files:
 class _Etcd:
     opaque = b"not json \xff"
 
-    def __init__(self, server: EtcdServer, kind: Callable[..., Discovery]) -> None:
+    def __init__(self, server: EtcdServer) -> None:
         self._server = server
-        self._kind = kind
         self.put = server.put
         self.delete = server.delete
 
@@ -137,7 +135,7 @@ class _Etcd:
         return self._server.revision(), self._server.leases()
 
     def discovery(self) -> Discovery:
-        return self._kind([self._server.url])
+        return Etcd3Discovery([self._server.url])
 
 
 _BUCKETS = {"instances": "endpoints", "mdc": "model_cards"}
@@ -206,7 +204,7 @@ def api_server() -> Iterator[ApiServer]:
         yield server
 
 
-@pytest.fixture(params=["memory", "file", "etcd3", "gateway", "kubernetes"])
+@pytest.fixture(params=["memory", "file", "etcd", "kubernetes"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     if request.param == "kubernetes":
         return _Kubernetes(request.getfixturevalue("api_server"), tmp_path)
@@ -216,7 +214,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
         return _Files(tmp_path / "store")
     server: EtcdServer = request.getfixturevalue("etcd")
     server.clear()
-    return _Etcd(server, Etcd3Discovery if request.param == "etcd3" else EtcdGatewayDiscovery)
+    return _Etcd(server)
 
 
 @asynccontextmanager

@@ -1,20 +1,18 @@
-"""Both etcd clients against real servers that die, want a password, or speak TLS."""
+"""The etcd client against real servers that die, want a password, or speak TLS."""
 
 import asyncio
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from dynctl.adapters.etcd import discovery as discovery_etcd
-from dynctl.adapters.etcd.discovery import EtcdDiscovery
-from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.ports import Deleted, DiscoveryChange, DiscoveryEntry, Interrupted, Listed, Put
 from dynctl.base.errors import Unreachable, UsageProblem
@@ -22,13 +20,7 @@ from tests.contract.etcd_server import EtcdServer
 from tests.ports import free_port
 from tests.waiting import patience
 
-Kind = Callable[..., EtcdDiscovery]
 ENTRY = DiscoveryEntry("v1/instances/ns/c/e/1", b"{}")
-
-
-@pytest.fixture(params=[Etcd3Discovery, EtcdGatewayDiscovery], ids=["etcd3", "gateway"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return cast(Kind, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +77,8 @@ async def following(changes: AsyncGenerator[DiscoveryChange, None]) -> Discovery
     return await asyncio.wait_for(anext(changes), patience(10))
 
 
-async def test_a_killed_etcd_is_an_interruption_and_then_a_new_list(kind: Kind, server: EtcdServer):
-    discovery = kind([server.url])
+async def test_a_killed_etcd_is_an_interruption_and_then_a_new_list(server: EtcdServer):
+    discovery = Etcd3Discovery([server.url])
     changes = discovery.watch()
     assert await following(changes) == Listed((ENTRY,))
     server.kill()
@@ -120,8 +112,8 @@ async def test_a_frozen_etcd_is_an_interruption(server: EtcdServer):
     await changes.aclose()
 
 
-async def test_what_happened_meanwhile_is_in_the_new_list(kind: Kind, server: EtcdServer):
-    discovery = kind([server.url])
+async def test_what_happened_meanwhile_is_in_the_new_list(server: EtcdServer):
+    discovery = Etcd3Discovery([server.url])
     changes = discovery.watch()
     assert await following(changes) == Listed((ENTRY,))
     server.kill()
@@ -141,9 +133,9 @@ def _lists(change: DiscoveryChange, key: str) -> bool:
     return isinstance(change, Listed) and key in [entry.key for entry in change.entries]
 
 
-async def test_an_etcd_that_is_not_there_yet(kind: Kind, tmp_path: Path):
+async def test_an_etcd_that_is_not_there_yet(tmp_path: Path):
     with closing(EtcdServer(tmp_path)) as server:
-        discovery = kind([server.url])
+        discovery = Etcd3Discovery([server.url])
         changes = discovery.watch()
         assert isinstance(await following(changes), Interrupted)
         server.start()
@@ -152,8 +144,8 @@ async def test_an_etcd_that_is_not_there_yet(kind: Kind, tmp_path: Path):
         await discovery.close()
 
 
-async def test_the_next_member_is_asked_when_the_first_is_dead(kind: Kind, server: EtcdServer):
-    discovery = kind([f"127.0.0.1:{free_port()}", server.url])
+async def test_the_next_member_is_asked_when_the_first_is_dead(server: EtcdServer):
+    discovery = Etcd3Discovery([f"127.0.0.1:{free_port()}", server.url])
     assert await discovery.list() == Listed((ENTRY,))
     changes = discovery.watch()
     assert await following(changes) == Listed((ENTRY,))
@@ -161,18 +153,18 @@ async def test_the_next_member_is_asked_when_the_first_is_dead(kind: Kind, serve
     await discovery.close()
 
 
-async def test_the_next_member_is_asked_when_the_first_is_silent(kind: Kind, server: EtcdServer):
+async def test_the_next_member_is_asked_when_the_first_is_silent(server: EtcdServer):
     """One that accepts and says nothing takes its share of the time and no more."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        discovery = kind([f"127.0.0.1:{silent.getsockname()[1]}", server.url])
+        discovery = Etcd3Discovery([f"127.0.0.1:{silent.getsockname()[1]}", server.url])
         assert await asyncio.wait_for(discovery.list(), patience(5)) == Listed((ENTRY,))
         await discovery.close()
 
 
-async def test_a_watch_moves_to_another_member(kind: Kind, server: EtcdServer, tmp_path: Path):
+async def test_a_watch_moves_to_another_member(server: EtcdServer, tmp_path: Path):
     with closing(EtcdServer(tmp_path)) as other:
         other.start()
-        discovery = kind([other.url, server.url])
+        discovery = Etcd3Discovery([other.url, server.url])
         changes = discovery.watch()
         assert await following(changes) == Listed(())
         other.kill()
@@ -183,9 +175,9 @@ async def test_a_watch_moves_to_another_member(kind: Kind, server: EtcdServer, t
 
 
 @pytest.mark.seed("smart-routing-guide-0.9: infrastructure: ETCD_ENDPOINTS")
-async def test_unreachable_names_every_member_and_what_it_said(kind: Kind):
+async def test_unreachable_names_every_member_and_what_it_said():
     ports = [free_port(), free_port()]
-    discovery = kind([f"http://127.0.0.1:{port}" for port in ports])
+    discovery = Etcd3Discovery([f"http://127.0.0.1:{port}" for port in ports])
     with pytest.raises(Unreachable) as caught:
         await asyncio.wait_for(discovery.list(), patience(5))
     for port in ports:
@@ -196,10 +188,10 @@ async def test_unreachable_names_every_member_and_what_it_said(kind: Kind):
 
 
 async def test_a_frozen_etcd_is_named_in_plain_words(
-    kind: Kind, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(discovery_etcd, "REACH_S", 1.0)
-    discovery = kind([server.url])
+    discovery = Etcd3Discovery([server.url])
     try:
         assert isinstance(await discovery.list(), Listed)
         with server.frozen(), pytest.raises(Unreachable, match="no response in") as caught:
@@ -209,32 +201,32 @@ async def test_a_frozen_etcd_is_named_in_plain_words(
         await discovery.close()
 
 
-async def test_silence_is_unreachable_too(kind: Kind, monkeypatch: pytest.MonkeyPatch):
+async def test_silence_is_unreachable_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(discovery_etcd, "REACH_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        discovery = kind([f"127.0.0.1:{silent.getsockname()[1]}"])
+        discovery = Etcd3Discovery([f"127.0.0.1:{silent.getsockname()[1]}"])
         with pytest.raises(Unreachable):
             await asyncio.wait_for(discovery.list(), patience(5))
         await discovery.close()
 
 
-async def test_a_server_that_is_no_etcd(kind: Kind):
+async def test_a_server_that_is_no_etcd():
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello")
         await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        discovery = kind([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        discovery = Etcd3Discovery([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"])
         with pytest.raises(Unreachable):
             await asyncio.wait_for(discovery.list(), patience(5))
         await discovery.close()
 
 
-async def test_a_compacted_history_is_listed_again(kind: Kind, server: EtcdServer):
+async def test_a_compacted_history_is_listed_again(server: EtcdServer):
     """Compaction between the list and the watch, which the test brings about by asking for a
     revision that is gone."""
-    discovery = kind([server.url])
+    discovery = Etcd3Discovery([server.url])
     for number in range(3):
         server.put(ENTRY.key, b"%d" % number)
     server.post("/v3/kv/compaction", revision=str(server.revision()), physical=True)
@@ -249,35 +241,31 @@ async def test_a_compacted_history_is_listed_again(kind: Kind, server: EtcdServe
     await discovery.close()
 
 
-async def test_pages_are_of_one_revision(
-    kind: Kind, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-):
+async def test_pages_are_of_one_revision(server: EtcdServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(discovery_etcd, "PAGE", 7)
     server.clear()
     keys = [f"v1/instances/ns/c/e/{number:03}" for number in range(50)]
     for key in keys:
         server.put(key, b"{}")
-    discovery = kind([server.url])
+    discovery = Etcd3Discovery([server.url])
     assert [entry.key for entry in (await discovery.list()).entries] == keys
     await discovery.close()
 
 
-async def test_too_many_entries_are_refused(
-    kind: Kind, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-):
+async def test_too_many_entries_are_refused(server: EtcdServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(discovery_etcd, "MAX_ENTRIES", 3)
     for number in range(4):
         server.put(f"v1/mdc/{number}", b"{}")
-    discovery = kind([server.url])
+    discovery = Etcd3Discovery([server.url])
     with pytest.raises(Unreachable, match="more than 3 entries"):
         await discovery.list()
     await discovery.close()
 
 
-async def test_only_keys_of_the_prefix_are_seen(kind: Kind, server: EtcdServer):
+async def test_only_keys_of_the_prefix_are_seen(server: EtcdServer):
     for key in ("v0/x", "v1", "v10/x", "v2/x"):
         server.put(key, b"{}")
-    discovery = kind([server.url])
+    discovery = Etcd3Discovery([server.url])
     changes = discovery.watch()
     assert await following(changes) == Listed((ENTRY,))
     server.put("v10/y", b"{}")
@@ -287,10 +275,10 @@ async def test_only_keys_of_the_prefix_are_seen(kind: Kind, server: EtcdServer):
     await discovery.close()
 
 
-async def test_an_entry_goes_when_its_lease_ends(kind: Kind, server: EtcdServer):
+async def test_an_entry_goes_when_its_lease_ends(server: EtcdServer):
     lease = int(server.post("/v3/lease/grant", TTL="60")["ID"])
     server.put("v1/mdc/leased", b"{}", lease)
-    discovery = kind([server.url])
+    discovery = Etcd3Discovery([server.url])
     changes = discovery.watch()
     assert len(cast(Listed, await following(changes)).entries) == 2
     server.post("/v3/lease/revoke", ID=str(lease))
@@ -299,8 +287,8 @@ async def test_an_entry_goes_when_its_lease_ends(kind: Kind, server: EtcdServer)
     await discovery.close()
 
 
-async def test_user_and_password(kind: Kind, locked_server: EtcdServer):
-    discovery = kind([locked_server.url], user="observer", password="s3cret-p4ss")
+async def test_user_and_password(locked_server: EtcdServer):
+    discovery = Etcd3Discovery([locked_server.url], user="observer", password="s3cret-p4ss")
     changes = discovery.watch()
     assert await following(changes) == Listed((ENTRY,))
     locked_server.put("v1/mdc/auth", b"{}")
@@ -319,9 +307,9 @@ async def test_user_and_password(kind: Kind, locked_server: EtcdServer):
     ids=["none", "wrong", "unknown"],
 )
 async def test_a_refused_reader_is_told_which_variables(
-    kind: Kind, locked_server: EtcdServer, credentials: dict[str, str]
+    locked_server: EtcdServer, credentials: dict[str, Any]
 ):
-    discovery = kind([locked_server.url], **credentials)
+    discovery = Etcd3Discovery([locked_server.url], **credentials)
     with pytest.raises(Unreachable) as caught:
         await discovery.list()
     assert "ETCD_AUTH_USERNAME" in caught.value.hint
@@ -329,26 +317,30 @@ async def test_a_refused_reader_is_told_which_variables(
     await discovery.close()
 
 
-async def test_what_the_user_may_not_read(kind: Kind, locked_server: EtcdServer):
-    discovery = kind([locked_server.url], user="observer", password="s3cret-p4ss", prefix=b"secret")
+async def test_what_the_user_may_not_read(locked_server: EtcdServer):
+    discovery = Etcd3Discovery(
+        [locked_server.url], user="observer", password="s3cret-p4ss", prefix=b"secret"
+    )
     with pytest.raises(Unreachable, match="permission denied") as caught:
         await discovery.list()
     assert "ETCD_AUTH_USERNAME" in caught.value.hint
     await discovery.close()
 
 
-async def test_credentials_for_an_etcd_that_wants_none(kind: Kind, server: EtcdServer):
-    discovery = kind([server.url], user="observer", password="s3cret-p4ss")
+async def test_credentials_for_an_etcd_that_wants_none(server: EtcdServer):
+    discovery = Etcd3Discovery([server.url], user="observer", password="s3cret-p4ss")
     assert await discovery.list() == Listed((ENTRY,))
     await discovery.close()
 
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["paths", "pem"])
 async def test_tls_with_a_client_certificate(
-    kind: Kind, tls_server: EtcdServer, certificate: tuple[Path, Path], as_text: bool
+    tls_server: EtcdServer, certificate: tuple[Path, Path], as_text: bool
 ):
     cert, key = (path.read_text() if as_text else str(path) for path in certificate)
-    discovery = kind([tls_server.url.removeprefix("https://")], ca=cert, cert=cert, key=key)
+    discovery = Etcd3Discovery(
+        [tls_server.url.removeprefix("https://")], ca=cert, cert=cert, key=key
+    )
     assert discovery.title.startswith("etcd https://127.0.0.1:")
     changes = discovery.watch()
     assert await following(changes) == Listed((ENTRY,))
@@ -359,20 +351,20 @@ async def test_tls_with_a_client_certificate(
     await discovery.close()
 
 
-async def test_a_server_that_we_do_not_trust(kind: Kind, tls_server: EtcdServer):
-    discovery = kind([tls_server.url])
+async def test_a_server_that_we_do_not_trust(tls_server: EtcdServer):
+    discovery = Etcd3Discovery([tls_server.url])
     with pytest.raises(Unreachable) as caught:
         await asyncio.wait_for(discovery.list(), patience(5))
     assert "ETCD_AUTH_CA" in caught.value.hint
     await discovery.close()
 
 
-def test_certificates_that_are_none(kind: Kind, tmp_path: Path):
+def test_certificates_that_are_none(tmp_path: Path):
     with pytest.raises(UsageProblem, match="ETCD_AUTH_CA: cannot read"):
-        kind(["https://127.0.0.1"], ca=str(tmp_path / "none.pem"))
+        Etcd3Discovery(["https://127.0.0.1"], ca=str(tmp_path / "none.pem"))
     odd = tmp_path / "odd.pem"
     odd.write_text("hello")
     with pytest.raises(UsageProblem, match="not a PEM file"):
-        kind(["https://127.0.0.1"], ca=str(odd))
+        Etcd3Discovery(["https://127.0.0.1"], ca=str(odd))
     with pytest.raises(UsageProblem, match="must be set together"):
-        kind(["https://127.0.0.1"], cert=str(odd))
+        Etcd3Discovery(["https://127.0.0.1"], cert=str(odd))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dynctl.adapters.dynamo.registration import Registration
-from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
 from dynctl.adapters.etcd.grpc import Etcd3Discovery
 from dynctl.adapters.etcd.registration import registrar_of
 from dynctl.adapters.file import FileDiscovery, FileRegistrar
@@ -55,7 +54,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     server.close()
 
 
-@pytest.fixture(params=["memory", "file", "etcd3", "gateway"])
+@pytest.fixture(params=["memory", "file", "etcd"])
 async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rig]:
     if request.param == "memory":
         memory = MemoryDiscovery()
@@ -66,8 +65,7 @@ async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[R
     else:
         server: EtcdServer = request.getfixturevalue("etcd")
         server.clear()
-        kind = Etcd3Discovery if request.param == "etcd3" else EtcdGatewayDiscovery
-        discovery = kind([server.url])
+        discovery = Etcd3Discovery([server.url])
         registrar = registrar_of(discovery, ttl_s=TTL_S)
         made = Rig(registrar, discovery, server)
     yield made
@@ -168,13 +166,10 @@ async def test_changed_entries_are_written_and_dropped_ones_removed(rig: Rig):
     assert await rig.entries() == {}
 
 
-@pytest.mark.parametrize("kind", [Etcd3Discovery, EtcdGatewayDiscovery], ids=["etcd3", "gateway"])
-async def test_an_etcd_that_is_gone_for_a_while_does_not_lose_the_lease(
-    kind: type[Etcd3Discovery] | type[EtcdGatewayDiscovery], tmp_path: Path
-):
+async def test_an_etcd_that_is_gone_for_a_while_does_not_lose_the_lease(tmp_path: Path):
     server = EtcdServer(tmp_path / "etcd")
     server.start()
-    discovery = kind([server.url])
+    discovery = Etcd3Discovery([server.url])
     registrar = registrar_of(discovery, ttl_s=TTL_S)
     registration = Registration(registrar, lambda id: [(KEY, b"1")])
     try:

@@ -26,6 +26,7 @@ from tests.dynctl.serving.fleets import WORDS, chat_body, events_of, zone
 from tests.dynctl.serving.gateways import Gateway as Picker
 from tests.dynctl.serving.gateways import gateway as picker_site
 from tests.envoy.gateway import Gateway, configuration, start_gateway
+from tests.http_servers import served
 from tests.ports import free_port
 from tests.waiting import patience, until
 
@@ -126,29 +127,23 @@ async def test_headers_of_the_picker_reach_the_engine_and_those_of_clients_do_no
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", engine)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        worker = (f"http://127.0.0.1:{port},name=w",)
+    async with served(app) as url:
+        worker, address = (f"{url},name=w",), url.removeprefix("http://")
         async with behind_envoy(
             group, [], workers=worker, picker=PickerConfig(port=0, health_port=0)
         ) as (site, gateway):
             evil = dict.fromkeys(ext_proc.OWN_HEADERS, "1")
             status, raw, _ = await ask(site, gateway, headers=evil)
             assert status == 200, raw
-            assert seen[0][ext_proc.DESTINATION] == f"127.0.0.1:{port}"
+            assert seen[0][ext_proc.DESTINATION] == address
             own = {name: seen[0][name] for name in ext_proc.OWN_HEADERS if name in seen[0]}
             worker_id = site.service.router.registry.by_name("w").worker_id
             assert own == {
-                ext_proc.DESTINATION: f"127.0.0.1:{port}",
+                ext_proc.DESTINATION: address,
                 ext_proc.WORKER_ID: str(worker_id),
                 ext_proc.DP_RANK: "0",
                 ext_proc.ROUTING_MODE: "aggregated",
             }
-    finally:
-        await runner.cleanup()
 
 
 async def test_a_subset_is_honoured(group: ProcessGroup) -> None:

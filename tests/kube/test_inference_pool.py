@@ -23,11 +23,11 @@ from tests.dynctl.serving.fleets import QUICK_ENGINE, TOKENIZER, chat_body
 from tests.dynctl.serving.gateways import Gateway, gateway, set_headers
 from tests.kube.api_server import ApiServer
 from tests.kube.crds import _ANYTHING, _definition
+from tests.kube.objects import Json, small
 from tests.waiting import until
 
 NAMESPACE = "inference"
 DOMAINS = {"zone": "topology.kubernetes.io/zone"}
-Json = dict[str, Any]
 
 
 def pool(ports: list[int], selector: Json | None = None, **spec: Any) -> Json:
@@ -44,22 +44,9 @@ def pool(ports: list[int], selector: Json | None = None, **spec: Any) -> Json:
     }
 
 
-def pod(name: str, labels: Json | None = None, *, ready: bool = True) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": NAMESPACE,
-            "labels": {"app": "llama", **(labels or {})},
-        },
-        "spec": {"nodeName": "n", "containers": [{"name": "main", "image": "x"}]},
-        "status": {
-            "phase": "Running",
-            "podIP": "127.0.0.1",
-            "conditions": [{"type": "Ready", "status": str(ready)}],
-        },
-    }
+def pod(name: str, labels: dict[str, str] | None = None, *, ready: bool = True) -> Json:
+    body = small.pod(name, NAMESPACE, "n", **{"app": "llama", **(labels or {})})
+    return small.running(body, ready=ready, ip="127.0.0.1")
 
 
 @pytest.fixture

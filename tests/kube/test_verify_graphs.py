@@ -18,7 +18,7 @@ from tests.kube import crds, deployment, objects
 from tests.kube.actors import Simulation, living
 from tests.kube.actors.worker import with_config
 from tests.kube.command_line import Run
-from tests.kube.objects import ZONE, Json
+from tests.kube.objects import ZONE, Json, small
 from tests.kube.objects.events import label_missing
 from tests.waiting import patience
 
@@ -280,13 +280,7 @@ def requests_of(sim: Simulation, dynctl: Run) -> list[tuple[str, dict[str, str]]
 
 
 def unrelated(number: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"web-{number}", "namespace": "prod", "labels": {"app": "web"}},
-        "spec": {"nodeName": "gpu-a-0", "containers": [{"name": "web", "image": "web:1"}]},
-        "status": {"phase": "Running"},
-    }
+    return small.running(small.pod(f"web-{number}", "prod", "gpu-a-0", app="web"))
 
 
 # -- what workers register -------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.sglang.stack import SglangStack
+from tests.vllm import every_engine
 from tests.vllm.conftest import Judge
 from tests.vllm.models import write_weights
 from tests.vllm.rates import Outcome, ask_all, asked_as, computed_meanwhile, on, pinned
 from tests.vllm.stack import Engine, Frontend
-from tests.vllm.traffic import mixed, other_forms, tool_conversation, words
+from tests.vllm.traffic import mixed, other_forms, words
 from tests.waiting import until_now
 
 ADAPTER = "adapter"
@@ -62,17 +63,7 @@ def test_concurrent_requests(frontend: Frontend, engines: dict[str, Engine], jud
     assert {outcome.rank for outcome in on(outcomes, "a")} == {0, 1}
 
 
-def test_cache_salts(frontend: Frontend, judged: Judge) -> None:
-    """Equal prompts with different salts share nothing; ``nvext.cache_salt`` means the same."""
-    chance = random.Random(4)
-    bodies = []
-    for body in mixed(40, seed=4):
-        for salt in chance.sample([None, "tenant-1", "tenant-2"], 2):
-            given: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
-            if salt is not None and chance.random() < 0.3:
-                given = {"nvext": given}
-            bodies.append({**body, **given})
-    judged("cache salts, in the body and in nvext", ask_all(frontend, bodies))
+test_cache_salts = every_engine.cache_salts
 
 
 def test_isolated_keys_share_nothing(stack: SglangStack, engines: dict[str, Engine]) -> None:
@@ -136,25 +127,13 @@ def test_adapters(frontend: Frontend, engines: dict[str, Engine], judged: Judge)
     assert refused.status_code == 501, refused.text
 
 
-def test_tool_calls_without_content(frontend: Frontend, judged: Judge) -> None:
-    bodies = [body for seed in range(8) for body in tool_conversation(seed)]
-    judged("tools and content: null", ask_all(frontend, bodies))
+test_tool_calls_without_content = every_engine.tool_calls_without_content
 
 
-def test_engines_tokenize_without_a_model_path(
-    stack: SglangStack, engines: dict[str, Engine], judged: Judge
-) -> None:
-    frontend = stack.frontend(*(engine.spec() for engine in engines.values()), model_path=False)
-    bodies = [*mixed(30, seed=5), *tool_conversation(5), *mixed(20, seed=5)]
-    judged("no --model-path: POST /tokenize", ask_all(frontend, bodies))
-    stack.stop(frontend)
+test_engines_tokenize_without_a_model_path = every_engine.engines_tokenize_without_a_model_path
 
 
-def test_a_body_without_a_model(frontend: Frontend, judged: Judge) -> None:
-    bodies = [{**body} for body in mixed(20, seed=6)]
-    for body in bodies:
-        del body["model"]
-    judged("bodies without a model", ask_all(frontend, bodies))
+test_a_body_without_a_model = every_engine.a_body_without_a_model
 
 
 def test_other_apis_render_the_same_prompts(frontend: Frontend, judged: Judge) -> None:
@@ -164,14 +143,7 @@ def test_other_apis_render_the_same_prompts(frontend: Frontend, judged: Judge) -
     judged("24 requests of /v1/chat/completions, /v1/messages and /v1/responses", outcomes)
 
 
-def test_a_frontend_that_joins_late(
-    stack: SglangStack, frontend: Frontend, engines: dict[str, Engine], judged: Judge
-) -> None:
-    """The engines have cached for minutes: their replay sockets have the events."""
-    late = stack.frontend(*(engine.spec() for engine in engines.values()))
-    until_now(lambda: late.cached_blocks() == frontend.cached_blocks(), 30)
-    judged("late join through replay", ask_all(late, mixed(20)))
-    stack.stop(late)
+test_a_frontend_that_joins_late = every_engine.a_frontend_that_joins_late
 
 
 def test_reset_of_the_prefix_cache(

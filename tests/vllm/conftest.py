@@ -10,6 +10,9 @@ from tests.vllm.rates import AIM, Outcome, Rate
 from tests.vllm.stack import VLLM_PYTHON
 from tests.waiting import patience
 
+# Its assertions show values, as those of tests.
+pytest.register_assert_rewrite("tests.vllm.every_engine")
+
 HERE = Path(__file__).resolve().parent
 _LINES = pytest.StashKey[list[str]]()
 

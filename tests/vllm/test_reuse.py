@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.vllm import every_engine
 from tests.vllm.conftest import Judge
 from tests.vllm.rates import Outcome, ask, ask_all, asked_as, computed_meanwhile, on, pinned
 from tests.vllm.stack import BLOCK, Engine, Frontend, Stack
-from tests.vllm.traffic import mixed, other_forms, tool_conversation, words
+from tests.vllm.traffic import mixed, other_forms, words
 from tests.waiting import until_now
 
 ADAPTER = "adapter"
@@ -98,39 +99,16 @@ def test_an_adapter_beside_its_base_model(frontend: Frontend, judged: Judge) -> 
     assert {outcome.worker for outcome in outcomes if outcome.body["model"] == ADAPTER} == {"a"}
 
 
-def test_cache_salts(frontend: Frontend, judged: Judge) -> None:
-    """Equal prompts with different salts share nothing; ``nvext.cache_salt`` means the same."""
-    chance = random.Random(4)
-    bodies = []
-    for body in mixed(40, seed=4):
-        for salt in chance.sample([None, "tenant-1", "tenant-2"], 2):
-            given: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
-            if salt is not None and chance.random() < 0.3:
-                given = {"nvext": given}
-            bodies.append({**body, **given})
-    judged("cache salts, in the body and in nvext", ask_all(frontend, bodies))
+test_cache_salts = every_engine.cache_salts
 
 
-def test_tool_calls_without_content(frontend: Frontend, judged: Judge) -> None:
-    """Assistant turns of tool calls have ``content: null``, which engines render as nothing."""
-    bodies = [body for seed in range(8) for body in tool_conversation(seed)]
-    judged("tools and content: null", ask_all(frontend, bodies))
+test_tool_calls_without_content = every_engine.tool_calls_without_content
 
 
-def test_engines_tokenize_without_a_model_path(
-    stack: Stack, engines: dict[str, Engine], judged: Judge
-) -> None:
-    frontend = stack.frontend(*(engine.spec() for engine in engines.values()), model_path=False)
-    bodies = [*mixed(40, seed=5), *tool_conversation(5), *mixed(20, seed=5)]
-    judged("no --model-path: POST /tokenize", ask_all(frontend, bodies))
-    stack.stop(frontend)
+test_engines_tokenize_without_a_model_path = every_engine.engines_tokenize_without_a_model_path
 
 
-def test_a_body_without_a_model(frontend: Frontend, judged: Judge) -> None:
-    bodies = [{**body} for body in mixed(20, seed=6)]
-    for body in bodies:
-        del body["model"]
-    judged("bodies without a model", ask_all(frontend, bodies))
+test_a_body_without_a_model = every_engine.a_body_without_a_model
 
 
 def test_batches_of_prompts(frontend: Frontend, engines: dict[str, Engine], judged: Judge) -> None:
@@ -150,14 +128,7 @@ def test_batches_of_prompts(frontend: Frontend, engines: dict[str, Engine], judg
     judged("batches of prompts", outcomes)
 
 
-def test_a_frontend_that_joins_late(
-    stack: Stack, frontend: Frontend, engines: dict[str, Engine], judged: Judge
-) -> None:
-    """The engines have cached for minutes: their replay sockets have the events."""
-    late = stack.frontend(*(engine.spec() for engine in engines.values()))
-    until_now(lambda: late.cached_blocks() == frontend.cached_blocks(), 30)
-    judged("late join through replay", ask_all(late, mixed(40)))
-    stack.stop(late)
+test_a_frontend_that_joins_late = every_engine.a_frontend_that_joins_late
 
 
 def test_reset_of_the_prefix_cache(

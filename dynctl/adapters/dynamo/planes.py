@@ -19,7 +19,6 @@ from dynctl.settings.contexts.precedence import in_context
 if TYPE_CHECKING:
     from dynctl.adapters.dynamo.publishing import TopicPublisher
     from dynctl.adapters.dynamo.request_plane import Messenger
-    from dynctl.adapters.etcd.discovery import EtcdDiscovery
     from dynctl.adapters.nats.durable_events import RouterConsumer
     from dynctl.adapters.ports import (
         Discovery,
@@ -286,6 +285,7 @@ def _expect_own(directory: Path) -> None:
 
 def _etcd(options: GlobalOptions) -> Discovery:
     from dynctl.adapters.etcd.address import DEFAULT_ENDPOINTS
+    from dynctl.adapters.etcd.grpc import Etcd3Discovery
 
     endpoints = _addresses(
         options.etcd_endpoints or os.environ.get("ETCD_ENDPOINTS") or DEFAULT_ENDPOINTS
@@ -298,17 +298,7 @@ def _etcd(options: GlobalOptions) -> Discovery:
         "key": os.environ.get("ETCD_AUTH_CLIENT_KEY"),
     }
     given: dict[str, Any] = {name: value for name, value in access.items() if value}
-    client = options.etcd_client or "etcd3"
-    if client == "gateway":
-        from dynctl.adapters.etcd.gateway import EtcdGatewayDiscovery
-
-        discovery: EtcdDiscovery = EtcdGatewayDiscovery(endpoints, **given)
-    elif client == "etcd3":
-        from dynctl.adapters.etcd.grpc import Etcd3Discovery
-
-        discovery = Etcd3Discovery(endpoints, **given)
-    else:
-        raise UsageProblem(f"--etcd-client {client}: expected etcd3 or gateway")
+    discovery = Etcd3Discovery(endpoints, **given)
     discovery.reach_s = min(discovery.reach_s, options.timeout)
     return discovery
 

@@ -55,8 +55,11 @@ class EtcdAccess:
     def __str__(self) -> str:
         return ", ".join(map(str, self.endpoints))
 
-    def ssl_context(self) -> ssl.SSLContext:
-        """For a client that uses Python's own TLS."""
+    def check_certificates(self) -> None:
+        """Load them with Python's TLS: gRPC does not report an invalid one, it fails to connect.
+
+        Raises UsageProblem.
+        """
         try:
             context = ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
             if self.cert and self.key:
@@ -70,7 +73,6 @@ class EtcdAccess:
                 f"invalid certificates for etcd: {error}",
                 "Check ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY.",
             ) from error
-        return context
 
 
 def etcd_access(
@@ -105,8 +107,7 @@ def etcd_access(
         _pem(key, "ETCD_AUTH_CLIENT_KEY"),
     )
     if tls:
-        # gRPC would only fail to connect, without reporting an invalid certificate.
-        access.ssl_context()
+        access.check_certificates()
     return access
 
 

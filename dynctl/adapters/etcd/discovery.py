@@ -1,4 +1,4 @@
-"""The common part of both etcd clients: failover, list-then-watch, and error messages."""
+"""Discovery in etcd without its messages: failover, list-then-watch, and error texts."""
 
 import asyncio
 import random

@@ -240,7 +240,7 @@ def _translated(function: Callable[..., _Result], *arguments: Any) -> _Result:
     except EtcdFailure:
         raise
     except Etcd3Unusable as error:
-        raise EtcdFailure(f"{error}; --etcd-client gateway does not need it") from error
+        raise EtcdFailure(f"{error}; reinstall dynctl with its dependencies") from error
     except Exception as error:
         import grpc
 

@@ -70,7 +70,7 @@ class EtcdRegistrar:
 
 def registrar_of(discovery: EtcdDiscovery, *, ttl_s: int = TTL_S) -> EtcdRegistrar:
     """Registers with the members, credentials and client of a reader."""
-    # Both clients' sessions write too; readers are typed without it.
+    # The client's sessions write too; readers are typed without it.
     connect = cast("Callable[[EtcdEndpoint], EtcdWriter]", discovery.connect)
     return EtcdRegistrar(discovery.access, connect, discovery.title, ttl_s=ttl_s)
 

@@ -131,7 +131,7 @@ class ApiServer:
         size = 0
         deadline = None if within is None else time.monotonic() + within
         try:
-            for piece in _as_it_comes(response):
+            while piece := response.read1(_PIECE):
                 size += len(piece)
                 if most is not None and size > most:
                     raise Unreachable(
@@ -326,15 +326,6 @@ def refusal_of(status: Mapping[str, Any], code: int, path: str) -> ClusterRefusa
     )
 
 
-def _as_it_comes(response: Any) -> Iterator[bytes]:
-    """Pieces as soon as they arrive; urllib3 before 2.2 may wait for a whole _PIECE."""
-    if not hasattr(response, "read1"):
-        yield from response.stream(_PIECE)
-        return
-    while piece := response.read1(_PIECE):
-        yield piece
-
-
 def _socket_of(response: Any) -> Any:
     """The socket of a response that is being read; None once it is read."""
     return getattr(getattr(response, "connection", None), "sock", None)
@@ -345,7 +336,7 @@ def _shut(response: Any) -> None:
     held = _socket_of(response)
     if held is not None:
         shut_socket(held)
-    elif hasattr(response, "shutdown"):
+    else:
         # The server closes after this response, so the connection has released its socket.
         with suppress(ValueError, RuntimeError, OSError):
             response.shutdown()

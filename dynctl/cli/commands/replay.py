@@ -272,17 +272,10 @@ ItlLimit = Annotated[
         help="Goodput: longest inter-token latency, ms. [default: none]", rich_help_panel=_ANSWER,
     ),
 ]  # fmt: skip
-Plot = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.svg", help="Write a plot of TTFT and goodput against load.",
-        rich_help_panel=_ANSWER,
-    ),
-]  # fmt: skip
 Loads = Annotated[
     str | None,
     typer.Option(
-        metavar="X,..", help="Multiples of the rate to simulate. [with --plot: 0.5,1,1.5,2,3]",
+        metavar="X,..", help="Multiples of the rate to simulate, such as 0.5,1,1.5,2,3.",
         rich_help_panel=_ANSWER,
     ),
 ]  # fmt: skip
@@ -360,7 +353,6 @@ def replay(
     migration_max_seq_len: MigrationTokens = None,
     ttft_limit: TtftLimit = None,
     itl_limit_ms: ItlLimit = None,
-    plot: Plot = None,
     loads: Loads = None,
     max_regress: MaxRegress = None,
     fail_on: FailOn = "fail",
@@ -399,11 +391,7 @@ def replay(
     if workload and generate is None:
         raise UsageProblem(f"--workload {workload[0]}: only with --generate KIND")
     allowed = None if max_regress is None else _percent(max_regress)
-    factors = None
-    if loads is not None or plot is not None:
-        factors = speeds_of(loads or "0.5,1,1.5,2,3")
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise UsageProblem(f"--plot {plot}: the folder {plot.absolute().parent} does not exist")
+    factors = None if loads is None else speeds_of(loads)
     given = TraceInput(
         path=trace,
         workload=None if generate is None else named_workload(generate, workload or ()),
@@ -459,7 +447,7 @@ def replay(
         raise UsageProblem("--max-regress compares policies; expected at least two --policy")
     if search is not None and (len(chosen) != 1 or allowed is not None or factors is not None):
         raise UsageProblem(
-            "--search tunes one policy: give one --policy, without --max-regress, --loads, --plot"
+            "--search tunes one policy: give one --policy, without --max-regress and --loads"
         )
     report = _report(
         given,
@@ -481,13 +469,6 @@ def replay(
         pairs_unknown=bootstrap is None and source.published and not source.shows_pairs,
     )
     emit(report, options)
-    if plot is not None:
-        from dynctl.base.errors import named_in_errors
-        from dynctl.screens.replay import replay_plot
-
-        with named_in_errors(plot):
-            plot.write_text(replay_plot(report))
-        talk(f"wrote {plot}")
     failing = {"regressed"} | ({"unknown"} if fail_on == "warn" else set())
     for change in report.changes:
         for one in change.changes:

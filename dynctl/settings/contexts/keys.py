@@ -137,7 +137,6 @@ KEYS: Final[Mapping[str, Key]] = {
         ),
         Key("file-kv", Part.SOURCE, "none", "path", "DYN_FILE_KV"),
         Key("etcd-endpoints", Part.SOURCE, "none", variable="ETCD_ENDPOINTS", no_login=True),
-        Key("etcd-client", Part.BELONGS, "etcd3", choices=("etcd3", "gateway")),
         Key(
             "nats-server",
             Part.BELONGS,

@@ -1,7 +1,7 @@
 """JSON values, read and written as Dynamo does it, where arguments are not kept as they came.
 
 Dynamo's reader takes numbers out of range, half surrogates and deep nesting for errors. Numbers
-that are not integers of 64 bits become floats, some of them one unit in the last place off.
+that are not integers of 64 bits become floats.
 """
 
 import json
@@ -17,8 +17,6 @@ LARGEST: Final = 2**64 - 1
 
 _SMALLEST: Final = -(2**63)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_MAX_POWER: Final = 308
-_NUMBER: Final = re.compile(r"-?([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
 
 
 class Written(str):
@@ -78,59 +76,19 @@ def write_float(value: float) -> str:
     return f"{digits}e{int(exponent):+d}"
 
 
-def _integer(text: str) -> Written:
-    if len(text) < 21:
+def _integer(text: str) -> int | float:
+    if len(text) < 21 and text != "-0":
         value = int(text)
-        if _SMALLEST <= value <= LARGEST and text != "-0":
-            return Written(text)
+        if _SMALLEST <= value <= LARGEST:
+            return value
     return _float(text)
 
 
-def _float(text: str) -> Written:
-    """A number that Dynamo reads as a float: the digits that fit into 64 bits, times a power."""
-    found = _NUMBER.fullmatch(text)
-    assert found is not None
-    whole, fraction, written = found.groups()
-    significand, used = _significand(0, whole)
-    exponent = len(whole) - used
-    significand, used = _significand(significand, fraction or "")
-    exponent -= used
-    if written is not None:
-        exponent += _bounded(written)
-    value = _scaled(float(significand), exponent)
+def _float(text: str) -> float:
+    value = float(text)
     if math.isinf(value):
         raise ValueError("a number is out of range")
-    return Written(write_float(-value if text.startswith("-") else value))
-
-
-def _significand(value: int, digits: str) -> tuple[int, int]:
-    """The number with as many digits appended as fit, and how many these are."""
-    for used, digit in enumerate(digits):
-        longer = value * 10 + int(digit)
-        if longer > LARGEST:
-            return value, used
-        value = longer
-    return value, len(digits)
-
-
-def _bounded(exponent: str) -> int:
-    """An exponent; what is far out of range is not read digit by digit."""
-    digits = exponent.lstrip("+-").lstrip("0")
-    value = int(digits) if 0 < len(digits) < 10 else 10**9 * bool(digits)
-    return -value if exponent.startswith("-") else value
-
-
-def _scaled(value: float, exponent: int) -> float:
-    if value == 0:
-        return value
-    if exponent > _MAX_POWER:
-        return math.inf
-    if exponent >= 0:
-        return value * float(f"1e{exponent}")
-    while exponent < -_MAX_POWER and value:
-        value /= 1e308
-        exponent += _MAX_POWER
-    return value / float(f"1e{-exponent}") if value else value
+    return value
 
 
 def _constant(name: str) -> NoReturn:

@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dynctl.tokenization.tool_calls.calls import stripped
-from dynctl.tokenization.tool_calls.json_values import (
-    Written,
-    read_value,
-    write_float,
-)
+from dynctl.tokenization.tool_calls.json_values import Written, read_value
 
 _ENTITIES: Final = (
     ("&lt;", "<"),
@@ -88,7 +84,7 @@ def _number(text: str) -> Any:
     if not math.isfinite(value):
         return text
     if not value.is_integer():
-        return Written(write_float(value))
+        return value
     if -_LIMIT <= value < _LIMIT:
         return int(value)
     return Written(text) if _JSON_NUMBER.fullmatch(text) else text

@@ -9,11 +9,11 @@ from typing import Any
 from dynctl.adapters.kubernetes.cluster import KubernetesCluster, open_cluster
 from dynctl.wire.kubernetes.names import DISCOVERY_ENABLED_LABEL
 from tests.kube.api_server import ApiServer
+from tests.kube.objects import Json, small
 
 NAMESPACE = "lab"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 METADATA = "/apis/nvidia.com/v1alpha1"
-Json = dict[str, Any]
 NOW = 1_700_000_000.0
 
 DEFINITION: Json = {
@@ -51,14 +51,7 @@ def opened(
 
 def pod(name: str, *, namespace: str = NAMESPACE, running: bool = True) -> Json:
     """A pod with one container, ``main``."""
-    state: Json = {"running": {}} if running else {"waiting": {"reason": "ContainerCreating"}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"nodeName": "node-1", "containers": [{"name": "main", "image": "worker"}]},
-        "status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]},
-    }
+    return small.running(small.pod(name, namespace, "node-1"), started=running)
 
 
 def endpoint(name: str, uid: str = "", *, ready: bool | None = True) -> Json:

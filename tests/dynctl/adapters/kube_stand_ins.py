@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import yaml
 from aiohttp import web
 
 from dynctl.adapters.kubernetes.cluster import KubernetesCluster, open_cluster
+from tests.http_servers import Exchange, HttpServer, served
 
 
 def elsewhere(folder: Path, cluster: dict[str, Any], timeout: float = 10) -> KubernetesCluster:
@@ -29,42 +29,15 @@ def elsewhere(folder: Path, cluster: dict[str, Any], timeout: float = 10) -> Kub
 
 
 @contextmanager
-def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """A server that answers every GET like this; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = False
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def answering(answer: Callable[[Exchange], None]) -> Iterator[str]:
+    """A server that answers every request like this; its URL."""
+    with HttpServer(answer) as server:
+        yield server.url
 
 
-def whole(body: bytes, status: int = 200, **headers: str) -> Callable[[Any], None]:
+def whole(body: bytes, status: int = 200, **headers: str) -> Callable[[Exchange], None]:
     """An answer with all of its body."""
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        for name, value in {"Connection": "close", **headers}.items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
+    return lambda exchange: exchange.reply(body, status, **headers)
 
 
 Script = Callable[[web.WebSocketResponse], Awaitable[None]]
@@ -86,13 +59,10 @@ def scripted(script: Script, folder: Path, *, timeout: float = 10) -> Iterator[K
     async def serve() -> None:
         app = web.Application()
         app.router.add_get("/{path:.*}", stream)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        place.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
+        async with served(app, shutdown_timeout=0.1, handler_cancellation=True) as url:
+            place.append(url)
+            ready.set()
+            await stop.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()

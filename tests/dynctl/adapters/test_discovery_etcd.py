@@ -1,4 +1,4 @@
-"""The part that both etcd clients share, with sessions that follow a script."""
+"""Failover, lists and watches of etcd, with sessions that follow a script."""
 
 import asyncio
 from collections.abc import AsyncGenerator

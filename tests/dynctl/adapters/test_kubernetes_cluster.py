@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from dynctl.adapters.ports import AccessReview, ClusterRefusal
 from dynctl.base.errors import Unreachable
 from tests.dynctl.adapters.kube_lab import NOW, PODS, bind, names, opened, pod, rule, with_pods
 from tests.dynctl.adapters.kube_stand_ins import answering, elsewhere
+from tests.http_servers import Exchange
 from tests.kube.api_server import ApiServer
 from tests.waiting import patience
 
@@ -82,7 +82,7 @@ def test_a_list_without_an_end_is_given_up(
     monkeypatch.setattr(cluster_module, "MOST_PAGES", 5)
     served: list[str] = []
 
-    def respond(handler: BaseHTTPRequestHandler) -> None:
+    def respond(handler: Exchange) -> None:
         served.append(handler.path)
         token = "again" if repeated else f"page-{len(served)}"
         body = json.dumps({"metadata": {"continue": token}, "items": []}).encode()
@@ -262,7 +262,7 @@ def test_a_silent_watch_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kubernetes_cluster, "_WATCH_SLACK_S", 0.2)
     ended = threading.Event()
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler: Exchange) -> None:
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
@@ -293,7 +293,7 @@ def test_a_watch_of_nonsense(
 
     monkeypatch.setattr(kubernetes_cluster, "MAX_LINE", 1_000)
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler: Exchange) -> None:
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()

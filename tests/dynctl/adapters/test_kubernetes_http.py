@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from base64 import b64encode
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from dynctl.adapters.ports import ClusterRefusal
 from dynctl.base.errors import Unreachable
 from tests.dynctl.adapters.kube_lab import PODS, opened
 from tests.dynctl.adapters.kube_stand_ins import answering, elsewhere, whole
+from tests.http_servers import Exchange
 from tests.kube.api_server import ApiServer
 
 # -- refusals and silence --------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_an_answer_that_is_too_large_names_the_bound(
 
 
 def test_an_answer_that_is_cut(tmp_path: Path):
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler: Exchange) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "1000")
         handler.end_headers()
@@ -189,7 +189,7 @@ def test_an_answer_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(kubernetes_http, "_SLOWEST", 0.03)
     ended = threading.Event()
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler: Exchange) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "100000")
         handler.end_headers()
@@ -210,7 +210,7 @@ def test_an_answer_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_kept_connection_that_was_closed_is_opened_again(tmp_path: Path):
     """The server closes each connection after an answer that did not say so."""
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler: Exchange) -> None:
         whole(b"{}", Connection="keep-alive")(handler)
         handler.close_connection = True
 
@@ -228,7 +228,7 @@ def test_a_proxy_is_gone_through(server: ApiServer, tmp_path: Path):
     """A plain HTTP proxy, which gets the whole URL."""
     asked: list[str] = []
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler: Exchange) -> None:
         asked.append(handler.path)
         whole(b'{"items": []}')(handler)
 

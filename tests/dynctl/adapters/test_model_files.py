@@ -22,6 +22,7 @@ from dynctl.adapters.dynamo.model_files import (
 from dynctl.base.errors import ExitCode, Unreachable, exit_code_of
 from dynctl.tokenization import load_tokenizer
 from dynctl.wire.dynamo.discovery import CardFile, EndpointId, Instance, ModelCard, parse_entry
+from tests.http_servers import served
 
 MODEL = Path(__file__).parents[2] / "captures" / "tiny-model"
 BACKEND = EndpointId("dynamo", "backend", "generate")
@@ -70,14 +71,9 @@ async def server():
     server = Server()
     application = web.Application()
     application.router.add_get("/{path:.*}", server.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    [address] = runner.addresses
-    server.base = f"http://127.0.0.1:{address[1]}/v1/metadata"
-    yield server
-    await runner.cleanup()
+    async with served(application, shutdown_timeout=0) as url:
+        server.base = f"{url}/v1/metadata"
+        yield server
 
 
 @pytest.fixture

@@ -431,9 +431,8 @@ def test_an_exceeded_timeout_is_exit_code_4(dynctl, command):
     assert "within 0.2 s" in ran.err
 
 
-@pytest.mark.parametrize("client", ["etcd3", "gateway"])
-def test_an_etcd_without_a_response_in_the_timeout_is_exit_code_4(dynctl, client):
-    line = ["workers", "list", "--discovery", "etcd", "--etcd-client", client, "--timeout"]
+def test_an_etcd_without_a_response_in_the_timeout_is_exit_code_4(dynctl):
+    line = ["workers", "list", "--discovery", "etcd", "--timeout"]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert dynctl(*line, "0.5", "--etcd-endpoints", address).code == ExitCode.TIMEOUT
@@ -550,7 +549,6 @@ def test_a_filter_without_a_match_names_what_no_worker_has(dynctl, command, line
     ("command", "name"),
     [
         ("route --demo hi --save-view v.json", "v.json"),
-        ("replay --generate chat --limit 9 --policy kv --plot p.svg", "p.svg"),
         ("bundle b.tar.gz --demo", "b.tar.gz"),
     ],
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from dynctl.base.options import GlobalOptions
 from dynctl.sources.connect import connect_live
 from dynctl.sources.dynamo.live import LiveDynamo
+from tests.http_servers import Exchange, HttpServer
 from tests.waiting import patience
 
 
@@ -30,25 +29,12 @@ def frontend() -> Iterator[tuple[str, list[str | None]]]:
     """Where something tells a version as our frontends do, and the tokens that it was sent."""
     tokens: list[str | None] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            tokens.append(self.headers.get("authorization"))
-            body = json.dumps({"settings": [], "preset": None, "version": "9.9"}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def respond(exchange: Exchange) -> None:
+        tokens.append(exchange.headers.get("authorization"))
+        exchange.reply(json.dumps({"settings": [], "preset": None, "version": "9.9"}).encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", tokens
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with HttpServer(respond) as server:
+        yield server.url, tokens
 
 
 def test_endpoints_are_typed_once(dynctl, monkeypatch, frontend):

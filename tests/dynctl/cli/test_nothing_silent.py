@@ -212,7 +212,6 @@ GLOBALS: dict[str, tuple[str | None, Any]] = {
     "dyn_namespace": ("n", "n"),
     "file_kv": ("DIR", Path("DIR")),
     "etcd_endpoints": ("127.0.0.1:1", "127.0.0.1:1"),
-    "etcd_client": ("gateway", "gateway"),
     "nats_server": ("nats://127.0.0.1:1", "nats://127.0.0.1:1"),
     "recording": ("FILE", Path("FILE")),
     "at": ("+1s", "+1s"),
@@ -298,7 +297,6 @@ def test_serve_names_every_variable_of_a_source(
     [
         (["--discovery", "file", "--wait", "3"], "--wait has no effect"),
         (["--discovery", "file", "--token", "x"], "--token has no effect"),
-        (["--discovery", "file", "--etcd-client", "gateway"], "--etcd-client has no effect"),
         (["--discovery", "file", "--model-name", "m"], "--model-name has no effect"),
         (["--discovery", "file", "--kv-cache-block-size", "32"], "--kv-cache-block-size has no"),
         (["--response-port", "1234"], "--response-port has no effect without --discovery"),
@@ -324,7 +322,6 @@ def test_serve_names_what_has_no_effect_on_the_workers_of_a_dynamo(
         (["--file-kv", "/tmp/store"], ""),
         (["--nats-server", "nats://127.0.0.1:1"], ""),
         (["--wait", "3"], "--wait has no effect"),
-        (["--etcd-client", "gateway"], "--etcd-client has no effect"),
     ],
 )
 @pytest.mark.seed("router-guide: deployments: --endpoint")

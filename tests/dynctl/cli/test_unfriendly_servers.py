@@ -5,61 +5,34 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
+from tests.http_servers import Exchange, HttpServer
 from tests.waiting import patience
 
 
-class Server(ThreadingHTTPServer):
+class Server(HttpServer):
     """Answers every request with ``status`` and ``body``; holds them until ``free`` is set."""
 
-    daemon_threads = True
     status = 200
     body = b"{}"
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.free = threading.Event()
         self.free.set()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.free.wait(patience(30))
-        try:
-            self.send_response(self.server.status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(self.server.body)))
-            self.end_headers()
-            self.wfile.write(self.server.body)
-        except OSError:
-            pass  # the client gave up, as it should
-
-    do_POST = do_GET
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    def respond(self, exchange: Exchange) -> None:
+        self.free.wait(patience(30))
+        exchange.reply(self.body, self.status, content_type="application/json")
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.free.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Server() as server:
+        yield server
+        server.free.set()
 
 
 def test_an_unreachable_frontend(dynctl):

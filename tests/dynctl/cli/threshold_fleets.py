@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ from dynctl.serving.records.decision_memory import DecisionMemory
 from dynctl.serving.routing.service import RoutingService
 from router_core import THRESHOLD_SETTINGS, Change, LoadReported, Worker
 from tests.golden.fleets import worker
+from tests.http_servers import Exchange, HttpServer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -146,7 +146,7 @@ A, B = (one.worker_id for one in FLEET)
 # -- Dynamo ----------------------------------------------------------------------------------------
 
 
-class DynamoStandIn(ThreadingHTTPServer):
+class DynamoStandIn(HttpServer):
     """A Dynamo frontend that routes by kv over one aggregated worker, 7, of 100 blocks.
 
     As measured on 1.6.1: thresholds are stored at once and act when load is reported next; a worker
@@ -154,10 +154,8 @@ class DynamoStandIn(ThreadingHTTPServer):
     that it counts itself. ``chats``: the dry runs that it got.
     """
 
-    daemon_threads = True
-
     def __init__(self, *, kv: bool = True, model: str = "tiny") -> None:
-        super().__init__(("127.0.0.1", 0), _DynamoHandler)
+        super().__init__()
         self.model = model
         self.kv = kv
         self.held: dict[str, Any] = dict.fromkeys(THRESHOLD_SETTINGS)
@@ -165,11 +163,6 @@ class DynamoStandIn(ThreadingHTTPServer):
         self.own = 0
         self.latched = False
         self.chats: list[Mapping[str, Any]] = []
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def report(self, used: int) -> None:
         """The worker reports its used blocks: the only time at which it is judged."""
@@ -193,56 +186,32 @@ class DynamoStandIn(ThreadingHTTPServer):
             ]
         return "".join(f"{line}\n" for line in lines)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def respond(self, exchange: Exchange) -> None:
+        status, body = self._posted(exchange) if exchange.body else self._read(exchange.path)
+        exchange.reply((body if isinstance(body, str) else json.dumps(body)).encode(), status)
 
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-
-class _DynamoHandler(BaseHTTPRequestHandler):
-    server: DynamoStandIn
-
-    def do_GET(self) -> None:
-        row = {"model": self.server.model, **self.server.held}
-        match self.path:
+    def _read(self, path: str) -> tuple[int, Any]:
+        match path:
             case "/busy_threshold":
-                self._answer(200, {"thresholds": [row]})
+                return 200, {"thresholds": [{"model": self.model, **self.held}]}
             case "/metrics":
-                self._answer(200, self.server.metrics())
+                return 200, self.metrics()
             case "/openapi.json":
-                told = {"info": {"title": "NVIDIA Dynamo OpenAI Frontend", "version": "1.6.1"}}
-                self._answer(200, told)
+                about = {"title": "NVIDIA Dynamo OpenAI Frontend", "version": "1.6.1"}
+                return 200, {"info": about}
             case _:
-                message = f"Route not found: GET {self.path}"
-                self._answer(404, {"message": message, "type": "Not Found", "code": 404})
+                message = f"Route not found: GET {path}"
+                return 404, {"message": message, "type": "Not Found", "code": 404}
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if self.path == "/busy_threshold":
-            told = {k: v for k, v in body.items() if k in THRESHOLD_SETTINGS and v is not None}
-            self.server.held |= told
-            self._answer(200, {"model": self.server.model, **self.server.held})
-            return
-        self.server.chats.append(body["nvext"])
-        if self.server.latched:
+    def _posted(self, exchange: Exchange) -> tuple[int, Any]:
+        body = json.loads(exchange.body)
+        if exchange.path == "/busy_threshold":
+            self.held |= {
+                k: v for k, v in body.items() if k in THRESHOLD_SETTINGS and v is not None
+            }
+            return 200, {"model": self.model, **self.held}
+        self.chats.append(body["nvext"])
+        if self.latched:
             overload = "Service temporarily overloaded"
-            self._answer(529, {"message": overload, "type": "Overloaded", "code": 529})
-        else:
-            self._answer(200, {"nvext": {"worker_id": {"decode_worker_id": 7}}})
-
-    def _answer(self, status: int, body: Any) -> None:
-        data = (body if isinstance(body, str) else json.dumps(body)).encode()
-        try:
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-        except OSError:
-            pass  # the client gave up
-
-    def log_message(self, *_: Any) -> None:
-        pass
+            return 529, {"message": overload, "type": "Overloaded", "code": 529}
+        return 200, {"nvext": {"worker_id": {"decode_worker_id": 7}}}

@@ -11,6 +11,7 @@ from dynctl.findings.runner import Check, outcome, run
 from dynctl.manifests.files import Manifest
 from dynctl.manifests.graphs import Graph, graphs_of
 from dynctl.manifests.lint.policy import immutable_changes
+from tests.kube.objects import small
 
 POLICY = {"labelKey": "topology.kubernetes.io/zone", "domain": "zone"}
 
@@ -24,20 +25,15 @@ def graph(
     names: tuple[str, ...] = ("decode",),
 ) -> Graph:
     parts = [{"name": name, "type": "decode", "topologyConstraint": inner} for name in names]
-    spec: dict[str, Any] = {"experimental": {"kvTransferPolicy": policy}, "components": parts}
+    more = {} if constraint is None else {"topologyConstraint": constraint}
+    body = small.graph("llm", "prod", components=parts, **more)
+    body["apiVersion"] = f"nvidia.com/{version}"
+    body["spec"]["experimental"] = {"kvTransferPolicy": policy}
     if version == "v1alpha1":
-        del spec["components"]
-        spec["services"] = {
+        del body["spec"]["components"]
+        body["spec"]["services"] = {
             name: {"componentType": "worker", "topologyConstraint": inner} for name in names
         }
-    if constraint is not None:
-        spec["topologyConstraint"] = constraint
-    body = {
-        "apiVersion": f"nvidia.com/{version}",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": "llm", "namespace": "prod"},
-        "spec": spec,
-    }
     return graphs_of([Manifest("f", body)])[0]
 
 

@@ -22,6 +22,7 @@ from dynctl.planning.planned_fleet import (
     fleet_of_workers,
 )
 from tests.golden.fleets import view, worker
+from tests.kube.objects import small
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "plan"
 HALF = Ratio(1, 2)
@@ -29,12 +30,7 @@ HALF = Ratio(1, 2)
 
 def graph(*components: dict[str, Any], policy: Any = None, **spec: Any) -> dict[str, Any]:
     policy = policy or {"labelKey": "topology.kubernetes.io/zone", "domain": "zone"}
-    return {
-        "apiVersion": "nvidia.com/v1beta1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": "g"},
-        "spec": {"experimental": {"kvTransferPolicy": policy}, "components": [*components], **spec},
-    }
+    return small.graph("g", "", policy=policy, components=components, **spec)
 
 
 def part(name: str, kind: str, replicas: Any, *zones: str, **more: Any) -> dict[str, Any]:

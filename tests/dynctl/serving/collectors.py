@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.http_servers import served
 from tests.waiting import until
 
 
@@ -34,10 +36,13 @@ class Collected:
 
 @dataclass
 class Collector:
-    """``status``: with which it answers; ``raw``: every byte that arrived."""
+    """``status``: with which it answers; ``raw``: every byte that arrived. ``messages``: how many
+    arrived; they get no answer while ``answering`` is not set."""
 
     url: str = ""
     status: int = 200
+    messages: int = 0
+    answering: asyncio.Event = field(default_factory=asyncio.Event)
     spans: list[Collected] = field(default_factory=list)
     raw: bytes = b""
 
@@ -53,9 +58,12 @@ class Collector:
 @asynccontextmanager
 async def collector(status: int = 200) -> AsyncIterator[Collector]:
     found = Collector(status=status)
+    found.answering.set()
 
     async def take(request: web.Request) -> web.Response:
         body = await request.read()
+        found.messages += 1
+        await found.answering.wait()
         if request.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         if found.status == 200:
@@ -66,16 +74,11 @@ async def collector(status: int = 200) -> AsyncIterator[Collector]:
 
     app = web.Application()
     app.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    server = web.TCPSite(runner, "127.0.0.1", 0)
-    await server.start()
-    port = runner.addresses[0][1]
-    found.url = f"http://127.0.0.1:{port}"
-    try:
-        yield found
-    finally:
-        await runner.cleanup()
+    async with served(app) as found.url:
+        try:
+            yield found
+        finally:
+            found.answering.set()
 
 
 def _spans(message: ExportTraceServiceRequest) -> list[Collected]:

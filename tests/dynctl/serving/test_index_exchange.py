@@ -13,6 +13,7 @@ from dynctl.documents.index_dump import decode_snapshot
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.routing.config import FrontendConfig
 from tests.dynctl.serving.fleets import Site, site
+from tests.http_servers import served
 from tests.waiting import until
 
 ENGINES = [{"name": "w0"}, {"name": "w1"}]
@@ -232,14 +233,8 @@ async def peer(answer: bytes | int | None) -> AsyncIterator[str]:
 
     app = web.Application(client_max_size=1 << 30)
     app.router.add_get("/v1/index", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    listener = web.TCPSite(runner, "127.0.0.1", 0)
-    await listener.start()
-    port = runner.addresses[0][1]
-    if answer is None:
-        await runner.cleanup()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        if answer is not None:
+            yield url
+            return
+    yield url

@@ -1,5 +1,6 @@
 """Traces of requests: what a collector gets, and that its absence costs requests nothing."""
 
+import asyncio
 import time
 
 import pytest
@@ -220,16 +221,59 @@ async def test_a_frontend_stops_in_time_while_the_collector_is_away():
         assert time.monotonic() - began < patience(otlp.LAST_S + 10)
 
 
+def end_spans(export: SpanExport, count: int) -> None:
+    for number in range(count):
+        span = export.begin(f"n{number}", number, {})
+        assert span is not None
+        span.end(number + 1)
+
+
 async def test_spans_that_wait_are_bounded(monkeypatch):
-    monkeypatch.setattr(otlp, "QUEUE", 8)
-    monkeypatch.setattr(otlp, "EVERY_S", 3600.0)
+    monkeypatch.setattr(otlp, "BATCH", 8)
+    monkeypatch.setattr(otlp, "QUEUE", 16)
     async with collector() as spans:
+        spans.answering.clear()
         export = SpanExport(collector_url(spans.url), 1.0, "test")
-        for number in range(50):
-            span = export.begin(f"n{number}", number, {})
-            assert span is not None
-            span.end(number + 1)
-        assert export.counts() == {"exported": 0, "failed": 0, "dropped": 42}
+        end_spans(export, 8)
+        await until(lambda: spans.messages == 1, 20)
+        end_spans(export, 50)
+        assert export.counts() == {"exported": 0, "failed": 0, "dropped": 34}
+        spans.answering.set()
+        await spans.have(24)
+        assert [span.name for span in spans.spans[8:]] == [f"n{n}" for n in range(16)]
+        await until(lambda: export.counts() == {"exported": 24, "failed": 0, "dropped": 34}, 20)
+        await asyncio.to_thread(export.close)
+
+
+async def test_the_end_does_not_wait_for_a_collector_that_is_silent(monkeypatch):
+    """The SDK alone would wait 30 s: longer than an orchestrator waits for a process."""
+    monkeypatch.setattr(otlp, "SEND_S", 600.0)
+    monkeypatch.setattr(otlp, "LAST_S", 0.1)
+    async with collector() as spans:
+        spans.answering.clear()
+        export = SpanExport(collector_url(spans.url), 1.0, "test")
+        end_spans(export, 3 * otlp.BATCH)
+        await until(lambda: spans.messages == 1, 20)
+        await asyncio.wait_for(asyncio.to_thread(export.close), min(patience(2), 25))
+        spans.answering.set()
+        # What the collector did not get any more is counted, not sent after the end.
+        await until(lambda: sum(export.counts().values()) == 3 * otlp.BATCH, 20)
+        assert export.counts()["failed"] == 2 * otlp.BATCH
+
+
+async def test_a_collector_that_refuses_at_the_end_is_not_sent_the_rest(monkeypatch):
+    monkeypatch.setattr(otlp, "LAST_S", patience(60))
+    async with collector(status=400) as spans:
+        spans.answering.clear()
+        export = SpanExport(collector_url(spans.url), 1.0, "test")
+        end_spans(export, 3 * otlp.BATCH)
+        await until(lambda: spans.messages == 1, 20)
+        closed = asyncio.create_task(asyncio.to_thread(export.close))
+        await until(lambda: export._exporter.ending, 20)
+        spans.answering.set()
+        await closed
+        assert spans.messages == 1
+        assert export.counts() == {"exported": 0, "failed": 3 * otlp.BATCH, "dropped": 0}
 
 
 async def test_without_the_option_nothing_is_traced(engine_log):

@@ -48,7 +48,6 @@ def test_choices_and_variables_match_the_global_options():
         ({"frontend": []}, "frontend: expected a list of 1 to 64 values"),
         ({"frontend": [1]}, "frontend: expected text in quotes, got 1"),
         ({"discovery": "zookeeper"}, "discovery: expected one of file, etcd, kubernetes"),
-        ({"etcd-client": "v2"}, "etcd-client: expected one of etcd3, gateway; got 'v2'"),
         ({"reach": "far"}, "reach: expected one of auto, direct, port-forward"),
         ({"timeout": "5"}, "timeout: expected a number of seconds, 0.001 to 86400; got '5'"),
         ({"timeout": True}, "timeout: expected a number of seconds"),

@@ -19,7 +19,6 @@ current = "etcd"
 [contexts.etcd]
 discovery = "etcd"
 etcd-endpoints = "e:2379"
-etcd-client = "gateway"
 nats-server = "nats://e:4222"
 dyn-namespace = "team"
 namespace = "kube"
@@ -66,7 +65,6 @@ def test_the_current_context_applies_without_flags_and_variables():
     assert held(given()) == {
         "discovery": ("etcd", "context etcd"),
         "etcd-endpoints": ("e:2379", "context etcd"),
-        "etcd-client": ("gateway", "context etcd"),
         "nats-server": ("nats://e:4222", "context etcd"),
         "dyn-namespace": ("team", "context etcd"),
         "namespace": ("kube", "context etcd"),
@@ -101,7 +99,7 @@ def test_a_source_by_flag_replaces_the_source_and_its_values():
 def test_a_source_by_environment_replaces_it_too(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     found = apply_context(given())
-    assert "etcd-client" in found.overridden
+    assert "nats-server" in found.overridden
     assert found.options.discovery is None
     assert found.options.etcd_endpoints is None
     assert found.options.nats_server is None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dynctl.documents.models import WorkerTypeReadiness
 from dynctl.sources.dynamo.frontend import DynamoFrontend
 from dynctl.wire.dynamo.discovery import EndpointId
 from dynctl.wire.dynamo.frontend_metrics import RankLoad
+from tests.http_servers import Exchange, HttpServer
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 READY = json.loads((CAPTURES / "http-frontend-ready.json").read_text())
@@ -29,69 +29,47 @@ OFF = {
 }
 
 
-class Server(ThreadingHTTPServer):
+class Server(HttpServer):
     """``answers``: ``(method, path, body)`` -> ``(status, body)``; a body is compared as JSON."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.answers: dict[tuple[str, str, str], tuple[int, bytes]] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.drip = False
         self.held = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def answer(self, path: str, body: Any, status: int = 200, *, to: Any = None) -> None:
         method, sent = ("GET", "") if to is None else ("POST", json.dumps(to, sort_keys=True))
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.answers[method, path, sent] = (status, data)
 
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        sent = self.rfile.read(int(self.headers.get("content-length", 0)))
+    def respond(self, exchange: Exchange) -> None:
+        sent = exchange.body
         body = json.dumps(json.loads(sent), sort_keys=True) if sent else ""
-        assert not sent or self.headers["content-type"] == "application/json"
-        request = (self.command, self.path, body)
-        self.server.requests.append(request)
-        missing = f"Route not found: {self.command} {self.path}"
+        assert not sent or exchange.headers["content-type"] == "application/json"
+        request = (exchange.command, exchange.path, body)
+        self.requests.append(request)
+        missing = f"Route not found: {exchange.command} {exchange.path}"
         default = json.dumps({"message": missing, "type": "Not Found", "code": 404}).encode()
-        status, data = self.server.answers.get(request, (404, default))
-        try:
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            if self.server.drip:
-                for byte in data:
-                    self.wfile.write(bytes([byte]))
-                    if self.server.held.wait(0.05):
-                        return
-            self.wfile.write(data)
-        except OSError:
-            pass  # the client gave up, as it should
-
-    do_POST = do_GET
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        status, data = self.answers.get(request, (404, default))
+        if not self.drip:
+            exchange.reply(data, status)
+            return
+        exchange.send_response(status)
+        exchange.send_header("content-length", str(len(data)))
+        exchange.end_headers()
+        for byte in data:
+            exchange.wfile.write(bytes([byte]))
+            if self.held.wait(0.05):
+                return
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.held.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Server() as server:
+        yield server
+        server.held.set()
 
 
 @pytest.fixture

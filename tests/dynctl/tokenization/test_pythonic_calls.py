@@ -62,6 +62,27 @@ def test_the_list_found_is_that_of_the_expression(given):
     assert find_list(text) == (found and found.span())
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("日[f(x=é)]", (1, 9)),
+        ("\ud800[f(x='\udfff')]", (1, 11)),
+        ("[f(),\u2003g()]", (0, 10)),
+        ("[f(),\x1fg()]", None),  # Python's white space, not Unicode's
+        ("[fé\u0301\u200c٣‿()]", (0, 10)),
+        ("[éf()]", None),
+    ],
+)
+def test_characters_are_those_of_unicode(text: str, place: tuple[int, int] | None) -> None:
+    assert find_list(text) == place
+
+
+@pytest.mark.parametrize("part", ["[f(x=1, ", "f(a=b=, c)", "[f(x=1),"])
+def test_a_text_of_many_readings_is_searched_to_its_end(part: str) -> None:
+    """A matcher that tries readings one after the other would not end."""
+    assert find_list("[" + part * 30_000) is None
+
+
 @given(before=plain, made=calls, sizes=cuts)
 def test_calls_are_found_wherever_the_text_is_cut(before, made, sizes):
     lists = ", ".join(

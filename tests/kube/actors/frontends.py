@@ -6,11 +6,8 @@ the taints as Dynamo's router does.
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
 from dynctl.wire.kubernetes.names import GRAPH_LABEL
+from tests.http_servers import Exchange, HttpServer
 from tests.kube.actors.acting import Hands
 from tests.kube.actors.frontend_view import Known, View
 from tests.kube.api_server import ApiServer
@@ -19,51 +16,20 @@ from tests.kube.objects import Json, key_of
 from tests.kube.objects.pods import FRONTEND_PORT
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(HttpServer):
     def __init__(self, view: View) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__()
         self.view = view
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
 
     @property
     def address(self) -> tuple[str, int]:
-        return "127.0.0.1", int(self.server_address[1])
+        return "127.0.0.1", self.server_port
 
-    def end(self) -> None:
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-
-    def do_GET(self) -> None:
-        self._answer("GET")
-
-    def do_POST(self) -> None:
-        self._answer("POST")
-
-    def do_DELETE(self) -> None:
-        self._answer("DELETE")
-
-    def _answer(self, method: str) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        kind = self.headers.get("Content-Type") or ""
-        answer = self.server.view.answer(method, self.path, body, kind)
-        data = answer.body.encode()
-        self.send_response(answer.status)
-        if answer.kind:
-            self.send_header("Content-Type", answer.kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nobody reads it."""
+    def respond(self, exchange: Exchange) -> None:
+        kind = exchange.headers.get("Content-Type") or ""
+        answer = self.view.answer(exchange.command, exchange.path, exchange.body, kind)
+        headers = {"Content-Type": answer.kind} if answer.kind else {}
+        exchange.reply(answer.body.encode(), answer.status, **headers)
 
 
 class Frontends:
@@ -111,7 +77,7 @@ class Frontends:
             view = self.views.get(key)
             if view is None:
                 view = self.views[key] = View()
-                self._servers[key] = _Server(view)
+                self._servers[key] = _Server(view).start()
                 self._api.forwards[(*key, FRONTEND_PORT)] = self._servers[key].address
             kv = env_of(pod).get("DYN_ROUTER_MODE") == "kv"
             if (view.workers, view.kv) != (known, kv):
@@ -122,7 +88,7 @@ class Frontends:
     def _drop(self, there: set[tuple[str, str]]) -> bool:
         gone = self._servers.keys() - there
         for key in gone:
-            self._servers.pop(key).end()
+            self._servers.pop(key).close()
             del self.views[key]
             self._api.forwards.pop((*key, FRONTEND_PORT), None)
         return bool(gone)

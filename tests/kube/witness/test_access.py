@@ -10,7 +10,7 @@ from kubernetes import client, config
 
 from tests.kube.api_server import ADMIN_TOKEN, ApiServer
 from tests.kube.client import Api, ApiError
-from tests.kube.witness.bodies import node, pod, running
+from tests.kube.objects.small import node, pod, running
 from tests.kube.witness.conftest import Kubectl, kubectl_program
 
 RBAC = "rbac.authorization.k8s.io"

@@ -8,7 +8,7 @@ from kubernetes import client
 from tests.kube import crds
 from tests.kube.api_server import ApiServer, StatusError
 from tests.kube.client import Api, ApiError
-from tests.kube.witness.bodies import graph
+from tests.kube.objects.small import graph
 
 BETA = "/apis/nvidia.com/v1beta1/namespaces/default/dynamographdeployments"
 ALPHA = BETA.replace("v1beta1", "v1alpha1")

@@ -9,7 +9,7 @@ import yaml
 
 from tests.kube import crds
 from tests.kube.api_server import ApiServer
-from tests.kube.witness.bodies import graph, node, pod, running
+from tests.kube.objects.small import graph, node, pod, running
 from tests.kube.witness.conftest import Kubectl, kubectl_program
 
 ZONE = "topology.kubernetes.io/zone"

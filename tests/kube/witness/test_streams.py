@@ -14,7 +14,7 @@ from kubernetes.stream import portforward, stream
 from kubernetes.stream.ws_client import PortForward
 
 from tests.kube.api_server import ApiServer, Ran
-from tests.kube.witness.bodies import pod, running
+from tests.kube.objects.small import pod, running
 from tests.kube.witness.conftest import Kubectl
 from tests.waiting import patience
 

@@ -12,7 +12,7 @@ from kubernetes import client, watch
 
 from tests.kube.api_server import ApiServer
 from tests.kube.client import Api, ApiError
-from tests.kube.witness.bodies import config_map
+from tests.kube.objects.small import config_map
 from tests.waiting import patience
 
 MAPS = "/api/v1/namespaces/default/configmaps"

@@ -9,7 +9,7 @@ import pytest
 from tests.kube import crds
 from tests.kube.api_server import ApiServer, StatusError
 from tests.kube.client import Api, ApiError
-from tests.kube.witness.bodies import config_map, node, pod, running
+from tests.kube.objects.small import config_map, node, pod, running
 
 PODS = "/api/v1/namespaces/default/pods"
 MAPS = "/api/v1/namespaces/default/configmaps"

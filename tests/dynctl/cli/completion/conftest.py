@@ -8,13 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynctl.cli.completion import live
+from tests.http_servers import Exchange, HttpServer
 from tests.waiting import patience
 
 ROOT = Path(__file__).parents[4]
@@ -51,32 +51,15 @@ def fleet() -> Iterator[Fleet]:
     found = Fleet()
     found.hang.set()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found.asked.append((self.path, self.headers.get("authorization")))
-            found.hang.wait(patience(20))
-            self.send_response(found.status)
-            self.send_header("content-length", str(len(found.body)))
-            self.end_headers()
-            self.wfile.write(found.body)
+    def respond(exchange: Exchange) -> None:
+        found.asked.append((exchange.path, exchange.headers.get("authorization")))
+        found.hang.wait(patience(20))
+        exchange.reply(found.body, found.status)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        # Who asks may have ended itself meanwhile.
-        def handle_error(self, *_: object) -> None:
-            pass
-
-    server = Server(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield found
-    found.hang.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with HttpServer(respond) as server:
+        found.url = server.url
+        yield found
+        found.hang.set()
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,6 @@ def test_output_offers_the_formats_that_the_command_has(tree: Tree):
         ("serve router", "--ais-model-path", "folder"),
         ("serve attach", "--request-plane", "words:tcp nats"),
         ("replay", "--generate", "words:agentic chat rag batch"),
-        ("replay", "--plot", "file"),
         ("hits", "--by", "words:model domain tenant hour worker"),
         ("decisions list", "--worker", "live:worker"),
     ],
