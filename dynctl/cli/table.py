@@ -283,14 +283,11 @@ _ROWS: Final = (
         menu=("Run", "policies on a trace"),
         first=(
             "--generate",
-            "--workload",
             "--policy",
             "--workers",
-            "--zones",
             "--domain",
             "--enforcement",
             "--speed",
-            "--limit",
             "--max-regress",
             "--search",
             "--plot",
@@ -381,7 +378,7 @@ _ROWS: Final = (
         "explain:explain",
         "Explain the code of a finding.",
         reads=Reads.NOTHING,
-        menu=("Ask", "explain a finding's code"),
+        menu=("Ask", "what a code means"),
     ),
     Command(
         "why",
@@ -393,6 +390,16 @@ _ROWS: Final = (
         "hits",
         "hits:hits",
         "Show why the prefix hit rate is what it is, and what to change.",
+        first=(
+            "--for",
+            "--by",
+            "--from",
+            "--to",
+            "--record",
+            "--generate",
+            "--predicted",
+            "--min-rate",
+        ),
         menu=("Ask", "why this hit rate?"),
     ),
     Command(
@@ -437,7 +444,7 @@ GROUPS: Final[Mapping[str, Group]] = {
     "serve": Group(
         "Run a frontend, a router, an indexer, a shadow router, an engine or its sidecar. "
         "`dynctl serve --worker URL` is `dynctl serve frontend --worker URL`.",
-        ("Run", "frontend, router, attach"),
+        ("Run", "frontend, router, .."),
     ),
     "workers": Group(
         "Workers of a router: list, one worker, cordon, drain, add, remove.",

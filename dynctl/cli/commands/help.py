@@ -31,5 +31,5 @@ def help_page(
             raise UsageProblem(f"unknown command '{' '.join(command)}'", "try: dynctl help")
         found = typer.Context(inner, parent=found, info_name=word)
     arrange(found.command_path, found.command)
-    sys.stdout.write(found.get_help())
+    sys.stdout.write(found.get_help() + "\n")
     return 0
