@@ -5,7 +5,9 @@ few users need stand behind ``--help=GROUP``, and all of them behind ``--help=al
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from textwrap import wrap
 from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
@@ -28,14 +30,40 @@ _ALL: Final = "all"
 _WIDEST, _SPELLING, _NARROWEST = 100, 28, 12
 
 
-class CommandPage(TyperCommand):
+class _GivenValues:
+    """Converts only values that need it: Typer 0.29 builds a pydantic converter for each option,
+    given or not, which takes longer than a short command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option among them."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if "process_value" not in vars(parameter):
+                parameter.process_value = partial(_converted, parameter, parameter.process_value)
+        return parameters
+
+
+def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
+    several = parameter.multiple or parameter.nargs != 1
+    if parameter.required or parameter.callback is not None:
+        return convert(context, value)
+    if value is None or value == ():
+        return () if several else None
+    descriptor = getattr(parameter, "type_descriptor", None)
+    plain = descriptor is not None and descriptor.parameter_info.parser is None and not several
+    if plain and type(value) is descriptor.annotation:
+        return value  # a text, or a default
+    return convert(context, value)
+
+
+class CommandPage(_GivenValues, TyperCommand):
     """A command with a page of this module."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(page(self, ctx))
 
 
-class GroupPage(TyperGroup):
+class GroupPage(_GivenValues, TyperGroup):
     """A group of commands with a page of this module."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -188,23 +216,19 @@ def _brief(spelling: str, meaning: str) -> tuple[str, str]:
 def _box(title: str, records: Sequence[tuple[str, str]], width: int) -> Any:
     """Spellings and meanings in two columns; a long spelling has a line of its own."""
     from rich.console import Group
-    from rich.padding import Padding
     from rich.panel import Panel
-    from rich.table import Table
     from rich.text import Text
 
     longest_word = max(len(word) for _, meaning in records for word in (meaning.split() or [""]))
     longest = max(len(spelling) for spelling, _ in records)
     column = max(_NARROWEST, min(longest, _SPELLING, width - longest_word - 2))
-    rows: list[Any] = []
+    lines: list[Text] = []
     for spelling, meaning in records:
-        name = Text(spelling, style="bold cyan", overflow="fold")
+        first, *rest = wrap(meaning, width - column - 2, break_on_hyphens=False) or [""]
+        name = Text(spelling, style="bold cyan")
         if len(spelling) > column:
-            rows += [name, Padding(Text(meaning), (0, 0, 0, column + 2))]
-            continue
-        line = Table.grid(padding=(0, 2, 0, 0))
-        line.add_column(width=column)
-        line.add_column(ratio=1)
-        line.add_row(name, Text(meaning))
-        rows.append(line)
-    return Panel(Group(*rows), title=title, title_align="left", border_style="dim")
+            lines += [name, Text(" " * (column + 2) + first)]
+        else:
+            lines.append(Text.assemble(name, " " * (column + 2 - len(spelling)), first))
+        lines += [Text(" " * (column + 2) + line) for line in rest]
+    return Panel(Group(*lines), title=title, title_align="left", border_style="dim")
