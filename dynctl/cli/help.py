@@ -13,6 +13,7 @@ from typing import Any, Final
 from typer.core import TyperCommand, TyperGroup
 
 from dynctl.base.errors import UsageProblem
+from dynctl.base.options import OutputFormat
 from dynctl.base.quantities import duration_text
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.table import COMMANDS, Command, Reads
@@ -45,15 +46,21 @@ class _GivenValues:
 
 def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
     several = parameter.multiple or parameter.nargs != 1
-    if parameter.required or parameter.callback is not None:
-        return convert(context, value)
-    if value is None or value == ():
-        return () if several else None
     descriptor = getattr(parameter, "type_descriptor", None)
-    plain = descriptor is not None and descriptor.parameter_info.parser is None and not several
-    if plain and type(value) is descriptor.annotation:
-        return value  # a text, or a default
-    return convert(context, value)
+    if (value is None or value == ()) and not parameter.required:
+        value = () if several else None
+    elif descriptor is None or descriptor.parameter_info.parser is not None:
+        return convert(context, value)
+    elif several and descriptor.annotation == list[str]:
+        value = tuple(value)
+    elif descriptor.annotation is OutputFormat and value in list(OutputFormat):
+        value = OutputFormat(value)
+    elif type(value) is not descriptor.annotation:
+        return convert(context, value)
+    # Otherwise a text, or a default.
+    if parameter.callback is not None:
+        return parameter.callback(context, parameter, value)
+    return value
 
 
 class CommandPage(_GivenValues, TyperCommand):
