@@ -159,7 +159,7 @@ def _contexts() -> Iterable[str]:
 
 def _options(context: typer.Context) -> GlobalOptions | None:
     """The global options of the line; None if a value needs an expansion by the shell."""
-    from dynctl.cli.global_options import options_of_line
+    from dynctl.cli.given_options import options_of_line
 
     options = options_of_line(context)
     typed = (*options.frontend, options.context or "", options.token or "", options.discovery or "")

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from dynctl.base.options import (
     OutputFormat,
 )
 from dynctl.cli.completion import formats, names_of, words_of
+from dynctl.cli.given_options import PREFIX, merge
 from dynctl.cli.shared_options import Needs, seconds
 from dynctl.cli.table import Command, Reads
 
@@ -267,7 +268,6 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL),
     ],
 }
-_PREFIX = "global_"
 #: What names a discovery backend, for `serve frontend`; and what specifies other workers.
 _DISCOVERY = ("discovery", "file_kv", "etcd_endpoints")
 #: What is read where the discovery backend is the memory of the process.
@@ -310,7 +310,7 @@ def with_globals(function: Callable[..., Any], row: Command) -> Callable[..., An
     @functools.wraps(function)
     def command(**arguments: Any) -> Any:
         context: typer.Context = arguments.pop("context")
-        merged = _merge(context, arguments)
+        merged = merge(context, arguments)
         values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
         if values.get("ca_cert") is not None:
             # Every request of the command trusts the same authorities.
@@ -569,7 +569,7 @@ def group_callback(help: str, *, version: bool = False) -> Callable[..., Any]:
 
     def callback(**arguments: Any) -> None:
         arguments.pop("version", None)
-        _merge(arguments.pop("context"), arguments)
+        merge(arguments.pop("context"), arguments)
 
     callback.__doc__ = help
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -597,36 +597,6 @@ _VERSION = Annotated[
 ]
 
 
-def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Move the global options from ``arguments`` over those given further left."""
-    merged: dict[str, Any] = dict(context.obj) if isinstance(context.obj, dict) else {}
-    for item in fields(GlobalOptions):
-        value = arguments.pop(_PREFIX + item.name, None)
-        if item.name == "frontend":
-            value = (*merged.get("frontend", ()), *value) if value else None
-        if value is not None:
-            merged[item.name] = value
-    context.obj = merged
-    return merged
-
-
-def options_of_line(context: typer.Context) -> GlobalOptions:
-    """The global options of a line that is still typed, before and after the command's name."""
-    contexts: list[Any] = [context]
-    while contexts[0].parent is not None:
-        contexts.insert(0, contexts[0].parent)
-    merged: dict[str, Any] = {}
-    for part in contexts:
-        part.obj = dict(merged)
-        # A command may declare a global option itself.
-        values = {
-            _PREFIX + name: part.params.get(name) or part.params.get(_PREFIX + name)
-            for name in _ANNOTATIONS
-        }
-        merged = _merge(part, values)
-    return GlobalOptions(**merged, given=frozenset(merged))
-
-
 def _with_words(parameter: inspect.Parameter) -> inspect.Parameter:
     """The parameter; its value is completed with the words that its metavar lists."""
     for part in getattr(parameter.annotation, "__metadata__", ()):
@@ -644,7 +614,7 @@ def _with_signature(
     parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
     parameters += [_with_words(parameter.replace(kind=keyword)) for parameter in own]
     parameters += [
-        _with_words(inspect.Parameter(_PREFIX + name, keyword, default=None, annotation=annotation))
+        _with_words(inspect.Parameter(PREFIX + name, keyword, default=None, annotation=annotation))
         for name, annotation in _ANNOTATIONS.items()
         if name not in {parameter.name for parameter in own}
     ]

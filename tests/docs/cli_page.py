@@ -18,9 +18,9 @@ _HEAD = """\
 # Every command
 
 `dynctl COMMAND --help=all` shows the same. The [global options](#global-options) stand before or
-after the command's name; `dynctl --help=global` and the end of this page list them. Exit codes: 0 yes,
-1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout. The answer is on stdout,
-messages are on stderr.
+after the command's name; `dynctl --help=global` and the end of this page list them. Exit codes:
+0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout. The answer is on
+stdout, messages are on stderr.
 """
 _GLOBAL_PANELS = (PANEL, DYNAMO, KUBERNETES)
 
@@ -44,7 +44,8 @@ def find_command(root: Any, path: str) -> Any:
 
 def _overview() -> str:
     rows = [
-        f"| [`dynctl {path}`](#dynctl-{_anchor(path)}) | {row.summary} |" for path, row in COMMANDS.items()
+        f"| [`dynctl {path}`](#dynctl-{_anchor(path)}) | {row.summary} |"
+        for path, row in COMMANDS.items()
     ]
     return "\n".join(["| command | |", "|---|---|", *rows]) + "\n"
 

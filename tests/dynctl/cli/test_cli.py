@@ -20,7 +20,7 @@ from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.cli import app as cli
 from dynctl.cli.global_options import with_globals
 from dynctl.cli.help import chosen
-from dynctl.cli.table import Reads, formats_of
+from dynctl.cli.table import COMMANDS, GROUPS, Reads, formats_of
 from tests.waiting import patience
 
 HEAVY = (
@@ -95,7 +95,14 @@ def test_help_loads_of_this_program_what_it_shows():
         " file=sys.stderr)"
     )
     names = ["base", "base.errors", "base.options", "base.quantities", "cli", "cli.app"]
-    names += ["cli.completion", "cli.global_options", "cli.help", "cli.shared_options", "cli.table"]
+    names += [
+        "cli.completion",
+        "cli.given_options",
+        "cli.global_options",
+        "cli.help",
+        "cli.shared_options",
+        "cli.table",
+    ]
     assert in_new_process(code).stderr == f"{[f'dynctl.{name}' for name in names]}\n"
 
 
@@ -110,9 +117,9 @@ def test_a_command_imports_only_itself():
     assert done.stderr == f"{[f'dynctl.cli.commands.{name}' for name in names]}\n"
 
 
-@pytest.mark.parametrize("path", cli.COMMANDS)
+@pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_loads_and_is_described(path: str):
-    row = cli.COMMANDS[path]
+    row = COMMANDS[path]
     function = cli._load(row.place)
     assert inspect.getdoc(function)
     assert row.summary.endswith(".")
@@ -123,7 +130,7 @@ def test_every_command_loads_and_is_described(path: str):
 
 def test_a_row_names_options_that_there_are():
     root = typer.main.get_command(cli.build_app())
-    for path, row in cli.COMMANDS.items():
+    for path, row in COMMANDS.items():
         _, command = chosen(path.split(), root)
         known = {name for option in command.params for name in option.opts}
         assert set(row.first) <= known, path
@@ -136,8 +143,8 @@ def fields_of_options() -> set[str]:
 
 
 def test_groups_and_commands_agree():
-    groups = {path.split()[0] for path in cli.COMMANDS if " " in path}
-    assert groups == set(cli.GROUPS)
+    groups = {path.split()[0] for path in COMMANDS if " " in path}
+    assert groups == set(GROUPS)
 
 
 def test_the_first_screen_fits_a_terminal_and_lists_every_command_once(dynctl):
@@ -148,14 +155,14 @@ def test_the_first_screen_fits_a_terminal_and_lists_every_command_once(dynctl):
     assert max(map(len, lines)) <= 79
     table = [line for line in lines[2:] if line][: lines[2:].index("")]
     listed = [part.split()[0] for line in table for part in (line[8:46], line[46:]) if part.strip()]
-    assert sorted(listed) == sorted({path.split()[0] for path in cli.COMMANDS})
+    assert sorted(listed) == sorted({path.split()[0] for path in COMMANDS})
     assert dynctl("--help").out == dynctl("help").out == ran.out
 
 
 def test_the_examples_of_the_first_screen_are_commands(dynctl):
     page = dynctl().out
     words = set(re.findall(r"dynctl ([a-z]+)", page[page.index("Try ") :]))
-    assert words <= {path.split()[0] for path in cli.COMMANDS}
+    assert words <= {path.split()[0] for path in COMMANDS}
     assert set(re.findall(r"--[a-z-]+", page)) - {"--keep", "--load", "--explain", "--help"} <= set(
         re.findall(r"--[a-z-]+", dynctl("--help=global").out)
     )
@@ -175,7 +182,7 @@ def test_global_options_have_one_page_and_stand_on_no_other(dynctl):
 
 
 def test_a_page_states_a_default_once(dynctl):
-    for path in ("", *(path for path in cli.COMMANDS)):
+    for path in ("", *(path for path in COMMANDS)):
         page = dynctl(*path.split(), "--help").out + dynctl("--help=global").out
         for entry in re.split(r"\n│ (?=-)", page):
             assert entry.count("default: ") <= 1, entry
@@ -217,7 +224,7 @@ def test_every_option_is_on_its_page_with_its_whole_name(dynctl, monkeypatch):
     root = typer.main.get_command(cli.build_app())
     for columns in ("80", "200"):
         monkeypatch.setenv("COLUMNS", columns)
-        for path in cli.COMMANDS:
+        for path in COMMANDS:
             _, command = chosen(path.split(), root)
             page = dynctl(*path.split(), "--help=all").out
             words = set(re.split(r"[\s,]+", page))
@@ -238,7 +245,7 @@ def test_an_older_command_names_the_current_one(dynctl, word: str, instead: str)
 
 
 def test_every_command_has_a_help_page_of_its_own(dynctl):
-    for path in cli.COMMANDS:
+    for path in COMMANDS:
         ran = dynctl(*path.split(), "--help")
         assert ran.code == 0
         assert ran.out.startswith(f"Usage: dynctl {path} ")

@@ -18,7 +18,7 @@ import typer
 from dynctl.cli import completion
 from dynctl.cli.app import build_app
 from dynctl.cli.completion import SHELLS, names_of, words_of
-from dynctl.cli.global_options import options_of_line
+from dynctl.cli.given_options import options_of_line
 from dynctl.cli.table import COMMANDS
 from tests.docs.cli_page import find_command
 from tests.dynctl.cli.completion.conftest import ROOT, Fleet
