@@ -21,7 +21,8 @@ def test_choices_are_predicted_before_they_count(finding: Callable[[str], None])
         assert fleet.frontend.chat("The first request registers the events.").ok
         audit = subprocess.Popen(
             [sys.executable, "-m", "dynctl", "decisions", "compare", "-o", "json",
-             "--min-rate", "0.9", "--duration", str(_FOLLOWED_S), "--frontend-log", str(fleet.frontend.process.log)],
+             "--min-rate", "0.9", "--duration", str(_FOLLOWED_S),
+             "--frontend-log", str(fleet.frontend.process.log)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=clean | {"DYN_FILE_KV": str(fleet.file_kv)},
