@@ -316,7 +316,7 @@ def _hand_over(words: Sequence[str]) -> None:
 
 
 def _whole(lines: Iterable[str], incomplete: str, ahead: str) -> Iterable[str]:
-    """The words as the shell expects them: with the option of ``--option=VALUE``, without what
+    """The words as the shell expects them: with the option of ``--output=VALUE``, without what
     readline keeps."""
     option = incomplete.partition("=")[0] + "=" if re.match(r"--[^=]+=", incomplete) else ""
     return ((option + line).removeprefix(ahead) for line in lines if line)
