@@ -39,13 +39,19 @@ _PLAIN: Final = frozenset(
 _FIELDS: Final = ("model", "role", "status", "name")
 _LITERAL: Final = re.compile(r"(?=.*[a-z])[A-Za-z][\w.-]*")
 
+#: A script that zsh finds in its path runs at the first TAB, which it has to answer.
+_FOUND_BY_ZSH: Final = """\
+[[ $zsh_eval_context[-1] != loadautofunc ]] || _dynctl_completion "$@"
+"""
+
 Row = Mapping[str, Any]
 Completer = Callable[[typer.Context, str], list[str]]
 
 
 def script(root: Any, shell: str) -> str:
     """The script of Typer for a shell of :data:`SHELLS`; ``root``: the whole program."""
-    return _of_typer(root, f"source_{shell}")[0].strip() + "\n"
+    text = _of_typer(root, f"source_{shell}")[0].strip() + "\n"
+    return text + _FOUND_BY_ZSH if shell == "zsh" else text
 
 
 def _of_typer(root: Any, instruction: str) -> tuple[str, int]:

@@ -32,9 +32,13 @@ bindkey '^T' note
 bindkey '^U' kill-whole-line
 PS1='rea''dy> '
 """
+FOUND = ZSH.replace("autoload", "fpath=({folder} $fpath); autoload").replace(
+    "; source {script}", ""
+)
 SHELLS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], "dynctl.bash", BASH),
     "zsh": (["zsh", "-f", "-i"], "_dynctl", ZSH),
+    "zsh, found in its path": (["zsh", "-f", "-i"], "_dynctl", FOUND),
 }
 
 Press = Callable[[str], str]
@@ -55,7 +59,8 @@ def press(
     if shutil.which(argv[0]) is None:
         pytest.skip(f"{argv[0]} is not installed")
     setup = tmp_path / "setup"
-    setup.write_text(text.format(script=ROOT / "completions" / script, out=tmp_path))
+    folder = ROOT / "completions"
+    setup.write_text(text.format(script=folder / script, folder=folder, out=tmp_path))
     terminal = Terminal(argv, environment, tmp_path)
     terminal.send(f"source {setup}\n")
 
