@@ -257,7 +257,7 @@ check: $(VENV)/.dev-stamp  ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-completions: $(VENV)/.run-stamp  ## generate completions/ from the commands and options
+completions: $(VENV)/.run-stamp  ## generate completions/ with the scripts of Typer
 	$(BIN)/dynctl completion bash > completions/dynctl.bash
 	$(BIN)/dynctl completion zsh > completions/_dynctl
 	$(BIN)/dynctl completion fish > completions/dynctl.fish

@@ -1,7 +1,4 @@
-"""Where the program starts, as `dynctl` and as `python -m dynctl`.
-
-Completion on TAB has no time for a command line parser, so it does not get that far.
-"""
+"""Where the program starts, as `dynctl` and as `python -m dynctl`."""
 
 import os
 import sys
@@ -10,10 +7,6 @@ import sys
 def main() -> None:
     """Run the command line of this process and end it."""
     _open_standard_streams()
-    if sys.argv[1:2] == ["__complete"]:
-        from dynctl.cli.completion.live import answer
-
-        answer(sys.argv[2:])
     try:
         from dynctl.cli.app import main as run
 

@@ -22,31 +22,13 @@ class OutputFormat(StrEnum):
 
 #: Formats of a stream of lines.
 STREAM_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSONL)
-#: Formats of every other command.
-_COMMON: Final = (
+#: The usual formats of a command.
+FORMATS: Final = (
     *(OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON, OutputFormat.JSONL),
     *(OutputFormat.YAML, OutputFormat.NAME),
 )
 #: Formats of what `topology render` writes.
 MANIFEST_FORMATS: Final = (OutputFormat.TABLE, OutputFormat.YAML, OutputFormat.JSON)
-#: Commands whose answer has no names.
-NAMELESS: Final = frozenset({"completion", "demo", "top"})
-_OWN_FORMATS: Final[Mapping[str, tuple[OutputFormat, ...]]] = {
-    **dict.fromkeys(NAMELESS, tuple(one for one in _COMMON if one is not OutputFormat.NAME)),
-    "check": (*_COMMON, OutputFormat.JUNIT),
-    "topology lint": (*_COMMON, OutputFormat.JUNIT),
-    "topology verify": (*_COMMON, OutputFormat.JUNIT),
-    "replay": (*_COMMON, OutputFormat.CSV),
-    "topology render": MANIFEST_FORMATS,
-    "decisions tail": STREAM_FORMATS,
-    "events tail": STREAM_FORMATS,
-    "thresholds watch": STREAM_FORMATS,
-}
-
-
-def formats_of(command: str) -> tuple[OutputFormat, ...]:
-    """The output formats of a command, by its words without the program's name."""
-    return _OWN_FORMATS.get(command, _COMMON)
 
 
 @dataclass(frozen=True, slots=True)

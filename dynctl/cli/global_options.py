@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,6 @@ import typer
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import (
     CLUSTER,
-    NAMELESS,
     OUTPUT,
     PLACES,
     PLANE_VARIABLES,
@@ -26,9 +25,11 @@ from dynctl.base.options import (
     WORKER_VARIABLES,
     GlobalOptions,
     OutputFormat,
-    formats_of,
 )
+from dynctl.cli.completion import formats, names_of, words_of
+from dynctl.cli.given_options import PREFIX, merge
 from dynctl.cli.shared_options import Needs, seconds
+from dynctl.cli.table import Command, Reads
 
 PANEL = "Global options"
 DYNAMO = "Global options for a live Dynamo"
@@ -86,6 +87,7 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option(
             "--output",
             "-o",
+            autocompletion=formats,
             metavar="FORMAT",
             help="Output format: table, wide, json, jsonl, yaml, name; checks also junit, "
             "replay csv. [default: table]",
@@ -143,6 +145,7 @@ _ANNOTATIONS: dict[str, Any] = {
         str | None,
         typer.Option(
             "--context",
+            autocompletion=names_of("context"),
             metavar="NAME",
             help="Saved endpoints to use (dynctl context list). [default: $DYNCTL_CONTEXT, then "
             "the current one]",
@@ -153,9 +156,8 @@ _ANNOTATIONS: dict[str, Any] = {
         str | None,
         typer.Option(
             "--discovery",
-            metavar="BACKEND",
-            help="Discovery backend of a live Dynamo: file, etcd or kubernetes. [default: "
-            "$DYN_DISCOVERY_BACKEND]",
+            metavar="file|etcd|kubernetes",
+            help="Discovery backend of a live Dynamo. [default: $DYN_DISCOVERY_BACKEND]",
             rich_help_panel=DYNAMO,
         ),
     ],
@@ -213,6 +215,7 @@ _ANNOTATIONS: dict[str, Any] = {
         str | None,
         typer.Option(
             "--kube-context",
+            autocompletion=names_of("kube-context"),
             metavar="NAME",
             help="Context of the kubeconfig. [default: the current one]",
             rich_help_panel=KUBERNETES,
@@ -232,8 +235,8 @@ _ANNOTATIONS: dict[str, Any] = {
         str | None,
         typer.Option(
             "--reach",
-            metavar="WAY",
-            help="Connection to frontends in pods: direct, port-forward or auto. [default: auto]",
+            metavar="direct|port-forward|auto",
+            help="Connection to frontends in pods. [default: auto]",
             rich_help_panel=KUBERNETES,
         ),
     ],
@@ -256,7 +259,6 @@ _ANNOTATIONS: dict[str, Any] = {
         typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL),
     ],
 }
-_PREFIX = "global_"
 #: What names a discovery backend, for `serve frontend`; and what specifies other workers.
 _DISCOVERY = ("discovery", "file_kv", "etcd_endpoints")
 #: What is read where the discovery backend is the memory of the process.
@@ -266,20 +268,6 @@ _OWN_WORKERS = (
     *(("--worker", "worker"), ("--workers-file", "workers_file"), ("--router", "router")),
 )
 
-#: Commands that check by themselves which options have an effect, or read all of them.
-_OWN_CHECKS = frozenset(
-    (
-        *("topology verify", "topology plan", "topology lint", "bundle"),
-        *("context add", "context show"),
-    )
-)
-#: Command -> options that it reads with any source, or without one.
-_ALSO_READ = {
-    "top": CLUSTER,  # the chain of custody of a worker
-    "context use": frozenset({"kubeconfig"}),
-}
-#: Commands that read a fleet only where options name one.
-_SOURCE_IF_NAMED = frozenset({"config show", "replay"})
 #: Place -> the option with which it counts.
 _COUNTS_WITH = {
     **dict.fromkeys(CLUSTER, "--discovery kubernetes"),
@@ -288,36 +276,12 @@ _COUNTS_WITH = {
     "file_kv": "--discovery file",
     "context": "a context that names a source: dynctl context add NAME --frontend URL",
 }
-#: Server -> what to do instead of a source, which it does not have.
-_INSTEAD = {
-    "serve frontend": "specify engines with --worker; `dynctl demo` runs a whole fleet",
-    "serve router": "specify engines with --worker, or the workers of a Dynamo with --endpoint "
-    "NAMESPACE.COMPONENT.ENDPOINT",
-}
-#: What servers of the workers in discovery do not read of the options for a live Dynamo.
-_NOT_SERVED = frozenset(
-    {"output", "frontend", "token", "token_env", "token_file", "context", "wait", "reach"}
-)
-_SERVED_NOT_READ = {
-    "serve frontend": _NOT_SERVED,
-    "serve router": _NOT_SERVED | {"dyn_namespace"},  # --endpoint has the namespace
-}
-#: Command -> options that it does not read with any source.
-_NOT_READ = {
-    "top": frozenset({"wait"}),
-    "events tail": frozenset({"wait"}),
-    **dict.fromkeys(("serve frontend", "serve router", "serve engine"), frozenset({"output"})),
-    "serve observe": frozenset({"output", "wait"}),
-    "serve attach": frozenset({"output", "wait"}),
-}
 
 
-def with_globals(
-    function: Callable[..., Any], path: str = "", *, local: bool = False
-) -> Callable[..., Any]:
+def with_globals(function: Callable[..., Any], row: Command) -> Callable[..., Any]:
     """Give a command the global options as its first argument, ``options``.
 
-    Options that have no effect on the command ``path`` are reported; ``local``: it has no source.
+    Options that have no effect on the command of ``row`` are reported.
 
     A command may declare one of them itself with another default or spelling; it also gets the
     value given before the command's name. A parameter of the type typer.Context receives the
@@ -337,7 +301,7 @@ def with_globals(
     @functools.wraps(function)
     def command(**arguments: Any) -> Any:
         context: typer.Context = arguments.pop("context")
-        merged = _merge(context, arguments)
+        merged = merge(context, arguments)
         values = {key: value for key, value in merged.items() if key in _ANNOTATIONS}
         if values.get("ca_cert") is not None:
             # Every request of the command trusts the same authorities.
@@ -347,17 +311,20 @@ def with_globals(
             if arguments[name] is None:
                 arguments[name] = values.get(name)
         options = GlobalOptions(**values, given=frozenset(values))
-        if options.output is OutputFormat.NAME and path in NAMELESS:
-            raise UsageProblem(
-                f"-o name: the answer of {path} has no names; expected one of "
-                f"{', '.join(formats_of(path))}"
+        if options.output not in row.formats:
+            why = (
+                f"the answer of {row.path} has no names"
+                if options.output is OutputFormat.NAME
+                else f"{row.path} has no such format"
             )
-        dynamo = _serves_dynamo(options, path, arguments)
-        alone = local and not dynamo
-        pool = path == _PICKER and arguments.get("pool") is not None
+            raise UsageProblem(
+                f"-o {options.output}: {why}; expected one of {', '.join(row.formats)}"
+            )
+        dynamo = _serves_dynamo(options, row.path, arguments)
+        pool = row.path == _PICKER and arguments.get("pool") is not None
         warnings = [
-            *_without_effect(options, path, alone, frozenset(redeclared), dynamo, pool=pool),
-            *_unmet_needs(context, path, needs, arguments, dynamo),
+            *_without_effect(options, row, frozenset(redeclared), dynamo=dynamo, pool=pool),
+            *_unmet_needs(context, row.path, needs, arguments, dynamo),
         ]
         for warning in warnings:
             from dynctl.screens.render import talk
@@ -368,81 +335,78 @@ def with_globals(
     return _with_signature(command, own)
 
 
-#: Servers that are no workers: what a worker publishes is set on the worker.
-_ROUTERS = frozenset({"serve frontend", "serve router", "serve epp", "serve observe"})
-#: Reads a Kubernetes cluster and nothing else; so does `serve epp` with --pool.
-_CLUSTER_ALONE = "topology sync"
+#: Reads a Kubernetes cluster with --pool.
 _PICKER = "serve epp"
-#: Runs a fleet on this host, and reads no other.
-_OWN_FLEET = "demo"
-#: Reads frontends, and no discovery backend.
-_FRONTENDS_ALONE = "version"
 
 
 def _without_effect(
     options: GlobalOptions,
-    path: str,
-    local: bool,
-    own: frozenset[str],
-    dynamo: bool = False,
+    row: Command,
+    own: frozenset[str] = frozenset(),
     *,
+    dynamo: bool = False,
     pool: bool = False,
 ) -> Iterator[str]:
     """The options that were given and have no effect. Raises UsageProblem for those of a source,
     where `serve` would start without what they name, and for those that name a place which the
-    command does not read. ``pool``: the workers are the pods of an InferencePool."""
-    read = OUTPUT - _NOT_READ.get(path, frozenset())
-    given = options.given - read - own - _ALSO_READ.get(path, frozenset())
-    serves = local and path.startswith("serve ")
-    if serves or (path == "serve epp" and not dynamo):
+    command does not read. ``own``: options that the command declares itself; ``dynamo``: its
+    workers are those of a Dynamo deployment; ``pool``: those of an InferencePool."""
+    read = OUTPUT - row.ignores
+    given = options.given - read - own - row.also
+    reads = row.reads
+    if row.serves and not dynamo and (reads is Reads.NOTHING or row.path == _PICKER):
         yield from (
-            f"{name} has no effect on {path}: the command reads no source"
+            f"{name} has no effect on {row.path}: the command reads no source"
             for name in PLANE_VARIABLES
             if os.environ.get(name)
         )
-    if path in _ROUTERS:
+    if row.routes:
         yield from (
-            f"{name} has no effect on {path}: set it on the workers"
+            f"{name} has no effect on {row.path}: set it on the workers"
             for name in WORKER_VARIABLES
             if os.environ.get(name)
         )
-    if path in _OWN_CHECKS or not (given or options.given & PLACES):
+    if reads is Reads.ITSELF or not (given or options.given & PLACES):
         return
-    if path in _SOURCE_IF_NAMED:
+    if reads is Reads.IF_NAMED:
         from dynctl.sources.connect import names_source
 
-        local = not names_source(options)
-    if path == _CLUSTER_ALONE or pool:
+        reads = Reads.FLEET if names_source(options) else Reads.NOTHING
+    if reads is Reads.CLUSTER or pool:
         read |= CLUSTER - {"reach"} | {"timeout", "context"}
         # Beside a pool `serve epp` itself refuses the sources of workers.
         read |= SOURCES if pool else frozenset()
-        yield from _reported(given - read, f"on {path}")
-    elif path == _FRONTENDS_ALONE:
-        yield from _reported(given - READ_BY["--frontend"], f"on {path}: it reads frontends")
-    elif local:
-        refused = [_flag(name) for name in _ANNOTATIONS if name in given & SOURCES]
-        if serves and refused:
-            verb = "specifies" if len(refused) == 1 else "specify"
-            raise UsageProblem(
-                f"{' and '.join(refused)} {verb} a source, but {path} has no source",
-                _INSTEAD.get(path, f"remove {' and '.join(refused)}"),
-            )
-        if path == _OWN_FLEET:
-            yield from _reported(given, f"on {path}: it runs a fleet of its own")
-            return
-        strict = path in _SOURCE_IF_NAMED or path in _SERVED_NOT_READ
-        yield from _reported(given, f"on {path}", strict=strict, counts=True)
-    elif path in _SERVED_NOT_READ:
+        yield from _reported(given - read, f"on {row.path}")
+    elif reads is Reads.FRONTENDS:
+        yield from _reported(given - READ_BY["--frontend"], f"on {row.path}: it reads frontends")
+    elif reads is Reads.OWN_FLEET:
+        yield from _reported(given, f"on {row.path}: it runs a fleet of its own")
+    elif reads is Reads.NOTHING and not (dynamo and row.serves):
+        if row.serves:
+            _expect_no_source(given, row)
+        strict = row.reads is Reads.IF_NAMED or row.unserved is not None
+        yield from _reported(given, f"on {row.path}", strict=strict, counts=True)
+    elif row.unserved is not None:
         source = _served_backend(options)
         if source is not None:
-            read = READ_BY.get(source, _IN_MEMORY) - _SERVED_NOT_READ[path]
+            read = READ_BY.get(source, _IN_MEMORY) - row.unserved
             yield from _reported(given - read, f"with discovery backend {source}", counts=True)
     else:
-        yield from _unread_by_source(options, path, given, own)
+        yield from _unread_by_source(options, row, given, own)
+
+
+def _expect_no_source(given: frozenset[str], row: Command) -> None:
+    refused = [_flag(name) for name in _ANNOTATIONS if name in given & SOURCES]
+    if refused:
+        verb = "specifies" if len(refused) == 1 else "specify"
+        raise UsageProblem(
+            f"{' and '.join(refused)} {verb} a source, but {row.path} has no source",
+            row.instead or f"remove {' and '.join(refused)}",
+        )
 
 
 def _unread_by_source(
-    options: GlobalOptions, path: str, given: frozenset[str], own: frozenset[str]
+    options: GlobalOptions, row: Command, given: frozenset[str], own: frozenset[str]
 ) -> Iterator[str]:
     """The options that the source of a command does not read; raises as :func:`_without_effect`."""
     from dynctl.sources.connect import chosen_sources, is_dynctl_fleet
@@ -456,20 +420,17 @@ def _unread_by_source(
     if len(sources) != 1:
         return
     (source,) = sources
-    read = READ_BY[source.kind] - _NOT_READ.get(path, frozenset())
+    read = READ_BY[source.kind] - row.ignores
     unread = given - read
     if not source.named:
         # Beside the default address no place has an effect, whatever else the command reads.
         unread |= options.given & PLACES - own
-    elif "context" in given and not _context_counts(options, read | _ALSO_READ.get(path, _NONE)):
+    elif "context" in given and not _context_counts(options, read | row.also):
         unread |= {"context"}
     place = f"with {source.described}"
-    if path.startswith("serve ") and source.kind == "--frontend":
-        place = f"on {path} without a discovery backend"
+    if row.serves and source.kind == "--frontend":
+        place = f"on {row.path} without a discovery backend"
     yield from _reported(unread, place, counts=True)
-
-
-_NONE: frozenset[str] = frozenset()
 
 
 def _context_counts(options: GlobalOptions, read: frozenset[str]) -> bool:
@@ -600,7 +561,7 @@ def group_callback(help: str, *, version: bool = False) -> Callable[..., Any]:
 
     def callback(**arguments: Any) -> None:
         arguments.pop("version", None)
-        _merge(arguments.pop("context"), arguments)
+        merge(arguments.pop("context"), arguments)
 
     callback.__doc__ = help
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -628,17 +589,13 @@ _VERSION = Annotated[
 ]
 
 
-def _merge(context: typer.Context, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Move the global options from ``arguments`` over those given further left."""
-    merged: dict[str, Any] = dict(context.obj) if isinstance(context.obj, dict) else {}
-    for item in fields(GlobalOptions):
-        value = arguments.pop(_PREFIX + item.name, None)
-        if item.name == "frontend":
-            value = (*merged.get("frontend", ()), *value) if value else None
-        if value is not None:
-            merged[item.name] = value
-    context.obj = merged
-    return merged
+def _with_words(parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter; its value is completed with the words that its metavar lists."""
+    for part in getattr(parameter.annotation, "__metadata__", ()):
+        words = words_of(getattr(part, "metavar", None))
+        if words is not None and part.autocompletion is None:
+            part.autocompletion = words
+    return parameter
 
 
 def _with_signature(
@@ -647,9 +604,9 @@ def _with_signature(
     """Give the function a signature with the global options, for Typer."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
-    parameters += [parameter.replace(kind=keyword) for parameter in own]
+    parameters += [_with_words(parameter.replace(kind=keyword)) for parameter in own]
     parameters += [
-        inspect.Parameter(_PREFIX + name, keyword, default=None, annotation=annotation)
+        _with_words(inspect.Parameter(PREFIX + name, keyword, default=None, annotation=annotation))
         for name, annotation in _ANNOTATIONS.items()
         if name not in {parameter.name for parameter in own}
     ]

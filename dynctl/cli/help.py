@@ -1,50 +1,161 @@
-"""Help pages in plain text with options in named groups, as kubectl prints them.
+"""Help pages: what they show, drawn with rich in boxes, a box for each group of options.
 
-Typer's rich help doubles the start-up time and draws boxes that do not fit 80 columns.
+Typer's own boxes shorten names of options and variables at 80 columns; these do not. Groups that
+few users need stand behind ``--help=GROUP``, and all of them behind ``--help=all``.
 """
 
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from textwrap import wrap
-from typing import Any
+from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
 
+from dynctl.base.errors import UsageProblem
+from dynctl.base.options import OutputFormat
 from dynctl.base.quantities import duration_text
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
-from dynctl.cli.quick_values import QuickValues
+from dynctl.cli.table import COMMANDS, Command, Reads
 
-#: Options under this heading have no effect yet: pages list only their names.
-NOT_SUPPORTED = "Not supported yet (validated and ignored)"
+#: Options under this heading have no effect yet.
+NOT_SUPPORTED: Final = "Not supported yet (validated and ignored)"
+#: Options under this heading are names that work and warn.
+OLDER_NAMES: Final = "Older names of router settings (a warning has the current name)"
 
-#: Options under this heading are names that work and warn: help pages list them, completion does
-#: not offer them.
-OLDER_NAMES = "Older names of router settings (a warning has the current name)"
-
-#: Widths of the column of spellings, and of the gaps beside the meanings.
-_SPELLING, _NARROWEST, _GAPS = 30, 12, 4
-
-
-class PlainCommand(QuickValues, TyperCommand):
-    """A command whose help groups options by panel."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Required arguments without the braces of some versions of Typer: ``ID``."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_options(self, ctx, formatter)
+_GLOBAL: Final = (PANEL, DYNAMO, KUBERNETES)
+#: Shown only by name, or with ``all``.
+_RARE: Final = (*_GLOBAL, NOT_SUPPORTED, OLDER_NAMES)
+_ALL: Final = "all"
+#: Columns of a page, and of the spelling of an option.
+_WIDEST, _SPELLING, _NARROWEST = 100, 28, 12
 
 
-class PlainGroup(QuickValues, TyperGroup):
-    """A group that lists its commands before its options."""
+class _GivenValues:
+    """Converts only values that need it: Typer 0.29 builds a pydantic converter for each option,
+    given or not, which takes longer than a short command."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        self.format_commands(ctx, formatter)
-        _write_options(self, ctx, formatter)
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option among them."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if "process_value" not in vars(parameter):
+                parameter.process_value = partial(_converted, parameter, parameter.process_value)
+        return parameters
+
+
+def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
+    several = parameter.multiple or parameter.nargs != 1
+    descriptor = getattr(parameter, "type_descriptor", None)
+    if (value is None or value == ()) and not parameter.required:
+        value = () if several else None
+    elif descriptor is None or descriptor.parameter_info.parser is not None:
+        return convert(context, value)
+    elif several and descriptor.annotation == list[str]:
+        value = tuple(value)
+    elif descriptor.annotation is OutputFormat and value in list(OutputFormat):
+        value = OutputFormat(value)
+    elif type(value) is not descriptor.annotation:
+        return convert(context, value)
+    # Otherwise a text, or a default.
+    if parameter.callback is not None:
+        return parameter.callback(context, parameter, value)
+    return value
+
+
+class CommandPage(_GivenValues, TyperCommand):
+    """A command with a page of this module."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(page(self, ctx))
+
+
+class GroupPage(_GivenValues, TyperGroup):
+    """A group of commands with a page of this module."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(page(self, ctx))
+
+
+def help_wanted(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """The words with a plain ``--help``, and the group of ``--help=GROUP``; empty without one."""
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[:end]):
+        name, equals, group = word.partition("=")
+        if name == "--help" and equals:
+            words[place] = name
+            return words, group.strip().lower() or _ALL
+    return words, ""
+
+
+def chosen(arguments: Sequence[str], root: Any) -> tuple[str, Any]:
+    """The path of the command that the arguments name, with the program, and the command."""
+    path, command = "dynctl", root
+    for word in arguments:
+        below = getattr(command, "commands", {}).get(word)
+        if below is not None:
+            path, command = f"{path} {word}", below
+    return path, command
+
+
+def arrange(path: str, command: Any, group: str = "") -> None:
+    """Hide the options that the help page of a command does not show.
+
+    Without ``group`` these are the rare ones, and all but the first of a command that has many.
+    Raises UsageProblem for a group that the command does not have.
+    """
+    row = COMMANDS.get(path.partition(" ")[2])
+    options = [one for one in command.params if one.param_type_name == "option"]
+    groups = list(dict.fromkeys(_group_of(_title(one)) for one in options))
+    if group not in ("", _ALL):
+        named = [name for name in groups if group in name]
+        if not named:
+            raise UsageProblem(
+                f"--help={group}: {path} has no such group of options; expected one of "
+                f"{', '.join((_ALL, *groups))}"
+            )
+        for option in options:
+            option.hidden = _group_of(_title(option)) not in named
+    elif not group:
+        first = row.first if row else ()
+        for option in options:
+            rare = not set(option.opts) & set(first) if first else _title(option) in _RARE
+            option.hidden = rare
+        command.epilog = "\n".join(_more(row, groups))
+
+
+def _title(option: Any) -> str:
+    return option.rich_help_panel or "Options"
+
+
+def _group_of(title: str) -> str:
+    """The word of a heading in ``--help=GROUP``: ``Router settings`` is ``router-settings``."""
+    if title in _GLOBAL:
+        return "global"
+    return re.sub(r"[^a-z]+", "-", title.partition(" (")[0].lower()).strip("-")
+
+
+def _more(row: Command | None, groups: Sequence[str]) -> Iterator[str]:
+    """How to see what the page does not show."""
+    if row is not None and row.first:
+        others = [name for name in groups if name != "global"]
+        yield f"More options: --help=all, or --help=GROUP with one of {', '.join(others)}."
+    served = row is not None and row.serves
+    if served or (row is not None and row.reads is Reads.NOTHING):
+        some = "--discovery, --file-kv, .." if row and row.unserved else "-o, --no-color, --debug"
+    elif row is not None and row.reads is Reads.CLUSTER:
+        some = "-n, -A, --kubeconfig, -o, .."
+    else:
+        some = "--frontend, --discovery, --demo, -n, -o, .."
+    yield f"Global options ({some}): --help=global"
 
 
 def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     """Spelling and meaning of a parameter, as Typer has it; durations have their unit."""
     record: tuple[str, str] | None = parameter.get_help_record(ctx)
+    if record is not None and parameter.param_type_name == "argument" and parameter.metavar:
+        record = (parameter.metavar, record[1])
     default = parameter.default
     if record is None or parameter.metavar != "DURATION" or not isinstance(default, float):
         return record
@@ -54,53 +165,77 @@ def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     )
 
 
-def options_page(root: Any, ctx: Any) -> str:
-    """The global options, which no command's page repeats."""
-    formatter = ctx.make_formatter()
-    found = _sections(root, ctx)
-    for title in (PANEL, DYNAMO, KUBERNETES):
-        with formatter.section(title):
-            _write_records(found[title], formatter)
-    formatter.write_paragraph()
-    formatter.write_text("They stand before or after the command's name.")
-    formatter.write_text(
-        "Exit codes: 0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout."
-    )
-    return str(formatter.getvalue())
+# -- drawing ---------------------------------------------------------------------------------------
 
 
-def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """Heading -> (spelling, meaning) of the arguments and options below it."""
-    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for parameter in command.get_params(ctx):
-        record = help_record(parameter, ctx)
+def page(command: Any, ctx: Any) -> str:
+    """The page of a command or group for the terminal, or of 80 columns."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.width = min(console.width, _WIDEST)
+    with console.capture() as captured:
+        usage = " ".join(command.collect_usage_pieces(ctx))
+        console.print(Text.assemble(("Usage: ", "bold"), f"{ctx.command_path} {usage}"))
+        for paragraph in (command.help or "").strip().split("\n\n"):
+            console.print(Text("\n" + " ".join(paragraph.split())))
+        console.print()
+        for title, records in _boxes(command, ctx).items():
+            console.print(_box(title, records, console.width - 4))
+        for line in (command.epilog or "").splitlines():
+            console.print(Text(line))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def _boxes(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Heading -> (spelling, meaning) of each argument, command or option below it."""
+    row = COMMANDS.get(ctx.command_path.partition(" ")[2])
+    first = row.first if row is not None else ()
+    # With a group, or with `all`, every option has its own box and its whole meaning.
+    chosen_few = bool(first) and bool(command.epilog)
+    parameters = command.get_params(ctx)
+    if chosen_few:
+        order = {name: place for place, name in enumerate(first)}
+        parameters = sorted(parameters, key=lambda one: order.get(one.opts[0], len(order)))
+    boxes: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Commands": [], "Options": []}
+    for name in getattr(command, "commands", ()):
+        boxes["Commands"].append((name, command.commands[name].short_help or ""))
+    for parameter in parameters:
+        record = None if getattr(parameter, "hidden", False) else help_record(parameter, ctx)
         if record is None:
             continue
-        argument = parameter.param_type_name == "argument"
-        panel = getattr(parameter, "rich_help_panel", None)
-        title = "Arguments" if argument else panel or "Options"
-        if argument and parameter.metavar:
-            record = (parameter.metavar, record[1])
-        sections.setdefault(title, []).append(record)
-    return {title: records for title, records in sections.items() if records}
+        if parameter.param_type_name == "argument":
+            boxes["Arguments"].append(record)
+        else:
+            title = "Options" if chosen_few else _title(parameter)
+            boxes.setdefault(title, []).append(_brief(*record) if chosen_few else record)
+    return {title: records for title, records in boxes.items() if records}
 
 
-def _write_records(records: list[tuple[str, str]], formatter: Any) -> None:
-    """Spellings and meanings in two columns; the first is narrower where a word needs the room."""
-    longest = max(len(word) for _, meaning in records for word in meaning.split())
-    room = formatter.width - longest - _GAPS
-    formatter.write_dl(records, col_max=max(_NARROWEST, min(_SPELLING, room)))
+def _brief(spelling: str, meaning: str) -> tuple[str, str]:
+    """The spelling, and the first sentence of the meaning with the default."""
+    sentence = re.split(r"(?<=\w)\.\s|\s\[", meaning, maxsplit=1)[0].rstrip(".")
+    default = re.search(r"default: [^;\]]+", meaning)
+    return spelling, f"{sentence}." + (f" [{default[0]}]" if default else "")
 
 
-def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    for title, records in _sections(command, ctx).items():
-        if title in (PANEL, DYNAMO, KUBERNETES):
-            continue
-        with formatter.section(title):
-            if title == NOT_SUPPORTED:
-                names = ", ".join(name.split()[0] for name, _ in records)
-                indent = " " * formatter.current_indent
-                lines = wrap(names, formatter.width - len(indent), break_on_hyphens=False)
-                formatter.write("".join(f"{indent}{line}\n" for line in lines))
-            else:
-                _write_records(records, formatter)
+def _box(title: str, records: Sequence[tuple[str, str]], width: int) -> Any:
+    """Spellings and meanings in two columns; a long spelling has a line of its own."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    longest_word = max(len(word) for _, meaning in records for word in (meaning.split() or [""]))
+    longest = max(len(spelling) for spelling, _ in records)
+    column = max(_NARROWEST, min(longest, _SPELLING, width - longest_word - 2))
+    lines: list[Text] = []
+    for spelling, meaning in records:
+        first, *rest = wrap(meaning, width - column - 2, break_on_hyphens=False) or [""]
+        name = Text(spelling, style="bold cyan")
+        if len(spelling) > column:
+            lines += [name, Text(" " * (column + 2) + first)]
+        else:
+            lines.append(Text.assemble(name, " " * (column + 2 - len(spelling)), first))
+        lines += [Text(" " * (column + 2) + line) for line in rest]
+    return Panel(Group(*lines), title=title, title_align="left", border_style="dim")

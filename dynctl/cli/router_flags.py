@@ -40,8 +40,8 @@ def _flags() -> Iterator[tuple[str, Any]]:
             str | None,
             typer.Option(
                 PRESET_FLAG,
-                metavar="NAME",
-                help=f"Defaults of {' or '.join(PRESETS)}. [default: dynamo-1.6]",
+                metavar="|".join(PRESETS),
+                help="Defaults of this router. [default: dynamo-1.6]",
                 rich_help_panel=PANEL,
             ),
         ],

@@ -10,6 +10,7 @@ import typer
 from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.base.quantities import SIZES, duration, duration_text, size
+from dynctl.cli.completion import codes, names_of
 
 if TYPE_CHECKING:
     from dynctl.base.worker_environment import TopologyConfig
@@ -40,17 +41,21 @@ class Needs:
 
 
 FailOn: TypeAlias = Annotated[
-    str, typer.Option(metavar="LEVEL", help="Level for exit code 1: fail, or warn as well.")
+    str, typer.Option(metavar="fail|warn", help="Level for exit code 1; warn: both levels.")
 ]
 Suppress: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CODE[=SUBJECT]",
+        autocompletion=codes,
         help="Suppress a check or a finding (repeatable): --suppress 'DYT0902=Pod my-*.prod'.",
     ),
 ]
 Model: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only workers of this model.")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Only workers of this model.", autocompletion=names_of("model")
+    ),
 ]
 Selector: TypeAlias = Annotated[
     str | None,
@@ -58,6 +63,7 @@ Selector: TypeAlias = Annotated[
         "--selector",
         "-l",
         metavar="KEY=VALUE,..",
+        autocompletion=names_of("selector"),
         help="Only workers that match: domain, name, role, model or status; != excludes.",
     ),
 ]
@@ -73,6 +79,17 @@ Yes: TypeAlias = Annotated[
 ]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Stop after N lines.")
+]
+
+MinRate: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--min-rate",
+        metavar="RATE",
+        min=0,
+        max=1,
+        help="Exit code 1 below this rate of right predictions, or where nothing was compared.",
+    ),
 ]
 
 FileOrFormat: TypeAlias = Annotated[

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dynctl.base.errors import single_line
+from dynctl.cli.help import chosen
+from dynctl.cli.table import MOVED, formats_of
 
 #: The parser's texts for refused values -> what was expected.
 _EXPECTED: Final = (
@@ -35,7 +37,7 @@ def usage_problem(error: Any, arguments: Sequence[str], root: Any) -> tuple[str,
     ``root``: the whole program as a command.
     """
     context = getattr(error, "ctx", None)
-    path, command = _chosen(arguments, root)
+    path, command = chosen(arguments, root)
     if context is not None:
         path, command = context.command_path, context.command
     page = f"try: {path} --help"
@@ -55,31 +57,21 @@ def usage_problem(error: Any, arguments: Sequence[str], root: Any) -> tuple[str,
     if (found := _MORE.fullmatch(text)) is not None:
         return f"{path}: {_quoted(found[1])}: {_taken(context)}", f"{_usage(context)}\n{page}"
     if (found := _NO_COMMAND.fullmatch(text)) is not None:
+        if path == "dynctl" and found[1] in MOVED:
+            return f"'{found[1]}': dynctl has this command no longer", MOVED[found[1]]
         near = re.findall(r"'(.*?)'", found[2] or "")
         known = command.list_commands(context)
         some = f"; expected one of {', '.join(known)}" if len(known) <= _LISTED else ""
         return f"{_quoted(found[1])}: {path} has no such command{_or(near) or some}", page
     parameter = getattr(error, "param", None)
     if getattr(parameter, "opts", None) == ["--output", "-o"]:
-        chosen = _chosen(arguments, root)[0].removeprefix("dynctl").strip()
-        text = _with_formats(text, chosen)
+        named = chosen(arguments, root)[0].removeprefix("dynctl").strip()
+        text = _with_formats(text, named)
     return _value(parameter, text, arguments), page
-
-
-def _chosen(arguments: Sequence[str], root: Any) -> tuple[str, Any]:
-    """The path of the command that the arguments name, and the command."""
-    path, command = "dynctl", root
-    for word in arguments:
-        below = getattr(command, "commands", {}).get(word)
-        if below is not None:
-            path, command = f"{path} {word}", below
-    return path, command
 
 
 def _with_formats(text: str, command: str) -> str:
     """The parser's text about a format, with the formats that the command has."""
-    from dynctl.base.options import formats_of
-
     return re.sub(r"is not one of .*", f"is not one of {', '.join(formats_of(command))}", text)
 
 

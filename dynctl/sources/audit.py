@@ -1,4 +1,5 @@
-"""`audit`: predictions against what happened, beside live traffic."""
+"""`hits --predicted` and `decisions compare`: predictions against what happened, beside live
+traffic."""
 
 from __future__ import annotations
 
@@ -18,24 +19,33 @@ from dynctl.sources.frontend.source import FrontendSource
 FOLLOWED_S: Final = 30.0
 
 
-def audit(options: GlobalOptions, *, duration: float | None, log: str | None) -> AuditReport:
+#: What is compared -> the command that does it.
+_COMMANDS: Final = {"reuse": "dynctl hits --predicted", "choice": "dynctl decisions compare"}
+
+
+def audit(
+    options: GlobalOptions, compares: str, *, duration: float | None, log: str | None = None
+) -> AuditReport:
     """Compare predictions with what happened. Raises UsageProblem, Unreachable or TimedOut.
 
-    ``duration``: seconds to follow; None: what dynctl frontends counted since they started, and
-    :data:`FOLLOWED_S` for a live Dynamo. ``log``: the log of a Dynamo frontend, or ``-``.
+    ``compares``: ``reuse`` (tokens that engines reused, of dynctl frontends) or ``choice`` (the
+    worker that a Dynamo frontend chose, of a live Dynamo or `serve observe`). ``duration``: seconds
+    to follow; None: what dynctl frontends counted since they started, and :data:`FOLLOWED_S` for a
+    live Dynamo. ``log``: the log of a Dynamo frontend, or ``-``.
     """
     source = connect(options)
     if isinstance(source, DynamoSource):
+        _expect(source.title, compares, "choice")
         seconds = FOLLOWED_S if duration is None else duration
         return asyncio.run(_follow_dynamo(options, source, seconds, log))
     if not isinstance(source, FrontendSource):
         raise UsageProblem(
-            f"{source.title} routes no requests, so there is nothing to audit",
+            f"{source.title} routes no requests, so there is nothing to compare",
             "name a frontend: --frontend http://HOST:PORT, or a live Dynamo: --discovery etcd",
         )
     if log is not None:
         raise UsageProblem(
-            f"--log {log}: a dynctl frontend does not need a log",
+            f"--frontend-log {log}: a dynctl frontend does not need a log",
             "the log is for a live Dynamo: --discovery etcd --etcd-endpoints HOST:2379",
         )
     before = [client.fleet() for client in source.clients] if duration else []
@@ -46,8 +56,10 @@ def audit(options: GlobalOptions, *, duration: float | None, log: str | None) ->
     if len(kinds) > 1:
         raise UsageProblem(
             f"{source.title}: one of them serves requests, the other observes a Dynamo",
-            "audit each of them alone",
+            "compare each of them alone",
         )
+    (found,) = kinds
+    _expect(source.title, compares, found)
     counted = [one.audit for one in now]
     skipped = Counter[str]()
     for one in now:
@@ -64,11 +76,17 @@ def audit(options: GlobalOptions, *, duration: float | None, log: str | None) ->
     rows = added([row for one in counted for row in one])
     return audit_report(
         source.title,
-        kinds.pop(),
+        found,
         rows,
         skipped={reason: count for reason, count in skipped.items() if count > 0},
         seconds=duration or None,
     )
+
+
+def _expect(title: str, compares: str, found: str) -> None:
+    if compares != found:
+        what = "tokens that engines reuse" if found == "reuse" else "choices of Dynamo's frontends"
+        raise UsageProblem(f"{title}: it compares {what}", f"use: {_COMMANDS[found]}")
 
 
 async def _follow_dynamo(

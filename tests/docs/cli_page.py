@@ -8,18 +8,19 @@ from typing import Any
 
 import typer
 
-from dynctl.cli.app import COMMANDS, build_app
+from dynctl.cli.app import build_app
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.help import help_record
+from dynctl.cli.table import COMMANDS
 
 _HEAD = """\
 <!-- Made from the command line itself by `make docs`; change the commands. -->
 # Every command
 
-`dynctl COMMAND --help` shows the same. The [global options](#global-options) stand before or
-after the command's name; `dynctl options` and the end of this page list them. Exit codes: 0 yes,
-1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout. The answer is on stdout,
-messages are on stderr.
+`dynctl COMMAND --help=all` shows the same. The [global options](#global-options) stand before or
+after the command's name; `dynctl --help=global` and the end of this page list them. Exit codes:
+0 yes, 1 the answer is no, 2 usage or configuration, 3 unreachable, 4 timeout. The answer is on
+stdout, messages are on stderr.
 """
 _GLOBAL_PANELS = (PANEL, DYNAMO, KUBERNETES)
 
@@ -28,7 +29,7 @@ def cli_page() -> str:
     """The whole page."""
     root = typer.main.get_command(build_app())
     parts = [_HEAD, _overview()]
-    for path, _, _ in COMMANDS:
+    for path in COMMANDS:
         parts.append("\n".join(_command(path, find_command(root, path))) + "\n")
     parts.append("\n".join(_global(root)) + "\n")
     return "\n".join(parts)
@@ -43,7 +44,8 @@ def find_command(root: Any, path: str) -> Any:
 
 def _overview() -> str:
     rows = [
-        f"| [`dynctl {path}`](#dynctl-{_anchor(path)}) | {said} |" for path, _, said in COMMANDS
+        f"| [`dynctl {path}`](#dynctl-{_anchor(path)}) | {row.summary} |"
+        for path, row in COMMANDS.items()
     ]
     return "\n".join(["| command | |", "|---|---|", *rows]) + "\n"
 

@@ -316,7 +316,7 @@ ROWS: Final[Sequence[tuple[str, tuple[Panel, ...]]]] = (
                         "{{worker}} reused",
                     ),
                 ),
-                says="Prompt tokens a second; lines apart mean a wrong index (dynctl audit).",
+                says="Prompt tokens a second; apart: a wrong index (dynctl hits --predicted).",
             ),
             Panel(
                 "Mean prefill, predicted and measured",

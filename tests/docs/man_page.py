@@ -7,9 +7,10 @@ from typing import Any
 
 import typer
 
-from dynctl.cli.app import COMMANDS, build_app
+from dynctl.cli.app import build_app
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.help import help_record
+from dynctl.cli.table import COMMANDS
 from tests.docs.cli_page import command_sections, find_command
 
 _HEAD = r""".\" Made from the command line itself by `make docs`; change the commands.
@@ -52,7 +53,7 @@ def man_page() -> str:
     """The whole page, in the macros of man(7)."""
     root: Any = typer.main.get_command(build_app())
     lines = [_HEAD + ".SH COMMANDS"]
-    for path, _, _ in COMMANDS:
+    for path in COMMANDS:
         lines += _command(path, find_command(root, path))
     lines.append(".SH GLOBAL OPTIONS\nThey stand before or after the command's name.")
     context = typer.Context(root, info_name="dynctl")

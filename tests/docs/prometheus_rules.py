@@ -86,7 +86,7 @@ METRIC_ALERTS: Final = (
         "warning",
         "{{ $labels.worker }} reuses other blocks than its index has: only "
         "{{ $value | humanizePercentage }} of the predictions are right",
-        "dynctl audit names the cause",
+        "dynctl hits --predicted names the cause",
     ),
     (
         "DynctlEventLoopStalls",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from dynctl.cli.app import COMMANDS, build_app
+from dynctl.cli.app import build_app
+from dynctl.cli.table import COMMANDS
 from dynctl.findings.catalogue import all_codes
 from router_core import SETTINGS
 from tests.docs.pages import DOCS, ROOT, Block, blocks, name_of, pages
@@ -79,7 +80,7 @@ def test_codes_exist(path: Path) -> None:
 def test_a_command_in_a_sentence_exists(path: Path) -> None:
     known: dict[str, set[str]] = {}
     root = typer.main.get_command(build_app())
-    for command, _, _ in COMMANDS:
+    for command in COMMANDS:
         found = root
         for word in command.split():
             found = found.commands[word]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`dynctl audit` beside the traffic of a real Dynamo frontend: its choices are predicted."""
+"""`dynctl decisions compare` beside traffic of a real Dynamo frontend: choices are predicted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def test_choices_are_predicted_before_they_count(finding: Callable[[str], None])
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DYN", "ETCD", "NATS"))}
         assert fleet.frontend.chat("The first request registers the events.").ok
         audit = subprocess.Popen(
-            [sys.executable, "-m", "dynctl", "audit", "-o", "json", "--min-rate", "0.9",
-             "--duration", str(_FOLLOWED_S), "--log", str(fleet.frontend.process.log)],
+            [sys.executable, "-m", "dynctl", "decisions", "compare", "-o", "json",
+             "--min-rate", "0.9", "--duration", str(_FOLLOWED_S),
+             "--frontend-log", str(fleet.frontend.process.log)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=clean | {"DYN_FILE_KV": str(fleet.file_kv)},

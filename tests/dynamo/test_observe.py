@@ -123,7 +123,7 @@ def test_choices_are_shown_as_they_were_made(finding: Callable[[str], None]) -> 
 
             past = shadow.dynctl("why", ids[-1])
             assert past["observed"]["decode"]["worker_id"] == answers[-1].placement.decode
-            report = shadow.dynctl("audit")
+            report = shadow.dynctl("decisions", "compare")
             assert report["compares"] == "choice"
             assert report["hits"] >= len(ids) - 2
             assert len(shadow.dynctl("workers", "list")["workers"]) == 3

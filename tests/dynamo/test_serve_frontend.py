@@ -136,7 +136,7 @@ def test_commands_read_it_as_any_frontend(pool: tuple[DynamoFleet, OurFrontend])
     assert "answer   backend/" in run("route", "--explain", "hello", "--model", "tiny")
     assert "answer   backend/" in run("why", "--last")
     assert "workers (2)" in run("top", "--once")
-    assert json.loads(run("audit", "--duration", "1", "-o", "json"))
+    assert json.loads(run("hits", "--predicted", "--for", "1", "-o", "json"))
 
 
 # -- worker sets -----------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     words = re.search(r"^ExecStart=\S+ (.*)$", unit.read_text(), re.MULTILINE)
     assert words is not None
     command, options = words[1].split(" --")[0], re.findall(r"--[\w-]+", words[1])
-    shown = run(program, *command.split(), "--help").stdout
+    shown = run(program, *command.split(), "--help=all").stdout
     for option in options:
         assert option in shown
 

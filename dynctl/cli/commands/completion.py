@@ -5,30 +5,26 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-
-SHELLS = ("bash", "zsh", "fish")
+from dynctl.cli.completion import SHELLS, script
 
 
 def completion(
     options: GlobalOptions,
-    tree: typer.Context,
+    context: typer.Context,
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
 ) -> int:
     """Print the shell completion script for commands, options and names.
 
-    Its first lines describe the installation. Names of models, workers, domains and contexts are
-    read live if the source answers within 0.2 s.
+    bash: eval "$(dynctl completion bash)"; zsh: the same, after compinit; fish: dynctl completion
+    fish | source. To keep it, write it where your shell looks for completions. Names of workers,
+    models, decisions, domains and contexts are read live if their source answers within 0.4 s.
     """
-    from importlib import import_module
-
     from dynctl.base.errors import UsageProblem
-    from dynctl.cli.completion.tree import read_tree
     from dynctl.documents.client import CompletionScript
     from dynctl.screens.render import emit
 
     if shell not in SHELLS:
         raise UsageProblem(f"completion {shell}: expected one of {', '.join(SHELLS)}")
-    write = import_module(f"dynctl.cli.completion.{shell}").script
-    text = write(read_tree(tree.find_root().command))
-    emit(CompletionScript(shell, text), options, screen=lambda result, _: str(result.script))
+    document = CompletionScript(shell, script(context.find_root().command, shell))
+    emit(document, options, screen=lambda result, _: str(result.script))
     return 0

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.cli.completion import names_of
 
 #: Global options about the output; allowed beside the options that a context keeps.
 _HOW = frozenset({"output", "no_color", "debug"})
@@ -41,7 +42,13 @@ def list_contexts(options: GlobalOptions) -> int:
 def use_context(
     options: GlobalOptions,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A context.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=names_of("context"),
+            help="A context.",
+            show_default=False,
+        ),
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="Make no context current.")] = False,
 ) -> int:
@@ -127,7 +134,12 @@ def show_context(
     options: GlobalOptions,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A context. [default: current]", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=names_of("context"),
+            help="A context. [default: current]",
+            show_default=False,
+        ),
     ] = None,
 ) -> int:
     """Show the source options in effect, and where each comes from.
@@ -166,7 +178,9 @@ def show_context(
 
 def remove_context(
     options: GlobalOptions,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A context.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", autocompletion=names_of("context"), help="A context.")
+    ],
 ) -> int:
     """Remove a context from the file."""
     from dynctl.documents.contexts import ContextChange

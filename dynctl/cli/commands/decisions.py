@@ -1,11 +1,12 @@
-"""`dynctl decisions list` and `tail`."""
+"""`dynctl decisions list`, `tail` and `compare`."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import Duration, Limit, NoHeaders
+from dynctl.cli.completion import names_of
+from dynctl.cli.shared_options import Duration, Limit, MinRate, NoHeaders
 
 if TYPE_CHECKING:
     from dynctl.sources.query import DecisionQuery
@@ -24,7 +25,10 @@ Outcome = Annotated[
 Moved = Annotated[
     bool, typer.Option("--moved", help="Only decisions that missing decode workers moved.")
 ]
-Model = Annotated[str | None, typer.Option(metavar="NAME", help="Only this model.")]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Only this model.", autocompletion=names_of("model")),
+]
 Zone = Annotated[
     str | None,
     typer.Option(
@@ -33,7 +37,12 @@ Zone = Annotated[
     ),
 ]
 Worker = Annotated[
-    str | None, typer.Option(metavar="ID", help="Only this worker: name or id, or its unique end.")
+    str | None,
+    typer.Option(
+        metavar="ID",
+        autocompletion=names_of("worker"),
+        help="Only this worker: name or id, or its unique end.",
+    ),
 ]
 FrontendLog = Annotated[
     str | None,
@@ -142,6 +151,34 @@ def tail_decisions(
     with silent_logs():
         asyncio.run(tail())
     return 0
+
+
+def compare_decisions(
+    options: GlobalOptions,
+    min_rate: MinRate = None,
+    duration: Duration = None,
+    frontend_log: Annotated[
+        str | None,
+        typer.Option(
+            "--frontend-log",
+            metavar="FILE|-",
+            help="Log of a Dynamo frontend, - for standard input: its costs are compared too.",
+        ),
+    ] = None,
+) -> int:
+    """Compare the choices of a live Dynamo's frontends with predictions of them.
+
+    Predicts the worker before each choice (needs --router-replica-sync at the frontends), for 30 s
+    or --duration. With --frontend of a `serve observe`: all that it saw since it started. Sends no
+    requests. What engines reuse of the predicted tokens: dynctl hits --predicted.
+    """
+    from dynctl.base.errors import ExitCode
+    from dynctl.screens.render import emit
+    from dynctl.sources.audit import audit
+
+    report = audit(options, "choice", duration=duration, log=frontend_log)
+    emit(report, options)
+    return ExitCode.YES if report.passes(min_rate) else ExitCode.NO
 
 
 def _response_state(outcome: str | None, *, refused: bool) -> str | None:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import Duration, Limit, NoHeaders
 
 
@@ -15,6 +16,7 @@ def tail_events(
         typer.Option(
             "--worker",
             metavar="ID",
+            autocompletion=names_of("worker"),
             help="Only this worker (repeatable): name or id, or the unique end of it.",
         ),
     ] = None,
@@ -31,8 +33,8 @@ def tail_events(
         list[str] | None,
         typer.Option(
             "--kind",
-            metavar="KIND",
-            help="Only this kind (repeatable): stored, removed, cleared, gap, restart, ..",
+            metavar="stored|removed|cleared|gap|restart|..",
+            help="Only this kind (repeatable).",
         ),
     ] = None,
     load: Annotated[

@@ -5,13 +5,16 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import codes
 
 
 def explain(
     options: GlobalOptions,
     code: Annotated[
         str | None,
-        typer.Argument(metavar="CODE", help="For example DYR0303.", show_default=False),
+        typer.Argument(
+            metavar="CODE", autocompletion=codes, help="For example DYR0303.", show_default=False
+        ),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", hidden=True, help="Print all codes, as docs/checks.md.")

@@ -1,4 +1,4 @@
-"""`dynctl help` and `dynctl options`: the pages of `--help`, as commands."""
+"""`dynctl help`: the pages of `--help`, as a command."""
 
 import sys
 from typing import Annotated
@@ -9,15 +9,6 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 
 
-def options(options: GlobalOptions, context: typer.Context) -> int:
-    """List the global options; every command accepts them."""
-    from dynctl.cli.help import options_page
-
-    root = context.find_root()
-    sys.stdout.write(options_page(root.command, root))
-    return 0
-
-
 def help_page(
     options: GlobalOptions,
     context: typer.Context,
@@ -26,12 +17,19 @@ def help_page(
     ] = None,
 ) -> int:
     """Show the help page of a command, as COMMAND --help does."""
+    from dynctl.cli.app import first_screen
+    from dynctl.cli.help import arrange
+
+    if not command:
+        sys.stdout.write(first_screen())
+        return 0
     found = context.find_root()
-    for word in command or ():
+    for word in command:
         group = found.command
         inner = group.get_command(found, word) if hasattr(group, "get_command") else None
         if inner is None:
-            raise UsageProblem(f"unknown command '{' '.join(command or ())}'", "try: dynctl help")
+            raise UsageProblem(f"unknown command '{' '.join(command)}'", "try: dynctl help")
         found = typer.Context(inner, parent=found, info_name=word)
+    arrange(found.command_path, found.command)
     sys.stdout.write(found.get_help() + "\n")
     return 0

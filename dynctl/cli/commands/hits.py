@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
-from dynctl.cli.shared_options import seconds_of
+from dynctl.cli.shared_options import MinRate, seconds_of
 
 _TRACE = "Simulated fleet of a trace"
 
@@ -38,7 +38,7 @@ def hits(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Group by model, domain, tenant, hour or worker."),
+        typer.Option(metavar="model|domain|tenant|hour|worker", help="Group by this."),
     ] = None,
     start: Annotated[
         str | None,
@@ -51,14 +51,23 @@ def hits(
     end: Annotated[
         str | None, typer.Option("--to", metavar="TIME", help="Judge requests before this time.")
     ] = None,
+    predicted: Annotated[
+        bool,
+        typer.Option(
+            "--predicted",
+            help="Compare the tokens that the router expected engines to reuse with those that "
+            "they reported: since the router started, or --for.",
+        ),
+    ] = False,
+    min_rate: MinRate = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave damaged chunks and bad lines out.")
     ] = False,
     generate: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND",
-            help="Generate requests instead of a trace: agentic, chat, rag or batch.",
+            metavar="agentic|chat|rag|batch",
+            help="Generate requests instead of a trace.",
             rich_help_panel=_TRACE,
         ),
     ] = None,
@@ -109,12 +118,19 @@ def hits(
     with --frontend or --discovery). Exit code 1: a live router had no request in that time.
 
     For example: dynctl hits --frontend http://127.0.0.1:8000 --for 5m
+
+    With --predicted: whether the router's predictions were right, by worker, and why not. Choices
+    of a live Dynamo: dynctl decisions compare.
     """
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.documents.hits import BY
     from dynctl.screens.render import emit
     from dynctl.sources.hits import HitsQuery, SimulatedTrace, of_files, of_live, of_trace
 
+    if predicted:
+        return _predicted(options, min_rate, length, given=bool(files or generate or by or record))
+    if min_rate is not None:
+        raise UsageProblem("--min-rate needs --predicted")
     if by is not None and by not in BY:
         raise UsageProblem(f"--by {by}: expected one of {', '.join(BY)}")
     query = HitsQuery(by or "", start, end, skip_bad)
@@ -146,3 +162,20 @@ def hits(
         report = of_live(options, lasts, query, record)
     emit(report, options)
     return ExitCode.YES if report.requests else ExitCode.NO
+
+
+def _predicted(
+    options: GlobalOptions, min_rate: float | None, length: str | None, *, given: bool
+) -> int:
+    """The predictions of a live router beside what its engines reported."""
+    from dynctl.base.errors import ExitCode, UsageProblem
+    from dynctl.screens.render import emit
+    from dynctl.sources.audit import audit
+
+    if given:
+        raise UsageProblem("--predicted: expected no FILE, --generate, --by or --record beside it")
+    report = audit(
+        options, "reuse", duration=None if length is None else seconds_of("--for", length)
+    )
+    emit(report, options)
+    return ExitCode.YES if report.passes(min_rate) else ExitCode.NO

@@ -47,8 +47,8 @@ Generate = Annotated[
     str | None,
     typer.Option(
         "--generate",
-        metavar="KIND",
-        help="Generate requests instead: agentic, chat, rag or batch.",
+        metavar="agentic|chat|rag|batch",
+        help="Generate requests instead.",
         rich_help_panel=_INPUT,
     ),
 ]
@@ -170,8 +170,8 @@ Bootstrap = Annotated[
 Enforcement = Annotated[
     str | None,
     typer.Option(
-        metavar="MODE",
-        help="KV transfer policy of the workers: none, preferred, required or fallback.",
+        metavar="none|preferred|required|fallback",
+        help="KV transfer policy of the workers.",
         rich_help_panel=_FLEET,
     ),
 ]

@@ -7,6 +7,7 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem, file_problem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import seconds
 
 #: A prompt file or stdin larger than this is a mistake.
@@ -44,7 +45,12 @@ def route(
         typer.Option(metavar="FILE", help="Token ids: a JSON list, or separated by white space."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model; required if there are several.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=names_of("model"),
+            help="Model; required if there are several.",
+        ),
     ] = None,
     model_path: Annotated[
         str | None,
@@ -52,7 +58,11 @@ def route(
     ] = None,
     require_taint: Annotated[
         list[str] | None,
-        typer.Option(metavar="TAINT", help="Only workers with this taint (repeatable)."),
+        typer.Option(
+            metavar="TAINT",
+            autocompletion=names_of("taint"),
+            help="Only workers with this taint (repeatable).",
+        ),
     ] = None,
     prefer_taint: Annotated[
         list[str] | None,
@@ -82,10 +92,16 @@ def route(
         ),
     ] = 0.0,
     pin_prefill: Annotated[
-        str | None, typer.Option(metavar="WORKER", help="Force the prefill worker.")
+        str | None,
+        typer.Option(
+            metavar="WORKER", autocompletion=names_of("worker"), help="Force the prefill worker."
+        ),
     ] = None,
     pin_decode: Annotated[
-        str | None, typer.Option(metavar="WORKER", help="Force the decode worker.")
+        str | None,
+        typer.Option(
+            metavar="WORKER", autocompletion=names_of("worker"), help="Force the decode worker."
+        ),
     ] = None,
     assign: Annotated[
         list[str] | None,

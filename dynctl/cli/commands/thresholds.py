@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import Duration, Limit, Watch, Yes, seconds
 
 if TYPE_CHECKING:
@@ -23,7 +24,13 @@ _Values = Mapping[str, float | int | None]
 def get_thresholds(
     options: GlobalOptions,
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Only this model.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=names_of("model"),
+            help="Only this model.",
+            show_default=False,
+        ),
     ] = None,
     ranks: Annotated[
         bool,
@@ -74,7 +81,11 @@ def set_thresholds(
     options: GlobalOptions,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Model; required if there are several."),
+        typer.Argument(
+            metavar="MODEL",
+            autocompletion=names_of("model"),
+            help="Model; required if there are several.",
+        ),
     ] = None,
     decode_blocks: Annotated[
         str | None,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions, OutputFormat
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import seconds
 
 
@@ -26,6 +27,7 @@ def top(
         str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=names_of("domain"),
             help="Group by this domain (zone, rack, ..); key g. [default: the KV-transfer domain]",
         ),
     ] = None,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch
 
 
@@ -14,6 +15,7 @@ def show_topology(
         str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=names_of("domain"),
             help="Domain to group by (zone, rack, ..). [default: the KV-transfer domain, then "
             "zone, then the first]",
         ),

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import FailOn, Suppress, expect_level
 
 
@@ -27,6 +28,7 @@ def lint_topology(
         str | None,
         typer.Option(
             metavar="KUBE_CONTEXT",
+            autocompletion=names_of("kube-context"),
             help="Also compare with this cluster: node labels, Grove topology, running graphs; "
             ". is the current context.",
         ),

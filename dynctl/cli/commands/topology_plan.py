@@ -6,6 +6,7 @@ import typer
 
 from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import NoHeaders
 
 
@@ -31,6 +32,7 @@ def plan_topology(
         str | None,
         typer.Option(
             metavar="NAME",
+            autocompletion=names_of("domain"),
             help="Domain to group by (zone, rack, ..). [default: the KV-transfer domain, then "
             "zone]",
         ),
@@ -39,6 +41,7 @@ def plan_topology(
         str | None,
         typer.Option(
             metavar="VALUE,..",
+            autocompletion=names_of("domain-value"),
             help="All values of the domain, for unpinned workers and for --target.",
         ),
     ] = None,
@@ -56,13 +59,17 @@ def plan_topology(
     enforcement: Annotated[
         str | None,
         typer.Option(
-            metavar="MODE",
-            help="Plan for this policy: required, preferred, fallback or none. [default: the "
-            "current one, else required]",
+            metavar="required|preferred|fallback|none",
+            help="Plan for this policy. [default: the current one, else required]",
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only workers of this model (live).")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=names_of("model"),
+            help="Only workers of this model (live).",
+        ),
     ] = None,
     dgd: Annotated[
         list[str] | None,

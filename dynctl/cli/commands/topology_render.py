@@ -27,7 +27,7 @@ def render_topology(
         ),
     ] = None,
     enforcement: Annotated[
-        str, typer.Option(metavar="WORD", help="pod: required or preferred.")
+        str, typer.Option(metavar="required|preferred", help="pod: policy of the worker.")
     ] = "required",
     weight: Annotated[
         float | None, typer.Option(metavar="0..1", help="pod: weight of the preference, 0 to 1.")
@@ -62,9 +62,8 @@ def render_topology(
     kind: Annotated[
         str,
         typer.Option(
-            metavar="KIND",
-            help="cluster-topology: ClusterTopologyBinding, or ClusterTopology for Grove before "
-            "May 2026.",
+            metavar="ClusterTopologyBinding|ClusterTopology",
+            help="cluster-topology: kind of the object; ClusterTopology for Grove before May 2026.",
         ),
     ] = "ClusterTopologyBinding",
     controller_namespace: Annotated[

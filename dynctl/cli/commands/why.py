@@ -1,4 +1,5 @@
-"""`dynctl why ID` and `dynctl why --last`: a past decision on the explain screen."""
+"""`dynctl why ID` and `dynctl why --last`: a past decision on the explain screen; `dynctl why`:
+the last decisions."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,6 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.commands.decisions import list_decisions
+from dynctl.cli.completion import names_of
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 
@@ -16,6 +19,7 @@ def why(
         str | None,
         typer.Argument(
             metavar="ID",
+            autocompletion=names_of("decision"),
             help="Decision id (x-dynctl-decision header) or its last characters, as top shows "
             "them; or a JSON file with a RouteResult or an id.",
         ),
@@ -25,17 +29,19 @@ def why(
         bool, typer.Option("--all", help="List all candidates and rejections.")
     ] = False,
 ) -> int:
-    """Explain a past decision of a frontend. Exit code 1: the decision was a refusal."""
+    """Explain a past decision of a frontend. Exit code 1: the decision was a refusal.
+
+    Without ID and --last: list the last decisions, as dynctl decisions does.
+    """
     from dynctl.base.errors import ExitCode, UsageProblem
     from dynctl.screens.render import emit
     from dynctl.screens.route import ExplainScreen
     from dynctl.sources.connect import connect
 
-    if last is (decision is not None):
-        given = f"{decision} and --last" if last else "no decision"
-        raise UsageProblem(
-            f"{given}: expected an ID, a file or --last", "list decisions: dynctl decisions"
-        )
+    if last and decision is not None:
+        raise UsageProblem(f"{decision} and --last: expected one of them")
+    if decision is None and not last:
+        return list_decisions(options)
     found: Any = None
     wanted = decision
     file = None if decision is None else Path(decision)

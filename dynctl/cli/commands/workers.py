@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from dynctl.base.options import GlobalOptions
+from dynctl.cli.completion import names_of
 from dynctl.cli.shared_options import Model, NoHeaders, Selector, Watch, Yes, seconds
 
 if TYPE_CHECKING:
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 Named: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="Name, decimal or hex id, or the unique end of a name or hex id."
+        metavar="ID",
+        autocompletion=names_of("worker"),
+        help="Name, decimal or hex id, or the unique end of a name or hex id.",
     ),
 ]
 DryRun: TypeAlias = Annotated[
@@ -25,7 +28,7 @@ def list_workers(
     options: GlobalOptions,
     model: Model = None,
     role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Only prefill, decode or aggregated.")
+        str | None, typer.Option(metavar="prefill|decode|aggregated", help="Only this role.")
     ] = None,
     selector: Selector = None,
     sort_by: Annotated[

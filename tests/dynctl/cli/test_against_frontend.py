@@ -246,7 +246,10 @@ def test_why_explains_a_served_request(asks, frontend, tmp_path):
     assert last.json["id"] == refused.headers["x-dynctl-decision"]
     by_end = asks("why", refused.headers["x-dynctl-decision"][-8:], "-o", "json")
     assert by_end.json["id"] == refused.headers["x-dynctl-decision"]
-    assert (asks("why").code, asks("why", "x", "--last").code) == (2, 2)
+    assert asks("why", "x", "--last").code == 2
+    listed = asks("why", "-o", "name")
+    assert (listed.code, listed.out) == (0, asks("decisions", "list", "-o", "name").out)
+    assert refused.headers["x-dynctl-decision"] in listed.out.split()
     unknown = asks("why", "nobody")
     assert (unknown.code, "nobody" in unknown.err) == (2, True)
 

@@ -1,4 +1,4 @@
-"""`dynctl audit`: the rate, the exit code, and what the table shows."""
+"""`dynctl hits --predicted`: the rate, the exit code, and what the table shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> list[list[AuditRow]]:
 
 
 def test_the_rate_the_worst_worker_first_and_the_causes(dynctl, fleet):
-    ran = dynctl("audit", "--frontend", "http://one")
+    ran = dynctl("hits", "--predicted", "--frontend", "http://one")
     assert ran.code == 0
     assert "rate     75.0 %  9 of 12 requests as predicted" in ran.out
     lines = ran.out.splitlines()
@@ -37,42 +37,67 @@ def test_the_rate_the_worst_worker_first_and_the_causes(dynctl, fleet):
     assert table[0] == ["prefill-b0", "prefill", "4", "25", "%", "128", "32"]
     assert table[1] == ["prefill-a0", "prefill", "8", "100", "%", "256", "256"]
     assert "cause    not_reused, 2 on prefill-b0: the index has blocks that the engine" in ran.out
-    found = dynctl("audit", "--frontend", "http://one", "-o", "json").json
+    found = dynctl("hits", "--predicted", "--frontend", "http://one", "-o", "json").json
     assert (found["kind"], found["compares"], found["rate"]) == ("AuditReport", "reuse", 0.75)
 
 
 @pytest.mark.parametrize(("rate", "code"), [("0.75", 0), ("0.8", 1)])
 def test_a_rate_below_the_minimum_is_exit_code_1(dynctl, fleet, rate: str, code: int):
-    assert dynctl("audit", "--frontend", "http://one", "--min-rate", rate).code == code
+    assert (
+        dynctl("hits", "--predicted", "--frontend", "http://one", "--min-rate", rate).code == code
+    )
 
 
 def test_an_unknown_rate_does_not_pass(dynctl, fleet):
     fleet[:] = [[]]
-    ran = dynctl("audit", "--frontend", "http://one", "--min-rate", "0")
+    ran = dynctl("hits", "--predicted", "--frontend", "http://one", "--min-rate", "0")
     assert ran.code == 1
     assert "no engine reported reused prompt tokens: vLLM needs" in ran.out
-    assert dynctl("audit", "--frontend", "http://one").code == 0
+    assert dynctl("hits", "--predicted", "--frontend", "http://one").code == 0
 
 
 def test_with_a_duration_only_what_happened_in_it_counts(dynctl, fleet):
     later = msgspec.structs.replace(GOOD, requests=10, hits=9, causes={"running": 1})
     fleet[:] = [[GOOD, BAD], [later, BAD]]
-    found = dynctl("audit", "--frontend", "http://one", "--duration", "0.01", "-o", "json").json
+    found = dynctl(
+        "hits", "--predicted", "--frontend", "http://one", "--for", "0.01", "-o", "json"
+    ).json
     assert (found["requests"], found["hits"], found["seconds"]) == (2, 1, 0.01)
     assert found["workers"][0]["causes"] == {"running": 1}
 
 
 def test_sources_without_traffic_are_refused(dynctl, tmp_path):
-    ran = dynctl("audit", "--demo")
+    ran = dynctl("hits", "--predicted", "--demo")
     assert ran.code == 2
-    assert "routes no requests, so there is nothing to audit" in ran.err
-    assert dynctl("audit", "--min-rate", "1.5", "--demo").code == 2
+    assert "routes no requests, so there is nothing to compare" in ran.err
+    assert dynctl("hits", "--predicted", "--min-rate", "1.5", "--demo").code == 2
 
 
 def test_a_log_is_for_a_live_dynamo(dynctl, fleet):
-    ran = dynctl("audit", "--frontend", "http://one", "--log", "x")
+    ran = dynctl("decisions", "compare", "--frontend", "http://one", "--frontend-log", "x")
     assert ran.code == 2
-    assert "--log x: a dynctl frontend does not need a log" in ran.err
+    assert "--frontend-log x: a dynctl frontend does not need a log" in ran.err
+
+
+def test_each_comparison_names_the_command_of_the_other(dynctl, fleet, monkeypatch):
+    ran = dynctl("decisions", "compare", "--frontend", "http://one")
+    assert (ran.code, ran.out) == (2, "")
+    assert "it compares tokens that engines reuse" in ran.err
+    assert ran.err.endswith("use: dynctl hits --predicted\n")
+    observed = FleetLoad(1.0, "1", "c", [], audit=[GOOD], compares="choice")
+    monkeypatch.setattr(FrontendClient, "fleet", lambda _client: observed)
+    ran = dynctl("hits", "--predicted", "--frontend", "http://one")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith("use: dynctl decisions compare\n")
+    assert dynctl("decisions", "compare", "--frontend", "http://one").code == 0
+
+
+def test_predictions_take_no_options_of_a_trace(dynctl, fleet):
+    ran = dynctl("hits", "--predicted", "--generate", "chat", "--frontend", "http://one")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--predicted: expected no FILE, --generate, --by or --record beside it" in ran.err
+    ran = dynctl("hits", "--min-rate", "0.5", "--frontend", "http://one")
+    assert (ran.code, ran.err) == (2, "error: --min-rate needs --predicted\n")
 
 
 def test_replicas_are_added_and_a_frontend_that_restarted_counts_from_zero():

@@ -7,16 +7,20 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
 from dynctl.__main__ import main as program
 from dynctl.base.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
-from dynctl.base.options import OutputFormat, formats_of
+from dynctl.base.options import GlobalOptions, OutputFormat
 from dynctl.cli import app as cli
 from dynctl.cli.global_options import with_globals
+from dynctl.cli.help import chosen
+from dynctl.cli.table import COMMANDS, GROUPS, Reads, formats_of
 from tests.waiting import patience
 
 HEAVY = (
@@ -31,8 +35,6 @@ HEAVY = (
     "msgspec",
     "nats",
     "prometheus_client",
-    "pydantic",
-    "rich",
     "textual",
     "tokenizers",
     "tomllib",
@@ -59,7 +61,7 @@ def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[st
         ["--help"],
         ["--version"],
         ["help", "route"],
-        ["options"],
+        ["--help=global"],
         ["route", "--help"],
         ["serve", "frontend", "--help"],
         ["workers"],
@@ -74,7 +76,16 @@ def test_help_loads_no_client_library(line: list[str]):
     )
     done = in_new_process(code, *line)
     assert done.stderr == "0 []\n"
-    assert done.stdout.startswith(("Usage: dynctl", "dynctl", "Global options"))
+    assert done.stdout.startswith(("Usage: dynctl", "dynctl"))
+
+
+@pytest.mark.parametrize("line", [[], ["--help"], ["--version"], ["help"]])
+def test_the_first_screen_needs_no_terminal_library(line: list[str]):
+    code = (
+        "import sys; from dynctl.cli.app import run; run(sys.argv[1:]); "
+        "print('rich' in sys.modules, file=sys.stderr)"
+    )
+    assert in_new_process(code, *line).stderr == "False\n"
 
 
 def test_help_loads_of_this_program_what_it_shows():
@@ -84,7 +95,14 @@ def test_help_loads_of_this_program_what_it_shows():
         " file=sys.stderr)"
     )
     names = ["base", "base.errors", "base.options", "base.quantities", "cli", "cli.app"]
-    names += ["cli.global_options", "cli.help", "cli.quick_values", "cli.shared_options"]
+    names += [
+        "cli.completion",
+        "cli.given_options",
+        "cli.global_options",
+        "cli.help",
+        "cli.shared_options",
+        "cli.table",
+    ]
     assert in_new_process(code).stderr == f"{[f'dynctl.{name}' for name in names]}\n"
 
 
@@ -99,19 +117,34 @@ def test_a_command_imports_only_itself():
     assert done.stderr == f"{[f'dynctl.cli.commands.{name}' for name in names]}\n"
 
 
-@pytest.mark.parametrize(("path", "place", "summary"), cli.COMMANDS)
-def test_every_command_loads_and_is_described(path: str, place: str, summary: str):
-    function = cli._load(place)
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_loads_and_is_described(path: str):
+    row = COMMANDS[path]
+    function = cli._load(row.place)
     assert inspect.getdoc(function)
-    assert summary.endswith(".")
-    assert len(summary) <= 66, "the help page would cut it"
+    assert row.summary.endswith(".")
+    assert len(row.summary) <= 66, "the help page would cut it"
     assert "options" in inspect.signature(function).parameters
-    with_globals(function)
+    with_globals(function, row)
+
+
+def test_a_row_names_options_that_there_are():
+    root = typer.main.get_command(cli.build_app())
+    for path, row in COMMANDS.items():
+        _, command = chosen(path.split(), root)
+        known = {name for option in command.params for name in option.opts}
+        assert set(row.first) <= known, path
+        assert {*row.also, *row.ignores, *(row.unserved or ())} <= set(fields_of_options())
+        assert row.reads is not Reads.NOTHING or not row.instead or row.serves
+
+
+def fields_of_options() -> set[str]:
+    return {item.name for item in fields(GlobalOptions)}
 
 
 def test_groups_and_commands_agree():
-    groups = {path.split()[0] for path, _, _ in cli.COMMANDS if " " in path}
-    assert groups == set(cli.GROUPS)
+    groups = {path.split()[0] for path in COMMANDS if " " in path}
+    assert groups == set(GROUPS)
 
 
 def test_the_first_screen_fits_a_terminal_and_lists_every_command_once(dynctl):
@@ -122,34 +155,36 @@ def test_the_first_screen_fits_a_terminal_and_lists_every_command_once(dynctl):
     assert max(map(len, lines)) <= 79
     table = [line for line in lines[2:] if line][: lines[2:].index("")]
     listed = [part.split()[0] for line in table for part in (line[8:46], line[46:]) if part.strip()]
-    assert sorted(listed) == sorted({path.split()[0] for path, _, _ in cli.COMMANDS})
+    assert sorted(listed) == sorted({path.split()[0] for path in COMMANDS})
     assert dynctl("--help").out == dynctl("help").out == ran.out
 
 
 def test_the_examples_of_the_first_screen_are_commands(dynctl):
     page = dynctl().out
     words = set(re.findall(r"dynctl ([a-z]+)", page[page.index("Try ") :]))
-    assert words <= {path.split()[0] for path, _, _ in cli.COMMANDS}
+    assert words <= {path.split()[0] for path in COMMANDS}
     assert set(re.findall(r"--[a-z-]+", page)) - {"--keep", "--load", "--explain", "--help"} <= set(
-        re.findall(r"--[a-z-]+", dynctl("options").out)
+        re.findall(r"--[a-z-]+", dynctl("--help=global").out)
     )
 
 
 def test_global_options_have_one_page_and_stand_on_no_other(dynctl):
-    page = dynctl("options").out
+    page = dynctl("--help=global").out
     assert all(len(line) <= 80 for line in page.splitlines())
     for name in ("--frontend", "--kubeconfig", "--discovery", "--no-color"):
-        assert page.count(f"{name} ") == 1
-        assert f"\n  {name} " not in dynctl("workers", "list", "--help").out
+        assert page.count(f"│ {name} ") == 1
+        assert f"│ {name} " not in dynctl("workers", "list", "--help").out
+        assert f"│ {name} " in dynctl("workers", "list", "--help=global").out
+        assert f"│ {name} " in dynctl("workers", "list", "--help=all").out
     assert "--frontend" in dynctl("workers", "list", "--help").out
     for local in ("serve frontend", "topology render", "context use"):
         assert "--frontend" not in dynctl(*local.split(), "--help").out
 
 
 def test_a_page_states_a_default_once(dynctl):
-    for path in ("", *(path for path, _, _ in cli.COMMANDS)):
-        page = dynctl(*path.split(), "--help").out + dynctl("options").out
-        for entry in re.split(r"\n  (?=-)", page):
+    for path in ("", *(path for path in COMMANDS)):
+        page = dynctl(*path.split(), "--help").out + dynctl("--help=global").out
+        for entry in re.split(r"\n│ (?=-)", page):
             assert entry.count("default: ") <= 1, entry
 
 
@@ -163,19 +198,59 @@ def test_version_and_help_in_their_usual_spellings(dynctl):
     assert (ran.code, ran.err) == (2, "error: unknown command 'workers lst'\n  try: dynctl help\n")
 
 
-def test_options_without_effect_are_listed_by_name_only(dynctl):
-    page = dynctl("serve", "frontend", "--help").out
-    section = page[page.index("Not supported yet") :]
-    assert "  --ais-backend-version\n" in section
-    assert len(section.splitlines()) < 12
+def test_a_page_of_many_options_shows_the_first_and_names_the_groups(dynctl):
+    first = dynctl("serve", "frontend", "--help").out
+    assert len(first.splitlines()) <= 40
+    assert first.index("│ --worker SPEC") < first.index("│ --model-path DIR")
+    assert "--router-queue-policy" not in first
+    assert "--http-port, --port PORT      Listen port; 0: a free one. [default: 8000]" in first
+    groups = " ".join(first.partition("one of ")[2].split()).partition(". Global")[0].split(", ")
+    everything = dynctl("serve", "frontend", "--help=all").out
+    for group in groups:
+        page = dynctl("serve", "frontend", f"--help={group}").out
+        options = set(re.findall(r"│ (--[a-z-]+)", page))
+        assert options
+        assert options <= set(re.findall(r"│ (--[a-z-]+)", everything)), group
+    assert "--router-queue-policy" in dynctl("serve", "frontend", "--help=queue").out
+    assert "--ais-backend-version" in dynctl("serve", "frontend", "--help=not-supported").out
+    ran = dynctl("serve", "frontend", "--help=nonsense")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--help=nonsense: dynctl serve frontend has no such group of options" in ran.err
+    assert "router-queue" in " ".join(ran.err.split())
+
+
+def test_every_option_is_on_its_page_with_its_whole_name(dynctl, monkeypatch):
+    """At 80 columns too, so that each can be copied."""
+    root = typer.main.get_command(cli.build_app())
+    for columns in ("80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for path in COMMANDS:
+            _, command = chosen(path.split(), root)
+            page = dynctl(*path.split(), "--help=all").out
+            words = set(re.split(r"[\s,]+", page))
+            for parameter in command.params:
+                if parameter.param_type_name == "option" and not parameter.hidden:
+                    assert set(parameter.opts) <= words, (path, parameter.opts)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("audit", "dynctl hits --predicted"), ("options", "dynctl --help=global")],
+)
+def test_an_older_command_names_the_current_one(dynctl, word: str, instead: str):
+    ran = dynctl(word)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: '{word}': dynctl has this command no longer\n")
+    assert instead in ran.err
 
 
 def test_every_command_has_a_help_page_of_its_own(dynctl):
-    for path, _, _ in cli.COMMANDS:
+    for path in COMMANDS:
         ran = dynctl(*path.split(), "--help")
         assert ran.code == 0
         assert ran.out.startswith(f"Usage: dynctl {path} ")
-        assert ran.out.splitlines()[-1].startswith("  Global options (")
+        assert ran.out.splitlines()[-1].startswith("Global options (")
+        assert len(ran.out.splitlines()) <= 48, path
         assert all(len(line) <= 100 for line in ran.out.splitlines())
 
 
@@ -407,7 +482,7 @@ def test_errors_wrap_at_words_at_the_width_of_the_terminal(capsys, monkeypatch):
 
 def test_a_help_page_of_80_columns_breaks_no_name(dynctl, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    page = dynctl("serve", "engine", "--help").out
+    page = dynctl("serve", "engine", "--help=all").out
     assert all(len(line) <= 80 for line in page.splitlines())
     assert "DYNCTL_ENGINE_KV_TRANSFER_CROSS_DOMAIN_FACTOR]" in page.split()
 

@@ -132,7 +132,7 @@ def test_a_namespace_without_workers_names_the_others(dynctl, store: Path):
         (["--demo"], "--demo has no event plane"),
         (["--frontend", "http://127.0.0.1:1"], "--frontend has no event plane"),
         ([], "no discovery backend is set"),
-        (["--file-kv", "x", "-o", "json"], "expected table, wide or jsonl"),
+        (["--file-kv", "x", "-o", "json"], "expected one of table, wide, jsonl"),
         (["--file-kv", "x", "--kind", "lost"], "--kind lost: expected one of stored"),
         (["--file-kv", "x", "-l", "zone"], "--selector zone: expected KEY=VALUE"),
     ],

@@ -48,7 +48,7 @@ COMMANDS = [
     "check",
     "why --last",
     "hits --for 1s",
-    "audit --duration 1",
+    "hits --predicted --for 1",
     "record FILE --for 1s",
     "version",
     "config show",

@@ -558,7 +558,7 @@ def test_a_saved_moment_is_not_watched(dynctl):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (["watch", "-o", "json"], "expected table, wide or jsonl"),
+        (["watch", "-o", "json"], "expected one of table, wide, jsonl"),
         (["set", "--active-prefill-tokens", "5", "--wait", "soon"], "expected a duration"),
     ],
 )

@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from dynctl.base.quantities import duration, size
-from dynctl.cli.app import COMMANDS, build_app
+from dynctl.cli.app import build_app
+from dynctl.cli.table import COMMANDS
 from tests.docs.cli_page import find_command
 
 
@@ -92,7 +93,7 @@ def test_a_long_word_of_a_command_line_is_cut_in_the_error(dynctl: Any) -> None:
     assert (ran.code, len(ran.err) < 400) == (2, True)
 
 
-@pytest.mark.parametrize("path", [path for path, _, _ in COMMANDS])
+@pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_reports_an_unknown_option_in_the_same_words(dynctl: Any, path: str) -> None:
     ran = dynctl(*path.split(), "--no-such-option")
     assert ran.code == 2
@@ -101,7 +102,7 @@ def test_every_command_reports_an_unknown_option_in_the_same_words(dynctl: Any, 
 
 def _options() -> Iterator[tuple[str, Any]]:
     root: Any = typer.main.get_command(build_app())
-    for path, _, _ in COMMANDS:
+    for path in COMMANDS:
         command = find_command(root, path)
         for parameter in command.get_params(typer.Context(command)):
             if parameter.param_type_name == "option":

@@ -1,4 +1,4 @@
-"""A frontend that knows workers, and a `dynctl` on the path that tells when it was called."""
+"""A frontend that knows workers and decisions, and a patient `dynctl` first on the path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dynctl.cli.completion import live
+from dynctl.cli import completion
 from tests.http_servers import Exchange, HttpServer
 from tests.waiting import patience
 
@@ -36,7 +36,7 @@ WORKERS: list[dict[str, Any]] = [
 
 @dataclass
 class Fleet:
-    """What a frontend answers on ``/v1/workers``; ``asked``: (path, authorization) of each call."""
+    """What a frontend answers on any path; ``asked``: (path, authorization) of each call."""
 
     url: str = ""
     body: bytes = json.dumps({"workers": WORKERS}).encode()
@@ -62,48 +62,30 @@ def fleet() -> Iterator[Fleet]:
         found.hang.set()
 
 
-@dataclass(frozen=True)
-class Program:
-    """A `dynctl` first on the path. ``calls`` are the arguments of each start."""
-
-    folder: Path
-    env: dict[str, str]
-
-    @property
-    def calls(self) -> list[list[str]]:
-        log = self.folder / "calls"
-        if not log.exists():
-            return []
-        records = log.read_text().split("\x1e")[:-1]
-        return [record.split("\x1f")[:-1] for record in records]
-
-    def forget(self) -> None:
-        (self.folder / "calls").unlink(missing_ok=True)
-
-
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process names have the time that a busy machine needs."""
-    monkeypatch.setattr(live, "LIMIT_S", 15.0)
+    monkeypatch.setattr(completion, "LIMIT_S", 15.0)
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """The real one; its time to answer is long, so that a busy machine does not fail a test."""
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Variables with the real program first on the path; live names have plenty of time."""
     monkeypatch.setenv("DYNCTL_CONFIG", str(tmp_path / "c.toml"))
     folder = tmp_path / "bin"
     folder.mkdir()
-    script = folder / "dynctl"
+    program = folder / "dynctl"
     code = (
-        "import sys; from dynctl.cli.completion import live; live.LIMIT_S = 15; "
-        "live.answer(sys.argv[2:])"
+        "from dynctl.cli import completion; completion.LIMIT_S = 15; "
+        "from dynctl.__main__ import main; main()"
     )
-    script.write_text(
-        "#!/bin/sh\n"
-        f"{{ printf '%s\\037' \"$@\"; printf '\\036'; }} >> {folder}/calls\n"
-        f"exec {sys.executable} -c '{code}' \"$@\"\n"
-    )
-    script.chmod(0o755)
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n")
+    program.chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
-    return Program(folder, env)
+    return {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+        "LC_ALL": "C.UTF-8",
+    }
