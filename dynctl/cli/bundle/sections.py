@@ -208,7 +208,7 @@ def _topology(options: GlobalOptions, notes: list[str]) -> Any:
 
 
 def _config(options: GlobalOptions) -> Any:
-    from dynctl.cli.commands.config import remote_report
+    from dynctl.cli.config_report import remote_report
 
     source = connect(options)
     return remote_report(source.title, source.config())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from dynctl.cli.serving_options import STEERING, ServingOptions
 from dynctl.cli.shared_options import memory_of, one_choice
 
 if TYPE_CHECKING:
-    from dynctl.documents.config import ConfigDocument, ConfigReport, SettingRow
+    from dynctl.documents.config import ConfigReport, SettingRow
     from dynctl.sources.source import Source
     from dynctl.wire.dynamo.frontend_metrics import Lengths
 
@@ -66,6 +66,8 @@ def show_config(
                 "remove it to see the settings of a running frontend"
             )
         source = connect(options)
+        from dynctl.cli.config_report import remote_report
+
         report = remote_report(source.title, source.config(), _steering(context))
         if advise:
             report = _advised(report, source.lengths(), source)
@@ -149,6 +151,7 @@ def _is_typed(row: SettingRow) -> bool:
 def _local(router_flags: Mapping[str, str | bool], steering: list[SettingRow]) -> ConfigReport:
     from msgspec import UNSET
 
+    from dynctl.cli.config_report import setting_rows
     from dynctl.documents.config import ConfigReport
     from dynctl.settings.router_settings import needs_dynamo, resolve
 
@@ -170,81 +173,8 @@ def _local(router_flags: Mapping[str, str | bool], steering: list[SettingRow]) -
     return ConfigReport(
         source="flags, environment and preset of this command",
         preset=resolved.preset,
-        settings=_rows(values, resolved.sources, resolved.preset),
+        settings=setting_rows(values, resolved.sources, resolved.preset),
         serving=steering,
         warnings=warnings,
         prefill_load=UNSET if model is None else model.describe(),
     )
-
-
-def remote_report(
-    title: str, document: ConfigDocument, steering: Sequence[SettingRow] = ()
-) -> ConfigReport:
-    """The settings of a router. ``steering``: the options whose values may follow them."""
-    import msgspec
-
-    from dynctl.documents.config import ConfigReport
-
-    sources = {row.name: row.source for row in document.settings}
-    unknown = {row.name for row in document.settings if not row.known}
-    rows = _rows(document.values, sources, document.preset, unknown)
-    options = {row.name: row for row in steering}
-    serving = [
-        msgspec.structs.replace(options[row.name], value=row.value, source=row.source)
-        for row in document.serving
-        if row.name in options
-    ]
-    return ConfigReport(
-        title, document.preset, rows, prefill_load=document.prefill_load, serving=serving
-    )
-
-
-def _rows(
-    values: Mapping[str, Any],
-    sources: Mapping[str, str],
-    preset: str | None,
-    unknown: Container[str] = (),
-) -> list[SettingRow]:
-    from dynctl.documents.config import SettingRow
-    from dynctl.settings.router_options import ROUTER_OPTIONS
-    from dynctl.settings.router_settings import bounds
-    from router_core import PRESETS, SETTINGS
-
-    defaults = PRESETS.get(preset or "", {})
-    return [
-        SettingRow(
-            name=name,
-            value=values[name],
-            source=sources[name],
-            default=defaults.get(name, setting.default),
-            bounds=bounds(setting),
-            flag=ROUTER_OPTIONS[name].flags[0],
-            env=ROUTER_OPTIONS[name].variable,
-            help=ROUTER_OPTIONS[name].help,
-            built=setting.built,
-            known=name not in unknown,
-            aliases=_aliases(name),
-        )
-        for name, setting in SETTINGS.items()
-        if name in values
-    ]
-
-
-def _aliases(name: str) -> list[str]:
-    """The other flags and variables of a setting."""
-    from dynctl.settings.router_options import ROUTER_OPTIONS
-    from dynctl.settings.router_settings import (
-        BYPASS_FIELDS,
-        BYPASS_FLAG,
-        BYPASS_VARIABLE,
-        MISMATCH_FLAG,
-        MISMATCH_VARIABLE,
-    )
-
-    option = ROUTER_OPTIONS[name]
-    aliases = [*option.flags[1:], *option.env[1:]]
-    if name == "kv_transfer_enforcement":
-        aliases += [MISMATCH_FLAG, MISMATCH_VARIABLE]
-    if name in BYPASS_FIELDS.values():
-        aliases += [BYPASS_FLAG, BYPASS_VARIABLE]
-    return aliases

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynctl.base.errors import UsageProblem
-from dynctl.cli.commands.config import remote_report
+from dynctl.cli.config_report import remote_report
 from dynctl.documents.config import ConfigDocument
 from dynctl.planning.prefill_load import (
     ACCELERATORS,

@@ -1,6 +1,6 @@
 """`config show` on narrow terminals."""
 
-from dynctl.cli.commands.config import remote_report
+from dynctl.cli.config_report import remote_report
 from dynctl.documents.config import config_document
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.config import config_report

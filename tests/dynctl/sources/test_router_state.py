@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynctl.adapters.ports import ChannelMessage
-from dynctl.cli.commands.config import remote_report
+from dynctl.cli.config_report import remote_report
 from dynctl.documents.config import NOT_EXPORTED
 from dynctl.documents.view import SavedView, decode_view
 from dynctl.screens.canvas import Canvas
