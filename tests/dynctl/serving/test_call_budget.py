@@ -1,0 +1,154 @@
+"""How many Python functions of ours one request calls: a budget that only goes down.
+
+The numbers are the same on any machine, unlike times. A change that needs more raises the number
+in ``call-budget.toml``, with the reason; one that needs fewer lowers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tomllib
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import pytest
+
+from dynctl.base.tasks import Supervisor
+from tests.dynctl.adapters.dynamo_endpoint import Fault
+from tests.dynctl.serving.fleets import SLOW_HEALTH, Site, chat_body, site
+from tests.dynctl.serving.gateways import gateway
+from tests.dynctl.serving.test_dynamo_fleet import site as dynamo_site
+
+BUDGET: Final = Path(__file__).with_name("call-budget.toml")
+_ROOT: Final = Path(__file__).parents[3]
+ROOMS: Final = (f"{_ROOT}/dynctl/", f"{_ROOT}/router_core/")
+#: The engines are in this process, and no part of the cost.
+_ENGINES: Final = f"{ROOMS[0]}simulation/"
+#: Comprehensions are calls in some versions of Python and not in others.
+_INLINE: Final = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>"})
+_WARM: Final = 8
+_ROUNDS: Final = 12
+#: Share above the budget that fails, and below it that asks for a lower one.
+_MARGIN: Final = 0.03
+
+
+class Calls:
+    """Calls of functions of ours, and the files that they are in.
+
+    Without those of background tasks, which run by the clock.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.files: set[str] = set()
+        self._ours: dict[CodeType, bool] = {}
+
+    def note(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        ours = self._ours.get(code)
+        if ours is None:
+            file = code.co_filename
+            ours = self._ours[code] = (
+                file.startswith(ROOMS)
+                and not file.startswith(_ENGINES)
+                and code.co_name not in _INLINE
+            )
+        if ours and not _in_background():
+            self.count += 1
+            self.files.add(code.co_filename)
+
+
+def _in_background() -> bool:
+    task = asyncio.current_task()
+    coroutine = None if task is None else task.get_coro()
+    return getattr(coroutine, "__qualname__", "") == Supervisor._supervise.__qualname__
+
+
+@contextmanager
+def counted() -> Iterator[Calls]:
+    calls = Calls()
+    sys.setprofile(calls.note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+async def fewest(request: Callable[[int], Awaitable[object]]) -> Calls:
+    """The calls of the cheapest of some requests: what runs beside them counts in the others."""
+    for number in range(_WARM):
+        await request(number)
+    rounds = []
+    for number in range(_WARM, _WARM + _ROUNDS):
+        with counted() as calls:
+            await request(number)
+        rounds.append(calls)
+    return min(rounds, key=lambda calls: calls.count)
+
+
+def text(number: int) -> str:
+    return f"{number:04d} " + "the quick brown fox jumps over the lazy dog " * 10
+
+
+async def chats(found: Site, **fields: Any) -> Calls:
+    async def chat(number: int) -> None:
+        body = chat_body(text(number), max_tokens=32, **fields)
+        async with found.client.post(found.url("/v1/chat/completions"), json=body) as answer:
+            assert answer.status == 200
+            assert await answer.read()
+
+    return await fewest(chat)
+
+
+def within(row: str, calls: Calls) -> None:
+    rows = tomllib.loads(BUDGET.read_text(encoding="utf-8"))
+    budget, files = rows[row]["calls"], rows[row]["files"]
+    shown = f"{row}: {calls.count} calls in {len(calls.files)} files, budget {budget} in {files}"
+    assert calls.count <= budget * (1 + _MARGIN), f"{shown}; what made it dearer?"
+    assert calls.count >= budget * (1 - 2 * _MARGIN), f"{shown}: lower the budget in {BUDGET.name}"
+    assert len(calls.files) <= files, shown
+
+
+ENGINES: Final = [{"name": name, "speedup_ratio": 1e4} for name in "ab"]
+POOLS: Final = [
+    {"name": name, "role": role, "speedup_ratio": 1e4}
+    for name, role in (("p", "prefill"), ("d", "decode"))
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_aggregated_request(stream: bool) -> None:
+    async with site(ENGINES, health=SLOW_HEALTH) as found:
+        within("streamed" if stream else "whole", await chats(found, stream=stream))
+
+
+async def test_a_request_on_two_hops() -> None:
+    async with site(POOLS, health=SLOW_HEALTH) as found:
+        within("prefill and decode", await chats(found, stream=True))
+
+
+async def test_a_request_to_a_worker_of_a_dynamo(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    async with dynamo_site(tmp_path, Fault.NONE) as found:
+
+        async def ask(number: int) -> None:
+            status, _ = await found.ask(prompt=text(number), max_tokens=32, stream=True)
+            assert status == 200
+
+        within("worker of a Dynamo", await fewest(ask))
+
+
+async def test_a_pick_for_a_gateway() -> None:
+    async with gateway(ENGINES, health=SLOW_HEALTH) as found:
+
+        async def pick(number: int) -> None:
+            stream = found.request()
+            assert await stream.ask(chat_body(text(number), max_tokens=8))
+
+        within("pick", await fewest(pick))
