@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 from typing import Any, Final
 
 import router_core.changes as c
@@ -436,59 +437,10 @@ class Router:
 
     def apply(self, change: Change, now: float) -> Applied:
         """Apply one change at time ``now``; a refused change changes nothing."""
-        match change:
-            case c.KvEvent():
-                return self._kv_event(change, now)
-            case c.Booked():
-                return self._booked(change, now)
-            case c.PrefillDone():
-                return self._prefill_done(change, now)
-            case c.Freed():
-                return self._freed(change, now)
-            case c.OutputBlock():
-                return self._output_block(change, now)
-            case c.Enqueued():
-                return self._enqueued(change, now)
-            case c.Dequeued():
-                left = self.queue.take(change.request_id, change.credits, change.cursor)
-                return OK if left else _not_waiting(change.request_id)
-            case c.Progressed():
-                alive = self.load.touch(change.request_id, now)
-                return OK if alive else _unknown_request(change.request_id)
-            case c.LoadReported():
-                return self._load_reported(change, now)
-            case c.WorkerUpserted():
-                return self._upsert(change.worker, now)
-            case c.WorkerLost():
-                return self._lose(change.worker_id, now)
-            case c.WorkerAvailability():
-                if self.registry.get(change.worker_id) is None:
-                    return _unknown_worker(change.worker_id)
-                self.registry.set_available(change.worker_id, change.reason)
-                return OK
-            case c.IndexConnected():
-                return self._index_connected(change)
-            case c.IndexMarked():
-                return self._index_marked(change, now)
-            case c.ThresholdsSet():
-                return self._thresholds_set(change)
-            case c.ConfigSet():
-                return self._config_set(change)
-            case c.TransferTableSet():
-                if change.table is not None and not is_a(change.table, TransferTable):
-                    return _invalid("table", "a TransferTable or None", change.table)
-                self.transfer = change.table
-                self._live = None
-                return OK
-            case c.Expired():
-                slots = {b.slot for b in self.load}
-                for key in self.load.expire(now, self.config.active_request_expiry_secs):
-                    self._ended(key, now)
-                for slot in slots:
-                    self.busy.update(slot)
-                return OK
-            case _:
-                return _invalid("change", "a Change", change)  # type: ignore[unreachable]
+        handler = _HANDLERS.get(type(change))
+        if handler is None:
+            return _invalid("change", "a Change", change)
+        return handler(self, change, now)
 
     def advance(self, now: float) -> None:
         """Let prefill tokens fall whose duration is predicted, to what is left at ``now``.
@@ -682,7 +634,37 @@ class Router:
         tracker.load_dump({**plain, "thresholds": own})
         return tracker
 
-    def _upsert(self, worker: Worker, now: float) -> Applied:
+    def _dequeued(self, change: c.Dequeued, now: float) -> Applied:
+        left = self.queue.take(change.request_id, change.credits, change.cursor)
+        return OK if left else _not_waiting(change.request_id)
+
+    def _progressed(self, change: c.Progressed, now: float) -> Applied:
+        alive = self.load.touch(change.request_id, now)
+        return OK if alive else _unknown_request(change.request_id)
+
+    def _availability(self, change: c.WorkerAvailability, now: float) -> Applied:
+        if self.registry.get(change.worker_id) is None:
+            return _unknown_worker(change.worker_id)
+        self.registry.set_available(change.worker_id, change.reason)
+        return OK
+
+    def _transfer_table_set(self, change: c.TransferTableSet, now: float) -> Applied:
+        if change.table is not None and not is_a(change.table, TransferTable):
+            return _invalid("table", "a TransferTable or None", change.table)
+        self.transfer = change.table
+        self._live = None
+        return OK
+
+    def _expired(self, change: c.Expired, now: float) -> Applied:
+        slots = {b.slot for b in self.load}
+        for key in self.load.expire(now, self.config.active_request_expiry_secs):
+            self._ended(key, now)
+        for slot in slots:
+            self.busy.update(slot)
+        return OK
+
+    def _upserted(self, change: c.WorkerUpserted, now: float) -> Applied:
+        worker = change.worker
         old, slots = self.registry.get(worker.worker_id), self.registry.slots(worker.worker_id)
         try:
             dropped = self.registry.upsert(worker)
@@ -716,7 +698,8 @@ class Router:
         self.tiers.clear(slot)
         self._clear_learned(slot)
 
-    def _lose(self, worker_id: int, now: float) -> Applied:
+    def _lost(self, change: c.WorkerLost, now: float) -> Applied:
+        worker_id = change.worker_id
         slots = self.registry.remove(worker_id)
         if not slots:
             return _unknown_worker(worker_id)
@@ -897,7 +880,7 @@ class Router:
         self.freshness.note(slot)
         return OK
 
-    def _index_connected(self, change: c.IndexConnected) -> Applied:
+    def _index_connected(self, change: c.IndexConnected, now: float) -> Applied:
         slot = self.registry.slot(change.worker_id, change.dp_rank)
         if slot is None:
             return _unknown_rank(change.worker_id, change.dp_rank)
@@ -1058,14 +1041,14 @@ class Router:
         )
         return OK
 
-    def _thresholds_set(self, change: c.ThresholdsSet) -> Applied:
+    def _thresholds_set(self, change: c.ThresholdsSet, now: float) -> Applied:
         try:
             self.busy.set_thresholds(change.model, change.values)
         except ConfigError as error:
             return Applied(False, "invalid", str(error))
         return OK
 
-    def _config_set(self, change: c.ConfigSet) -> Applied:
+    def _config_set(self, change: c.ConfigSet, now: float) -> Applied:
         try:
             self.config = self.config.with_values(change.values)
         except ConfigError as error:
@@ -1188,3 +1171,28 @@ def _other_block_size(registry: WorkerRegistry, request: RoutingRequest) -> str 
         f"the request has blocks of {request.block_size} tokens, the workers of {request.model} "
         f"blocks of {theirs}; hash the prompt with their block size"
     )
+
+
+#: Change -> what applies it.
+_HANDLERS: Final[Mapping[type, Callable[[Router, Any, float], Applied]]] = MappingProxyType(
+    {
+        c.KvEvent: Router._kv_event,
+        c.Booked: Router._booked,
+        c.PrefillDone: Router._prefill_done,
+        c.Freed: Router._freed,
+        c.OutputBlock: Router._output_block,
+        c.Enqueued: Router._enqueued,
+        c.Dequeued: Router._dequeued,
+        c.Progressed: Router._progressed,
+        c.LoadReported: Router._load_reported,
+        c.WorkerUpserted: Router._upserted,
+        c.WorkerLost: Router._lost,
+        c.WorkerAvailability: Router._availability,
+        c.IndexConnected: Router._index_connected,
+        c.IndexMarked: Router._index_marked,
+        c.ThresholdsSet: Router._thresholds_set,
+        c.ConfigSet: Router._config_set,
+        c.TransferTableSet: Router._transfer_table_set,
+        c.Expired: Router._expired,
+    }
+)
