@@ -512,3 +512,9 @@ def test_record_shows_a_file(dynctl: Any, tmp_path: Path) -> None:
     assert "expected a FILE" in dynctl("record", "--show").err
     assert dynctl("record", str(path), "--for", "soon").code == 2
     assert "Traceback" not in dynctl("record", "--show", str(tmp_path)).err
+
+
+def test_the_view_of_a_moment_is_one_of_a_file(tmp_path: Path) -> None:
+    """So a directory that a recording names is not followed."""
+    path, _ = made(tmp_path)
+    assert RecordedMoment(path, None).view_now().from_file
