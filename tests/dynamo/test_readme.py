@@ -16,7 +16,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_lines_of_the_readme() -> None:
-    section = README.read_text().split("## With Dynamo")[1].split("\n## ")[0]
+    section = README.read_text().split("### See what a live Dynamo does")[1].split("\n### ")[0]
     block = section.split("```sh\n")[1].split("```")[0]
     lines = [shlex.split(line) for line in block.splitlines() if line.startswith("dynctl ")]
     assert len(lines) == 5
