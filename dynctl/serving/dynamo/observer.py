@@ -168,7 +168,7 @@ class Observer:
     as one pool of workers for whole requests, whatever their role is.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  keyword arguments of three kinds of processes
         self,
         planes: Planes,
         router: Router | None = None,

@@ -323,7 +323,7 @@ class RoutingService:
             for name, members in self._sets[model].items()
         }
 
-    async def prepare(
+    async def prepare(  # noqa: PLR0913  the keyword arguments are fields of the request
         self,
         model: str,
         prompts: Prompt | Sequence[Prompt],
