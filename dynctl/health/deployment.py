@@ -176,10 +176,7 @@ class _EntriesByKind:
     """The entries of the wanted namespaces, sorted by their kind."""
 
     def __init__(
-        self,
-        entries: Iterable[tuple[str, Entry]],
-        namespace: str | None,
-        owners: Mapping[str, str],
+        self, entries: Iterable[tuple[str, Entry]], namespace: str | None, owners: Mapping[str, str]
     ) -> None:
         self.malformed: list[Problem] = []
         self.instances: dict[Where, Instance] = {}
@@ -594,13 +591,7 @@ def _joined_worker(
         stream = durable_events(card)
         worker = replace(worker, kv_events=stream is not None)
     return RegisteredWorker(
-        worker,
-        card,
-        instance,
-        own,
-        channels,
-        shared_events=shared,
-        durable_events=stream,
+        worker, card, instance, own, channels, shared_events=shared, durable_events=stream
     )
 
 
