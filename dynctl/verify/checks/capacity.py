@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found, outcome
@@ -34,6 +34,7 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import governed, in_cluster, live
 from dynctl.verify.policy import Policy
 from dynctl.verify.registration import (
+    Cards,
     all_workers,
     cards_of,
     in_kubernetes,
@@ -85,10 +86,10 @@ def ready_pools(joined: JoinedFacts) -> Ready:
     """All pools with a policy."""
     ready = Ready()
     if joined.cluster is None:
-        _of_registry(joined, ready)
+        _add_pools_of_registry(joined, ready)
     else:
         for graph in joined.governed:
-            _of_graph(joined, graph, ready)
+            _add_pools_of_graph(joined, graph, ready)
     return ready
 
 
@@ -112,23 +113,16 @@ def tainted_value(item: RegisteredWorker, domain: str) -> str | None:
     return published if published in values else next(iter(values), None)
 
 
-def _of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
+def _add_pools_of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
     policy, members = graph.policy, live(graph)
     assert policy is not None
     cards = cards_of(joined, members)
     ready.unread += cards.unread
-    roles = {one.role for one in members}
-    if graph.graph is not None:
-        roles |= {one.role for one in graph.graph.workers if one.replicas}
-    if not roles >= _BOTH:
-        ready.gaps.append((policy, f"{short(graph)}: not disaggregated (DYT0109, DYT0115)"))
+    gap = _gap_of_graph(graph, members)
+    if gap:
+        ready.gaps.append((policy, f"{short(graph)}: {gap}"))
         return
-    unclaimed = next((one.unclaimed for one in members if one.unclaimed), "")
-    if unclaimed:
-        ready.gaps.append((policy, f"{short(graph)}: {unclaimed}"))
-        return
-    serving = [one for one in cards.workers if _serves(one)]
-    by_model = _by_model(serving)
+    by_model = _by_model(worker for worker in cards.workers if _serves(worker))
     if not by_model and not cards.unread:
         why = some(sorted(set(cards.elsewhere))) or "DYT0702"
         ready.gaps.append((policy, f"{short(graph)}: no worker is ready and registered ({why})"))
@@ -136,6 +130,16 @@ def _of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
         which = f" for {model}" if len(by_model) > 1 else ""
         ready.pools.append(_pool(graph.subject, policy, pairs, which))
         ready.generations += _generations(graph.subject, policy, pairs, which)
+
+
+def _gap_of_graph(graph: VerifiedGraph, members: Sequence[WorkerChain]) -> str:
+    """Why the pools of a graph cannot be counted; empty if they can."""
+    roles = {worker.role for worker in members}
+    if graph.graph is not None:
+        roles |= {component.role for component in graph.graph.workers if component.replicas}
+    if not roles >= _BOTH:
+        return "not disaggregated (DYT0109, DYT0115)"
+    return next((worker.unclaimed for worker in members if worker.unclaimed), "")
 
 
 def _generations(
@@ -165,7 +169,7 @@ def _serves(worker: WorkerChain) -> bool:
     return not (in_kubernetes(worker) and not_listed(worker))
 
 
-def _of_registry(joined: JoinedFacts, ready: Ready) -> None:
+def _add_pools_of_registry(joined: JoinedFacts, ready: Ready) -> None:
     spaces: dict[str, list[WorkerChain]] = defaultdict(list)
     for worker in joined.loose:
         spaces[worker.cards[0].card.endpoint.namespace].append(worker)
@@ -320,8 +324,30 @@ def _routers_queried(joined: JoinedFacts) -> Skipped | None:
 
 
 def _routers_have_workers(joined: JoinedFacts) -> Outcome:
-    """Without workers that no router can find: in no slice (DYT0702), wrong id (DYT0706)."""
     cards = cards_of(joined, all_workers(joined))
+    groups = _discoverable_by_pool(joined, cards)
+    wrong: list[Found] = []
+    judged = 0
+    for pool, members in sorted(groups.items()):
+        graph = members[0].graph
+        ids = {item.worker.worker_id for worker in members for item in worker.cards}
+        mine = list(_routers_of(joined.routers, graph, ids, alone=len(groups) == 1))
+        known: list[tuple[str, frozenset[int]]] = []
+        for router in mine:
+            if isinstance(router.workers, Unread):
+                cards.unread.append(router.workers.why)
+            else:
+                known.append((router.name, router.workers))
+        if known:
+            judged += len(members)
+            wrong += _workers_not_known(members, known)
+        else:
+            cards.elsewhere.append("" if mine else f"no router of {pool} was queried")
+    return tally(wrong, cards.unread, judged, cards.whole, "worker", cards.elsewhere)
+
+
+def _discoverable_by_pool(joined: JoinedFacts, cards: Cards) -> dict[str, list[WorkerChain]]:
+    """Without workers that no router can find: in no slice (DYT0702), wrong id (DYT0706)."""
     uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     groups: dict[str, list[WorkerChain]] = defaultdict(list)
     for worker in cards.workers:
@@ -332,24 +358,19 @@ def _routers_have_workers(joined: JoinedFacts) -> Outcome:
             cards.elsewhere.append(explained)
         else:
             groups[_pool_of(worker)].append(worker)
-    wrong, judged = [], 0
-    for pool, members in sorted(groups.items()):
-        graph = members[0].graph
-        ids = {item.worker.worker_id for worker in members for item in worker.cards}
-        mine = list(_routers_of(joined.routers, graph, ids, alone=len(groups) == 1))
-        read = [(one.name, one.workers) for one in mine if not isinstance(one.workers, Unread)]
-        cards.unread += [one.workers.why for one in mine if isinstance(one.workers, Unread)]
-        if not read:
-            cards.elsewhere.append("" if mine else f"no router of {pool} was queried")
-            continue
-        judged += len(members)
-        for worker in members:
-            own = {item.worker.worker_id for item in worker.cards}
-            missing = [name for name, workers in read if not own <= workers]
-            if missing:
-                number = ", ".join(f"{one:x}" for one in sorted(own))
-                wrong.append(found(worker.subject, routers=some(missing), id=number))
-    return tally(wrong, cards.unread, judged, cards.whole, "worker", cards.elsewhere)
+    return groups
+
+
+def _workers_not_known(
+    members: Sequence[WorkerChain], known: Sequence[tuple[str, frozenset[int]]]
+) -> Iterator[Found]:
+    """``known``: the names of routers, with the ids of their workers."""
+    for worker in members:
+        own = {item.worker.worker_id for item in worker.cards}
+        missing = [name for name, ids in known if not own <= ids]
+        if missing:
+            number = ", ".join(f"{worker_id:x}" for worker_id in sorted(own))
+            yield found(worker.subject, routers=some(missing), id=number)
 
 
 def _pool_of(worker: WorkerChain) -> str:
@@ -389,50 +410,55 @@ def _live_requests(joined: JoinedFacts) -> Outcome:
     if not answers:
         return Skipped("no request was sent: no frontend serves a model", unread=True)
     graphs = {router.name: router.graph for router in joined.routers}
-    everywhere = {
-        router: {
-            item.worker.worker_id: (worker, item)
-            for worker in joined.workers
-            for item in worker.cards
-            # Pods of other graphs can have the same names, so their workers the same ids.
-            if worker.graph == graph or not (worker.graph and graph)
-        }
-        for router, graph in {
-            **dict.fromkeys({one.router for one in answers}, ""),
-            **graphs,
-        }.items()
-    }
     sent = Counter(answer.router for answer in answers)
+    items = {name: _items_of_graph(joined, graphs.get(name, "")) for name in sent}
     wrong: Counter[tuple[str, str]] = Counter()
     unread = []
     for answer in answers:
-        if answer.status >= 500:
-            problem = f"HTTP {answer.status} {excerpt(answer.message)}".rstrip()
+        problem, unknown = _problem_of_answer(answer, items[answer.router])
+        if problem:
             wrong[answer.router, problem] += 1
-        elif not 200 <= answer.status < 300:
-            status = f"HTTP {answer.status} " if answer.status else ""
-            named = "" if answer.router in answer.message else f"{answer.router}: "
-            unread.append(f"{named}{status}{answer.message}".strip())
-        else:
-            problem, unknown = _crossing(answer, everywhere[answer.router])
-            if problem:
-                wrong[answer.router, problem] += 1
-            if unknown:
-                unread.append(f"{answer.router}: {unknown}")
+        if unknown:
+            unread.append(unknown)
     findings = [
-        found(_named(router), problem=problem, many=f"{many:,} of {sent[router]:,}")
+        found(_router_subject(router), problem=problem, many=f"{many:,} of {sent[router]:,}")
         for (router, problem), many in sorted(wrong.items())
     ]
     return outcome(findings, unread, f"{len(answers):,} requests")
 
 
-def _named(router: str) -> str:
+_Items: TypeAlias = Mapping[int, tuple[WorkerChain, RegisteredWorker]]
+"""Worker id -> the worker and its card."""
+
+
+def _items_of_graph(joined: JoinedFacts, graph: str) -> _Items:
+    """The workers to which a router of ``graph`` may send requests; empty: of an unknown one."""
+    return {
+        item.worker.worker_id: (worker, item)
+        for worker in joined.workers
+        for item in worker.cards
+        # Pods of other graphs can have the same names, so their workers the same ids.
+        if worker.graph == graph or not (worker.graph and graph)
+    }
+
+
+def _problem_of_answer(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
+    """What was wrong with an answer, or empty; and why that is unknown, or empty."""
+    if answer.status >= 500:
+        return f"HTTP {answer.status} {excerpt(answer.message)}".rstrip(), ""
+    if not 200 <= answer.status < 300:
+        status = f"HTTP {answer.status} " if answer.status else ""
+        router = "" if answer.router in answer.message else f"{answer.router}: "
+        return "", f"{router}{status}{answer.message}".strip()
+    problem, unknown = _crossing(answer, items)
+    return problem, f"{answer.router}: {unknown}" if unknown else ""
+
+
+def _router_subject(router: str) -> str:
     return router if router.startswith("Pod ") else f"Frontend {router}"
 
 
-def _crossing(
-    answer: ProbeAnswer, items: Mapping[int, tuple[WorkerChain, RegisteredWorker]]
-) -> tuple[str, str]:
+def _crossing(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
     """How a request crossed domains, or empty; and why that is unknown, or empty."""
     policies = [worker.policy for worker, _ in items.values() if worker.policy is not None]
     if not any(policy.required for policy in policies):

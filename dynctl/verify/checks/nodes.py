@@ -278,7 +278,7 @@ def _by_grove(joined: JoinedFacts) -> list[tuple[VerifiedGraph, str]]:
     ]
 
 
-def _named(joined: JoinedFacts) -> list[ClusterTopology]:
+def _named_topologies(joined: JoinedFacts) -> list[ClusterTopology]:
     """The existing Grove topologies of policies."""
     names = {name for _, name in _by_grove(joined)}
     return [one for one in joined.topologies if one.manifest.name in names]
@@ -301,7 +301,11 @@ def grove_named(joined: JoinedFacts) -> Skipped | None:
 
 def topology_exists(joined: JoinedFacts) -> Skipped | None:
     """At least one Grove topology of a policy exists."""
-    return None if _named(joined) else Skipped("the referenced topologies do not exist (DYT0201)")
+    return (
+        None
+        if _named_topologies(joined)
+        else Skipped("the referenced topologies do not exist (DYT0201)")
+    )
 
 
 def nodes_read(joined: JoinedFacts) -> Skipped | None:
@@ -363,7 +367,7 @@ def _grove_runs(joined: JoinedFacts) -> Outcome:
 
 def _in_sync(joined: JoinedFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
-        for topology in _named(joined):
+        for topology in _named_topologies(joined):
             status = mapping(topology.manifest.body.get("status"))
             for entry in sequence(status.get("schedulerTopologyStatuses")):
                 one = mapping(entry)
@@ -390,49 +394,46 @@ class _Hierarchy:
     nodes: Sequence[Node]
 
 
-def _nested(joined: JoinedFacts) -> Outcome:
+def _levels_nest(joined: JoinedFacts) -> Outcome:
     """Of a Grove topology all levels, of a labelKey with the broader labels of Kubernetes."""
-    wrong: list[Found] = []
-    unordered: list[str] = []
-    unread: list[str] = []
     hierarchies = [*_of_label_keys(joined)]
-    if _by_grove(joined):
-        skipped = topologies_read(joined)
-        unread += [skipped.reason] if skipped is not None else []
-    for topology in _named(joined):
-        if misordered([one.domain for one in topology.levels]) is not None:
+    unordered: list[str] = []
+    skipped = topologies_read(joined) if _by_grove(joined) else None
+    for topology in _named_topologies(joined):
+        if misordered([level.domain for level in topology.levels]) is not None:
             unordered.append(topology.manifest.name)
             continue
-        levels = [(one.domain, one.key) for one in topology.levels if one.domain and one.key]
+        levels = [(each.domain, each.key) for each in topology.levels if each.domain and each.key]
         nodes = list(joined.nodes.values())
         hierarchies.append(_Hierarchy(subject_of(topology), levels, nodes))
-    compared = False
-    for one in hierarchies:
-        for place, (narrow, key) in enumerate(one.levels):
-            known: set[str] = set()
-            # The nearest level first: a node may lack the labels of a level between.
-            for broad, outer in reversed(one.levels[:place]):
-                compared |= any(key in node.labels and outer in node.labels for node in one.nodes)
-                spans = _spans(one.nodes, outer, key)
-                new = sorted(spans.keys() - known)
-                known |= spans.keys()
-                if new:
-                    wrong.append(
-                        found(
-                            one.subject,
-                            narrow=narrow,
-                            broad=broad,
-                            spans=some(f"{value} ({some(sorted(spans[value]))})" for value in new),
-                            key=key,
-                        )
-                    )
-    if wrong or unread:
-        return outcome(wrong, unread)
+    wrong = [finding for hierarchy in hierarchies for finding in _values_across(hierarchy)]
+    if wrong or skipped is not None:
+        return outcome(wrong, [] if skipped is None else [skipped.reason])
     if unordered:
         return Skipped(f"{some(unordered)}: the levels are not in order (DYT0210)")
-    if not compared:
+    if not any(map(_is_comparable, hierarchies)):
         return Skipped("no node has the labels of a broader level")
-    return outcome(wrong)
+    return outcome(())
+
+
+def _values_across(hierarchy: _Hierarchy) -> Iterator[Found]:
+    """The values of a level that lie in several values of a broader level."""
+    for place, (narrow, key) in enumerate(hierarchy.levels):
+        known: set[str] = set()
+        # The nearest level first: a node may lack the labels of a level between.
+        for broad, outer in reversed(hierarchy.levels[:place]):
+            spans = _spans(hierarchy.nodes, outer, key)
+            new = sorted(spans.keys() - known)
+            known |= spans.keys()
+            if new:
+                places = some(f"{value} ({some(sorted(spans[value]))})" for value in new)
+                yield found(hierarchy.subject, narrow=narrow, broad=broad, spans=places, key=key)
+
+
+def _is_comparable(hierarchy: _Hierarchy) -> bool:
+    """Whether a node has the labels of two levels."""
+    keys = [key for _, key in hierarchy.levels]
+    return any(sum(key in node.labels for key in keys) > 1 for node in hierarchy.nodes)
 
 
 _REGION: Final = ("region", "topology.kubernetes.io/region")
@@ -482,7 +483,7 @@ _LEVEL_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0201", _topology_exists, (*_GROVE, topologies_read)),
     Check("DYT0203", _grove_runs, _GROVE),
     Check("DYT0204", _in_sync, _LEVELS),
-    Check("DYT0208", _nested, (clustered, governed, nodes_read)),
+    Check("DYT0208", _levels_nest, (clustered, governed, nodes_read)),
     *judged_live(_OF_LEVELS, graphs_read, topology_named, topologies_read).values(),
     *judged_live(_OF_PLACEMENT, graphs_read, topologies_read).values(),
 )
