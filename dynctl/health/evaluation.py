@@ -187,10 +187,10 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
 def _bounded(derived: Iterable[Derived]) -> Iterator[Derived]:
     """The first ones of each code, and how many more there are."""
     counts: Counter[str] = Counter()
-    for one in derived:
-        counts[one.code] += 1
-        if counts[one.code] <= MOST_OF_A_CODE:
-            yield one
+    for condition in derived:
+        counts[condition.code] += 1
+        if counts[condition.code] <= MOST_OF_A_CODE:
+            yield condition
     for code, count in counts.items():
         if count > MOST_OF_A_CODE:
             yield Derived(code, "fleet", f"{count - MOST_OF_A_CODE:,} more have this condition")
@@ -307,11 +307,15 @@ def capacity_conditions(
     for row in shown.rows:
         if row.model in refused:
             continue
-        for one in row.stranded:
-            place = topology_of(one.requires) if one.requires is not None else None
+        for stranded in row.stranded:
+            place = topology_of(stranded.requires) if stranded.requires is not None else None
             where = "=".join(place) if place is not None else row.model
             # The reason first: a list that has no room cuts the names.
-            yield Derived("DYT0901", where, f"{one.reason}; {one.outcome} ({_some(one.workers)})")
+            yield Derived(
+                "DYT0901",
+                where,
+                f"{stranded.reason}; {stranded.outcome} ({_some(stranded.workers)})",
+            )
         domain = _single_decode_domain(row)
         if domain is not None:
             yield Derived(
@@ -336,7 +340,12 @@ def _available(*roles: RoleCapacity) -> int:
 def _single_decode_domain(row: DomainCapacity) -> str | None:
     """The domain that a row's prefill workers are bound to, if it has one decode worker only."""
     bound = next(
-        (one.domain for one in row.policies if one.enforcement == "required" and one.domain), None
+        (
+            policy.domain
+            for policy in row.policies
+            if policy.enforcement == "required" and policy.domain
+        ),
+        None,
     )
     if bound is None or row.stranded or not _available(row.prefill):
         return None

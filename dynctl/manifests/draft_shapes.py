@@ -97,11 +97,11 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
     policy = mapping(experimental.get(_RELEASED))
     released = bool(text(policy.get("domain")))
     placed = placed_policies(graph)
-    for one in placed:
-        yield _as_draft(one, inherited, released=released)
-        yield from _component_problems(one)
+    for placed_policy in placed:
+        yield _as_draft(placed_policy, inherited, released=released)
+        yield from _component_problems(placed_policy)
         if not released:
-            yield from _policy_problems(one, inherited)
+            yield from _policy_problems(placed_policy, inherited)
     yield from _duplicates(placed)
     for component in graph.components:
         for name in sorted(set(component.env) & set(_DRAFT_ENV)):
@@ -133,7 +133,9 @@ def placed_policies(graph: Graph) -> tuple[PlacedPolicy, ...]:
         for name in (DRAFT, _RELEASED)
         if component.body.get(name) is not None
     ]
-    placed.sort(key=lambda one: one.component is not None and one.component.type != "frontend")
+    placed.sort(
+        key=lambda policy: policy.component is not None and policy.component.type != "frontend"
+    )
     if spec.get(DRAFT) is not None:
         placed.append(PlacedPolicy("spec", DRAFT, spec[DRAFT], None))
     if experimental.get(DRAFT) is not None:
@@ -179,8 +181,10 @@ def translation(draft: Mapping[str, Any], inherited: str) -> dict[str, Any]:
         "enforcement": enforcement,
         "preferredWeight": weight,
     }
-    unknown = {one: draft[one] for one in draft if one not in FIELDS and one not in DRAFT_FIELDS}
-    return {one: value for one, value in (policy | unknown).items() if value is not None}
+    unknown = {
+        name: draft[name] for name in draft if name not in FIELDS and name not in DRAFT_FIELDS
+    }
+    return {name: value for name, value in (policy | unknown).items() if value is not None}
 
 
 def draft_levels(topology: ClusterTopology) -> Iterator[Draft]:
@@ -203,7 +207,7 @@ def _translated_graph(graph: Graph) -> Graph:
     spec = mapping(graph.manifest.body.get("spec"))
     if _RELEASED in mapping(spec.get("experimental")):
         return graph
-    draft = next((one.value for one in placed_policies(graph)), None)
+    draft = next((policy.value for policy in placed_policies(graph)), None)
     if not isinstance(draft, Mapping):
         return graph
     return replace(graph, policy=translation(draft, inherited))
@@ -217,55 +221,55 @@ def _inherited_topology(graph: Graph) -> str:
 # -- what is wrong with a draft --------------------------------------------------------------------
 
 
-def _as_draft(one: PlacedPolicy, inherited: str, *, released: bool) -> Draft:
-    draft = mapping(one.value)
-    if one.name == _RELEASED:
-        if one.component is None:
-            return Draft(one.place, _RELEASED, f"move it to {PATH}")
+def _as_draft(placed: PlacedPolicy, inherited: str, *, released: bool) -> Draft:
+    draft = mapping(placed.value)
+    if placed.name == _RELEASED:
+        if placed.component is None:
+            return Draft(placed.place, _RELEASED, f"move it to {PATH}")
         what = f"{_RELEASED} on a component"
-        return Draft(one.place, what, f"move it to {PATH} of the graph")
+        return Draft(placed.place, what, f"move it to {PATH} of the graph")
     odd = [name for name in ("kvTransferWeight", _QOS) if name in draft]
     what = DRAFT + (f" with {' and '.join(odd)}" if odd else "")
     if released:
-        return Draft(one.place, what, f"remove it; the graph has {PATH}{_dropped(draft)}")
-    return Draft(one.place, what, _translated(draft, inherited))
+        return Draft(placed.place, what, f"remove it; the graph has {PATH}{_dropped(draft)}")
+    return Draft(placed.place, what, _translated(draft, inherited))
 
 
-def _component_problems(one: PlacedPolicy) -> Iterator[Draft]:
-    component = one.component
-    if one.name != DRAFT or component is None or component.type == "frontend":
+def _component_problems(placed: PlacedPolicy) -> Iterator[Draft]:
+    component = placed.component
+    if placed.name != DRAFT or component is None or component.type == "frontend":
         return
     has = f"has the type {component.type}" if component.type else "has no type"
     yield Draft(
-        one.place,
-        one.name,
+        placed.place,
+        placed.name,
         f"remove it from {component.name}; the policy stands once, at {PATH} of the graph",
-        f"{one.name} is valid only on a component of type frontend, and {component.name} {has}",
+        f"{placed.name} is valid only on a component of type frontend, and {component.name} {has}",
     )
 
 
-def _policy_problems(one: PlacedPolicy, inherited: str) -> Iterator[Draft]:
-    if not isinstance(one.value, Mapping):
-        got = type_name(one.value)
-        problem = f'Invalid value: "{got}": {one.path} in body must be of type object: "{got}"'
-        yield Draft(one.path, one.name, "write level and mismatchPolicy as keys", problem)
+def _policy_problems(placed: PlacedPolicy, inherited: str) -> Iterator[Draft]:
+    if not isinstance(placed.value, Mapping):
+        got = type_name(placed.value)
+        problem = f'Invalid value: "{got}": {placed.path} in body must be of type object: "{got}"'
+        yield Draft(placed.path, placed.name, "write level and mismatchPolicy as keys", problem)
         return
-    for name in one.value:
+    for name in placed.value:
         if name not in FIELDS and name not in DRAFT_FIELDS and name != _QOS:
-            known = DRAFT_FIELDS if one.name == DRAFT else FIELDS
+            known = DRAFT_FIELDS if placed.name == DRAFT else FIELDS
             near = nearest_name(str(name), (*known, *FIELDS))
-            fix = f"write {near}" if near else f"remove it; {one.name} has {', '.join(known)}"
-            yield Draft(one.path, str(name), fix, f'unknown field "{name}"')
-    if one.value.get("level", one.value.get("domain")) is None:
-        field = "level" if one.name == DRAFT else "domain"
+            fix = f"write {near}" if near else f"remove it; {placed.name} has {', '.join(known)}"
+            yield Draft(placed.path, str(name), fix, f'unknown field "{name}"')
+    if placed.value.get("level", placed.value.get("domain")) is None:
+        field = "level" if placed.name == DRAFT else "domain"
         fix = f"name the level that a transfer must not leave, for example {field}: zone"
-        yield Draft(f"{one.path}.{field}", field, fix, "Required value")
-    yield from _value_problems(one)
-    yield from _source_problems(one, inherited)
+        yield Draft(f"{placed.path}.{field}", field, fix, "Required value")
+    yield from _value_problems(placed)
+    yield from _source_problems(placed, inherited)
 
 
-def _value_problems(one: PlacedPolicy) -> Iterator[Draft]:
-    draft = mapping(one.value)
+def _value_problems(placed: PlacedPolicy) -> Iterator[Draft]:
+    draft = mapping(placed.value)
     for name in ("mismatchPolicy", "noMatchPolicy"):
         value = draft.get(name)
         if value is not None and value not in _MISMATCH_POLICIES:
@@ -274,11 +278,11 @@ def _value_problems(one: PlacedPolicy) -> Iterator[Draft]:
                 f'"{known}"' for known in _MISMATCH_POLICIES
             )
             fix = f"write {name}: {near or 'fail or fallback'}"
-            yield Draft(f"{one.path}.{name}", name, fix, problem)
+            yield Draft(f"{placed.path}.{name}", name, fix, problem)
     weight = draft.get("kvTransferWeight")
     if weight is not None and not _is_weight(weight):
         yield Draft(
-            f"{one.path}.kvTransferWeight",
+            f"{placed.path}.kvTransferWeight",
             "kvTransferWeight",
             "write a number of at least 0, or remove it",
             f"Invalid value: {shown_value(weight)}: expected a number of at least 0",
@@ -287,17 +291,17 @@ def _value_problems(one: PlacedPolicy) -> Iterator[Draft]:
         given = [name for name in names if draft.get(name) is not None]
         if len({_released_value(draft[name]) for name in given}) > 1:
             problem = f"{' and '.join(given)} are names of one setting, and their values differ"
-            yield Draft(one.path, given[1], f"keep {given[0]}, remove {given[1]}", problem)
+            yield Draft(placed.path, given[1], f"keep {given[0]}, remove {given[1]}", problem)
 
 
-def _source_problems(one: PlacedPolicy, inherited: str) -> Iterator[Draft]:
-    policy = translation(mapping(one.value), inherited)
+def _source_problems(placed: PlacedPolicy, inherited: str) -> Iterator[Draft]:
+    policy = translation(mapping(placed.value), inherited)
     if "labelKey" in policy or "clusterTopologyName" in policy:
         return
     domain = text(policy.get("domain")) or "the level"
     yield Draft(
-        one.path,
-        one.name,
+        placed.path,
+        placed.name,
         "name the Grove topology in spec.topologyConstraint.clusterTopologyName, or the label of "
         "the nodes in labelKey of the policy",
         f"no node label is known for {domain}: the graph has no "
@@ -308,8 +312,8 @@ def _source_problems(one: PlacedPolicy, inherited: str) -> Iterator[Draft]:
 def _duplicates(placed: Sequence[PlacedPolicy]) -> Iterator[Draft]:
     if len(placed) < 2:
         return
-    same = all(one.value == placed[0].value for one in placed)
-    places = ", ".join(one.path for one in placed)
+    same = all(policy.value == placed[0].value for policy in placed)
+    places = ", ".join(policy.path for policy in placed)
     yield Draft(
         placed[1].place,
         placed[1].name,

@@ -273,8 +273,8 @@ def stranded_bounds(cells: Sequence[Cell], floating: Sequence[Floating], *, clos
     """
     places = [cell for cell in cells if cell.value is not None]
     refused = sum(cell.prefill for cell in cells if cell.value is None)
-    prefill = [one for one in floating if one.role == "prefill"]
-    decode = [one for one in floating if one.role == "decode"]
+    prefill = [group for group in floating if group.role == "prefill"]
+    decode = [group for group in floating if group.role == "decode"]
     best = _at_least(places, prefill, decode, closed)
     worst = _at_most(places, prefill, decode, closed)
     return Bounds(refused + best, refused + worst)
@@ -286,20 +286,20 @@ def _at_least(
     """The best placement: each decode worker serves one more place, the fullest first."""
 
     def reached(value: str) -> bool:
-        return any(one.may_land_in(value) and one.workers for one in decode)
+        return any(group.may_land_in(value) and group.workers for group in decode)
 
     lacking = [cell for cell in places if cell.prefill and not cell.decode]
     hopeless = sum(cell.prefill for cell in lacking if not reached(str(cell.value)))
     open_ = sorted((c.prefill for c in lacking if reached(str(c.value))), reverse=True)
-    hopeless += sum(open_[sum(one.workers for one in decode) :])
-    anywhere = not closed and any(one.allowed is None and one.workers for one in decode)
-    for one in prefill:
+    hopeless += sum(open_[sum(group.workers for group in decode) :])
+    anywhere = not closed and any(group.allowed is None and group.workers for group in decode)
+    for group in prefill:
         fits = any(
-            (cell.decode or reached(str(cell.value))) and one.may_land_in(str(cell.value))
+            (cell.decode or reached(str(cell.value))) and group.may_land_in(str(cell.value))
             for cell in places
         )
-        if not fits and not (anywhere and one.allowed is None):
-            hopeless += one.workers
+        if not fits and not (anywhere and group.allowed is None):
+            hopeless += group.workers
     return hopeless
 
 
@@ -314,20 +314,21 @@ def _at_most(
     empty = [str(cell.value) for cell in places if not cell.decode]
     full = [str(cell.value) for cell in places if cell.decode]
     pinned = {str(cell.value): cell.prefill for cell in places}
-    groups = [one for one in decode if one.workers]
+    groups = [group for group in decode if group.workers]
     elsewhere = not closed
 
     def without_decode(chosen: Sequence[str]) -> bool:
         rest = [*full, *(value for value in empty if value not in chosen)]
         return all(
-            (elsewhere and one.allowed is None) or any(map(one.may_land_in, rest)) for one in groups
+            (elsewhere and group.allowed is None) or any(map(group.may_land_in, rest))
+            for group in groups
         )
 
     def prefill_in(chosen: Sequence[str]) -> int:
         return sum(pinned[value] for value in chosen) + sum(
-            one.workers
-            for one in prefill
-            if any(map(one.may_land_in, chosen)) or (elsewhere and one.allowed is None)
+            group.workers
+            for group in prefill
+            if any(map(group.may_land_in, chosen)) or (elsewhere and group.allowed is None)
         )
 
     if len(empty) > _EXACT_PLACES:

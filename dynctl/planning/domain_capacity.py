@@ -154,10 +154,10 @@ class _Fleet:
     def derived(self, row: WorkerRow) -> ImpliedConstraints | str:
         """The constraints that a prefill worker implies for decode, or why they are unknown;
         computed once for each row."""
-        found = self._derived.get(id(row))
-        if found is None:
-            found = self._derived[id(row)] = self._derive(row)
-        return found
+        derived = self._derived.get(id(row))
+        if derived is None:
+            derived = self._derived[id(row)] = self._derive(row)
+        return derived
 
     def _derive(self, row: WorkerRow) -> ImpliedConstraints | str:
         try:
@@ -238,7 +238,7 @@ class _Fleet:
 
     def _where(self, model: str, sets: tuple[str, ...]) -> str:
         """Words for the sets, where another set of the model has decode workers."""
-        if {name for one, name, _ in self._decode if one == model} <= {*sets}:
+        if {name for other, name, _ in self._decode if other == model} <= {*sets}:
             return ""
         return f" in worker set {' or '.join(sets)}" if sets else " in its Dynamo namespace"
 
@@ -267,7 +267,7 @@ def _capacity(
     givers, takers = prefill.ready + prefill.busy, decode.ready + decode.busy
     stranded = fleet.stranded(roles[Role.PREFILL])
     policies = _policies(roles[Role.PREFILL], fleet)
-    kept = domain is not None and any(one.domain == domain for one in policies)
+    kept = domain is not None and any(policy.domain == domain for policy in policies)
     crosses = bool(givers) and kept and not fleet.has_decode(model, domain, value)
     return DomainCapacity(
         model=model,

@@ -44,7 +44,7 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
         why = "no KV transfer policy" if policy is None else "the label of its domain is unknown"
         cells = [ChainCell(CellState.UNKNOWN, why=why)] * len(LINK_NAMES)
     broken = (CellState.DIFFERS, CellState.MISSING)
-    first = next((n for n, one in zip(LINK_NAMES, cells, strict=True) if one.state in broken), None)
+    first = next((n for n, c in zip(LINK_NAMES, cells, strict=True) if c.state in broken), None)
     node, label, file, card, taint, router = cells
     return CustodyRow(
         worker.name,
@@ -109,10 +109,10 @@ def _codes_by_subject(report: Report) -> Mapping[str, Sequence[str]]:
     """
     found: dict[str, list[str]] = defaultdict(list)
     for check in report.checks:
-        for subject in _objects(one.subject for one in check.findings):
+        for subject in _objects(finding.subject for finding in check.findings):
             found[subject].append(check.code)
     return found
 
 
 def _objects(subjects: Iterable[str]) -> Iterable[str]:
-    return dict.fromkeys(" ".join(one.split()[:2]).rstrip(":,") for one in subjects)
+    return dict.fromkeys(" ".join(subject.split()[:2]).rstrip(":,") for subject in subjects)

@@ -58,8 +58,8 @@ class MetadataClaims:
         """The registrations of a pod: those of the metadata that names it."""
         found: dict[CardKey, RegisteredWorker] = {}
         for item in self._metadata.get((pod.namespace, pod.name), ()):
-            for one in _ids(item):
-                key = (item.namespace, one)
+            for own_id in _ids(item):
+                key = (item.namespace, own_id)
                 if key in self._by_id:
                     found[key] = self._by_id[key]
         return Claim(tuple(found.values()))
@@ -81,9 +81,11 @@ class AddressClaims:
             groups[pod.ip].append((pod, role))
         for address, members in groups.items():
             self._claims |= _of_address(address, members, hosts.get(address, []) if address else [])
-        for pod, _ in [one for members in groups.values() for one in members]:
+        for pod, _ in [member for members in groups.values() for member in members]:
             claim = self._claims[_key(pod)]
-            if not (claim.cards or claim.unknown) and any(_may_be_of(pod, one) for one in nowhere):
+            if not (claim.cards or claim.unknown) and any(
+                _may_be_of(pod, card) for card in nowhere
+            ):
                 why = "workers are registered over NATS, without an address that names their pod"
                 self._claims[_key(pod)] = Claim(unknown=why)
 
@@ -98,7 +100,7 @@ def _of_address(
     """The claims of the pods at one address."""
     if len(members) == 1:
         [(pod, _)] = members
-        own = [one for one in cards if not pod.host_network or _may_be_of(pod, one)]
+        own = [card for card in cards if not pod.host_network or _may_be_of(pod, card)]
         return {_key(pod): Claim(tuple(own))}
     groups: dict[tuple[frozenset[str] | None, Role | None], list[Pod]] = defaultdict(list)
     known = all(role is not None for _, role in members)
@@ -107,9 +109,9 @@ def _of_address(
     found: dict[PodKey, Claim] = {}
     for (_, role), pods in groups.items():
         mine = [
-            one
-            for one in cards
-            if _may_be_of(pods[0], one) and (role is None or one.worker.role is role)
+            card
+            for card in cards
+            if _may_be_of(pods[0], card) and (role is None or card.worker.role is role)
         ]
         found |= _shared(address, sorted(pods, key=_key), mine)
     return found
@@ -125,7 +127,7 @@ def _shared(
     if len(pods) == 1 or not cards:
         return {_key(pod): Claim(tuple(cards)) for pod in pods}
     if len(pods) == len(cards) and len({*map(_compared, cards)}) == 1:
-        ordered = sorted(cards, key=lambda one: one.worker.worker_id)
+        ordered = sorted(cards, key=lambda card: card.worker.worker_id)
         return {_key(pod): Claim((card,)) for pod, card in zip(pods, ordered, strict=True)}
     registered = "1 worker is" if len(cards) == 1 else f"{len(cards):,} workers are"
     why = f"{len(pods):,} pods share the address {address}, and {registered} registered there"

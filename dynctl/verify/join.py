@@ -94,7 +94,7 @@ class JoinedFacts:
     @property
     def workers(self) -> tuple[WorkerChain, ...]:
         """The workers of all graphs, then the loose ones."""
-        return (*(one for graph in self.graphs for one in graph.workers), *self.loose)
+        return (*(worker for graph in self.graphs for worker in graph.workers), *self.loose)
 
     @property
     def governed(self) -> tuple[VerifiedGraph, ...]:
@@ -317,14 +317,15 @@ def _is_stale(worker: WorkerChain) -> bool:
     pod = worker.pod
     if pod is None:
         return False
-    own = [one for one in worker.metadata if one.owner in ("", pod.name)]
-    return bool(own) and all(one.owner_uid != pod.uid for one in own)
+    own = [item for item in worker.metadata if item.owner in ("", pod.name)]
+    return bool(own) and all(metadata.owner_uid != pod.uid for metadata in own)
 
 
 def _kinds(graph: Graph | None, pods: Iterable[Pod]) -> Iterator[tuple[Pod, Component | None, str]]:
     """Each pod by name, with its component and the type of that."""
-    components = {one.name.lower(): one for one in graph.components} if graph else {}
-    for pod in sorted(pods, key=lambda one: one.name):
+    own = graph.components if graph else ()
+    components = {component.name.lower(): component for component in own}
+    for pod in sorted(pods, key=lambda pod: pod.name):
         component = components.get(pod.labels.get(COMPONENT_LABEL, "").lower())
         kind = pod.labels.get(COMPONENT_TYPE_LABEL, "").lower()
         yield pod, component, kind or (component.type if component else "")
@@ -333,7 +334,7 @@ def _kinds(graph: Graph | None, pods: Iterable[Pod]) -> Iterator[tuple[Pod, Comp
 def _workers(
     graph: Graph | None, pods: Iterable[Pod]
 ) -> Iterator[tuple[Pod, Component | None, str]]:
-    return (one for one in _kinds(graph, pods) if one[2] in WORKER_TYPES)
+    return (row for row in _kinds(graph, pods) if row[2] in WORKER_TYPES)
 
 
 def _card_links(
@@ -346,7 +347,7 @@ def _card_links(
     pairs = list(zip(values, taints, strict=True))
     taint = next((behind for card, behind in pairs if card != behind), taints[0])
     return {
-        LinkName.CARD: Link(next((one for one in values if one != value), value)),
+        LinkName.CARD: Link(next((other for other in values if other != value), value)),
         LinkName.TAINT: Link(taint),
         LinkName.ROUTER: _router(cards, value, graph, routers),
     }
@@ -371,10 +372,10 @@ def _router(
     graph: str,
     routers: Sequence[RouterView],
 ) -> Link:
-    mine = [one for one in routers if one.graph in ("", graph)]
-    read = [one.workers for one in mine if not isinstance(one.workers, Unread)]
+    mine = [router for router in routers if router.graph in ("", graph)]
+    read = [router.workers for router in mine if not isinstance(router.workers, Unread)]
     if not read:
-        refused = [one.workers for one in mine if isinstance(one.workers, Unread)]
+        refused = [router.workers for router in mine if isinstance(router.workers, Unread)]
         return Link.of(refused[0]) if refused else Link(unknown="no router was queried")
     ids = {item.worker.worker_id for item in cards}
     return Link(value if all(ids <= known for known in read) else None)

@@ -266,9 +266,9 @@ def _needs(facts: CheckFacts) -> Outcome:
             have = " and ".join(sorted(present))
             findings.append(found(_pool(item)[0], model=_pool(item)[1], have=have, needs=wanted))
     unique: list[Found] = []
-    for one in findings:
-        if one not in unique:
-            unique.append(one)
+    for finding in findings:
+        if finding not in unique:
+            unique.append(finding)
     needing = any(item.card.needs for item in deployed(facts).workers)
     nothing = "" if needing else "no worker's card names other roles that it needs"
     return outcome(unique, summary=_roles(deployed(facts)), nothing=nothing)

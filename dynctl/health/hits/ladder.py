@@ -289,10 +289,10 @@ class Ladder:
         if best <= depth and not request.gaps:
             return
         router.advance(at)
-        found = router.index.find_matches(usable, mask | 1 << chosen, len(usable))
+        matches = router.index.find_matches(usable, mask | 1 << chosen, len(usable))
 
         def depth_of(slot: int) -> int:
-            return self._caches.depth(router, slot, usable, min(found.get(slot), len(usable)))
+            return self._caches.depth(router, slot, usable, min(matches.get(slot), len(usable)))
 
         sent: dict[int, int] = {}
         if request.gaps:
@@ -319,9 +319,9 @@ class Ladder:
         if router is not None and slot is not None and best is not None:
             hashes = request.hashes
             most = best // request.arrived.block_size
-            found = router.index.find_matches(hashes, 1 << slot, len(hashes)).get(slot)
-            request.device = min(found, most)
-            request.depth = min(self._caches.depth(router, slot, hashes, found), most)
+            device = router.index.find_matches(hashes, 1 << slot, len(hashes)).get(slot)
+            request.device = min(device, most)
+            request.depth = min(self._caches.depth(router, slot, hashes, device), most)
             if request.depth < before and first is not None:
                 old = router.registry.slot(*first.key)
                 why = UNEXPLAINED if old is None else excluded(request, router, 1 << old)

@@ -150,7 +150,7 @@ def _all_changes(config: RouterConfig) -> list[Change]:
     elif config.router_temperature > 0:
         # The draw is not recorded, so only that it is left out can be tried.
         causes = ("temperature",)
-    return list(dict.fromkeys(one for cause in causes for one in changes(cause, config)))
+    return list(dict.fromkeys(change for cause in causes for change in changes(cause, config)))
 
 
 def _request(arrived: Arrived, router: Router) -> RoutingRequest:
@@ -173,8 +173,10 @@ def _place(decision: Decision, router: Router, slot: int) -> int | None:
 
 def _cheapest(decision: Decision) -> Sequence[int]:
     """The positions with the lowest cost."""
-    low = min(decision.costs[one] for one in decision.group)
-    return [one for one in decision.group if decision.costs[one] <= low + _SAME_COST]
+    low = min(decision.costs[candidate] for candidate in decision.group)
+    return [
+        candidate for candidate in decision.group if decision.costs[candidate] <= low + _SAME_COST
+    ]
 
 
 def _repeated(decision: Decision, place: int) -> bool:
@@ -187,7 +189,7 @@ def _repeated(decision: Decision, place: int) -> bool:
 def _other_slot(decision: Decision, router: Router, chosen: int) -> int | None:
     """The rank that the decision chooses in place of ``chosen``; None where that one may stay."""
     slots, cheapest = _slots(decision, router), _cheapest(decision)
-    if any(slots[one] == chosen for one in cheapest):
+    if any(slots[candidate] == chosen for candidate in cheapest):
         return None
     return slots[cheapest[0]]
 

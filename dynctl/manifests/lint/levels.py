@@ -49,7 +49,7 @@ def level_problems(levels: Any) -> Iterator[tuple[str, str]]:
 
 def misordered(domains: Sequence[str]) -> tuple[str, str] | None:
     """The first known level that comes after a narrower one, with that one."""
-    known = [one for one in domains if one in KNOWN_LEVELS]
+    known = [domain for domain in domains if domain in KNOWN_LEVELS]
     for before, after in pairwise(known):
         if KNOWN_LEVELS.index(before) > KNOWN_LEVELS.index(after):
             return after, before
@@ -67,7 +67,7 @@ def _levels(facts: LintFacts) -> Outcome:
 def _ordered(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for topology in facts.topologies:
-            pair = misordered([one.domain for one in topology.levels])
+            pair = misordered([level.domain for level in topology.levels])
             if pair is not None:
                 yield found(subject_of(topology), broad=pair[0], narrow=pair[1])
 
@@ -86,7 +86,7 @@ def _level_exists(facts: LintFacts) -> Outcome:
         topology = _named(facts, name)
         if topology is None:
             absent.append(name)
-        elif domain not in (names := [one.domain for one in topology.levels]):
+        elif domain not in (names := [level.domain for level in topology.levels]):
             wrong.append(
                 found(
                     subject_of(graph),
@@ -107,7 +107,7 @@ def _level_exists(facts: LintFacts) -> Outcome:
 
 def _named(facts: LintFacts, name: str) -> ClusterTopology | None:
     # Topologies are cluster-wide: a namespace in the manifest is ignored.
-    return next((one for one in facts.topologies if one.manifest.name == name), None)
+    return next((topology for topology in facts.topologies if topology.manifest.name == name), None)
 
 
 def _pack_fits(facts: LintFacts) -> Outcome:
@@ -142,7 +142,7 @@ def _order(facts: LintFacts, graph: Graph) -> Sequence[str]:
     for name in names:
         topology = _named(facts, name)
         if topology is not None:
-            return [one.domain for one in topology.levels]
+            return [level.domain for level in topology.levels]
     return KNOWN_LEVELS
 
 

@@ -102,7 +102,7 @@ def published_value(item: RegisteredWorker, domain: str) -> str | None:
 def tainted_values(item: RegisteredWorker, domain: str) -> list[str]:
     """All values of a domain in a worker's taints: it may be required under each of them."""
     taints = sequence(item.card.runtime_config.get("taints"))
-    pairs = [pair for one in taints if isinstance(one, str) and (pair := topology_of(one))]
+    pairs = [pair for taint in taints if isinstance(taint, str) and (pair := topology_of(taint))]
     return list(dict.fromkeys(value for name, value in pairs if name == domain))
 
 
@@ -185,13 +185,14 @@ def _add_pools_of_registry(joined: JoinedFacts, ready: Ready) -> None:
 
 def _policy_of(pairs: Sequence[tuple[WorkerChain, RegisteredWorker]]) -> Policy | None:
     """The policy of most prefill workers, else of most workers; mixtures are DYT0805."""
-    prefill = [one.policy for one, item in pairs if item.worker.role is Role.PREFILL and one.policy]
-    policies = prefill or [one.policy for one, _ in pairs if one.policy]
+    having = [(worker.policy, item) for worker, item in pairs if worker.policy]
+    prefill = [policy for policy, item in having if item.worker.role is Role.PREFILL]
+    policies = prefill or [policy for policy, _ in having]
     if not policies:
         return None
-    kinds = Counter((one.domain, one.enforcement) for one in policies)
+    kinds = Counter((policy.domain, policy.enforcement) for policy in policies)
     [(kind, _)] = kinds.most_common(1)
-    return next(one for one in policies if (one.domain, one.enforcement) == kind)
+    return next(policy for policy in policies if (policy.domain, policy.enforcement) == kind)
 
 
 def _by_model(
@@ -264,7 +265,7 @@ def _counted(pools: Sequence[DomainSplit]) -> str:
     """The counts by domain, with the names of several pools."""
     if len(pools) == 1:
         return pools[0].counted
-    return "; ".join(f"{one.name}: {one.counted}" for one in pools[:2])
+    return "; ".join(f"{pool.name}: {pool.counted}" for pool in pools[:2])
 
 
 def _outcome(
@@ -318,7 +319,8 @@ def _routers_queried(joined: JoinedFacts) -> Skipped | None:
         return None
     access = {} if joined.cluster is None else joined.cluster.access
     refused = any(
-        one.resource == "pods/portforward" and allowed is False for one, allowed in access.items()
+        review.resource == "pods/portforward" and allowed is False
+        for review, allowed in access.items()
     )
     return Skipped(NO_ROUTER, unread=refused)
 
@@ -392,11 +394,12 @@ def _routers_of(
 
     ``alone``: there is only one pool, so every frontend routes for it.
     """
-    for one in routers:
-        if (one.graph and one.graph == graph) or (
-            not one.graph and (alone or isinstance(one.workers, Unread) or ids & one.workers)
+    for router in routers:
+        if (router.graph and router.graph == graph) or (
+            not router.graph
+            and (alone or isinstance(router.workers, Unread) or ids & router.workers)
         ):
-            yield one
+            yield router
 
 
 # -- live requests ---------------------------------------------------------------------------------
@@ -488,7 +491,7 @@ def _policies(joined: JoinedFacts) -> Skipped | None:
     if joined.cluster is not None:
         return in_cluster(joined) or governed(joined)
     skipped = registrations_read(joined)
-    if skipped is None and not any(one.policy for one in joined.loose):
+    if skipped is None and not any(worker.policy for worker in joined.loose):
         return Skipped("no worker publishes a transfer policy")
     return skipped
 

@@ -92,9 +92,9 @@ def _specifies_backend(joined: JoinedFacts) -> Outcome:
 
 
 def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
-    if any(in_kubernetes(one) for one in live_workers(joined)):
+    if any(in_kubernetes(worker) for worker in live_workers(joined)):
         return None
-    backends = {backend_of(pod_of(one)) for one in live_workers(joined)} - {""}
+    backends = {backend_of(pod_of(worker)) for worker in live_workers(joined)} - {""}
     if not backends:
         return Skipped("no pod specifies its discovery backend (DYT0708)")
     return Skipped(f"workers register in {', '.join(sorted(backends))}, not in Kubernetes")
@@ -103,9 +103,11 @@ def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
 def _leaders(joined: JoinedFacts, *, elsewhere: bool = False) -> list[WorkerChain]:
     """The workers that register in Kubernetes, or ``elsewhere``, without further ranks."""
     return [
-        one
-        for one in live_workers(joined)
-        if not one.follower and backend_of(pod_of(one)) and in_kubernetes(one) is not elsewhere
+        worker
+        for worker in live_workers(joined)
+        if not worker.follower
+        and backend_of(pod_of(worker))
+        and in_kubernetes(worker) is not elsewhere
     ]
 
 
@@ -146,20 +148,20 @@ def _in_endpoint_slices(joined: JoinedFacts) -> Outcome:
 
 
 def _may_register(joined: JoinedFacts) -> Outcome:
-    users = {user_of(pod_of(one)) for one in _leaders(joined)}
-    accounts = [one for one in cluster_of(joined).worker_accounts if one.user in users]
+    users = {user_of(pod_of(leader)) for leader in _leaders(joined)}
+    accounts = [account for account in cluster_of(joined).worker_accounts if account.user in users]
     if not accounts:
         return Skipped("the permissions of the workers' service accounts were not reviewed")
     refused, unread, wrong = denied(joined), [], []
-    for account in sorted(accounts, key=lambda one: one.user):
+    for account in sorted(accounts, key=lambda account: account.user):
         *_, namespace, name = account.user.split(":")
         subject = f"ServiceAccount {name}.{namespace}"
         if isinstance(account.allowed, Unread):
             unread.append(f"{subject}: {account.allowed.why}")
         elif refused[account.user]:
-            permissions = ", ".join(_permission(one) for one in refused[account.user])
+            permissions = ", ".join(_permission(review) for review in refused[account.user])
             wrong.append(found(subject, denied=permissions, namespace=namespace))
-    names = some(sorted(one.rpartition(":")[2] for one in users))
+    names = some(sorted(user.rpartition(":")[2] for user in users))
     return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
 
 
@@ -215,7 +217,7 @@ def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[Worke
     if worker.cards or joined.facts.registry is not None:
         return False
     uid = pod_of(worker).uid
-    return all(one.owner_uid == uid for one in own) and not any(map(has_no_model, own))
+    return all(metadata.owner_uid == uid for metadata in own) and not any(map(has_no_model, own))
 
 
 def _has_card(joined: JoinedFacts) -> Outcome:
@@ -240,7 +242,7 @@ def _has_card(joined: JoinedFacts) -> Outcome:
 def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
     """The problem of its cards, as reported when they were parsed."""
     ids = [id_in(key) for item in own for key in mapping(item.data.get("model_cards"))]
-    deployments = (joined.deployments.get(one.namespace) for one in own[:1])
+    deployments = (joined.deployments.get(metadata.namespace) for metadata in own[:1])
     messages = (
         problem.message
         for deployment in deployments
@@ -289,7 +291,9 @@ def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
     if isinstance(cluster.other_pods, Unread):
         return Skipped(f"pods of other graphs: {cluster.other_pods.why}", unread=True)
     # The list of pods has only pods of graphs; others have endpoints.
-    pods = pod_uids(cluster).keys() | {(one.namespace, one.pod) for one in cluster.endpoints}
+    pods = pod_uids(cluster).keys() | {
+        (endpoint.namespace, endpoint.pod) for endpoint in cluster.endpoints
+    }
     pods |= set(cluster.other_pods)
     wrong = [
         found(
@@ -301,7 +305,7 @@ def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
             if item.created is None
             else f", created {age(cluster.now - item.created)} ago",
         )
-        for item in sorted(cluster.metadata, key=lambda one: (one.namespace, one.name))
+        for item in sorted(cluster.metadata, key=lambda item: (item.namespace, item.name))
         if not cluster.namespaces or item.namespace in cluster.namespaces
         if (item.namespace, item.owner or item.name) not in pods
         if not cluster.wanted or _of_graphs(item, cluster.wanted)
@@ -318,7 +322,7 @@ def _of_graphs(item: WorkerMetadata, graphs: Sequence[str]) -> bool:
     spaces = {key.split("/")[2] for key, _ in item.entries() if key.count("/") > 2}
     starts = [f"{item.namespace}-{name}" for name in graphs]
     return not spaces or any(
-        one == start or one.startswith(f"{start}-") for one in spaces for start in starts
+        space == start or space.startswith(f"{start}-") for space in spaces for start in starts
     )
 
 
@@ -349,7 +353,7 @@ def _in_other_backend(joined: JoinedFacts) -> Outcome:
     workers, registry = _leaders(joined, elsewhere=True), joined.facts.registry
     if not workers:
         return Skipped("no worker registers outside Kubernetes")
-    backends = sorted({backend_of(pod_of(one)) for one in workers})
+    backends = sorted({backend_of(pod_of(worker)) for worker in workers})
     if registry is None:
         names = " and ".join(backends)
         return Skipped(f"workers register in {names} (use --discovery {backends[0]})")

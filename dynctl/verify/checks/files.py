@@ -186,16 +186,20 @@ def _is_blank(file: TopologyFile) -> bool:
 def _differing(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
     """``(domain, file value, label value)`` of each file that differs from its label."""
     for domain, chain in worker.chains.items():
-        for one in chain.breaks():
-            if one.link is LinkName.FILE and one.value is not None and one.expected is not None:
-                yield domain, one.value, one.expected
+        for gap in chain.breaks():
+            if gap.link is LinkName.FILE and gap.value is not None and gap.expected is not None:
+                yield domain, gap.value, gap.expected
 
 
 def _file_matches_label(joined: JoinedFacts) -> Outcome:
     read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, _ in read.workers:
-        stale = [one for one in _differing(worker) if not _is_fresh(worker, one[0], now)]
+        stale = [
+            difference
+            for difference in _differing(worker)
+            if not _is_fresh(worker, difference[0], now)
+        ]
         if stale:
             differs = "; ".join(
                 f"file {d} has {file}, the pod label {label}" for d, file, label in stale
@@ -258,7 +262,7 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
 
 def _domains_of(worker: WorkerChain, files: Mapping[str, TopologyFile]) -> set[str]:
     """All domains from its volume, files or card; hidden and empty files are not domains."""
-    volumes = (one for one in pod_of(worker).volumes if one.name == TOPOLOGY_VOLUME)
+    volumes = (volume for volume in pod_of(worker).volumes if volume.name == TOPOLOGY_VOLUME)
     paths = {item.path for volume in volumes for item in volume.items}
     names = {path for path in paths if not path.startswith(".") and "/" not in path}
     names |= {name for name, file in files.items() if file.invalid or (file.content or "").strip()}

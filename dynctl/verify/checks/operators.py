@@ -81,7 +81,7 @@ def scope(operator: Workload) -> Scope:
 def watching(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[Workload]:
     """The operators that may watch one of these namespaces, running or not."""
     spaces = sorted(set(namespaces))
-    return [one for one in operators if any(map(scope(one).may_watch, spaces))]
+    return [operator for operator in operators if any(map(scope(operator).may_watch, spaces))]
 
 
 def version(operator: Workload) -> tuple[int, int] | None:
@@ -92,7 +92,7 @@ def version(operator: Workload) -> tuple[int, int] | None:
 
 def image(operator: Workload) -> str:
     """The image of the operator, not of its proxies; empty if unknown."""
-    named = [one for one in operator.images if "operator" in _repository(one)]
+    named = [reference for reference in operator.images if "operator" in _repository(reference)]
     candidates: Sequence[str] = named or operator.images
     return candidates[0] if len(candidates) == 1 else ""
 
@@ -114,7 +114,7 @@ def _operators(joined: JoinedFacts) -> tuple[Workload, ...]:
 def _namespaces(joined: JoinedFacts, *, governed_only: bool) -> list[str]:
     """The namespaces of the graphs."""
     graphs = joined.governed if governed_only else joined.graphs
-    return sorted({one.name.rpartition("/")[0] for one in graphs})
+    return sorted({graph.name.rpartition("/")[0] for graph in graphs})
 
 
 def operators_read(joined: JoinedFacts) -> Skipped | None:
@@ -146,32 +146,34 @@ def _operator_runs(joined: JoinedFacts) -> Outcome:
         what = (
             f"no Deployment with app.kubernetes.io/name={OPERATOR_APP} watches {some(namespaces)}"
         )
-        elsewhere = [subject(one) for one in _operators(joined)]
+        elsewhere = [subject(operator) for operator in _operators(joined)]
         what += f" (the cluster has: {some(elsewhere)})" if elsewhere else ""
         look = f"kubectl get deployments -A -l app.kubernetes.io/name={OPERATOR_APP}"
         return outcome([found(f"Deployment {OPERATOR_APP}", what=what, look=look)])
     return outcome(
         (
             found(
-                subject(one),
-                what=_not_ready(one),
-                look=f"kubectl describe deployment {one.name} -n {one.namespace}",
+                subject(operator),
+                what=_not_ready(operator),
+                look=f"kubectl describe deployment {operator.name} -n {operator.namespace}",
             )
-            for one in mine
-            if not one.ready
+            for operator in mine
+            if not operator.ready
         ),
-        summary=some(f"{_version_text(one) or 'ready'} ({subject(one)})" for one in mine),
+        summary=some(
+            f"{_version_text(operator) or 'ready'} ({subject(operator)})" for operator in mine
+        ),
     )
 
 
-def _not_ready(one: Workload) -> str:
-    if not one.replicas:
+def _not_ready(workload: Workload) -> str:
+    if not workload.replicas:
         return "is scaled to 0 replicas"
-    return f"{one.ready:,} of {one.replicas:,} replicas are ready"
+    return f"{workload.ready:,} of {workload.replicas:,} replicas are ready"
 
 
-def _version_text(one: Workload) -> str:
-    number = version(one)
+def _version_text(workload: Workload) -> str:
+    number = version(workload)
     return "" if number is None else f"{number[0]}.{number[1]}"
 
 

@@ -198,9 +198,9 @@ def _has_label(joined: JoinedFacts) -> Outcome:
                 fix=delete if event is not None else check + delete,
             )
         )
-    bare = [one for one in workers if not _has_labels(one)]
+    bare = [worker for worker in workers if not _has_labels(worker)]
     judged, whole = len(workers) - len(bare), len(workers)
-    elsewhere = (_explaining_code(one) for one in bare)
+    elsewhere = (_explaining_code(worker) for worker in bare)
     return tally(wrong, unsourced(joined), judged, whole, "pod", elsewhere)
 
 
@@ -273,19 +273,19 @@ def _why_not_compared(worker: WorkerChain) -> str:
     if not pod_of(worker).node:
         return "DYT0410"
     nodes = (chain[LinkName.NODE] for chain in worker.chains.values())
-    return next((one.unknown for one in nodes if not one.known), "DYT0205, DYT0403")
+    return next((node.unknown for node in nodes if not node.known), "DYT0205, DYT0403")
 
 
 def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:
     """Label key and difference, of each label that differs from the current node label."""
     policy = worker.policy
     for domain, chain in worker.chains.items():
-        for one in chain.breaks():
-            if one.link is LinkName.LABEL and one.value is not None and policy is not None:
+        for gap in chain.breaks():
+            if gap.link is LinkName.LABEL and gap.value is not None and policy is not None:
                 key = policy.sources[domain].pod_key
                 node = pod_of(worker).node
-                expected = quoted(one.expected or "")
-                yield key, f"{key} is {quoted(one.value)}, its node {node} has {expected}"
+                expected = quoted(gap.expected or "")
+                yield key, f"{key} is {quoted(gap.value)}, its node {node} has {expected}"
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]
         if event.reason == LABEL_MISSING_REASON:
             found[event.namespace, event.pod, event.uid].append(event)
     for events in found.values():
-        events.sort(key=lambda one: -(one.at or 0.0))
+        events.sort(key=lambda event: -(event.at or 0.0))
     return found
 
 
@@ -346,7 +346,7 @@ def _ranks_in_one_domain(joined: JoinedFacts) -> Outcome:
     for (_, name), ranks in sorted(replicas.items()):
         values = {value for worker in ranks if (value := _place(worker)) is not None}
         if len(values) > 1:
-            leader = next((one for one in ranks if not one.follower), ranks[0])
+            leader = next((rank for rank in ranks if not rank.follower), ranks[0])
             policy = leader.policy
             assert policy is not None
             wrong.append(
@@ -368,7 +368,7 @@ def _place(worker: WorkerChain) -> str | None:
 def _one_generation(joined: JoinedFacts) -> Outcome:
     wrong, marked = [], False
     for graph in joined.governed:
-        hashes = Counter(pod_of(one).labels.get(WORKER_HASH_LABEL, "") for one in live(graph))
+        hashes = Counter(pod_of(worker).labels.get(WORKER_HASH_LABEL, "") for worker in live(graph))
         del hashes[""]
         marked = marked or bool(hashes)
         if len(hashes) > 1:

@@ -50,7 +50,7 @@ def verify(facts: VerifyFacts, suppressed: Suppressions = NO_SUPPRESSIONS) -> Ve
     """The report on what was gathered, with one row a worker."""
     joined = join(facts)
     report = run(
-        [one for one in VERIFY_SECTIONS if _applies(one[0], facts)],
+        [section for section in VERIFY_SECTIONS if _applies(section[0], facts)],
         joined,
         catalogue(),
         sources=_sources(joined),
@@ -88,5 +88,5 @@ def _sources(joined: JoinedFacts) -> list[str]:
         found.append(f"{facts.registry.title}: {count}")
     if facts.mount is not None:
         found.append(f"mount {facts.mount.path}")
-    found += [f"frontend {one.name}" for one in facts.routers]
+    found += [f"frontend {router.name}" for router in facts.routers]
     return found

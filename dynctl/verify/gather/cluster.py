@@ -95,8 +95,8 @@ def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -
         return facts
     joined = join(facts)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
-        files = pool.map(lambda one: read_files(cluster, one), chosen(joined, wanted.exec))
-        logs = pool.map(lambda one: read_start(cluster, one), chosen(joined, wanted.logs))
+        files = pool.map(lambda worker: read_files(cluster, worker), chosen(joined, wanted.exec))
+        logs = pool.map(lambda worker: read_start(cluster, worker), chosen(joined, wanted.logs))
         found = replace(
             facts.cluster,
             files=dict(files),
@@ -114,7 +114,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     selected = _graph_selector(wanted.graphs)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
         permissions = verify_reviews(wanted.namespace, [*topologies, *sets])
-        access = pool.map(lambda one: _or_unread(lambda: cluster.allowed(one)), permissions)
+        access = pool.map(lambda review: _or_unread(lambda: cluster.allowed(review)), permissions)
         reader = _Reader(cluster, wanted.namespace)
         jobs: dict[str, Future[Any]] = {
             "schemas": pool.submit(_schemas, cluster),
@@ -144,7 +144,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             *((user, operator_reviews(topologies, spaces)) for user in operator_users(facts)),
             *((user, worker_reviews(space)) for user, space in worker_users(facts)),
         ]
-        read = tuple(pool.map(lambda one: account(cluster, *one), accounts))
+        read = tuple(pool.map(lambda names: account(cluster, *names), accounts))
         others = _or_unread(lambda: _other_pods(cluster, facts)) if wanted.graphs else ()
     operators = len(operator_users(facts))
     return replace(
@@ -161,8 +161,8 @@ def _is_torn(facts: ClusterFacts) -> bool:
     uids = {(pod.namespace, pod.name): pod.uid for pod in pods}
     metadata = () if isinstance(facts.metadata, Unread) else facts.metadata
     endpoints = () if isinstance(facts.endpoints, Unread) else facts.endpoints
-    named = [((one.namespace, one.owner), one.owner_uid) for one in metadata]
-    named += [((one.namespace, one.pod), one.uid) for one in endpoints]
+    named = [((item.namespace, item.owner), item.owner_uid) for item in metadata]
+    named += [((endpoint.namespace, endpoint.pod), endpoint.uid) for endpoint in endpoints]
     return any(uid and uids.get(key, uid) != uid for key, uid in named)
 
 
@@ -198,7 +198,7 @@ class _Reader:
         if isinstance(served, Unread):
             return served
         versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
-        version = next((one for one in _GRAPH_VERSIONS if one in versions), None)
+        version = next((candidate for candidate in _GRAPH_VERSIONS if candidate in versions), None)
         if version is None:
             others = f"the cluster serves only {', '.join(versions)} (DYT0002)"
             return Unread(others) if versions else ()
@@ -229,7 +229,7 @@ class _Reader:
         )
         if isinstance(listing, Unread):
             return listing
-        return tuple(one for one in listing if one is not None)
+        return tuple(endpoint for endpoint in listing if endpoint is not None)
 
     def endpoints(self) -> Listing[objects.Endpoint]:
         listing = self.inside(
@@ -240,7 +240,7 @@ class _Reader:
         )
         if isinstance(listing, Unread):
             return listing
-        return tuple(one for endpoints in listing for one in endpoints)
+        return tuple(endpoint for endpoints in listing for endpoint in endpoints)
 
     def metadata(self, served: Served) -> Listing[WorkerMetadata]:
         if isinstance(served, Unread):
@@ -279,9 +279,9 @@ def _other_pods(cluster: Cluster, facts: ClusterFacts) -> Listing[PodKey]:
     metadata, pods, endpoints = facts.metadata, facts.pods, facts.endpoints
     if isinstance(metadata, Unread) or isinstance(pods, Unread) or isinstance(endpoints, Unread):
         return ()
-    owners = {(one.namespace, one.owner or one.name) for one in metadata}
-    owners -= {(one.namespace, one.name) for one in pods}
-    owners -= {(one.namespace, one.pod) for one in endpoints}
+    owners = {(item.namespace, item.owner or item.name) for item in metadata}
+    owners -= {(pod.namespace, pod.name) for pod in pods}
+    owners -= {(endpoint.namespace, endpoint.pod) for endpoint in endpoints}
     if len(owners) > _MOST_OTHERS:
         return Unread(f"{len(owners):,} owners of metadata, {_MOST_OTHERS} are looked up at most")
     found: list[PodKey] = []
@@ -314,8 +314,8 @@ def _served(cluster: Cluster) -> Served:
             name = text(group.get("name"))
             if name not in (GRAPH_GROUP, "grove.io"):
                 continue
-            for one in sequence(group.get("versions")):
-                version = text(mapping(one).get("version"))
+            for versions_entry in sequence(group.get("versions")):
+                version = text(mapping(versions_entry).get("version"))
                 resources = cluster.get(f"/apis/{name}/{version}")
                 for resource in sequence(resources.get("resources")):
                     plural = text(mapping(resource).get("name"))

@@ -53,14 +53,14 @@ def expect_graphs(cluster: Cluster, namespace: str | None, facts: VerifyFacts) -
 
 
 def _unreadable(found: ClusterFacts) -> list[str]:
-    return [one.why for one in (found.graphs, found.pods) if isinstance(one, Unread)]
+    return [listing.why for listing in (found.graphs, found.pods) if isinstance(listing, Unread)]
 
 
 def _names(found: ClusterFacts) -> list[str]:
     """The names of existing graphs, and of those that only have pods."""
     graphs = () if isinstance(found.graphs, Unread) else found.graphs
     pods = () if isinstance(found.pods, Unread) else found.pods
-    return sorted({*(one.name for one in graphs), *(pod.labels[GRAPH_LABEL] for pod in pods)})
+    return sorted({*(graph.name for graph in graphs), *(pod.labels[GRAPH_LABEL] for pod in pods)})
 
 
 def _list(names: Sequence[str]) -> str:
@@ -83,7 +83,7 @@ def _elsewhere(
     graphs = _everywhere(cluster, found)
     if graphs is None:
         return "specify its namespace with -n NAME"
-    spaces = sorted({space for space, one in graphs if name in (None, one)})
+    spaces = sorted({space for space, graph in graphs if name in (None, graph)})
     missing = "the namespace does not exist; " if _is_missing(cluster, namespace) else ""
     if spaces:
         what = "it is" if name else "graphs are"
@@ -91,7 +91,7 @@ def _elsewhere(
         return f"{missing}{what} in {_joined(spaces)}: -n {spaces[0]}{more}"
     if not graphs:
         return f"{missing}no other namespace has one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
-    return missing + _list([f"{one} in {space}" for space, one in graphs])
+    return missing + _list([f"{graph} in {space}" for space, graph in graphs])
 
 
 def _joined(spaces: Sequence[str]) -> str:
@@ -102,7 +102,9 @@ def _everywhere(cluster: Cluster, found: ClusterFacts) -> list[tuple[str, str]] 
     """``(namespace, name)`` of the first page of all graphs; None if that is refused."""
     served = found.served
     versions = () if isinstance(served, Unread) else served.get(GRAPHS_RESOURCE, ())
-    version = next((one for one in reversed(GRAPH_VERSIONS) if one in versions), None)
+    version = next(
+        (candidate for candidate in reversed(GRAPH_VERSIONS) if candidate in versions), None
+    )
     if version is None:
         return None
     path = f"/apis/{GRAPH_GROUP}/{version}/{GRAPHS_RESOURCE.partition('.')[0]}"
@@ -110,8 +112,8 @@ def _everywhere(cluster: Cluster, found: ClusterFacts) -> list[tuple[str, str]] 
         page = cluster.get(path, {"limit": "500"})
     except (ClusterRefusal, Unreachable):
         return None
-    metadata = [mapping(mapping(one).get("metadata")) for one in sequence(page.get("items"))]
-    return sorted((text(one.get("namespace")), text(one.get("name"))) for one in metadata)
+    metadata = [mapping(mapping(item).get("metadata")) for item in sequence(page.get("items"))]
+    return sorted((text(item.get("namespace")), text(item.get("name"))) for item in metadata)
 
 
 def _is_missing(cluster: Cluster, namespace: str) -> bool:

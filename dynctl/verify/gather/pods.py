@@ -96,8 +96,9 @@ def _others(
         )
     except (ClusterRefusal, Unreachable, FileNotFoundError, ValueError):
         return {}
+    others = [name for name in names if name not in domains and name.isprintable()]
     found = {}
-    for name in [one for one in names if one not in domains and one.isprintable()][:_MOST_OTHERS]:
+    for name in others[:_MOST_OTHERS]:
         with suppress(ClusterRefusal, Unreachable):
             found[name] = _read_file(cluster, pod, container, f"{mount}/{name}")
     return found
@@ -166,7 +167,9 @@ class Sampling(StrEnum):
 def chosen(joined: JoinedFacts, sampling: Sampling) -> tuple[WorkerChain, ...]:
     """The workers with a running pod that are read, in order."""
     if sampling is Sampling.AUTO:
-        pods = sum(one.pod is not None and one.policy is not None for one in joined.workers)
+        pods = sum(
+            worker.pod is not None and worker.policy is not None for worker in joined.workers
+        )
         sampling = Sampling.ALL if pods <= MOST_READ else Sampling.SAMPLE
     return tuple(_chosen(joined, sampling))
 
