@@ -133,10 +133,12 @@ def _outcome(check: Check[Facts], facts: Facts, suppressed: Suppressions) -> Out
         if skipped is not None:
             return skipped
     judged = check.judge(facts)
-    return _unsuppressed(check.code, judged, suppressed) if isinstance(judged, Wrong) else judged
+    return (
+        _without_suppressed(check.code, judged, suppressed) if isinstance(judged, Wrong) else judged
+    )
 
 
-def _unsuppressed(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | Skipped:
+def _without_suppressed(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | Skipped:
     """The findings that are left. A note about unread objects stays, and stays a warning."""
     left = tuple(finding for finding in wrong.found if not suppressed.hides(code, finding.subject))
     hidden = len(wrong.found) - len(left)

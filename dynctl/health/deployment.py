@@ -186,6 +186,9 @@ class _EntriesByKind:
         self.owned: dict[Where, str] = {}
         self.sources: dict[int, list[EventSource]] = defaultdict(list)
         self.channels: dict[str, list[EventChannel]] = defaultdict(list)
+        #: The channels of KV events of one publisher, and those that a component shares.
+        self.by_publisher: dict[int, EventChannel] = {}
+        self.shared: dict[tuple[str, str], list[EventChannel]] = defaultdict(list)
         #: All namespaces that have entries, also those that are not wanted.
         self.namespaces: set[str] = set()
         for key, entry in entries:
@@ -196,6 +199,7 @@ class _EntriesByKind:
             self.namespaces.add(scope.namespace)
             if namespace is None or _in_namespace(scope.namespace, namespace):
                 self._add(entry, owners.get(key))
+        self._index_events()
 
     def _add(
         self, entry: Instance | ModelCard | EventSource | EventChannel, owner: str | None
@@ -216,18 +220,15 @@ class _EntriesByKind:
             case EventChannel():
                 self.channels[entry.topic].append(entry)
 
-
-@dataclass(frozen=True, slots=True)
-class _EventPlanes:
-    """Where KV events come from.
-
-    ``sources``: worker id -> sources. ``by_publisher``: publisher -> its own channel. ``shared``:
-    (namespace, component) -> the channels that all of its workers use.
-    """
-
-    sources: Mapping[int, Sequence[EventSource]]
-    by_publisher: Mapping[int, EventChannel]
-    shared: Mapping[tuple[str, str], Sequence[EventChannel]]
+    def _index_events(self) -> None:
+        """Index the channels of KV events, and add the sources that were not registered."""
+        for channel in self.channels[KV_EVENTS]:
+            if channel.scope.name:
+                self.by_publisher[channel.publisher_id] = channel
+            else:
+                self.shared[channel.scope.namespace, channel.scope.component].append(channel)
+        for source in _unregistered_sources(self.instances.values(), self.shared):
+            self.sources[source.worker_id].append(source)
 
 
 def join(
@@ -269,8 +270,7 @@ def _unrouted_adapters(kinds: _EntriesByKind) -> Iterable[Problem]:
 
 def _joined_workers(kinds: _EntriesByKind, problems: list[Problem]) -> list[RegisteredWorker]:
     """The workers whose card and endpoint are registered; adds the problems of the others."""
-    names = {**worker_names(kinds.cards), **_unique(kinds.owned)}
-    events = _event_planes(kinds)
+    names = {**worker_names(kinds.cards), **_unique_owners(kinds.owned)}
     split = {
         (card.endpoint.namespace, card.name) for card in kinds.cards.values() if _prefills(card)
     }
@@ -281,26 +281,13 @@ def _joined_workers(kinds: _EntriesByKind, problems: list[Problem]) -> list[Regi
             message = f"the card is registered, {card.endpoint} is not: the worker cannot serve"
             problems.append(Problem(ProblemCode.CARD_WITHOUT_INSTANCE, name, message))
             continue
-        sources = events.sources.get(card.instance_id, ())
+        sources = kinds.sources.get(card.instance_id, ())
         worker = _worker(name, card, _role(card, split), instance, sources, problems)
         if worker is not None:
             adapters = sorted(kinds.adapters.get(where, ()), key=lambda adapter: adapter.name)
-            joined = _joined_worker(worker, card, instance, events)
+            joined = _joined_worker(worker, card, instance, kinds)
             workers.append(_with_adapters(joined, tuple(adapters)))
     return workers
-
-
-def _event_planes(kinds: _EntriesByKind) -> _EventPlanes:
-    shared: dict[tuple[str, str], list[EventChannel]] = defaultdict(list)
-    by_publisher: dict[int, EventChannel] = {}
-    for channel in kinds.channels[KV_EVENTS]:
-        if channel.scope.name:
-            by_publisher[channel.publisher_id] = channel
-        else:
-            shared[channel.scope.namespace, channel.scope.component].append(channel)
-    for source in _unregistered_sources(kinds.instances.values(), shared):
-        kinds.sources[source.worker_id].append(source)
-    return _EventPlanes(kinds.sources, by_publisher, shared)
 
 
 def _instances_without_card(kinds: _EntriesByKind) -> Iterable[Problem]:
@@ -487,7 +474,7 @@ def _unregistered_sources(
             )
 
 
-def _unique(owned: Mapping[Where, str]) -> dict[Where, str]:
+def _unique_owners(owned: Mapping[Where, str]) -> dict[Where, str]:
     """The owner names of one worker each; two engines of one pod are named by their ids instead."""
     uses = Counter(owned.values())
     return {where: name for where, name in owned.items() if uses[name] == 1}
@@ -576,16 +563,16 @@ def _prefills(card: ModelCard) -> bool:
 
 
 def _joined_worker(
-    worker: Worker, card: ModelCard, instance: Instance, events: _EventPlanes
+    worker: Worker, card: ModelCard, instance: Instance, kinds: _EntriesByKind
 ) -> RegisteredWorker:
     """A worker with the sources and channels of its events."""
-    own = {source.dp_rank: source for source in events.sources.get(worker.worker_id, ())}
+    own = {source.dp_rank: source for source in kinds.sources.get(worker.worker_id, ())}
     channels = {
-        rank: events.by_publisher[source.publisher_id]
+        rank: kinds.by_publisher[source.publisher_id]
         for rank, source in own.items()
-        if source.publisher_id in events.by_publisher
+        if source.publisher_id in kinds.by_publisher
     }
-    shared = tuple(events.shared.get((card.endpoint.namespace, card.endpoint.component), ()))
+    shared = tuple(kinds.shared.get((card.endpoint.namespace, card.endpoint.component), ()))
     stream = None
     if not own and worker.role is not Role.DECODE:
         stream = durable_events(card)

@@ -160,11 +160,11 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
     models = tuple(_model(name, rows, pools=state.pools) for name, rows in sorted(by_model.items()))
     derived: list[Derived] = []
     for part in (
-        _served(state, models),
-        _busy(by_model),
-        _streams(state),
+        _unserved_models(state, models),
+        _busy_roles(by_model),
+        _disconnected_streams(state),
         _over_limit(state),
-        _loads(state),
+        _overdue_loads(state),
     ):
         yield
         derived += part
@@ -181,10 +181,10 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
         status = "unhealthy"
     elif derived or state.reported:
         status = "degraded"
-    return FleetHealth(status, models, tuple(_bounded(dict.fromkeys(derived))))
+    return FleetHealth(status, models, tuple(_bounded_conditions(dict.fromkeys(derived))))
 
 
-def _bounded(derived: Iterable[Derived]) -> Iterator[Derived]:
+def _bounded_conditions(derived: Iterable[Derived]) -> Iterator[Derived]:
     """The first ones of each code, and how many more there are."""
     counts: Counter[str] = Counter()
     for condition in derived:
@@ -215,7 +215,7 @@ def _model(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
     return ModelHealth(name, dict(sorted(ready.items())), dict(sorted(registered.items())), missing)
 
 
-def _served(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derived]:
+def _unserved_models(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derived]:
     if not state.workers:
         yield Derived(NO_WORKERS, "fleet", "the fleet has no workers: every request is refused")
     for model in models:
@@ -231,7 +231,7 @@ def _served(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derive
             )
 
 
-def _busy(by_model: Mapping[str, Sequence[WorkerRow]]) -> Iterator[Derived]:
+def _busy_roles(by_model: Mapping[str, Sequence[WorkerRow]]) -> Iterator[Derived]:
     for model, rows in by_model.items():
         roles: dict[str, list[WorkerRow]] = defaultdict(list)
         for row in rows:
@@ -261,7 +261,7 @@ def _over_limit(state: FleetState) -> Iterator[Derived]:
             )
 
 
-def _streams(state: FleetState) -> Iterator[Derived]:
+def _disconnected_streams(state: FleetState) -> Iterator[Derived]:
     if state.age_s < CONNECT_S:
         return
     for row in state.workers:
@@ -284,7 +284,7 @@ def _without_events(rank: RankRow) -> bool:
     return isinstance(rank, EngineRank) and rank.events is not None and not rank.events.batches
 
 
-def _loads(state: FleetState) -> Iterator[Derived]:
+def _overdue_loads(state: FleetState) -> Iterator[Derived]:
     limit = max(_OVERDUE_S, _OVERDUE_INTERVALS * state.probe_s)
     for row in state.workers:
         ages = [rank.load_age_s for rank in row.ranks if rank.load_age_s is not None]
@@ -314,7 +314,7 @@ def capacity_conditions(
             yield Derived(
                 "DYT0901",
                 where,
-                f"{stranded.reason}; {stranded.outcome} ({_some(stranded.workers)})",
+                f"{stranded.reason}; {stranded.outcome} ({_first_names(stranded.workers)})",
             )
         domain = _single_decode_domain(row)
         if domain is not None:
@@ -326,13 +326,13 @@ def capacity_conditions(
             )
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _available(*roles: RoleCapacity) -> int:
+def _available_workers(*roles: RoleCapacity) -> int:
     """Workers that answer, busy or not."""
     return sum(role.ready + role.busy for role in roles)
 
@@ -347,8 +347,8 @@ def _single_decode_domain(row: DomainCapacity) -> str | None:
         ),
         None,
     )
-    if bound is None or row.stranded or not _available(row.prefill):
+    if bound is None or row.stranded or not _available_workers(row.prefill):
         return None
-    if _available(row.decode) != 1:
+    if _available_workers(row.decode) != 1:
         return None
     return bound

@@ -102,7 +102,7 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
         yield from _component_problems(placed_policy)
         if not released:
             yield from _policy_problems(placed_policy, inherited)
-    yield from _duplicates(placed)
+    yield from _duplicate_policies(placed)
     for component in graph.components:
         for name in sorted(set(component.env) & set(_DRAFT_ENV)):
             yield Draft(
@@ -111,13 +111,13 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
                 f"remove it; the released name is {_DRAFT_ENV[name]}, which the operator sets",
             )
         yield from _projected(component.path, component.pod)
-        yield from _misspelled(component.path, component.body, (DRAFT,))
-    yield from _misspelled("spec", spec, (_RELEASED, DRAFT))
-    yield from _misspelled("spec.experimental", experimental, (_RELEASED, DRAFT))
+        yield from _misspelled_fields(component.path, component.body, (DRAFT,))
+    yield from _misspelled_fields("spec", spec, (_RELEASED, DRAFT))
+    yield from _misspelled_fields("spec.experimental", experimental, (_RELEASED, DRAFT))
     used = [name for name in DRAFT_FIELDS if name in policy]
     if used:
         here = PlacedPolicy("spec.experimental", _RELEASED, policy, None)
-        yield Draft(PATH, ", ".join(used), _translated(policy, inherited))
+        yield Draft(PATH, ", ".join(used), _translated_text(policy, inherited))
         yield from _value_problems(here)
         if "domain" not in policy:
             yield from _source_problems(here, inherited)
@@ -231,8 +231,8 @@ def _as_draft(placed: PlacedPolicy, inherited: str, *, released: bool) -> Draft:
     odd = [name for name in ("kvTransferWeight", _QOS) if name in draft]
     what = DRAFT + (f" with {' and '.join(odd)}" if odd else "")
     if released:
-        return Draft(placed.place, what, f"remove it; the graph has {PATH}{_dropped(draft)}")
-    return Draft(placed.place, what, _translated(draft, inherited))
+        return Draft(placed.place, what, f"remove it; the graph has {PATH}{_dropped_fields(draft)}")
+    return Draft(placed.place, what, _translated_text(draft, inherited))
 
 
 def _component_problems(placed: PlacedPolicy) -> Iterator[Draft]:
@@ -309,7 +309,7 @@ def _source_problems(placed: PlacedPolicy, inherited: str) -> Iterator[Draft]:
     )
 
 
-def _duplicates(placed: Sequence[PlacedPolicy]) -> Iterator[Draft]:
+def _duplicate_policies(placed: Sequence[PlacedPolicy]) -> Iterator[Draft]:
     if len(placed) < 2:
         return
     same = all(policy.value == placed[0].value for policy in placed)
@@ -322,7 +322,9 @@ def _duplicates(placed: Sequence[PlacedPolicy]) -> Iterator[Draft]:
     )
 
 
-def _misspelled(place: str, body: Mapping[str, Any], names: Sequence[str]) -> Iterator[Draft]:
+def _misspelled_fields(
+    place: str, body: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[Draft]:
     for name in body:
         near = nearest_name(str(name), names)
         if near is not None and name not in (DRAFT, _RELEASED):
@@ -347,7 +349,7 @@ def _mismatch_policy(draft: Mapping[str, Any]) -> str:
     return text(draft.get("mismatchPolicy")) or text(draft.get("noMatchPolicy"))
 
 
-def _translated(draft: Mapping[str, Any], inherited: str) -> str:
+def _translated_text(draft: Mapping[str, Any], inherited: str) -> str:
     """The most similar released policy, as one line of YAML, and what changes with it."""
     policy = translation(draft, inherited)
     if "labelKey" not in policy and "clusterTopologyName" not in policy:
@@ -357,10 +359,10 @@ def _translated(draft: Mapping[str, Any], inherited: str) -> str:
     changed = ""
     if draft.get("enforcement") is None and _mismatch_policy(draft) == "fallback":
         changed = f"; {_FALLBACK}"
-    return f"write {PATH}: {{{fields}}}{changed}{_dropped(draft)}"
+    return f"write {PATH}: {{{fields}}}{changed}{_dropped_fields(draft)}"
 
 
-def _dropped(draft: Mapping[str, Any]) -> str:
+def _dropped_fields(draft: Mapping[str, Any]) -> str:
     """What replaces fields that have no place in a released policy."""
     parts = []
     if "kvTransferWeight" in draft:

@@ -114,7 +114,7 @@ def stranded_prefill(cells: Sequence[Cell], enforcement: str) -> list[int]:
     """For each cell, the prefill workers without a decode worker to hand over to."""
     total = _decode_of_pools(cells)
     return [
-        0 if _reachable(cell, total[cell.pool], enforcement) else cell.prefill for cell in cells
+        0 if _has_decode(cell, total[cell.pool], enforcement) else cell.prefill for cell in cells
     ]
 
 
@@ -151,7 +151,9 @@ def uncarried_prefill(cells: Sequence[Cell], enforcement: str, ratio: Ratio | No
         lacking = stranded_prefill(cells, enforcement)
         return sum(
             (
-                _beyond(cell, ratio) if cell.decode and cell.value is not None else Fraction(none)
+                _prefill_beyond(cell, ratio)
+                if cell.decode and cell.value is not None
+                else Fraction(none)
                 for cell, none in zip(cells, lacking, strict=True)
             ),
             Fraction(),
@@ -181,7 +183,7 @@ def uncarried_after(
     return uncarried_prefill(subtract(cells, lost), enforcement, ratio)
 
 
-def _beyond(cell: Cell, ratio: Ratio) -> Fraction:
+def _prefill_beyond(cell: Cell, ratio: Ratio) -> Fraction:
     return max(Fraction(), cell.prefill - ratio.carried_by(cell.decode))
 
 
@@ -192,7 +194,7 @@ def _decode_of_pools(cells: Iterable[Cell]) -> dict[str, int]:
     return total
 
 
-def _reachable(cell: Cell, pool_decode: int, enforcement: str) -> bool:
+def _has_decode(cell: Cell, pool_decode: int, enforcement: str) -> bool:
     if enforcement == "required":
         return cell.value is not None and cell.decode > 0
     return pool_decode > 0
@@ -237,15 +239,15 @@ def even_split(prefill: int, decode: int, values: Sequence[str]) -> dict[str, tu
 
 def subtract(cells: Sequence[Cell], lost: Cell) -> list[Cell]:
     """The cells without the workers of ``lost``; ``lost`` must be part of one cell."""
-    return [_changed(cell, lost, -1) for cell in cells]
+    return [_changed_cell(cell, lost, -1) for cell in cells]
 
 
 def restore(cells: Sequence[Cell], lost: Cell) -> list[Cell]:
     """The reverse of :func:`subtract`."""
-    return [_changed(cell, lost, 1) for cell in cells]
+    return [_changed_cell(cell, lost, 1) for cell in cells]
 
 
-def _changed(cell: Cell, part: Cell, sign: int) -> Cell:
+def _changed_cell(cell: Cell, part: Cell, sign: int) -> Cell:
     if (cell.pool, cell.value) != (part.pool, part.value):
         return cell
     return replace(

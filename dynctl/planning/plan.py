@@ -197,27 +197,15 @@ def _overall_state(rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds])
 
 
 def _may_land(fleet: PlannedFleet, cell: Cell, role: str) -> int:
-    return sum(
-        floating.workers
-        for floating in fleet.floating
-        if (floating.pool, floating.role) == (cell.pool, role)
-        and (cell.value is None or floating.may_land_in(cell.value))
-    )
+    own = [group for group in fleet.floating if (group.pool, group.role) == (cell.pool, role)]
+    return sum(g.workers for g in own if cell.value is None or g.may_land_in(cell.value))
 
 
 def _all_workers(fleet: PlannedFleet, pool: str, role: str) -> int:
     """The workers of a role, pinned or not."""
-    cells = [cell for cell in fleet.cells if cell.pool == pool]
-    pinned = sum(_workers_of_role(cell, role) for cell in cells)
-    return pinned + sum(
-        floating.workers
-        for floating in fleet.floating
-        if (floating.pool, floating.role) == (pool, role)
-    )
-
-
-def _workers_of_role(cell: Cell, role: str) -> int:
-    return cell.prefill if role == "prefill" else cell.decode
+    pinned: int = sum(getattr(cell, role) for cell in fleet.cells if cell.pool == pool)
+    own = [group for group in fleet.floating if (group.pool, group.role) == (pool, role)]
+    return pinned + sum(group.workers for group in own)
 
 
 def _unplaced_notes(

@@ -291,7 +291,7 @@ class _ManifestCount:
     def _add_component(self, graph: Graph, component: Component, packed: str | None) -> None:
         """``packed``: the value that the whole graph is packed into, if any."""
         replicas = _replicas(graph.manifest.source, component)
-        allowed = self._allowed(graph, component)
+        allowed = self._allowed_values(graph, component)
         role = str(component.role)
         value = _only_value(allowed)
         if value is None:
@@ -333,7 +333,9 @@ class _ManifestCount:
         pack = text(mapping(spec.get("topologyConstraint")).get("packDomain"))
         if not pack or not self._is_within_domain(pack):
             return None
-        pinned = {_only_value(self._allowed(graph, component)) for component in counted} - {None}
+        pinned = {_only_value(self._allowed_values(graph, component)) for component in counted} - {
+            None
+        }
         return pinned.pop() if len(pinned) == 1 else f"(one {self.domain})"
 
     def _is_within_domain(self, pack: str) -> bool:
@@ -353,7 +355,7 @@ class _ManifestCount:
         keys += [topology.key_of(self.domain) for topology in self.topologies]
         return [key for key in keys if key][:1]
 
-    def _allowed(self, graph: Graph, component: Component) -> frozenset[str] | None:
+    def _allowed_values(self, graph: Graph, component: Component) -> frozenset[str] | None:
         keys = self._label_keys(graph) or _keys_named(component.pod, self.domain)
         allowed: frozenset[str] | None = None
         for name in keys:

@@ -113,11 +113,11 @@ def _of_address(
             for card in cards
             if _may_be_of(pods[0], card) and (role is None or card.worker.role is role)
         ]
-        found |= _shared(address, sorted(pods, key=_key), mine)
+        found |= _shared_claims(address, sorted(pods, key=_key), mine)
     return found
 
 
-def _shared(
+def _shared_claims(
     address: str, pods: Sequence[Pod], cards: Sequence[RegisteredWorker]
 ) -> dict[PodKey, Claim]:
     """The claims of pods that only their names distinguish.
@@ -126,7 +126,7 @@ def _shared(
     """
     if len(pods) == 1 or not cards:
         return {_key(pod): Claim(tuple(cards)) for pod in pods}
-    if len(pods) == len(cards) and len({*map(_compared, cards)}) == 1:
+    if len(pods) == len(cards) and len({*map(_compared_fields, cards)}) == 1:
         ordered = sorted(cards, key=lambda card: card.worker.worker_id)
         return {_key(pod): Claim((card,)) for pod, card in zip(pods, ordered, strict=True)}
     registered = "1 worker is" if len(cards) == 1 else f"{len(cards):,} workers are"
@@ -134,7 +134,7 @@ def _shared(
     return {_key(pod): Claim(unknown=why, among=tuple(cards)) for pod in pods}
 
 
-def _compared(card: RegisteredWorker) -> Hashable:
+def _compared_fields(card: RegisteredWorker) -> Hashable:
     """What checks compare in a registration."""
     config = card.card.runtime_config
     names = ("topology_domains", "taints", "kv_transfer_domain", "kv_transfer_enforcement")

@@ -95,7 +95,7 @@ def _in_namespace(graph: Graph, namespace: str) -> Graph:
     return replace(graph, manifest=Manifest(graph.manifest.source, body))
 
 
-def _planned(check: Check[JoinedFacts], facts: LintWithCluster) -> Outcome:
+def _judge_planned(check: Check[JoinedFacts], facts: LintWithCluster) -> Outcome:
     for need in check.needs:
         skipped = need(facts.planned)
         if skipped is not None:
@@ -160,7 +160,7 @@ def _pinned_values_exist(facts: LintWithCluster) -> Outcome:
 CLUSTER_CHECKS: Final[Sequence[Check[LintWithCluster]]] = sorted(
     (
         *(
-            Check(check.code, partial(_planned, check))
+            Check(check.code, partial(_judge_planned, check))
             for check in (*ACCESS_CHECKS, *NODE_CHECKS)
             if check.code in _FROM_VERIFY
         ),

@@ -110,12 +110,12 @@ def join(facts: VerifyFacts) -> JoinedFacts:
         podless = Link(unknown="no cluster was read")
         loose = _loose_workers(_cards(deployments), facts.routers, podless)
         return JoinedFacts(facts, loose=loose, deployments=deployments, routers=facts.routers)
-    topologies = topologies_of(_known(cluster.topologies))
-    nodes = {node.name: node for node in _known(cluster.nodes)}
-    metadata = _known(cluster.metadata)
+    topologies = topologies_of(_known_items(cluster.topologies))
+    nodes = {node.name: node for node in _known_items(cluster.nodes)}
+    metadata = _known_items(cluster.metadata)
     deployments = _other_registrations(facts) or _by_metadata(metadata)
     pods = _pods_by_graph(cluster)
-    read = {graph.name: graph for graph in graphs_of(_known(cluster.graphs))}
+    read = {graph.name: graph for graph in graphs_of(_known_items(cluster.graphs))}
     names = sorted({*read, *pods})
     index = _Join(facts, cluster, topologies, nodes, metadata, deployments)
     index.claim((read.get(name), pods[name]) for name in names)
@@ -126,7 +126,7 @@ def join(facts: VerifyFacts) -> JoinedFacts:
         for name in names
         if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
     )
-    claimed = index.claimed(_known(cluster.pods))
+    claimed = index.claimed(_known_items(cluster.pods))
     # With named graphs the pods of other graphs were not read: their workers are not loose.
     rest = [] if cluster.wanted else _cards(deployments, claimed)
     podless = Link(unknown="registered by no known pod")
@@ -139,7 +139,7 @@ def join(facts: VerifyFacts) -> JoinedFacts:
 def _pods_by_graph(cluster: ClusterFacts) -> defaultdict[str, list[Pod]]:
     """The pods of each graph."""
     pods: defaultdict[str, list[Pod]] = defaultdict(list)
-    for pod in _known(cluster.pods):
+    for pod in _known_items(cluster.pods):
         name = pod.labels.get(GRAPH_LABEL)
         # Pods that were evicted stay for a while, with their last state.
         if name and not pod.deleting and pod.phase not in _ENDED:
@@ -167,7 +167,7 @@ class _Join:
             for pod in {item.name, item.owner} - {""}:
                 self._metadata[item.namespace, pod].append(item)
         self._endpoints: dict[PodKey, list[Endpoint]] = defaultdict(list)
-        for endpoint in _known(cluster.endpoints):
+        for endpoint in _known_items(cluster.endpoints):
             self._endpoints[endpoint.namespace, endpoint.pod].append(endpoint)
         self._deployments = deployments
         self.routers = facts.routers
@@ -180,7 +180,7 @@ class _Join:
         workers = [
             (pod, _role(pod, component, kind, ())[0])
             for graph, pods in graphs
-            for pod, component, kind in _workers(graph, pods)
+            for pod, component, kind in _worker_pods(graph, pods)
         ]
         self._claims = AddressClaims(workers, self._deployments.get(_ELSEWHERE, Deployment()))
 
@@ -204,9 +204,9 @@ class _Join:
             policy = None
         workers = [
             self._worker(name, policy, pod, component, kind)
-            for pod, component, kind in _workers(graph, pods)
+            for pod, component, kind in _worker_pods(graph, pods)
         ]
-        frontends = [pod for pod, _, kind in _kinds(graph, pods) if kind == "frontend"]
+        frontends = [pod for pod, _, kind in _pods_with_kind(graph, pods) if kind == "frontend"]
         return VerifiedGraph(name, graph, policy, tuple(pods), tuple(workers), tuple(frontends))
 
     def _worker(
@@ -321,7 +321,9 @@ def _is_stale(worker: WorkerChain) -> bool:
     return bool(own) and all(metadata.owner_uid != pod.uid for metadata in own)
 
 
-def _kinds(graph: Graph | None, pods: Iterable[Pod]) -> Iterator[tuple[Pod, Component | None, str]]:
+def _pods_with_kind(
+    graph: Graph | None, pods: Iterable[Pod]
+) -> Iterator[tuple[Pod, Component | None, str]]:
     """Each pod by name, with its component and the type of that."""
     own = graph.components if graph else ()
     components = {component.name.lower(): component for component in own}
@@ -331,10 +333,10 @@ def _kinds(graph: Graph | None, pods: Iterable[Pod]) -> Iterator[tuple[Pod, Comp
         yield pod, component, kind or (component.type if component else "")
 
 
-def _workers(
+def _worker_pods(
     graph: Graph | None, pods: Iterable[Pod]
 ) -> Iterator[tuple[Pod, Component | None, str]]:
-    return (row for row in _kinds(graph, pods) if row[2] in WORKER_TYPES)
+    return (row for row in _pods_with_kind(graph, pods) if row[2] in WORKER_TYPES)
 
 
 def _card_links(
@@ -465,5 +467,5 @@ def _cards(
     ]
 
 
-def _known(listing: Listing[T]) -> tuple[T, ...]:
+def _known_items(listing: Listing[T]) -> tuple[T, ...]:
     return () if isinstance(listing, Unread) else listing

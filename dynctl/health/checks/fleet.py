@@ -18,13 +18,13 @@ from dynctl.health.facts import CheckFacts, Unread
 _OF_REQUIRED_DOMAINS: Final = frozenset({"DYT0901", "DYT0902"})
 
 
-def _dynctl(facts: CheckFacts) -> Skipped | None:
+def _has_dynctl_frontend(facts: CheckFacts) -> Skipped | None:
     if any(frontend.kind == "dynctl" for frontend in facts.frontends):
         return None
     return Skipped("no dynctl frontend: this section is about fleets of dynctl frontends")
 
 
-def _why(url: str, unread: Unread) -> str:
+def _why_unread(url: str, unread: Unread) -> str:
     """Why a frontend's conditions are unknown, with its address, and what to try."""
     why = unread.why if unread.why.startswith(url) else f"{url}/v1/fleet: {unread.why}"
     return f"{why}; {unread.hint.splitlines()[0]}" if unread.hint else why
@@ -45,7 +45,7 @@ def _check(code: str) -> Check[CheckFacts]:
             if frontend.kind != "dynctl":
                 continue
             if isinstance(frontend.conditions, Unread):
-                unread.append(_why(frontend.url, frontend.conditions))
+                unread.append(_why_unread(frontend.url, frontend.conditions))
                 continue
             for condition in frontend.conditions:
                 if condition.code == code:
@@ -63,7 +63,7 @@ def _check(code: str) -> Check[CheckFacts]:
         nothing = _no_required_domain(facts) if code in _OF_REQUIRED_DOMAINS else ""
         return outcome(ordered, unread, nothing=nothing)
 
-    return Check(code, judge, (*FRONTEND_NEEDS, _dynctl))
+    return Check(code, judge, (*FRONTEND_NEEDS, _has_dynctl_frontend))
 
 
 FLEET_CHECKS: Final[Sequence[Check[CheckFacts]]] = tuple(

@@ -22,19 +22,19 @@ KNOWN_VERSIONS: Final = ("1.7", "1.6", "1.5", "1.4", "1.3", "1.2", "1.0")
 # -- what checks need ------------------------------------------------------------------------------
 
 
-def _named(facts: CheckFacts) -> Skipped | None:
+def _frontend_is_given(facts: CheckFacts) -> Skipped | None:
     if facts.frontends_unread:
         return Skipped(f"the cluster's frontends: {facts.frontends_unread}", unread=True)
     return None if facts.frontends else Skipped(NO_FRONTENDS)
 
 
-def _answering(facts: CheckFacts) -> Skipped | None:
+def _frontend_answers(facts: CheckFacts) -> Skipped | None:
     if any(frontend.answers for frontend in facts.frontends):
         return None
     return Skipped("no frontend answers (DYR0401, DYR0402)", unread=True)
 
 
-def _several(facts: CheckFacts) -> Skipped | None:
+def _has_replicas(facts: CheckFacts) -> Skipped | None:
     if any(len(members) > 1 for members in _replicas(facts)):
         return None
     if len(facts.frontends) > 1:
@@ -50,7 +50,7 @@ def _replicas(facts: CheckFacts) -> list[list[FrontendFacts]]:
     return [*groups.values()]
 
 
-def _dynamo(facts: CheckFacts) -> Skipped | None:
+def _has_dynamo_frontend(facts: CheckFacts) -> Skipped | None:
     if any(frontend.is_dynamo for frontend in facts.frontends):
         return None
     return Skipped("no Dynamo frontend: this check is about Dynamo frontends")
@@ -63,7 +63,9 @@ def unanswered_frontends(facts: CheckFacts) -> list[str]:
     ]
 
 
-def _measured(facts: CheckFacts) -> tuple[list[tuple[FrontendFacts, FrontendMetrics]], list[str]]:
+def _frontend_metrics(
+    facts: CheckFacts,
+) -> tuple[list[tuple[FrontendFacts, FrontendMetrics]], list[str]]:
     """Dynamo frontends with their metrics, and what could not be read."""
     read, unread = [], unanswered_frontends(facts)
     for frontend in facts.frontends:
@@ -79,7 +81,7 @@ def _measured(facts: CheckFacts) -> tuple[list[tuple[FrontendFacts, FrontendMetr
 # -- one by one ------------------------------------------------------------------------------------
 
 
-def _reachable(facts: CheckFacts) -> Outcome:
+def _frontends_answer(facts: CheckFacts) -> Outcome:
     findings = [
         found(
             frontend.url, why=frontend.kind.why, hint=frontend.kind.fix or "is the address right?"
@@ -102,7 +104,7 @@ def _ours_or_theirs(facts: CheckFacts) -> Outcome:
 
 
 def _kv_mode(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
+    measured, unread = _frontend_metrics(facts)
     findings = []
     for frontend, metrics in measured:
         if metrics.kv_routing is None:
@@ -116,14 +118,14 @@ def _kv_mode(facts: CheckFacts) -> Outcome:
             findings.append(found(frontend.url, mode=frontend.mode))
         elif frontend.kind == "dynctl" and isinstance(frontend.conditions, Unread):
             unread.append(f"whether {frontend.url} finds cached blocks: {frontend.conditions.why}")
-    blind = [text for frontend in facts.frontends for text in _blind(frontend)]
+    blind = [text for frontend in facts.frontends for text in _why_blind(frontend)]
     if blind and not findings and not unread:
         # The conditions themselves are findings of the fleet.
         return Skipped("; ".join(blind))
     return outcome(findings, unread)
 
 
-def _blind(frontend: FrontendFacts) -> Iterator[str]:
+def _why_blind(frontend: FrontendFacts) -> Iterator[str]:
     """Why a frontend in mode kv finds no cached block of a model's prompts."""
     if (
         frontend.kind != "dynctl"
@@ -140,7 +142,7 @@ def _blind(frontend: FrontendFacts) -> Iterator[str]:
 
 
 def _uses_events(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
+    measured, unread = _frontend_metrics(facts)
     routing = [(frontend, metrics) for frontend, metrics in measured if metrics.kv_routing]
     if not routing and not unread:
         return Skipped("no frontend routes by KV cache (DYR0403)")
@@ -153,8 +155,8 @@ def _uses_events(facts: CheckFacts) -> Outcome:
     return outcome(silent, unread)
 
 
-def _sources(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
+def _sources_match(facts: CheckFacts) -> Outcome:
+    measured, unread = _frontend_metrics(facts)
     using = [(frontend, metrics) for frontend, metrics in measured if metrics.kv_events]
     unread += [
         f"{frontend.url} does not report its event sources; Dynamo 1.4 does"
@@ -172,7 +174,7 @@ def _sources(facts: CheckFacts) -> Outcome:
     return outcome(findings, unread)
 
 
-def _ready(facts: CheckFacts) -> Outcome:
+def _models_are_ready(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
     unread, ready = unanswered_frontends(facts), set()
     for frontend in facts.frontends:
@@ -201,11 +203,11 @@ def _uses_all(facts: CheckFacts) -> Outcome:
     unread += [
         f"no frontend of Dynamo namespace {namespace} was queried"
         for namespace in sorted({namespace for namespace, _, _ in registered})
-        if not any(_finds(frontend, namespace, spaces) for frontend in facts.frontends)
+        if not any(_reads_namespace(frontend, namespace, spaces) for frontend in facts.frontends)
     ]
     for frontend in facts.frontends:
         for (namespace, model, role), total in sorted(registered.items()):
-            if not _finds(frontend, namespace, spaces):
+            if not _reads_namespace(frontend, namespace, spaces):
                 continue
             state = frontend.ready.get(model)
             if isinstance(state, Unread):
@@ -222,22 +224,22 @@ def _uses_all(facts: CheckFacts) -> Outcome:
     return outcome(findings, unread, summary, nothing=nothing)
 
 
-def _finds(frontend: FrontendFacts, namespace: str, spaces: Collection[str]) -> bool:
+def _reads_namespace(frontend: FrontendFacts, namespace: str, spaces: Collection[str]) -> bool:
     """Whether a frontend looks for workers in a Dynamo namespace; True if it is not known.
 
     In a graph it does so in its own one and in those of generations, which have a suffix. Of two
     ``spaces`` that both begin the name the longer one counts.
     """
-    fitting = [space for space in spaces if space and _begins(namespace, space)]
+    fitting = [space for space in spaces if space and _is_of_space(namespace, space)]
     return not frontend.space or frontend.space == max(fitting, key=len, default="")
 
 
-def _begins(namespace: str, space: str) -> bool:
+def _is_of_space(namespace: str, space: str) -> bool:
     first, _, suffix = namespace.partition(space)
     return not first and (not suffix or suffix.startswith("-"))
 
 
-def _effect(facts: CheckFacts) -> Outcome:
+def _thresholds_have_effect(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
     unread, limits = unanswered_frontends(facts), 0
     for frontend in facts.frontends:
@@ -288,7 +290,7 @@ def _without_limit(
 
 
 def _block_size(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
+    measured, unread = _frontend_metrics(facts)
     findings, compared = [], set()
     for frontend, metrics in measured:
         for model, known in metrics.models.items():
@@ -437,25 +439,25 @@ def _one_version(facts: CheckFacts) -> Outcome:
     return outcome(findings, unread, ", ".join(sorted(set(versions.values()))))
 
 
-FRONTEND_NEEDS: Final = (_named, _answering)
+FRONTEND_NEEDS: Final = (_frontend_is_given, _frontend_answers)
 
 FRONTEND_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0401", _reachable, (_named,)),
-    Check("DYR0402", _ours_or_theirs, (_named,)),
+    Check("DYR0401", _frontends_answer, (_frontend_is_given,)),
+    Check("DYR0402", _ours_or_theirs, (_frontend_is_given,)),
     Check("DYR0403", _kv_mode, FRONTEND_NEEDS),
-    Check("DYR0404", _uses_events, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0405", _sources, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0406", _ready, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0407", _uses_all, (*FRONTEND_NEEDS, _dynamo, discovered, populated)),
-    Check("DYR0408", _same_thresholds, (*FRONTEND_NEEDS, _several)),
-    Check("DYR0409", _replica_sync, (*FRONTEND_NEEDS, _several, _dynamo)),
-    Check("DYR0410", _effect, FRONTEND_NEEDS),
-    Check("DYR0411", _block_size, (*FRONTEND_NEEDS, _dynamo, discovered, populated)),
-    Check("DYR0412", _same_models, (*FRONTEND_NEEDS, _several)),
+    Check("DYR0404", _uses_events, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0405", _sources_match, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0406", _models_are_ready, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0407", _uses_all, (*FRONTEND_NEEDS, _has_dynamo_frontend, discovered, populated)),
+    Check("DYR0408", _same_thresholds, (*FRONTEND_NEEDS, _has_replicas)),
+    Check("DYR0409", _replica_sync, (*FRONTEND_NEEDS, _has_replicas, _has_dynamo_frontend)),
+    Check("DYR0410", _thresholds_have_effect, FRONTEND_NEEDS),
+    Check("DYR0411", _block_size, (*FRONTEND_NEEDS, _has_dynamo_frontend, discovered, populated)),
+    Check("DYR0412", _same_models, (*FRONTEND_NEEDS, _has_replicas)),
 )
 
 VERSION_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0501", _known_version, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0502", _reports_version, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0503", _one_version, (*FRONTEND_NEEDS, _several, _dynamo)),
+    Check("DYR0501", _known_version, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0502", _reports_version, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0503", _one_version, (*FRONTEND_NEEDS, _has_replicas, _has_dynamo_frontend)),
 )

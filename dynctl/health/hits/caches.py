@@ -177,7 +177,7 @@ class Caches:
                 self._kv_event(source, router, change, at)
                 return
             case WorkerLost():
-                self._clear_ranks(router, change.worker_id, at)
+                self._lose_worker(router, change.worker_id, at)
             case IndexMarked() if change.state in ("gapped", "over_limit"):
                 self.rank((change.worker_id, change.dp_rank)).troubles.append(at)
             case IndexConnected() if not change.connected:
@@ -193,11 +193,11 @@ class Caches:
             while router.sweep(1_000_000):
                 pass
 
-    def _clear_ranks(self, router: Router, worker_id: int, at: float) -> None:
+    def _lose_worker(self, router: Router, worker_id: int, at: float) -> None:
         """A worker is lost with what its ranks had in each tier."""
         for slot in router.registry.slots(worker_id):
             rank = self.rank((worker_id, router.registry.ref(slot).dp_rank))
-            self._cleared(rank, at)
+            self._clear_rank(rank, at)
             if rank.lower is not None:
                 self.model(router.registry.worker(slot).model).lower -= rank.lower.most
                 rank.lower = None
@@ -212,7 +212,7 @@ class Caches:
         rank = self.rank(key)
         if isinstance(event, Cleared):
             router.apply(change, at)
-            self._cleared(rank, at)
+            self._clear_rank(rank, at)
         elif not _computes_prompts(router, slot):
             # A prompt cannot reuse its blocks, so they take no place in the shared cache.
             router.apply(change, at)
@@ -371,7 +371,7 @@ class Caches:
             fate.twin = first[1:]
         _bound(self._contents, self.bounds.fates)
 
-    def _cleared(self, rank: Rank, at: float) -> None:
+    def _clear_rank(self, rank: Rank, at: float) -> None:
         rank.epoch += 1
         rank.clears.append(at)
         if rank.lower is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -12,15 +12,11 @@ from dynctl.documents.recording import Decided
 from dynctl.health.hits.past import Request
 from router_core import TOPOLOGY_PREFIX, Role, Router, RouterConfig, Worker, slots_of
 
-#: Causes by the short reason of a decision.
-_BY_REASON: Final = {"session": "session"}
-
 
 def beaten(request: Request, decided: Decided) -> str:
     """What made the router choose a worker with fewer cached blocks than the best candidate."""
-    cause = _BY_REASON.get(decided.why)
-    if cause is not None:
-        return cause
+    if decided.why == "session":
+        return "session"
     if not _credits_cached_blocks(request.source.config):
         return "no_credit"
     if decided.margin is not None and decided.margin < 0:

@@ -112,22 +112,22 @@ class Ladder:
         match record:
             case Changed():
                 if isinstance(record.change, Booked):
-                    self._booked(mine, record.change, record.at)
+                    self._take_booking(mine, record.change, record.at)
                 self._caches.change(mine, record)
             case Arrived():
-                self._arrived(mine, record)
+                self._take_arrival(mine, record)
             case Decided():
-                self._decided(mine, record)
+                self._take_decision(mine, record)
             case Finished():
-                self._finished(mine, record)
+                self._take_end(mine, record)
             case Start():
-                self._started(mine, record)
+                self._take_start(mine, record)
             case State():
-                self._state(mine, record)
+                self._take_state(mine, record)
             case Noted():
-                self._noted(mine, record)
+                self._take_note(mine, record)
 
-    def _started(self, source: Source, record: Start) -> None:
+    def _take_start(self, source: Source, record: Start) -> None:
         source.start = record
         # Engines of a simulation begin empty.
         self._warm = self._warm or record.source == "simulation"
@@ -138,7 +138,7 @@ class Ladder:
         source.pending.clear()
         source.router = None
 
-    def _state(self, source: Source, record: State) -> None:
+    def _take_state(self, source: Source, record: State) -> None:
         if source.router is not None and not source.incomplete:
             return
         try:
@@ -151,7 +151,7 @@ class Ladder:
         self._warm = True
         self._caches.restore(router, record.at)
 
-    def _noted(self, source: Source, record: Noted) -> None:
+    def _take_note(self, source: Source, record: Noted) -> None:
         if record.kind in ("began", "holds") and record.code:
             source.codes.setdefault(record.subject, set()).add(record.code)
         elif record.kind in ("dropped", "skipped"):
@@ -160,10 +160,10 @@ class Ladder:
         elif record.kind == "cut":
             self._caches.left_out["the end of a recording that is cut"] += 1
 
-    def _arrived(self, source: Source, record: Arrived) -> None:
+    def _take_arrival(self, source: Source, record: Arrived) -> None:
         source.arrived += 1
         if len(self._sources) > 1:
-            source.shared += any(_has(own, record) for own in self._sources.values())
+            source.shared += any(_is_pending(own, record) for own in self._sources.values())
         if len(source.pending) >= self._caches.bounds.requests:
             oldest = source.pending.pop(next(iter(source.pending)))
             self._caches.left_out["requests without an end"] += 1
@@ -172,7 +172,7 @@ class Ladder:
         if not source.gives("decisions"):
             self._measure(request, None, record.at)
 
-    def _booked(self, source: Source, change: Booked, at: float) -> None:
+    def _take_booking(self, source: Source, change: Booked, at: float) -> None:
         """A request is sent to a rank: the caches are as the decision saw them.
 
         The decision itself is recorded when the last hop is chosen, which with a prefill hop is
@@ -188,7 +188,7 @@ class Ladder:
         elif change.stage == request.hop:
             self._sent_again(request, ref, at)
 
-    def _decided(self, source: Source, record: Decided) -> None:
+    def _take_decision(self, source: Source, record: Decided) -> None:
         request = source.pending.get(record.id)
         if request is None:
             return
@@ -206,7 +206,7 @@ class Ladder:
             self._sent_again(request, chosen, record.at)
         self._choose(request, record)
 
-    def _finished(self, source: Source, record: Finished) -> None:
+    def _take_end(self, source: Source, record: Finished) -> None:
         request = source.pending.pop(record.id, None)
         if request is None:
             return
@@ -235,7 +235,7 @@ class Ladder:
         self._caches.resize(caches, source, mask, size)
         usable = _usable_blocks(request, router)
         above = self._measure_shared(request, caches, usable)
-        best = self._best(request, router, usable, mask)
+        best = self._best_depth(request, router, usable, mask)
         request.rungs["best"] = None if best is None else best * size
         request.rungs["expected"] = None
         if best is None:
@@ -347,7 +347,7 @@ class Ladder:
         elif self._by == "domain":
             request.group = "-" if worker is None else _domain(worker)
 
-    def _best(
+    def _best_depth(
         self, request: Request, router: Router | None, usable: Sequence[int], mask: int
     ) -> int | None:
         """The most leading blocks on one worker; None where no worker reports what it caches."""
@@ -377,7 +377,7 @@ class Ladder:
     def _choose(self, request: Request, decided: Decided) -> None:
         """The rung of the decision, and what it lost."""
         rungs, size = request.rungs, request.arrived.block_size
-        expected = self._expected(request, decided)
+        expected = self._expected_blocks(request, decided)
         if not rungs or expected is None:
             return
         rungs["expected"] = min(expected * size, request.arrived.isl_tokens)
@@ -385,7 +385,7 @@ class Ladder:
         best = None if rungs["best"] is None else rungs["best"] // size
         self._causes.choice(request, decided, best, (above or 0) // size, expected)
 
-    def _expected(self, request: Request, decided: Decided) -> int | None:
+    def _expected_blocks(self, request: Request, decided: Decided) -> int | None:
         """Blocks that the router counted; those in the index where its mode counts none."""
         if request.source.mode != READS_CACHES:
             return request.depth
@@ -553,7 +553,7 @@ class Ladder:
             if rung == "shared" and (tokens is None or tokens == reachable):
                 continue
             if tokens is None:
-                yield HitsRung(rung, title, unknown=self._unknown(rung, tally))
+                yield HitsRung(rung, title, unknown=self._why_unknown(rung, tally))
                 continue
             parts = {c: p for (r, c), p in tally.parts.items() if r == rung and p.tokens}
             if before is None:
@@ -564,7 +564,7 @@ class Ladder:
                 yield HitsRung(rung, title, tokens, rate(tokens, tally), lost, losses)
             before = tokens
 
-    def _unknown(self, rung: str, tally: Tally) -> str:
+    def _why_unknown(self, rung: str, tally: Tally) -> str:
         """Which input would give a rung that is unknown."""
         if not tally.requests:
             return self._why_no_requests()
@@ -648,7 +648,7 @@ def _config(settings: dict[str, Any]) -> RouterConfig:
         return RouterConfig().with_values({"router_mode": mode})
 
 
-def _has(source: Source, record: Arrived) -> bool:
+def _is_pending(source: Source, record: Arrived) -> bool:
     """Whether the same request is under way in this recording."""
     request = source.pending.get(record.id)
     return request is not None and request.arrived.hashes == record.hashes

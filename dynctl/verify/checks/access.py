@@ -39,7 +39,7 @@ _LOST: Final[Mapping[str, str]] = {
 _STREAMS: Final = ("pods/exec", "pods/portforward")
 
 
-def _reachable(joined: JoinedFacts) -> Outcome:
+def _cluster_answers(joined: JoinedFacts) -> Outcome:
     cluster = cluster_of(joined)
     version = f"Kubernetes {cluster.version}" if cluster.version else "version unknown"
     return Passed(version)
@@ -147,7 +147,7 @@ def _permission(review: AccessReview) -> str:
 
 
 ACCESS_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
-    Check("DYT0001", _reachable, (clustered,)),
+    Check("DYT0001", _cluster_answers, (clustered,)),
     Check("DYT0002", _serves_graphs, (clustered,)),
     Check("DYT0003", _schema_has_policy, (clustered,)),
     Check("DYT0004", _user_permissions, (clustered,)),

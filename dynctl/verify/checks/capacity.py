@@ -256,12 +256,12 @@ def _check_pools(
         [item for pool in pools for item in rule(pool.split)],
         gaps,
         ready.unread,
-        _counted([pool.split for pool in pools] if served else []),
+        _counts_text([pool.split for pool in pools] if served else []),
         judged=len(pools),
     )
 
 
-def _counted(pools: Sequence[DomainSplit]) -> str:
+def _counts_text(pools: Sequence[DomainSplit]) -> str:
     """The counts by domain, with the names of several pools."""
     if len(pools) == 1:
         return pools[0].counted
@@ -353,7 +353,7 @@ def _discoverable_by_pool(joined: JoinedFacts, cards: Cards) -> dict[str, list[W
     uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     groups: dict[str, list[WorkerChain]] = defaultdict(list)
     for worker in cards.workers:
-        explained = _undiscoverable(worker, uids) if joined.facts.registry is None else ""
+        explained = _why_undiscoverable(worker, uids) if joined.facts.registry is None else ""
         if not explained and worker.pod is not None and not worker.pod.ready:
             explained = "DYT0702"
         if explained:
@@ -379,7 +379,7 @@ def _pool_of(worker: WorkerChain) -> str:
     return worker.graph or worker.cards[0].card.endpoint.namespace
 
 
-def _undiscoverable(worker: WorkerChain, uids: Mapping[tuple[str, str], str]) -> str:
+def _why_undiscoverable(worker: WorkerChain, uids: Mapping[tuple[str, str], str]) -> str:
     if worker.pod is None:
         return ""
     if not_listed(worker):

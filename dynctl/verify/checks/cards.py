@@ -159,7 +159,7 @@ def _policy_differences(worker: WorkerChain) -> list[str]:
         config = item.card.runtime_config
         if not _domains(item) and config.get("kv_transfer_domain") is None:
             continue
-        for variable, text in _differing(config, policy):
+        for variable, text in _differing_cards(config, policy):
             value = config.get(_FIELDS[variable])
             if not (variable in wrong_variables and _equals(env.get(variable), value)):
                 differences[text] = None
@@ -173,7 +173,7 @@ _FIELDS: Final = {
 }
 
 
-def _differing(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
+def _differing_cards(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
     """The source variable of each field that differs, and the difference as text."""
     for variable, wanted in ((DOMAIN_ENV, policy.domain), (ENFORCEMENT_ENV, policy.enforcement)):
         value = config.get(_FIELDS[variable])
@@ -238,7 +238,7 @@ def _one_policy(joined: JoinedFacts) -> Outcome:
             policy = worker.policy if worker.pod is not None else None
             for item in worker.cards:
                 config = item.card.runtime_config
-                if policy is not None and any(True for _ in _differing(config, policy)):
+                if policy is not None and any(True for _ in _differing_cards(config, policy)):
                     continue
                 if item.card.name == model and (_domains(item) or config.get("kv_transfer_domain")):
                     groups[_policy_of(config)].append(worker.name)

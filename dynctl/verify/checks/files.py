@@ -183,7 +183,7 @@ def _is_blank(file: TopologyFile) -> bool:
     return not file.invalid and file.content is not None and not file.content.strip()
 
 
-def _differing(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
+def _differing_domains(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
     """``(domain, file value, label value)`` of each file that differs from its label."""
     for domain, chain in worker.chains.items():
         for gap in chain.breaks():
@@ -197,7 +197,7 @@ def _file_matches_label(joined: JoinedFacts) -> Outcome:
     for worker, _ in read.workers:
         stale = [
             difference
-            for difference in _differing(worker)
+            for difference in _differing_domains(worker)
             if not _is_fresh(worker, difference[0], now)
         ]
         if stale:
@@ -216,7 +216,9 @@ def _files_up_to_date(joined: JoinedFacts) -> Outcome:
     read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, files in read.workers:
-        behind = {domain: f"file {domain} has {file}" for domain, file, _ in _differing(worker)}
+        behind = {
+            domain: f"file {domain} has {file}" for domain, file, _ in _differing_domains(worker)
+        }
         for domain, chain in worker.chains.items():
             file, label = files.get(domain), chain[LinkName.LABEL].value
             if file is not None and label is not None and _is_blank(file):

@@ -446,7 +446,7 @@ def _of_label_keys(joined: JoinedFacts) -> Iterator[_Hierarchy]:
     for key, uses in _by_key(joined).items():
         mine = [use for use in uses if use.graph.policy and use.graph.policy.label_key]
         domain = next((use.graph.policy.domain for use in mine if use.graph.policy), "")
-        broader = _broader(key, domain)
+        broader = _broader_levels(key, domain)
         nodes = [
             node
             for name, node in joined.nodes.items()
@@ -456,7 +456,7 @@ def _of_label_keys(joined: JoinedFacts) -> Iterator[_Hierarchy]:
             yield _Hierarchy(f"Label {key}", [*broader, (domain, key)], nodes)
 
 
-def _broader(key: str, domain: str) -> list[tuple[str, str]]:
+def _broader_levels(key: str, domain: str) -> list[tuple[str, str]]:
     """The levels that certainly contain the level of a label; none for an unknown level."""
     tail = key.rpartition("/")[2]
     level = next((known for known in (tail, domain) if known in KNOWN_LEVELS), "")

@@ -107,7 +107,7 @@ def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -
 
 def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     version = _version(cluster)
-    served = _served(cluster)
+    served = _served_resources(cluster)
     names: Mapping[str, tuple[str, ...]] = served if isinstance(served, Mapping) else {}
     topologies = [name for name in _TOPOLOGIES if f"{name}.grove.io" in names]
     sets = [SETS] if f"{SETS}.grove.io" in names else []
@@ -305,7 +305,7 @@ def _version(cluster: Cluster) -> str:
         ) from None
 
 
-def _served(cluster: Cluster) -> Served:
+def _served_resources(cluster: Cluster) -> Served:
     """``plural.group`` -> versions, of Dynamo's and Grove's groups."""
     found: dict[str, list[str]] = {}
     try:
