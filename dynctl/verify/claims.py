@@ -19,6 +19,7 @@ from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 from router_core import Role
 
 _NAMESPACE_ENV: Final = "DYN_NAMESPACE"
+_NOWHERE: Final = "workers are registered over NATS, without an address that names their pod"
 
 CardKey: TypeAlias = tuple[str, int]
 """Kubernetes namespace (empty for another backend) and id: ids are hashes of the names of pods, so
@@ -71,23 +72,22 @@ class AddressClaims:
 
     def __init__(self, pods: Iterable[tuple[Pod, Role | None]], deployment: Deployment) -> None:
         self._claims: dict[PodKey, Claim] = {}
+        #: Host of the address -> registrations; those over NATS have none.
         hosts: dict[str, list[RegisteredWorker]] = defaultdict(list)
-        nowhere: list[RegisteredWorker] = []
         for card in deployment.workers:
-            host = _host(card)
-            (hosts[host] if host else nowhere).append(card)
+            hosts[_host(card)].append(card)
+        nowhere = hosts.pop("", [])
         groups: dict[str, list[tuple[Pod, Role | None]]] = defaultdict(list)
         for pod, role in pods:
             groups[pod.ip].append((pod, role))
         for address, members in groups.items():
-            self._claims |= _of_address(address, members, hosts.get(address, []) if address else [])
-        for pod, _ in [member for members in groups.values() for member in members]:
-            claim = self._claims[_key(pod)]
-            if not (claim.cards or claim.unknown) and any(
-                _may_be_of(pod, card) for card in nowhere
-            ):
-                why = "workers are registered over NATS, without an address that names their pod"
-                self._claims[_key(pod)] = Claim(unknown=why)
+            self._claims |= _of_address(address, members, hosts.get(address, []))
+            for pod, _ in members:
+                claim = self._claims[_key(pod)]
+                if claim.cards or claim.unknown:
+                    continue
+                if any(_may_be_of(pod, card) for card in nowhere):
+                    self._claims[_key(pod)] = Claim(unknown=_NOWHERE)
 
     def of(self, pod: Pod) -> Claim:
         """The registrations of a pod."""

@@ -101,13 +101,7 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
     elif volume.kind not in _VOLUME_KINDS:
         yield f"volume {TOPOLOGY_VOLUME} is of kind {volume.kind or '(none)'}"
     else:
-        items = {item.path: item.field for item in volume.items}
-        for domain, source in policy.sources.items():
-            field = f"metadata.labels['{source.pod_key}']"
-            if domain not in items:
-                yield f"volume {TOPOLOGY_VOLUME} has no file {domain}"
-            elif items[domain] != field:
-                yield f"file {domain} has {items[domain] or 'no field'}, expected {field}"
+        yield from _item_differences(volume, policy)
     mounts = {mount.path: mount for mount in container.mounts}
     mount = mounts.get(MOUNT_PATH)
     if mount is None or mount.volume != TOPOLOGY_VOLUME:
@@ -115,6 +109,16 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
         yield f"{there} is mounted at {MOUNT_PATH}"
     elif mount.sub_path:
         yield f"{mount.sub_path} of the volume is mounted (subPath), which is never updated"
+
+
+def _item_differences(volume: Volume, policy: Policy) -> Iterator[str]:
+    items = {item.path: item.field for item in volume.items}
+    for domain, source in policy.sources.items():
+        field = f"metadata.labels['{source.pod_key}']"
+        if domain not in items:
+            yield f"volume {TOPOLOGY_VOLUME} has no file {domain}"
+        elif items[domain] != field:
+            yield f"file {domain} has {items[domain] or 'no field'}, expected {field}"
 
 
 def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:

@@ -243,22 +243,18 @@ def _check_pools(
     ``served``: whether their requests can be served; then by generation, and with the counts.
     """
     ready = ready_pools(joined)
-    all_pools = ready.generations if served else ready.pools
-    mine = [pool for pool in all_pools if pool.policy.required is required]
-    pools = [pool for pool in mine if pool.split.prefill]
     gaps = [text for policy, text in ready.gaps if policy.required is required]
-    gaps += [
-        f"{pool.split.name}: no ready prefill worker with a {pool.split.domain}"
-        for pool in mine
-        if not pool.split.prefill
-    ]
-    return _outcome(
-        [item for pool in pools for item in rule(pool.split)],
-        gaps,
-        ready.unread,
-        _counts_text([pool.split for pool in pools] if served else []),
-        judged=len(pools),
-    )
+    splits: list[DomainSplit] = []
+    for pool in ready.generations if served else ready.pools:
+        if pool.policy.required is not required:
+            continue
+        if pool.split.prefill:
+            splits.append(pool.split)
+        else:
+            gaps.append(f"{pool.split.name}: no ready prefill worker with a {pool.split.domain}")
+    wrong = [finding for split in splits for finding in rule(split)]
+    summary = _counts_text(splits if served else [])
+    return _outcome(wrong, gaps, ready.unread, summary, judged=len(splits))
 
 
 def _counts_text(pools: Sequence[DomainSplit]) -> str:
@@ -477,11 +473,8 @@ def _crossing(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
     start, end = published_value(prefill[1], policy.domain), tainted_value(decode[1], policy.domain)
     if start is None or start == end:
         return "", ""
-    return (
-        f"prefill by {prefill[0].name} in {start}, decode by {decode[0].name} "
-        f"in {end or 'no ' + policy.domain}",
-        "",
-    )
+    where = end or f"no {policy.domain}"
+    return f"prefill by {prefill[0].name} in {start}, decode by {decode[0].name} in {where}", ""
 
 
 # -- needs -----------------------------------------------------------------------------------------

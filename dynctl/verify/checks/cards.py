@@ -159,7 +159,7 @@ def _policy_differences(worker: WorkerChain) -> list[str]:
         config = item.card.runtime_config
         if not _domains(item) and config.get("kv_transfer_domain") is None:
             continue
-        for variable, text in _differing_cards(config, policy):
+        for variable, text in _differing_fields(config, policy):
             value = config.get(_FIELDS[variable])
             if not (variable in wrong_variables and _equals(env.get(variable), value)):
                 differences[text] = None
@@ -173,7 +173,7 @@ _FIELDS: Final = {
 }
 
 
-def _differing_cards(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
+def _differing_fields(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
     """The source variable of each field that differs, and the difference as text."""
     for variable, wanted in ((DOMAIN_ENV, policy.domain), (ENFORCEMENT_ENV, policy.enforcement)):
         value = config.get(_FIELDS[variable])
@@ -235,18 +235,24 @@ def _one_policy(joined: JoinedFacts) -> Outcome:
     for (pool, model), members in sorted(_by_model(cards.workers).items()):
         groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for worker in members:
-            policy = worker.policy if worker.pod is not None else None
-            for item in worker.cards:
-                config = item.card.runtime_config
-                if policy is not None and any(True for _ in _differing_cards(config, policy)):
-                    continue
-                if item.card.name == model and (_domains(item) or config.get("kv_transfer_domain")):
-                    groups[_policy_of(config)].append(worker.name)
+            for config in _comparable_configs(worker, model):
+                groups[_policy_of(config)].append(worker.name)
         if len(groups) > 1:
             ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
             texts = "; ".join(f"{' '.join(key)}: {some(names)}" for key, names in ordered)
             wrong.append(found(subjects.get(pool, f"Model {model}"), model=model, groups=texts))
     return cards.outcome(wrong)
+
+
+def _comparable_configs(worker: WorkerChain, model: str) -> Iterator[Mapping[str, Any]]:
+    """The runtime configs of a worker's cards that have topology, as its graph wants it."""
+    policy = worker.policy if worker.pod is not None else None
+    for item in worker.cards:
+        config = item.card.runtime_config
+        if policy is not None and any(True for _ in _differing_fields(config, policy)):
+            continue
+        if item.card.name == model and (_domains(item) or config.get("kv_transfer_domain")):
+            yield config
 
 
 def _policy_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -239,13 +239,7 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
     wrong, unread = ([], []) if mount is None else _mount_other_domains(mount)
     skipped = first_skip(joined, (in_cluster, governed, has_workers, sourced))
     if skipped is not None:
-        if mount is None:
-            return skipped
-        if not mount.domain:
-            return Skipped("no transfer domain (use --domain NAME)")
-        if mount.absent:
-            return Skipped(f"{mount.absent} (DYT0503)")
-        return outcome(wrong, unread, mount.domain)
+        return skipped if mount is None else _outcome_of_mount(mount, wrong, unread)
     workers, elsewhere = live_workers(joined), []
     for worker in workers:
         policy, files = worker.policy, cluster_of(joined).files.get(key_of(worker))
@@ -260,6 +254,14 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
             wrong.append(found(worker.subject, domains=", ".join(extra), wanted=wanted))
     unread += unsourced(joined)
     return tally(wrong, unread, len(workers) - len(elsewhere), len(workers), "pod", elsewhere)
+
+
+def _outcome_of_mount(mount: MountFacts, wrong: list[Found], unread: list[str]) -> Outcome:
+    if not mount.domain:
+        return Skipped("no transfer domain (use --domain NAME)")
+    if mount.absent:
+        return Skipped(f"{mount.absent} (DYT0503)")
+    return outcome(wrong, unread, mount.domain)
 
 
 def _domains_of(worker: WorkerChain, files: Mapping[str, TopologyFile]) -> set[str]:

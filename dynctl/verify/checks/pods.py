@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from dynctl.base.json_fields import count, mapping
@@ -11,7 +11,7 @@ from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import Component
 from dynctl.manifests.lint import graph as lint_graph
-from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.chain import DomainChain, LinkName, WorkerChain
 from dynctl.verify.facts import ClusterFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live
@@ -241,31 +241,36 @@ def _label_matches_node(joined: JoinedFacts) -> Outcome:
     cluster, workers = cluster_of(joined), live_workers(joined)
     if isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
-    templates = {
-        (graph.name, component.name.lower()): component
-        for graph in joined.governed
-        for component in (graph.graph.workers if graph.graph is not None else ())
-    }
-    wrong, elsewhere, compared = [], [], 0
+    templates = _template_labels(joined)
+    wrong, elsewhere = [], []
     for worker in workers:
-        differs = list(_label_differences(worker))
-        if any(
-            chain[LinkName.NODE].value is not None and chain[LinkName.LABEL].value is not None
-            for chain in worker.chains.values()
-        ):
-            compared += 1
-        else:
+        if not any(map(_has_node_and_label, worker.chains.values())):
             elsewhere.append(_why_not_compared(worker))
-        if differs:
-            pod, keys = pod_of(worker), {key for key, _ in differs}
-            template = templates.get((worker.graph, worker.component.lower()))
-            delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
-            if template is not None and keys & template.pod_labels.keys():
-                delete = "remove the label from the pod template (DYT0406)"
-            wrong.append(
-                found(worker.subject, differs="; ".join(t for _, t in differs), fix=delete)
-            )
+        differences = list(_label_differences(worker))
+        if differences:
+            keys = {key for key, _ in differences}
+            pod = pod_of(worker)
+            fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
+            if keys & templates.get((worker.graph, worker.component.lower()), set()):
+                fix = "remove the label from the pod template (DYT0406)"
+            texts = "; ".join(text for _, text in differences)
+            wrong.append(found(worker.subject, differs=texts, fix=fix))
+    compared = len(workers) - len(elsewhere)
     return tally(wrong, unsourced(joined), compared, len(workers), "pod", elsewhere)
+
+
+def _template_labels(joined: JoinedFacts) -> dict[tuple[str, str], Set[str]]:
+    """(graph, component) -> the labels of its pod template."""
+    return {
+        (graph.name, component.name.lower()): component.pod_labels.keys()
+        for graph in joined.governed
+        if graph.graph is not None
+        for component in graph.graph.workers
+    }
+
+
+def _has_node_and_label(chain: DomainChain) -> bool:
+    return chain[LinkName.NODE].value is not None and chain[LinkName.LABEL].value is not None
 
 
 def _why_not_compared(worker: WorkerChain) -> str:

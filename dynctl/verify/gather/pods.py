@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import Unreachable, file_problem
@@ -116,21 +117,23 @@ def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog 
             earlier = _lines(cluster, pod, pod.main.name, previous=True)
     except (ClusterRefusal, Unreachable) as refusal:
         return _key(worker), _why(refusal)
-    config = now.config
-    if config is None:
-        return _key(worker), StartLog(
-            timed_out=now.timed_out or earlier.timed_out,
-            not_persisted=now.not_persisted or earlier.not_persisted,
-        )
+    log = replace(
+        StartLog() if now.config is None else _log_of_config(now.config),
+        timed_out=now.timed_out or earlier.timed_out,
+        not_persisted=now.not_persisted or earlier.not_persisted,
+    )
+    return _key(worker), log
+
+
+def _log_of_config(config: Mapping[str, Any]) -> StartLog:
+    """The topology of the runtime config that a worker logs."""
     domains = config.get("topology_domains")
     weight = config.get("kv_transfer_preferred_weight")
-    return _key(worker), StartLog(
+    return StartLog(
         {str(k): str(v) for k, v in domains.items()} if isinstance(domains, dict) else {},
         str(config.get("kv_transfer_domain") or ""),
         str(config.get("kv_transfer_enforcement") or ""),
         float(weight) if isinstance(weight, int | float) else None,
-        now.timed_out or earlier.timed_out,
-        now.not_persisted or earlier.not_persisted,
     )
 
 
