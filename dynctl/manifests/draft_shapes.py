@@ -169,11 +169,7 @@ def translation(draft: Mapping[str, Any], inherited: str) -> dict[str, Any]:
     if key is None and name is None:
         name = inherited or None
         key = None if name else KNOWN_LABELS.get(text(domain))
-    enforcement, weight = draft.get("enforcement"), draft.get("preferredWeight")
-    if enforcement is None:
-        fallback = _mismatch_policy(draft) == "fallback"
-        enforcement = "preferred" if fallback else "required"
-        weight = _FALLBACK_WEIGHT if fallback and weight is None else weight
+    enforcement, weight = _translated_enforcement(draft)
     policy = {
         "labelKey": key,
         "clusterTopologyName": name,
@@ -181,10 +177,20 @@ def translation(draft: Mapping[str, Any], inherited: str) -> dict[str, Any]:
         "enforcement": enforcement,
         "preferredWeight": weight,
     }
-    unknown = {
-        name: draft[name] for name in draft if name not in FIELDS and name not in DRAFT_FIELDS
-    }
-    return {name: value for name, value in (policy | unknown).items() if value is not None}
+    for field in draft:
+        if field not in FIELDS and field not in DRAFT_FIELDS:
+            policy[field] = draft[field]
+    return {field: value for field, value in policy.items() if value is not None}
+
+
+def _translated_enforcement(draft: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Enforcement and preferred weight; a draft may have a fallback instead."""
+    enforcement, weight = draft.get("enforcement"), draft.get("preferredWeight")
+    if enforcement is not None:
+        return enforcement, weight
+    if _mismatch_policy(draft) != "fallback":
+        return "required", weight
+    return "preferred", _FALLBACK_WEIGHT if weight is None else weight
 
 
 def draft_levels(topology: ClusterTopology) -> Iterator[Draft]:
@@ -274,9 +280,8 @@ def _value_problems(placed: PlacedPolicy) -> Iterator[Draft]:
         value = draft.get(name)
         if value is not None and value not in _MISMATCH_POLICIES:
             near = nearest_name(str(value), _MISMATCH_POLICIES)
-            problem = f"Unsupported value: {shown_value(value)}: supported values: " + ", ".join(
-                f'"{known}"' for known in _MISMATCH_POLICIES
-            )
+            known = ", ".join(f'"{policy}"' for policy in _MISMATCH_POLICIES)
+            problem = f"Unsupported value: {shown_value(value)}: supported values: {known}"
             fix = f"write {name}: {near or 'fail or fallback'}"
             yield Draft(f"{placed.path}.{name}", name, fix, problem)
     weight = draft.get("kvTransferWeight")

@@ -144,7 +144,7 @@ def pinned(facts: LintFacts, graph: Graph) -> Pinned | None:
     return Pinned(split, tuple(loose), tuple(unknown))
 
 
-def _judged(
+def _judge_graphs(
     facts: LintFacts,
     only: Callable[[Graph], bool],
     judge: Callable[[DomainSplit], Iterator[Found]],
@@ -152,30 +152,38 @@ def _judged(
     counted: bool = False,
 ) -> Outcome:
     """Check the graphs whose prefill and decode components are all pinned."""
-    judged: list[DomainSplit] = []
-    gaps: list[str] = []
-    for graph in facts.governed:
-        if not only(graph) or not (graph.of_role(Role.PREFILL) and graph.of_role(Role.DECODE)):
-            continue
-        one = pinned(facts, graph)
-        gap = _gap(one)
-        if gap is not None or one is None:
-            gaps.append(f"{short_name(graph)}: {gap}")
-        else:
-            judged.append(one.split)
+    splits, gaps = _pinned_splits(facts, only)
     reasons = "; ".join(gaps[:2]) + (f"; and {len(gaps) - 2} more" if gaps[2:] else "")
-    if not judged and not gaps:
+    if not splits and not gaps:
         return Skipped("no disaggregated graph has a policy with this enforcement")
-    wrong = tuple(item for split in judged for item in judge(split))
+    wrong = tuple(finding for split in splits for finding in judge(split))
     if wrong:
         return Wrong(wrong, f"not checked: {reasons}" if gaps else "")
     if gaps:
         return Skipped(reasons)
-    named = len(judged) > 1
-    counts = "; ".join(
-        f"{split.name}: {split.counted}" if named else split.counted for split in judged[:2]
-    )
-    return Passed(counts if counted else "")
+    if not counted:
+        return Passed()
+    if len(splits) == 1:
+        return Passed(splits[0].counted)
+    return Passed("; ".join(f"{split.name}: {split.counted}" for split in splits[:2]))
+
+
+def _pinned_splits(
+    facts: LintFacts, only: Callable[[Graph], bool]
+) -> tuple[list[DomainSplit], list[str]]:
+    """The splits of the graphs that are all pinned, and why others cannot be counted."""
+    splits: list[DomainSplit] = []
+    gaps: list[str] = []
+    for graph in facts.governed:
+        if not only(graph) or not (graph.of_role(Role.PREFILL) and graph.of_role(Role.DECODE)):
+            continue
+        pool = pinned(facts, graph)
+        gap = _gap(pool)
+        if gap is not None or pool is None:
+            gaps.append(f"{short_name(graph)}: {gap}")
+        else:
+            splits.append(pool.split)
+    return splits, gaps
 
 
 def _gap(pool: Pinned | None) -> str | None:
@@ -183,38 +191,36 @@ def _gap(pool: Pinned | None) -> str | None:
     if pool is None:
         return "its domain or the label of the domain is not in these files"
     if pool.unknown:
-        return f"the role of {_some(pool.unknown)} is unknown (DYT0111)"
+        return f"the role of {_first_names(pool.unknown)} is unknown (DYT0111)"
     if pool.loose:
-        return f"not pinned to one {pool.split.domain}: {_some(pool.loose)}"
-    return (
-        None
-        if pool.split.prefill and pool.split.decode
-        else "it has no replicas for prefill or decode"
-    )
+        return f"not pinned to one {pool.split.domain}: {_first_names(pool.loose)}"
+    if pool.split.prefill and pool.split.decode:
+        return None
+    return "it has no replicas for prefill or decode"
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", .." if names[3:] else "")
 
 
 def _stranded(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, without_decode, counted=True)
+    return _judge_graphs(facts, facts.required, without_decode, counted=True)
 
 
 def _single(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, single_decode)
+    return _judge_graphs(facts, facts.required, single_decode)
 
 
 def _crossing(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.preferred, without_decode, counted=True)
+    return _judge_graphs(facts, facts.preferred, without_decode, counted=True)
 
 
 def _idle(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, without_prefill)
+    return _judge_graphs(facts, facts.required, without_prefill)
 
 
 def _ratios(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, uneven)
+    return _judge_graphs(facts, facts.required, uneven)
 
 
 CAPACITY_CHECKS: Final[Sequence[Check[LintFacts]]] = (

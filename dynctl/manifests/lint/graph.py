@@ -87,11 +87,12 @@ def _beta_components(graph: Graph) -> Iterator[tuple[str, str]]:
                 "write one of them",
             )
     names = Counter(component.name.lower() for component in graph.components)
-    for name in (name for name, count in names.items() if count > 1):
-        yield (
-            f'spec.components: {names[name]} have the name "{name}" (ignoring case)',
-            "give every component its own name",
-        )
+    for name, count in names.items():
+        if count > 1:
+            yield (
+                f'spec.components: {count} have the name "{name}" (ignoring case)',
+                "give every component its own name",
+            )
     if sum(component.type == "epp" for component in graph.components) > 1:
         yield "spec.components: more than one component of type epp", "keep one"
 
