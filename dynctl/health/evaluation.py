@@ -157,7 +157,9 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
     for row in state.workers:
         if row.model:
             by_model[row.model].append(row)
-    models = tuple(_model(name, rows, pools=state.pools) for name, rows in sorted(by_model.items()))
+    models = tuple(
+        _model_health(name, rows, pools=state.pools) for name, rows in sorted(by_model.items())
+    )
     derived: list[Derived] = []
     for part in (
         _unserved_models(state, models),
@@ -173,15 +175,16 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
     refused = {model.model for model in models if model.missing or model.is_pool}
     shown = yield from topology_steps("", registered, state.settings)
     derived += capacity_conditions(shown, refused)
-    serves = any(not model.missing for model in models)
-    status = "healthy"
-    if state.draining:
-        status = "draining"
-    elif not serves:
-        status = "unhealthy"
-    elif derived or state.reported:
-        status = "degraded"
+    status = _status(state, models, derived)
     return FleetHealth(status, models, tuple(_bounded_conditions(dict.fromkeys(derived))))
+
+
+def _status(state: FleetState, models: Sequence[ModelHealth], derived: Sequence[Derived]) -> str:
+    if state.draining:
+        return "draining"
+    if all(model.missing for model in models):
+        return "unhealthy"
+    return "degraded" if derived or state.reported else "healthy"
 
 
 def _bounded_conditions(derived: Iterable[Derived]) -> Iterator[Derived]:
@@ -196,23 +199,38 @@ def _bounded_conditions(derived: Iterable[Derived]) -> Iterator[Derived]:
             yield Derived(code, "fleet", f"{count - MOST_OF_A_CODE:,} more have this condition")
 
 
-def _model(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
-    ready: dict[str, int] = {}
-    registered: dict[str, int] = {}
-    able = False
-    for row in rows:
-        role = row.role or Role.AGGREGATED.value
-        registered[role] = registered.get(role, 0) + 1
-        if row.status == "ready":
-            ready[role] = ready.get(role, 0) + 1
-            able |= role == Role.AGGREGATED or (role == Role.DECODE and row.can_prefill)
+def _model_health(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
+    available = [row for row in rows if row.status == "ready"]
+    ready, registered = _count_by_role(available), _count_by_role(rows)
     missing: tuple[str, ...] = ()
-    if not able and not (ready.get("prefill") and ready.get("decode")):
-        split: tuple[str, ...] = ("prefill", "decode") if registered.keys() & _POOLS else ()
-        if pools and len(registered) == 1 and registered.keys() <= _POOLS:
-            split = tuple(registered)
-        missing = tuple(role for role in split or ("aggregated",) if not ready.get(role))
-    return ModelHealth(name, dict(sorted(ready.items())), dict(sorted(registered.items())), missing)
+    if not any(map(_serves_alone, available)):
+        missing = _missing_roles(ready, registered, pools=pools)
+    return ModelHealth(name, ready, registered, missing)
+
+
+def _count_by_role(rows: Iterable[WorkerRow]) -> dict[str, int]:
+    counts = Counter(row.role or Role.AGGREGATED.value for row in rows)
+    return dict(sorted(counts.items()))
+
+
+def _serves_alone(row: WorkerRow) -> bool:
+    """Whether a worker computes and answers a request without another one."""
+    role = row.role or Role.AGGREGATED
+    return role == Role.AGGREGATED or (role == Role.DECODE and row.can_prefill)
+
+
+def _missing_roles(
+    ready: Mapping[str, int], registered: Mapping[str, int], *, pools: bool
+) -> tuple[str, ...]:
+    """The roles without which a model has no pair of workers to serve it."""
+    if ready.get("prefill") and ready.get("decode"):
+        return ()
+    roles: tuple[str, ...] = ("aggregated",)
+    if registered.keys() & _POOLS:
+        roles = ("prefill", "decode")
+    if pools and len(registered) == 1 and registered.keys() <= _POOLS:
+        roles = tuple(registered)
+    return tuple(role for role in roles if not ready.get(role))
 
 
 def _unserved_models(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derived]:
@@ -311,11 +329,8 @@ def capacity_conditions(
             place = topology_of(stranded.requires) if stranded.requires is not None else None
             where = "=".join(place) if place is not None else row.model
             # The reason first: a list that has no room cuts the names.
-            yield Derived(
-                "DYT0901",
-                where,
-                f"{stranded.reason}; {stranded.outcome} ({_first_names(stranded.workers)})",
-            )
+            names = _first_names(stranded.workers)
+            yield Derived("DYT0901", where, f"{stranded.reason}; {stranded.outcome} ({names})")
         domain = _single_decode_domain(row)
         if domain is not None:
             yield Derived(
@@ -339,16 +354,8 @@ def _available_workers(*roles: RoleCapacity) -> int:
 
 def _single_decode_domain(row: DomainCapacity) -> str | None:
     """The domain that a row's prefill workers are bound to, if it has one decode worker only."""
-    bound = next(
-        (
-            policy.domain
-            for policy in row.policies
-            if policy.enforcement == "required" and policy.domain
-        ),
-        None,
-    )
+    required = [policy.domain for policy in row.policies if policy.enforcement == "required"]
+    bound = next(filter(None, required), None)
     if bound is None or row.stranded or not _available_workers(row.prefill):
         return None
-    if _available_workers(row.decode) != 1:
-        return None
-    return bound
+    return bound if _available_workers(row.decode) == 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -112,11 +113,13 @@ def _kv_mode(facts: CheckFacts) -> Outcome:
         elif not metrics.kv_routing:
             findings.append(found(frontend.url, mode="other than kv"))
     for frontend in facts.frontends:
-        if frontend.kind == "dynctl" and frontend.mode is None:
+        if frontend.kind != "dynctl":
+            continue
+        if frontend.mode is None:
             unread.append(f"{frontend.url} does not report its settings")
-        elif frontend.kind == "dynctl" and frontend.mode != "kv":
+        elif frontend.mode != "kv":
             findings.append(found(frontend.url, mode=frontend.mode))
-        elif frontend.kind == "dynctl" and isinstance(frontend.conditions, Unread):
+        elif isinstance(frontend.conditions, Unread):
             unread.append(f"whether {frontend.url} finds cached blocks: {frontend.conditions.why}")
     blind = [text for frontend in facts.frontends for text in _why_blind(frontend)]
     if blind and not findings and not unread:
@@ -193,10 +196,10 @@ def _models_are_ready(facts: CheckFacts) -> Outcome:
 
 
 def _uses_all(facts: CheckFacts) -> Outcome:
-    registered: dict[tuple[str, str, str], int] = {}
-    for item in deployed(facts).workers:
-        key = (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
-        registered[key] = registered.get(key, 0) + 1
+    registered = Counter(
+        (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
+        for item in deployed(facts).workers
+    )
     findings, unread = [], unanswered_frontends(facts)
     compared = 0
     spaces = {frontend.space for frontend in facts.frontends}
@@ -343,11 +346,12 @@ def _differences(
         for name in names:
             values = {url: row.get(name) for url, row in having.items()}
             if len(set(values.values())) > 1:
-                shown = ", ".join(
-                    f"{'off' if value is None else f'{value:g}'} on {url}"
-                    for url, value in values.items()
-                )
+                shown = ", ".join(f"{_limit_text(v)} on {url}" for url, v in values.items())
                 yield found(model, model=model, name=name, values=shown)
+
+
+def _limit_text(limit: float | None) -> str:
+    return "off" if limit is None else f"{limit:g}"
 
 
 def _same_models(facts: CheckFacts) -> Outcome:

@@ -81,15 +81,11 @@ def _workers_are_registered(facts: CheckFacts) -> Outcome:
         return Passed(f"{count(len(planes.deployment.workers), 'worker')} in {where}")
     others = [name for name in planes.deployment.namespaces if name != planes.namespace]
     if others:
-        registered, hint = (
-            f"registered: {', '.join(others)}",
-            f"try --dyn-namespace {others[0]}, or '*'",
-        )
+        registered = f"registered: {', '.join(others)}"
+        hint = f"try --dyn-namespace {others[0]}, or '*'"
     elif planes.deployment.namespaces:
-        registered, hint = (
-            "entries are registered, but no complete worker",
-            "see the workers section",
-        )
+        registered = "entries are registered, but no complete worker"
+        hint = "see the workers section"
     else:
         registered, hint = "no entries are registered", _KEYS_HINT
     return outcome([found(where, others=registered, hint=hint)])
@@ -255,25 +251,23 @@ def _required_taints(item: RegisteredWorker) -> Iterator[str]:
 
 def _needs_are_met(facts: CheckFacts) -> Outcome:
     there: dict[tuple[str, str], set[str]] = {}
-    for item in deployed(facts).workers:
+    workers = deployed(facts).workers
+    for item in workers:
         there.setdefault(_pool_of(item), set()).add(item.worker.role.value)
-    findings = []
-    for item in deployed(facts).workers:
+    findings: list[Found] = []
+    for item in workers:
         # Alternatives: every type of at least one group must be present.
-        needs, present = item.card.needs, there[_pool_of(item)]
+        needs, (namespace, model) = item.card.needs, _pool_of(item)
+        present = there[namespace, model]
         if needs and not any(present.issuperset(group) for group in needs):
             wanted = " or ".join(" and ".join(group) for group in needs)
             have = " and ".join(sorted(present))
-            findings.append(
-                found(_pool_of(item)[0], model=_pool_of(item)[1], have=have, needs=wanted)
-            )
-    unique: list[Found] = []
-    for finding in findings:
-        if finding not in unique:
-            unique.append(finding)
-    needing = any(item.card.needs for item in deployed(facts).workers)
+            finding = found(namespace, model=model, have=have, needs=wanted)
+            if finding not in findings:
+                findings.append(finding)
+    needing = any(item.card.needs for item in workers)
     nothing = "" if needing else "no worker's card names other roles that it needs"
-    return outcome(unique, summary=_roles(deployed(facts)), nothing=nothing)
+    return outcome(findings, summary=_roles(deployed(facts)), nothing=nothing)
 
 
 def _pool_of(item: RegisteredWorker) -> tuple[str, str]:

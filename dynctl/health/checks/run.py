@@ -41,11 +41,10 @@ def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
     left_out = _left_out(facts)
     sections = [(name, checks) for name, checks in SECTIONS if name not in left_out]
     # A dynctl frontend probes its engines.
-    probed = facts.planes is None and all(frontend.kind == "dynctl" for frontend in facts.frontends)
+    others = [frontend for frontend in facts.frontends if frontend.kind != "dynctl"]
+    probed = facts.planes is None and not others
     not_checked = tuple(part for part in NOT_CHECKED if part != ENGINES or not probed)
-    if left_out & DYNAMO_SECTIONS and any(
-        frontend.kind != "dynctl" for frontend in facts.frontends
-    ):
+    if left_out & DYNAMO_SECTIONS and others:
         not_checked += ("a Dynamo's planes (specify --discovery)",)
     return run(
         sections,

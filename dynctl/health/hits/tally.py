@@ -153,6 +153,7 @@ def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
     text = CAUSES[name]
     choices = tally.choices if name == "split" else part.choices
     trials = choices.of(name)
+    gain = part.gain / tally.tokens if part.gain is not None and tally.tokens else None
     return HitsCause(
         name,
         text.label,
@@ -165,9 +166,7 @@ def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
         [worker for worker, n in part.workers.most_common(MOST_EXAMPLES) if worker and n],
         list(text.codes),
         median(part.delays) if part.delays else None,
-        part.gain / tally.tokens
-        if text.gain_if and part.gain is not None and tally.tokens
-        else None,
+        gain if text.gain_if else None,
         text.gain_if,
         tried=choices.tried if text.setting else 0,
         trials=trials,

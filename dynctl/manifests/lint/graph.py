@@ -152,11 +152,11 @@ def _not_split(graphs: Sequence[Graph]) -> str:
 
 
 def _counts(graphs: Sequence[Graph], *, named: bool) -> str:
-    counts = [
-        (f"{short_name(graph)}: " if named else "")
-        + f"{_replicas(graph, 'prefill')} prefill, {_replicas(graph, 'decode')} decode"
-        for graph in graphs
-    ]
+    counts = []
+    for graph in graphs:
+        prefill, decode = _replicas(graph, "prefill"), _replicas(graph, "decode")
+        name = f"{short_name(graph)}: " if named else ""
+        counts.append(f"{name}{prefill} prefill, {decode} decode")
     return "; ".join(counts[:3]) + (f"; and {len(counts) - 3} more" if counts[3:] else "")
 
 
