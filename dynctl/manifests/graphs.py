@@ -55,14 +55,14 @@ def role_of(
 
 def option(words: Sequence[str], name: str) -> str | None:
     """The value of ``--name VALUE`` or ``--name=VALUE``; the last one is used."""
-    found = None
+    value = None
     for place, word in enumerate(words):
         bare = word.strip("\"'\\;&")
         if bare == name and place + 1 < len(words):
-            found = words[place + 1].strip("\"'\\;&")
+            value = words[place + 1].strip("\"'\\;&")
         elif bare.startswith(name + "="):
-            found = bare[len(name) + 1 :].strip("\"'")
-    return found
+            value = bare[len(name) + 1 :].strip("\"'")
+    return value
 
 
 def _from_words(words: Sequence[str]) -> Role | None:

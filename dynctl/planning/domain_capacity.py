@@ -320,10 +320,10 @@ def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:
 
 def _policies(rows: Sequence[WorkerRow], fleet: _Fleet) -> list[TransferPolicy]:
     """Each distinct policy with its workers."""
-    found: dict[_Policy, list[str]] = defaultdict(list)
+    names_by_policy: dict[_Policy, list[str]] = defaultdict(list)
     for row in rows:
-        found[_policy(row, fleet)].append(row.name)
-    return [TransferPolicy(names, *policy) for policy, names in found.items()]
+        names_by_policy[_policy(row, fleet)].append(row.name)
+    return [TransferPolicy(names, *policy) for policy, names in names_by_policy.items()]
 
 
 class _Policy(NamedTuple):

@@ -57,13 +57,13 @@ class MetadataClaims:
 
     def of(self, pod: Pod) -> Claim:
         """The registrations of a pod: those of the metadata that names it."""
-        found: dict[CardKey, RegisteredWorker] = {}
+        cards: dict[CardKey, RegisteredWorker] = {}
         for item in self._metadata.get((pod.namespace, pod.name), ()):
             for own_id in _ids(item):
                 key = (item.namespace, own_id)
                 if key in self._by_id:
-                    found[key] = self._by_id[key]
-        return Claim(tuple(found.values()))
+                    cards[key] = self._by_id[key]
+        return Claim(tuple(cards.values()))
 
 
 class AddressClaims:
@@ -106,15 +106,15 @@ def _of_address(
     known = all(role is not None for _, role in members)
     for pod, role in members:
         groups[_spaces(pod), role if known else None].append(pod)
-    found: dict[PodKey, Claim] = {}
+    claims: dict[PodKey, Claim] = {}
     for (_, role), pods in groups.items():
         mine = [
             card
             for card in cards
             if _may_be_of(pods[0], card) and (role is None or card.worker.role is role)
         ]
-        found |= _shared_claims(address, sorted(pods, key=_key), mine)
-    return found
+        claims |= _shared_claims(address, sorted(pods, key=_key), mine)
+    return claims
 
 
 def _shared_claims(
@@ -169,12 +169,12 @@ def _may_be_of(pod: Pod, card: RegisteredWorker) -> bool:
 def _ids(metadata: WorkerMetadata) -> set[int]:
     """The ids under which an object registers workers, whatever its name is."""
     cards = metadata.data.get("model_cards")
-    found = set()
+    ids = set()
     for card in cards.values() if isinstance(cards, Mapping) else ():
         number = card.get("instance_id") if isinstance(card, Mapping) else None
         if isinstance(number, int):
-            found.add(number)
-    return found
+            ids.add(number)
+    return ids
 
 
 def _key(pod: Pod) -> PodKey:

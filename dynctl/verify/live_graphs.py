@@ -39,16 +39,16 @@ def topologies_read(joined: JoinedFacts) -> Skipped | None:
 
 def topology_names(joined: JoinedFacts) -> list[str]:
     """The names of the Grove topologies in graphs, for transfers or placement."""
-    found: set[str] = set()
+    names: set[str] = set()
     for graph in joined.graphs:
         if graph.policy is not None:
-            found.add(graph.policy.cluster_topology)
+            names.add(graph.policy.cluster_topology)
         if graph.graph is not None:
-            found.add(text((graph.graph.policy or {}).get("clusterTopologyName")))
+            names.add(text((graph.graph.policy or {}).get("clusterTopologyName")))
             constraint = mapping(spec_of(graph.graph).get("topologyConstraint"))
-            found.add(text(constraint.get("clusterTopologyName")))
-            found.add(text(constraint.get("topologyProfile")))
-    return sorted(found - {""})
+            names.add(text(constraint.get("clusterTopologyName")))
+            names.add(text(constraint.get("topologyProfile")))
+    return sorted(names - {""})
 
 
 def lint_facts(joined: JoinedFacts) -> LintFacts:

@@ -71,19 +71,19 @@ def annotation_differences(pod: Pod, policy: Policy) -> Iterator[str]:
 
 def env_differences(container: Container, policy: Policy) -> dict[str, str]:
     """Variable -> its difference from the policy, as text."""
-    found = {}
+    differences = {}
     for name in POLICY_ENV:
         wanted = _wanted(name, policy)
         if name not in container.env:
             if wanted:
-                found[name] = f"{name} is not set, expected {wanted}"
+                differences[name] = f"{name} is not set, expected {wanted}"
             continue
         value = container.env[name]
         if value is None:
-            found[name] = f"{name} has no literal value, expected {wanted or 'no variable'}"
+            differences[name] = f"{name} has no literal value, expected {wanted or 'no variable'}"
         elif not _same(name, value, wanted, policy):
-            found[name] = f"{name} is {value or 'empty'}, expected {wanted or 'no variable'}"
-    return found
+            differences[name] = f"{name} is {value or 'empty'}, expected {wanted or 'no variable'}"
+    return differences
 
 
 def mount_differences(pod: Pod, container: Container, policy: Policy) -> Iterator[str]:

@@ -235,13 +235,13 @@ def has_no_model(item: WorkerMetadata) -> bool:
 def wrong_ids(item: WorkerMetadata) -> list[str]:
     """The ids (hex) of an object's registrations that are not the hash of its name."""
     wanted = instance_id(item.name)
-    found = set()
+    ids = set()
     for bucket in ("endpoints", "model_cards"):
         for key, value in mapping(item.data.get(bucket)).items():
             written = mapping(value).get("instance_id")
             number = f"{written:x}" if isinstance(written, int) else str(written)
-            found |= {number, id_in(key).lower()}
-    return sorted(found - {f"{wanted:x}"})
+            ids |= {number, id_in(key).lower()}
+    return sorted(ids - {f"{wanted:x}"})
 
 
 def id_in(key: str) -> str:

@@ -73,12 +73,12 @@ def changes(cause: str, config: RouterConfig) -> list[Change]:
         ],
         "tier_weight": [{"host_cache_hit_weight": 1.0, "disk_cache_hit_weight": 1.0}],
     }
-    found = []
+    tried = []
     for settings in by_cause.get(cause, []):
         own = {name: v for name, v in settings.items() if getattr(config, name) != v}
         if own:
-            found.append(tuple(own.items()))
-    return found
+            tried.append(tuple(own.items()))
+    return tried
 
 
 class Trials:
@@ -214,11 +214,11 @@ def _with_predicted(
 def sent_blocks(slots: int, depth_of: DepthOf, sent_to: Sequence[int | None]) -> dict[int, int]:
     """Slot -> its leading blocks with those that were sent there: ``sent_to`` has the slot to
     which each block of the prompt was sent just before, None where it was not."""
-    found = {}
+    blocks = {}
     for slot in slots_of(slots):
         held = depth = depth_of(slot)
         while depth < len(sent_to) and sent_to[depth] == slot:
             depth += 1
         if depth > held:
-            found[slot] = depth
-    return found
+            blocks[slot] = depth
+    return blocks

@@ -91,9 +91,10 @@ def gather(manifests: Sequence[Manifest]) -> LintFacts:
 
 def sources(facts: LintFacts) -> list[str]:
     """The sources, one line for each object."""
-    found: Iterable[Graph | ClusterTopology] = (*facts.graphs, *facts.topologies)
+    graphs_and_topologies: Iterable[Graph | ClusterTopology] = (*facts.graphs, *facts.topologies)
     return [
-        f"{subject_of(item)} ({item.manifest.version}) in {item.manifest.source}" for item in found
+        f"{subject_of(item)} ({item.manifest.version}) in {item.manifest.source}"
+        for item in graphs_and_topologies
     ]
 
 

@@ -198,11 +198,11 @@ def _policy_of(pairs: Sequence[tuple[WorkerChain, RegisteredWorker]]) -> Policy 
 def _by_model(
     workers: Iterable[WorkerChain],
 ) -> dict[str, list[tuple[WorkerChain, RegisteredWorker]]]:
-    found: dict[str, list[tuple[WorkerChain, RegisteredWorker]]] = defaultdict(list)
+    pairs: dict[str, list[tuple[WorkerChain, RegisteredWorker]]] = defaultdict(list)
     for worker in workers:
         for item in worker.cards:
-            found[item.card.name].append((worker, item))
-    return found
+            pairs[item.card.name].append((worker, item))
+    return pairs
 
 
 def _pool(

@@ -86,8 +86,8 @@ def watching(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[W
 
 def version(operator: Workload) -> tuple[int, int] | None:
     """Major and minor version from the image tag; None for a digest or another tag."""
-    found = _VERSION.match(_tag(image(operator)))
-    return (int(found[1]), int(found[2])) if found else None
+    match = _VERSION.match(_tag(image(operator)))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def image(operator: Workload) -> str:

@@ -160,12 +160,12 @@ def _missing_labels(worker: WorkerChain) -> list[str]:
     pod, policy = pod_of(worker), worker.policy
     if policy is None or not pod.node or any(True for _ in annotation_differences(pod, policy)):
         return []
-    found = []
+    missing = []
     for domain, source in policy.sources.items():
         node, label = (worker.chains[domain][name] for name in (LinkName.NODE, LinkName.LABEL))
         if label.value is None and not (node.known and node.value is None):
-            found.append(source.pod_key)
-    return found
+            missing.append(source.pod_key)
+    return missing
 
 
 def _is_young(pod: Pod, now: float) -> bool:
@@ -298,13 +298,13 @@ def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:
 
 def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]:
     """``(namespace, pod, uid)`` -> events about a missing label, the newest first."""
-    found: dict[tuple[str, str, str], list[PodEvent]] = defaultdict(list)
+    by_pod: dict[tuple[str, str, str], list[PodEvent]] = defaultdict(list)
     for event in () if isinstance(cluster.events, Unread) else cluster.events:
         if event.reason == LABEL_MISSING_REASON:
-            found[event.namespace, event.pod, event.uid].append(event)
-    for events in found.values():
+            by_pod[event.namespace, event.pod, event.uid].append(event)
+    for events in by_pod.values():
         events.sort(key=lambda event: -(event.at or 0.0))
-    return found
+    return by_pod
 
 
 def _old_events(joined: JoinedFacts) -> Outcome:

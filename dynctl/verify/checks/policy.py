@@ -244,17 +244,17 @@ def _drafts_of(graph: Graph | None) -> Iterator[Draft]:
 
 def _drafts_in_pods(verified: VerifiedGraph) -> Iterator[tuple[Pod, Draft]]:
     """Draft formats of pods, each with the first pod that has it."""
-    found: dict[tuple[str, str, str], list[Pod]] = defaultdict(list)
+    pods_by_format: dict[tuple[str, str, str], list[Pod]] = defaultdict(list)
     for pod in sorted(verified.pods, key=lambda pod: pod.name):
         for item in _draft_formats(pod):
-            found[item].append(pod)
-    for (where, what, shipped), pods in found.items():
+            pods_by_format[item].append(pod)
+    for (where, what, shipped), pods in pods_by_format.items():
         more = f", in this and {len(pods) - 1:,} more pods" if pods[1:] else ""
         yield pods[0], Draft(where + more, what, shipped)
 
 
 def _draft_formats(pod: Pod) -> set[tuple[str, str, str]]:
-    found = {
+    formats = {
         (
             "metadata.labels",
             f"the label {key}",
@@ -266,12 +266,12 @@ def _draft_formats(pod: Pod) -> set[tuple[str, str, str]]:
     mounts = [mount.path for container in pod.containers for mount in container.mounts]
     if any(path.startswith(DRAFT_MOUNT_PATH) for path in mounts):
         shipped = f"remove it; the operator mounts {MOUNT_PATH}"
-        found.add(("spec.containers", f"the mount {DRAFT_MOUNT_PATH}", shipped))
+        formats.add(("spec.containers", f"the mount {DRAFT_MOUNT_PATH}", shipped))
     items = [item for volume in pod.volumes for item in volume.items]
     if any(DRAFT_LABEL_PREFIX in item.field for item in items):
         shipped = "remove it; no component writes that label, the operator projects its own"
-        found.add(("spec.volumes", f"the label {DRAFT_LABEL_PREFIX}* in a volume", shipped))
-    return found
+        formats.add(("spec.volumes", f"the label {DRAFT_LABEL_PREFIX}* in a volume", shipped))
+    return formats
 
 
 def graphs_exist(joined: JoinedFacts) -> Skipped | None:

@@ -97,12 +97,12 @@ def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
         files = pool.map(lambda worker: read_files(cluster, worker), chosen(joined, wanted.exec))
         logs = pool.map(lambda worker: read_start(cluster, worker), chosen(joined, wanted.logs))
-        found = replace(
+        complete = replace(
             facts.cluster,
             files=dict(files),
             logs=dict(logs),
         )
-    return replace(facts, cluster=found)
+    return replace(facts, cluster=complete)
 
 
 def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
@@ -210,15 +210,15 @@ class _Reader:
     def topologies(self, served: Served, plurals: Iterable[str]) -> Listing[Manifest]:
         if isinstance(served, Unread):
             return served
-        found: list[Manifest] = []
+        manifests: list[Manifest] = []
         for plural in plurals:
             version = served[f"{plural}.grove.io"][0]
             kind, api = _TOPOLOGIES[plural], f"grove.io/{version}"
             listing = self.all(f"/apis/{api}", plural, _as_manifest(kind, api))
             if isinstance(listing, Unread):
                 return listing
-            found += listing
-        return tuple(found)
+            manifests += listing
+        return tuple(manifests)
 
     def events(self) -> Listing[objects.PodEvent]:
         listing = self.inside(
@@ -266,12 +266,12 @@ class _Reader:
         self, path: str, read: Callable[[Mapping[str, Any]], T], query: Mapping[str, str] | None
     ) -> tuple[T, ...]:
         """Read page by page: only one page is in memory as JSON."""
-        found: list[T] = []
+        items: list[T] = []
         for page in self._cluster.pages(path, query):
             if mapping(page.get("metadata")).get("dynctlRestarted") is True:
-                found.clear()
-            found += (read(mapping(item)) for item in sequence(page.get("items")))
-        return tuple(found)
+                items.clear()
+            items += (read(mapping(item)) for item in sequence(page.get("items")))
+        return tuple(items)
 
 
 def _other_pods(cluster: Cluster, facts: ClusterFacts) -> Listing[PodKey]:
@@ -284,12 +284,12 @@ def _other_pods(cluster: Cluster, facts: ClusterFacts) -> Listing[PodKey]:
     owners -= {(endpoint.namespace, endpoint.pod) for endpoint in endpoints}
     if len(owners) > _MOST_OTHERS:
         return Unread(f"{len(owners):,} owners of metadata, {_MOST_OTHERS} are looked up at most")
-    found: list[PodKey] = []
+    existing: list[PodKey] = []
     for namespace, name in sorted(owners):
         query = {"fieldSelector": f"metadata.name={name}"}
         for page in cluster.pages(f"/api/v1/namespaces/{namespace}/pods", query):
-            found += ((namespace, name) for _ in sequence(page.get("items")))
-    return tuple(found)
+            existing += ((namespace, name) for _ in sequence(page.get("items")))
+    return tuple(existing)
 
 
 def _version(cluster: Cluster) -> str:
@@ -332,13 +332,13 @@ def _schemas(cluster: Cluster) -> Listing[GraphSchema]:
         body = cluster.get(f"{path}/{GRAPHS}.{GRAPH_GROUP}")
     except ClusterRefusal as refusal:
         return () if refusal.missing else unread(refusal)
-    found = []
+    schemas = []
     for entry in sequence(mapping(body.get("spec")).get("versions")):
         version = mapping(entry)
         if version.get("served") is True:
             schema = mapping(mapping(version.get("schema")).get("openAPIV3Schema"))
-            found.append(_graph_schema(text(version.get("name")), schema))
-    return tuple(found)
+            schemas.append(_graph_schema(text(version.get("name")), schema))
+    return tuple(schemas)
 
 
 def _graph_schema(version: str, schema: Mapping[str, Any]) -> GraphSchema:

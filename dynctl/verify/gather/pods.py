@@ -64,14 +64,14 @@ def read_files(
         return _key(worker), Unread("its container does not run")
     mount = (pod.main.env.get("DYN_TOPOLOGY_MOUNT_PATH") or MOUNT_PATH).rstrip("/") or "/"
     domains = {policy.domain: None, **dict.fromkeys(policy.sources)}
-    found: dict[str, TopologyFile] = {}
+    files: dict[str, TopologyFile] = {}
     try:
         for domain in domains:
-            found[domain] = _read_file(cluster, pod, pod.main.name, f"{mount}/{domain}")
+            files[domain] = _read_file(cluster, pod, pod.main.name, f"{mount}/{domain}")
     except (ClusterRefusal, Unreachable) as refusal:
         # An unreachable node must not hide the pods of other nodes.
         return _key(worker), _why(refusal)
-    return _key(worker), {**found, **_others(cluster, pod, pod.main.name, mount, domains)}
+    return _key(worker), {**files, **_others(cluster, pod, pod.main.name, mount, domains)}
 
 
 def _read_file(cluster: Cluster, pod: Pod, container: str, path: str) -> TopologyFile:
@@ -98,11 +98,11 @@ def _others(
     except (ClusterRefusal, Unreachable, FileNotFoundError, ValueError):
         return {}
     others = [name for name in names if name not in domains and name.isprintable()]
-    found = {}
+    contents = {}
     for name in others[:_MOST_OTHERS]:
         with suppress(ClusterRefusal, Unreachable):
-            found[name] = _read_file(cluster, pod, container, f"{mount}/{name}")
-    return found
+            contents[name] = _read_file(cluster, pod, container, f"{mount}/{name}")
+    return contents
 
 
 def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog | Unread]:
