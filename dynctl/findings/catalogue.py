@@ -175,42 +175,59 @@ def _entry(code: str, table: Any, doubt: bool) -> Entry:
         raise CatalogueError(f"{code}: expected {' or '.join(_FAMILIES)} and four digits")
     if not isinstance(table, dict):
         raise CatalogueError(f"{code}: expected a table")
-    known = {item.name for item in fields(Entry)} - {"code"}
-    if doubt:
-        known = known - {"level", *_DOUBT.values()} | set(_DOUBT)
-    unknown, missing = set(table) - known, known - set(table) - {"retired"}
-    if unknown or missing:
-        what = f"unknown {', '.join(sorted(unknown))}" if unknown else ""
-        what = what or f"missing {', '.join(sorted(missing))}"
-        raise CatalogueError(f"{code}: {what}")
+    known = _fields_of_table(doubt)
+    _check_field_names(code, table, known)
     level = table.get("level", "doubt")
     if level not in get_args(Level):
         raise CatalogueError(f"{code}: level {level!r}, expected fail or warn")
     if not isinstance(table.get("retired", False), bool):
         raise CatalogueError(f"{code}: retired: expected true or false")
     texts = {name: table[name] for name in known - {"retired", "level", "example"}}
-    for name, text in texts.items():
-        if not isinstance(text, str) or not text.strip():
-            raise CatalogueError(f"{code}: {name}: expected a text")
-    example = table["example"]
-    if not isinstance(example, dict) or not all(isinstance(v, str) for v in example.values()):
-        raise CatalogueError(f"{code}: example: expected a table of texts")
+    _check_texts(code, texts, table["example"])
     entry = Entry(
         code,
         level=level,
         retired=table.get("retired", False),
-        example=example,
+        example=table["example"],
         **{_DOUBT.get(name, name): text.strip() for name, text in texts.items()},
     )
+    _check_placeholders(entry, doubt)
+    return entry
+
+
+def _fields_of_table(doubt: bool) -> set[str]:
+    """The names that the table of a code, or of a doubt, has."""
+    known = {item.name for item in fields(Entry)} - {"code"}
+    return known - {"level", *_DOUBT.values()} | set(_DOUBT) if doubt else known
+
+
+def _check_field_names(code: str, table: Mapping[str, Any], known: set[str]) -> None:
+    unknown, missing = set(table) - known, known - set(table) - {"retired"}
+    if unknown:
+        raise CatalogueError(f"{code}: unknown {', '.join(sorted(unknown))}")
+    if missing:
+        raise CatalogueError(f"{code}: missing {', '.join(sorted(missing))}")
+
+
+def _check_texts(code: str, texts: Mapping[str, Any], example: Any) -> None:
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text.strip():
+            raise CatalogueError(f"{code}: {name}: expected a text")
+    if not isinstance(example, dict) or not all(isinstance(v, str) for v in example.values()):
+        raise CatalogueError(f"{code}: example: expected a table of texts")
+
+
+def _check_placeholders(entry: Entry, doubt: bool) -> None:
+    """The texts have ``{names}`` only, and the example has a value for each."""
+    code, example = entry.code, entry.example
     try:
-        named = entry.arguments
+        names = entry.arguments
     except ValueError as error:
         raise CatalogueError(f"{code}: {error}") from None
-    if not all(name.isidentifier() for name in named):
-        raise CatalogueError(f"{code}: expected {{names}} only, got {sorted(named)}")
-    wanted = named if doubt else {"subject", *named}
+    if not all(name.isidentifier() for name in names):
+        raise CatalogueError(f"{code}: expected {{names}} only, got {sorted(names)}")
+    wanted = names if doubt else {"subject", *names}
     if set(example) != wanted:
         raise CatalogueError(
             f"{code}: example: expected values for {sorted(wanted)}, got {sorted(example)}"
         )
-    return entry

@@ -43,7 +43,7 @@ def page(entry: Entry) -> CodePage:
 
 def code_list(prefix: str = "") -> CodeList:
     """The pages of all codes that start with ``prefix``, for example of a family (DYT)."""
-    return CodeList([page(one) for code, one in all_codes().items() if code.startswith(prefix)])
+    return CodeList([page(entry) for code, entry in all_codes().items() if code.startswith(prefix)])
 
 
 def markdown() -> str:

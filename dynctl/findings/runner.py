@@ -121,7 +121,7 @@ def _run(
             message = reason
         case Wrong(wrong, note):
             state, message = State(entry.level), note
-            findings = [_finding(entry, one) for one in wrong]
+            findings = [_finding(entry, finding) for finding in wrong]
     return CheckResult(check.code, section, entry.title, state, message, unread, findings)
 
 
@@ -133,12 +133,14 @@ def _outcome(check: Check[Facts], facts: Facts, suppressed: Suppressions) -> Out
         if skipped is not None:
             return skipped
     judged = check.judge(facts)
-    return _unsuppressed(check.code, judged, suppressed) if isinstance(judged, Wrong) else judged
+    return (
+        _without_suppressed(check.code, judged, suppressed) if isinstance(judged, Wrong) else judged
+    )
 
 
-def _unsuppressed(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | Skipped:
+def _without_suppressed(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | Skipped:
     """The findings that are left. A note about unread objects stays, and stays a warning."""
-    left = tuple(one for one in wrong.found if not suppressed.hides(code, one.subject))
+    left = tuple(finding for finding in wrong.found if not suppressed.hides(code, finding.subject))
     hidden = len(wrong.found) - len(left)
     if not hidden:
         return wrong
@@ -148,5 +150,7 @@ def _unsuppressed(code: str, wrong: Wrong, suppressed: Suppressions) -> Wrong | 
     return Wrong(left, "; ".join(filter(None, (wrong.note, f"{hidden:,} suppressed"))))
 
 
-def _finding(entry: Entry, one: Found) -> Finding:
-    return Finding(one.subject, *(one.texts or entry.texts(one.subject, one.arguments)))
+def _finding(entry: Entry, finding: Found) -> Finding:
+    return Finding(
+        finding.subject, *(finding.texts or entry.texts(finding.subject, finding.arguments))
+    )

@@ -32,13 +32,13 @@ class Suppressions:
         """
         checks: set[str] = set()
         subjects: dict[str, tuple[str, ...]] = {}
-        for one in given:
-            code, equals, subject = one.partition("=")
+        for text in given:
+            code, equals, subject = text.partition("=")
             code, subject = code.strip().upper(), subject.strip()
             if code not in codes:
                 near = ", ".join(codes.near(code))
                 raise UsageProblem(
-                    f"--suppress {one}: unknown code",
+                    f"--suppress {text}: unknown code",
                     f"similar codes: {near}" if near else "dynctl explain lists all codes",
                 )
             if not equals:
@@ -47,7 +47,7 @@ class Suppressions:
                 subjects[code] = (*subjects.get(code, ()), subject)
             else:
                 raise UsageProblem(
-                    f"--suppress {one}: no subject, expected CODE or CODE=SUBJECT", _EXAMPLE
+                    f"--suppress {text}: no subject, expected CODE or CODE=SUBJECT", _EXAMPLE
                 )
         return cls(frozenset(checks), subjects)
 
@@ -57,7 +57,7 @@ class Suppressions:
 
     def hides(self, code: str, subject: str) -> bool:
         """Whether a finding is suppressed. Subjects are case-sensitive."""
-        return any(fnmatchcase(subject, one) for one in self.subjects.get(code, ()))
+        return any(fnmatchcase(subject, pattern) for pattern in self.subjects.get(code, ()))
 
 
 NOTHING: Final = Suppressions()

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Final, TypeAlias
 
 from dynctl.adapters.ports import Deleted, DiscoveryChange, Interrupted, Listed, Put
@@ -109,7 +110,7 @@ class WorkerSet:
 
     @property
     def worker_ids(self) -> tuple[int, ...]:
-        return tuple(one for members in self.versions.values() for one in members)
+        return tuple(worker_id for ids in self.versions.values() for worker_id in ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,103 +172,134 @@ class Registrations:
         return join(self.entries.items(), namespace, self.owners)
 
 
+class _EntriesByKind:
+    """The entries of the wanted namespaces, sorted by their kind."""
+
+    def __init__(
+        self, entries: Iterable[tuple[str, Entry]], namespace: str | None, owners: Mapping[str, str]
+    ) -> None:
+        self.malformed: list[Problem] = []
+        self.instances: dict[Where, Instance] = {}
+        self.cards: dict[Where, ModelCard] = {}
+        self.adapters: dict[Where, list[ModelCard]] = defaultdict(list)
+        #: The names of the owners of cards.
+        self.owned: dict[Where, str] = {}
+        self.sources: dict[int, list[EventSource]] = defaultdict(list)
+        self.channels: dict[str, list[EventChannel]] = defaultdict(list)
+        #: The channels of KV events of one publisher, and those that a component shares.
+        self.by_publisher: dict[int, EventChannel] = {}
+        self.shared: dict[tuple[str, str], list[EventChannel]] = defaultdict(list)
+        #: All namespaces that have entries, also those that are not wanted.
+        self.namespaces: set[str] = set()
+        for key, entry in entries:
+            if isinstance(entry, Malformed):
+                self.malformed.append(Problem(ProblemCode.MALFORMED_ENTRY, key, entry.problem))
+                continue
+            scope = entry.scope if isinstance(entry, EventChannel | EventSource) else entry.endpoint
+            self.namespaces.add(scope.namespace)
+            if namespace is None or _in_namespace(scope.namespace, namespace):
+                self._add(entry, owners.get(key))
+        self._index_events()
+
+    def _add(
+        self, entry: Instance | ModelCard | EventSource | EventChannel, owner: str | None
+    ) -> None:
+        match entry:
+            case Instance():
+                self.instances[entry.endpoint, entry.instance_id] = entry
+            case ModelCard():
+                where = entry.endpoint, entry.instance_id
+                if entry.lora is None:
+                    self.cards[where] = entry
+                else:
+                    self.adapters[where].append(entry)
+                if owner is not None:
+                    self.owned[where] = owner
+            case EventSource(topic=topic) if topic == KV_EVENTS:
+                self.sources[entry.worker_id].append(entry)
+            case EventChannel():
+                self.channels[entry.topic].append(entry)
+
+    def _index_events(self) -> None:
+        """Index the channels of KV events, and add the sources that were not registered."""
+        for channel in self.channels[KV_EVENTS]:
+            if channel.scope.name:
+                self.by_publisher[channel.publisher_id] = channel
+            else:
+                self.shared[channel.scope.namespace, channel.scope.component].append(channel)
+        for source in _unregistered_sources(self.instances.values(), self.shared):
+            self.sources[source.worker_id].append(source)
+
+
 def join(
     entries: Iterable[tuple[str, Entry]],
     namespace: str | None = None,
     owners: Mapping[str, str] = NO_OWNERS,
 ) -> Deployment:
     """Join parsed entries into workers and channels. ``owners``: key -> name of its owner."""
-    problems: list[Problem] = []
-    instances: dict[Where, Instance] = {}
-    cards: dict[Where, ModelCard] = {}
-    adapters: dict[Where, list[ModelCard]] = defaultdict(list)
-    owned: dict[Where, str] = {}
-    sources: dict[int, list[EventSource]] = defaultdict(list)
-    channels: dict[str, list[EventChannel]] = defaultdict(list)
-    namespaces = set()
-    for key, entry in entries:
-        if isinstance(entry, Malformed):
-            problems.append(Problem(ProblemCode.MALFORMED_ENTRY, key, entry.problem))
-            continue
-        scope = entry.scope if isinstance(entry, EventChannel | EventSource) else entry.endpoint
-        namespaces.add(scope.namespace)
-        if namespace is not None and not _in_namespace(scope.namespace, namespace):
-            continue
-        match entry:
-            case Instance():
-                instances[entry.endpoint, entry.instance_id] = entry
-            case ModelCard():
-                where = entry.endpoint, entry.instance_id
-                if entry.lora is None:
-                    cards[where] = entry
-                else:
-                    adapters[where].append(entry)
-                if key in owners:
-                    owned[where] = owners[key]
-            case EventSource(topic=topic) if topic == KV_EVENTS:
-                sources[entry.worker_id].append(entry)
-            case EventChannel():
-                channels[entry.topic].append(entry)
-    # Dynamo 1.6.1 serves an adapter only beside the card of its base model.
-    baseless = {where: found for where, found in adapters.items() if where not in cards}
-    for (endpoint, instance_id), found in baseless.items():
-        which = " and ".join(sorted(card.name for card in found))
-        message = f"adapter {which}: the card of its base model is not registered: not routed to"
-        subject = f"{endpoint.component}/{instance_id:x}"
-        problems.append(Problem(ProblemCode.CARD_REJECTED, subject, message))
-    names = {**worker_names(cards), **_unique(owned)}
-    shared: dict[tuple[str, str], list[EventChannel]] = defaultdict(list)
-    for channel in channels[KV_EVENTS]:
-        if not channel.scope.name:
-            shared[channel.scope.namespace, channel.scope.component].append(channel)
-    for source in _unregistered_sources(instances.values(), shared):
-        sources[source.worker_id].append(source)
-    by_publisher = {one.publisher_id: one for one in channels[KV_EVENTS] if one.scope.name}
-    split = {(one.endpoint.namespace, one.name) for one in cards.values() if _prefills(one)}
-    workers = []
-    for owner, card in cards.items():
-        instance = instances.get(owner)
-        if instance is None:
-            message = f"the card is registered, {card.endpoint} is not: the worker cannot serve"
-            problems.append(Problem(ProblemCode.CARD_WITHOUT_INSTANCE, names[owner], message))
-            continue
-        worker = _worker(
-            names[owner], card, _role(card, split), instance, sources[card.instance_id], problems
-        )
-        if worker is not None:
-            extra = tuple(sorted(adapters[owner], key=lambda one: one.name))
-            observed = _observed(worker, card, instance, sources, by_publisher)
-            near = shared.get((card.endpoint.namespace, card.endpoint.component), ())
-            observed = replace(observed, shared_events=tuple(near))
-            if not observed.sources and worker.role is not Role.DECODE:
-                stream = durable_events(card)
-                worker = replace(worker, kv_events=stream is not None)
-                observed = replace(observed, worker=worker, durable_events=stream)
-            workers.append(_with_adapters(observed, extra))
-    for where, served in instances.items():
-        carded = where in cards or where in baseless
-        if served.endpoint.name == SERVED and not carded and not _is_router(served):
-            problems.append(
-                Problem(
-                    ProblemCode.INSTANCE_WITHOUT_CARD,
-                    f"{served.endpoint.component}/{served.instance_id:x}",
-                    f"{served.endpoint} is registered without a model card: it is still "
-                    "starting, or failed to register its model",
-                )
-            )
+    kinds = _EntriesByKind(entries, namespace, owners)
+    problems = [*kinds.malformed, *_unrouted_adapters(kinds)]
+    workers = _joined_workers(kinds, problems)
+    problems += _instances_without_card(kinds)
     sets = _worker_sets(workers)
     workers = _in_sets(workers, sets)
     problems += _contradictions(workers)
     return Deployment(
         tuple(workers),
-        tuple(channels[KV_METRICS]),
-        tuple(channels[ACTIVE_SEQUENCES]),
-        tuple(channels[PASS_TOPIC]),
-        tuple(item for item in instances.values() if item.endpoint.name == INDEXER),
+        tuple(kinds.channels[KV_METRICS]),
+        tuple(kinds.channels[ACTIVE_SEQUENCES]),
+        tuple(kinds.channels[PASS_TOPIC]),
+        tuple(item for item in kinds.instances.values() if item.endpoint.name == INDEXER),
         tuple(problems),
-        tuple(sorted(namespaces)),
+        tuple(sorted(kinds.namespaces)),
         tuple(sets),
     )
+
+
+def _unrouted_adapters(kinds: _EntriesByKind) -> Iterable[Problem]:
+    """Adapters without the card of their base model, which Dynamo 1.6.1 does not serve."""
+    for where, cards in kinds.adapters.items():
+        if where in kinds.cards:
+            continue
+        endpoint, instance_id = where
+        which = " and ".join(sorted(card.name for card in cards))
+        message = f"adapter {which}: the card of its base model is not registered: not routed to"
+        subject = f"{endpoint.component}/{instance_id:x}"
+        yield Problem(ProblemCode.CARD_REJECTED, subject, message)
+
+
+def _joined_workers(kinds: _EntriesByKind, problems: list[Problem]) -> list[RegisteredWorker]:
+    """The workers whose card and endpoint are registered; adds the problems of the others."""
+    names = {**worker_names(kinds.cards), **_unique_owners(kinds.owned)}
+    split = {
+        (card.endpoint.namespace, card.name) for card in kinds.cards.values() if _prefills(card)
+    }
+    workers = []
+    for where, card in kinds.cards.items():
+        name, instance = names[where], kinds.instances.get(where)
+        if instance is None:
+            message = f"the card is registered, {card.endpoint} is not: the worker cannot serve"
+            problems.append(Problem(ProblemCode.CARD_WITHOUT_INSTANCE, name, message))
+            continue
+        sources = kinds.sources.get(card.instance_id, ())
+        worker = _worker(name, card, _role(card, split), instance, sources, problems)
+        if worker is not None:
+            adapters = sorted(kinds.adapters.get(where, ()), key=lambda adapter: adapter.name)
+            joined = _joined_worker(worker, card, instance, kinds)
+            workers.append(_with_adapters(joined, tuple(adapters)))
+    return workers
+
+
+def _instances_without_card(kinds: _EntriesByKind) -> Iterable[Problem]:
+    for where, instance in kinds.instances.items():
+        carded = where in kinds.cards or where in kinds.adapters
+        if instance.endpoint.name == SERVED and not carded and not _is_router(instance):
+            yield Problem(
+                ProblemCode.INSTANCE_WITHOUT_CARD,
+                f"{instance.endpoint.component}/{instance.instance_id:x}",
+                f"{instance.endpoint} is registered without a model card: it is still "
+                "starting, or failed to register its model",
+            )
 
 
 def one_endpoint_each(deployment: Deployment) -> Deployment:
@@ -283,7 +315,7 @@ def one_endpoint_each(deployment: Deployment) -> Deployment:
     kept: dict[int, RegisteredWorker] = {}
     problems = []
     for item in sorted(
-        deployment.workers, key=lambda one: (one.worker.worker_id, one.card.endpoint)
+        deployment.workers, key=lambda item: (item.worker.worker_id, item.card.endpoint)
     ):
         first = kept.setdefault(item.worker.worker_id, item)
         if first is not item and _process(first) != _process(item):
@@ -335,46 +367,51 @@ def _worker_sets(workers: Sequence[RegisteredWorker]) -> list[WorkerSet]:
     for item in workers:
         card = item.card
         groups[card.name, card.endpoint, card.model_type, item.worker.role].append(item)
-    components = Counter((model, at.namespace, at.component) for model, at, _, _ in groups)
-    not_ready = {
-        key: _not_ready(*key, groups) for key in {(key[0], key[1].namespace) for key in groups}
-    }
+    by_namespace: dict[tuple[str, str], list[list[RegisteredWorker]]] = defaultdict(list)
+    for (model, at, _, _), members in groups.items():
+        by_namespace[model, at.namespace].append(members)
+    not_ready = {key: _not_ready(key[1], own) for key, own in by_namespace.items()}
+    names = _set_names(groups)
     sets = []
-    for (model, at, kind, role), members in sorted(groups.items(), key=lambda one: one[0]):
-        name = f"{at.namespace}/{at.component}"
-        if components[model, at.namespace, at.component] > 1:
-            alike = sum(other[:2] == (model, at) and other[3] is role for other in groups)
-            name += f" {role.value}" + (f" ({kind})" if alike > 1 else "")
+    for key in sorted(groups):
+        model, at, _, role = key
         versions: dict[str, list[int]] = defaultdict(list)
-        for item in members:
+        for item in groups[key]:
             versions[item.card.version].append(item.worker.worker_id)
         frozen = {version: tuple(ids) for version, ids in versions.items()}
         why, ambiguous = not_ready[model, at.namespace]
-        sets.append(WorkerSet(name, model, at.namespace, role, frozen, why, ambiguous))
+        sets.append(WorkerSet(names[key], model, at.namespace, role, frozen, why, ambiguous))
     return sets
 
 
+def _set_names(groups: Iterable[_SetKey]) -> dict[_SetKey, str]:
+    """``NAMESPACE/COMPONENT``, with role and kind of requests where these alone differ."""
+    keys = list(groups)
+    components = Counter((model, at.namespace, at.component) for model, at, _, _ in keys)
+    roles = Counter((model, at, role) for model, at, _, role in keys)
+    names = {}
+    for model, at, kind, role in keys:
+        name = f"{at.namespace}/{at.component}"
+        if components[model, at.namespace, at.component] > 1:
+            name += f" {role.value}"
+            if roles[model, at, role] > 1:
+                name += f" ({kind})"
+        names[model, at, kind, role] = name
+    return names
+
+
 def _not_ready(
-    model: str, namespace: str, groups: Mapping[_SetKey, Sequence[RegisteredWorker]]
+    namespace: str, sets: Sequence[Sequence[RegisteredWorker]]
 ) -> tuple[str | None, tuple[str, ...]]:
     """(why a namespace serves no requests of a model, roles with several sets).
 
-    As the frontends of Dynamo 1.6.1 decide.
+    As the frontends of Dynamo 1.6.1 decide. ``sets``: the members of all sets of the model there.
     """
-    own = [
-        members
-        for (name, at, _, _), members in groups.items()
-        if (name, at.namespace) == (model, namespace)
-    ]
-    if any(item.card.worker_type is None for members in own for item in members):
+    if any(item.card.worker_type is None for item in chain.from_iterable(sets)):
         return None, ()  # older cards do not declare what they need
-    roles = Counter(members[0].worker.role.value for members in own)
-    missing: set[str] = set()
-    for members in own:
-        needs = members[0].card.needs
-        if needs and not any(all(kind in roles for kind in group) for group in needs):
-            missing |= {kind for group in needs for kind in group if kind not in roles}
+    roles = Counter(members[0].worker.role.value for members in sets)
     problem = f"namespace {namespace} is not ready"
+    missing = set().union(*(_missing_roles(members[0].card, roles) for members in sets))
     if missing:
         return f"{problem}: no {' and no '.join(sorted(missing))} worker", ()
     several = sorted(r for r, n in roles.items() if n > 1 and r != Role.AGGREGATED.value)
@@ -383,25 +420,32 @@ def _not_ready(
     return None, ()
 
 
+def _missing_roles(card: ModelCard, present: Mapping[str, int]) -> set[str]:
+    """The roles that a card needs beside it; none where one of its groups is ``present``."""
+    if any(all(kind in present for kind in group) for group in card.needs):
+        return set()
+    return {kind for group in card.needs for kind in group if kind not in present}
+
+
 def _in_sets(
     workers: Iterable[RegisteredWorker], sets: Sequence[WorkerSet]
 ) -> list[RegisteredWorker]:
     """The workers with the sets that they belong to; prefill workers serve the decode sets."""
     own: dict[tuple[str, int], tuple[str, ...]] = {}
     decode: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for one in sets:
-        if one.role is not Role.PREFILL:
-            own |= {(one.namespace, worker_id): (one.name,) for worker_id in one.worker_ids}
-        if one.role is Role.DECODE:
-            decode[one.model, one.namespace].append(one.name)
-    found = []
+    for group in sets:
+        if group.role is not Role.PREFILL:
+            own |= {(group.namespace, worker_id): (group.name,) for worker_id in group.worker_ids}
+        if group.role is Role.DECODE:
+            decode[group.model, group.namespace].append(group.name)
+    joined = []
     for item in workers:
         worker, namespace = item.worker, item.card.endpoint.namespace
         names = own.get((namespace, worker.worker_id), ())
         if worker.role is Role.PREFILL:
             names = tuple(decode[worker.model, namespace])
-        found.append(replace(item, worker=replace(worker, worker_sets=names)))
-    return found
+        joined.append(replace(item, worker=replace(worker, worker_sets=names)))
+    return joined
 
 
 def _with_adapters(item: RegisteredWorker, cards: tuple[ModelCard, ...]) -> RegisteredWorker:
@@ -430,7 +474,7 @@ def _unregistered_sources(
             )
 
 
-def _unique(owned: Mapping[Where, str]) -> dict[Where, str]:
+def _unique_owners(owned: Mapping[Where, str]) -> dict[Where, str]:
     """The owner names of one worker each; two engines of one pod are named by their ids instead."""
     uses = Counter(owned.values())
     return {where: name for where, name in owned.items() if uses[name] == 1}
@@ -463,7 +507,7 @@ def _worker(
     card: ModelCard,
     role: Role | None,
     instance: Instance,
-    sources: list[EventSource],
+    sources: Sequence[EventSource],
     problems: list[Problem],
 ) -> Worker | None:
     if role is None:
@@ -518,20 +562,24 @@ def _prefills(card: ModelCard) -> bool:
     return card.worker_type is None and kind in ("", "prefill")
 
 
-def _observed(
-    worker: Worker,
-    card: ModelCard,
-    instance: Instance,
-    sources: Mapping[int, list[EventSource]],
-    by_publisher: Mapping[int, EventChannel],
+def _joined_worker(
+    worker: Worker, card: ModelCard, instance: Instance, kinds: _EntriesByKind
 ) -> RegisteredWorker:
-    own = {source.dp_rank: source for source in sources[worker.worker_id]}
+    """A worker with the sources and channels of its events."""
+    own = {source.dp_rank: source for source in kinds.sources.get(worker.worker_id, ())}
     channels = {
-        rank: by_publisher[source.publisher_id]
+        rank: kinds.by_publisher[source.publisher_id]
         for rank, source in own.items()
-        if source.publisher_id in by_publisher
+        if source.publisher_id in kinds.by_publisher
     }
-    return RegisteredWorker(worker, card, instance, own, channels)
+    shared = tuple(kinds.shared.get((card.endpoint.namespace, card.endpoint.component), ()))
+    stream = None
+    if not own and worker.role is not Role.DECODE:
+        stream = durable_events(card)
+        worker = replace(worker, kv_events=stream is not None)
+    return RegisteredWorker(
+        worker, card, instance, own, channels, shared_events=shared, durable_events=stream
+    )
 
 
 def _contradictions(workers: list[RegisteredWorker]) -> Iterable[Problem]:
@@ -540,44 +588,57 @@ def _contradictions(workers: list[RegisteredWorker]) -> Iterable[Problem]:
     for item in workers:
         models[item.worker.model].append(item)
     for model, members in models.items():
-        sizes = sorted({item.worker.block_size for item in members})
-        if len(sizes) > 1:
+        yield from _differing_settings(model, members)
+        yield from _missing_topology(model, members)
+        yield from _missing_events(members)
+
+
+def _differing_settings(model: str, members: Sequence[RegisteredWorker]) -> Iterable[Problem]:
+    sizes = sorted({item.worker.block_size for item in members})
+    if len(sizes) > 1:
+        yield Problem(
+            ProblemCode.BLOCK_SIZES_DIFFER,
+            model,
+            f"workers have blocks of {' and '.join(map(str, sizes))} tokens: their caches "
+            "cannot be compared",
+        )
+    configs = {repr(item.card.router_config) for item in members}
+    if len(configs) > 1:
+        yield Problem(
+            ProblemCode.ROUTER_CONFIGS_DIFFER,
+            model,
+            f"{len(configs)} router configurations are advertised (or some workers advertise "
+            "none): a frontend keeps the first one and refuses workers with another",
+        )
+
+
+def _missing_topology(model: str, members: Sequence[RegisteredWorker]) -> Iterable[Problem]:
+    """Workers without topology beside workers that publish one."""
+    without = [item for item in members if not item.worker.domains]
+    publishing = len(members) - len(without)
+    if not publishing:
+        return
+    for item in without:
+        yield Problem(
+            ProblemCode.TOPOLOGY_MISSING,
+            item.worker.name,
+            f"publishes no topology, {publishing} of {len(members)} workers of {model} do",
+        )
+
+
+def _missing_events(members: Sequence[RegisteredWorker]) -> Iterable[Problem]:
+    for item in members:
+        if item.worker.role is Role.DECODE:
+            continue
+        heard = {*item.kv_events, *(item.sources if item.shared_events else ())}
+        silent = [rank for rank in item.worker.ranks if rank not in heard]
+        if silent:
+            which = "" if len(silent) == len(item.worker.ranks) else f" for ranks {silent}"
             yield Problem(
-                ProblemCode.BLOCK_SIZES_DIFFER,
-                model,
-                f"workers have blocks of {' and '.join(map(str, sizes))} tokens: their caches "
-                "cannot be compared",
+                ProblemCode.EVENTS_MISSING,
+                item.worker.name,
+                f"publishes no KV events{which}: its cache is unknown",
             )
-        configs = {repr(item.card.router_config) for item in members}
-        if len(configs) > 1:
-            yield Problem(
-                ProblemCode.ROUTER_CONFIGS_DIFFER,
-                model,
-                f"{len(configs)} router configurations are advertised (or some workers advertise "
-                "none): a frontend keeps the first one and refuses workers with another",
-            )
-        with_topology = [item for item in members if item.worker.domains]
-        if with_topology and len(with_topology) < len(members):
-            for item in members:
-                if not item.worker.domains:
-                    yield Problem(
-                        ProblemCode.TOPOLOGY_MISSING,
-                        item.worker.name,
-                        f"publishes no topology, {len(with_topology)} of {len(members)} workers of "
-                        f"{model} do",
-                    )
-        for item in members:
-            if item.worker.role is Role.DECODE:
-                continue
-            heard = {*item.kv_events, *(item.sources if item.shared_events else ())}
-            silent = [rank for rank in item.worker.ranks if rank not in heard]
-            if silent:
-                which = "" if len(silent) == len(item.worker.ranks) else f" for ranks {silent}"
-                yield Problem(
-                    ProblemCode.EVENTS_MISSING,
-                    item.worker.name,
-                    f"publishes no KV events{which}: its cache is unknown",
-                )
 
 
 def _is_router(instance: Instance) -> bool:

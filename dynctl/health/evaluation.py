@@ -157,14 +157,16 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
     for row in state.workers:
         if row.model:
             by_model[row.model].append(row)
-    models = tuple(_model(name, rows, pools=state.pools) for name, rows in sorted(by_model.items()))
+    models = tuple(
+        _model_health(name, rows, pools=state.pools) for name, rows in sorted(by_model.items())
+    )
     derived: list[Derived] = []
     for part in (
-        _served(state, models),
-        _busy(by_model),
-        _streams(state),
+        _unserved_models(state, models),
+        _busy_roles(by_model),
+        _disconnected_streams(state),
         _over_limit(state),
-        _loads(state),
+        _overdue_loads(state),
     ):
         yield
         derived += part
@@ -173,49 +175,65 @@ def evaluation(state: FleetState) -> Generator[None, None, FleetHealth]:
     refused = {model.model for model in models if model.missing or model.is_pool}
     shown = yield from topology_steps("", registered, state.settings)
     derived += capacity_conditions(shown, refused)
-    serves = any(not model.missing for model in models)
-    status = "healthy"
+    status = _status(state, models, derived)
+    return FleetHealth(status, models, tuple(_bounded_conditions(dict.fromkeys(derived))))
+
+
+def _status(state: FleetState, models: Sequence[ModelHealth], derived: Sequence[Derived]) -> str:
     if state.draining:
-        status = "draining"
-    elif not serves:
-        status = "unhealthy"
-    elif derived or state.reported:
-        status = "degraded"
-    return FleetHealth(status, models, tuple(_bounded(dict.fromkeys(derived))))
+        return "draining"
+    if all(model.missing for model in models):
+        return "unhealthy"
+    return "degraded" if derived or state.reported else "healthy"
 
 
-def _bounded(derived: Iterable[Derived]) -> Iterator[Derived]:
+def _bounded_conditions(derived: Iterable[Derived]) -> Iterator[Derived]:
     """The first ones of each code, and how many more there are."""
     counts: Counter[str] = Counter()
-    for one in derived:
-        counts[one.code] += 1
-        if counts[one.code] <= MOST_OF_A_CODE:
-            yield one
+    for condition in derived:
+        counts[condition.code] += 1
+        if counts[condition.code] <= MOST_OF_A_CODE:
+            yield condition
     for code, count in counts.items():
         if count > MOST_OF_A_CODE:
             yield Derived(code, "fleet", f"{count - MOST_OF_A_CODE:,} more have this condition")
 
 
-def _model(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
-    ready: dict[str, int] = {}
-    registered: dict[str, int] = {}
-    able = False
-    for row in rows:
-        role = row.role or Role.AGGREGATED.value
-        registered[role] = registered.get(role, 0) + 1
-        if row.status == "ready":
-            ready[role] = ready.get(role, 0) + 1
-            able |= role == Role.AGGREGATED or (role == Role.DECODE and row.can_prefill)
+def _model_health(name: str, rows: Sequence[WorkerRow], *, pools: bool) -> ModelHealth:
+    available = [row for row in rows if row.status == "ready"]
+    ready, registered = _count_by_role(available), _count_by_role(rows)
     missing: tuple[str, ...] = ()
-    if not able and not (ready.get("prefill") and ready.get("decode")):
-        split: tuple[str, ...] = ("prefill", "decode") if registered.keys() & _POOLS else ()
-        if pools and len(registered) == 1 and registered.keys() <= _POOLS:
-            split = tuple(registered)
-        missing = tuple(role for role in split or ("aggregated",) if not ready.get(role))
-    return ModelHealth(name, dict(sorted(ready.items())), dict(sorted(registered.items())), missing)
+    if not any(map(_serves_alone, available)):
+        missing = _missing_roles(ready, registered, pools=pools)
+    return ModelHealth(name, ready, registered, missing)
 
 
-def _served(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derived]:
+def _count_by_role(rows: Iterable[WorkerRow]) -> dict[str, int]:
+    counts = Counter(row.role or Role.AGGREGATED.value for row in rows)
+    return dict(sorted(counts.items()))
+
+
+def _serves_alone(row: WorkerRow) -> bool:
+    """Whether a worker computes and answers a request without another one."""
+    role = row.role or Role.AGGREGATED
+    return role == Role.AGGREGATED or (role == Role.DECODE and row.can_prefill)
+
+
+def _missing_roles(
+    ready: Mapping[str, int], registered: Mapping[str, int], *, pools: bool
+) -> tuple[str, ...]:
+    """The roles without which a model has no pair of workers to serve it."""
+    if ready.get("prefill") and ready.get("decode"):
+        return ()
+    roles: tuple[str, ...] = ("aggregated",)
+    if registered.keys() & _POOLS:
+        roles = ("prefill", "decode")
+    if pools and len(registered) == 1 and registered.keys() <= _POOLS:
+        roles = tuple(registered)
+    return tuple(role for role in roles if not ready.get(role))
+
+
+def _unserved_models(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derived]:
     if not state.workers:
         yield Derived(NO_WORKERS, "fleet", "the fleet has no workers: every request is refused")
     for model in models:
@@ -231,7 +249,7 @@ def _served(state: FleetState, models: Sequence[ModelHealth]) -> Iterator[Derive
             )
 
 
-def _busy(by_model: Mapping[str, Sequence[WorkerRow]]) -> Iterator[Derived]:
+def _busy_roles(by_model: Mapping[str, Sequence[WorkerRow]]) -> Iterator[Derived]:
     for model, rows in by_model.items():
         roles: dict[str, list[WorkerRow]] = defaultdict(list)
         for row in rows:
@@ -261,7 +279,7 @@ def _over_limit(state: FleetState) -> Iterator[Derived]:
             )
 
 
-def _streams(state: FleetState) -> Iterator[Derived]:
+def _disconnected_streams(state: FleetState) -> Iterator[Derived]:
     if state.age_s < CONNECT_S:
         return
     for row in state.workers:
@@ -284,7 +302,7 @@ def _without_events(rank: RankRow) -> bool:
     return isinstance(rank, EngineRank) and rank.events is not None and not rank.events.batches
 
 
-def _loads(state: FleetState) -> Iterator[Derived]:
+def _overdue_loads(state: FleetState) -> Iterator[Derived]:
     limit = max(_OVERDUE_S, _OVERDUE_INTERVALS * state.probe_s)
     for row in state.workers:
         ages = [rank.load_age_s for rank in row.ranks if rank.load_age_s is not None]
@@ -307,11 +325,12 @@ def capacity_conditions(
     for row in shown.rows:
         if row.model in refused:
             continue
-        for one in row.stranded:
-            place = topology_of(one.requires) if one.requires is not None else None
+        for stranded in row.stranded:
+            place = topology_of(stranded.requires) if stranded.requires is not None else None
             where = "=".join(place) if place is not None else row.model
             # The reason first: a list that has no room cuts the names.
-            yield Derived("DYT0901", where, f"{one.reason}; {one.outcome} ({_some(one.workers)})")
+            names = _first_names(stranded.workers)
+            yield Derived("DYT0901", where, f"{stranded.reason}; {stranded.outcome} ({names})")
         domain = _single_decode_domain(row)
         if domain is not None:
             yield Derived(
@@ -322,24 +341,21 @@ def capacity_conditions(
             )
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _available(*roles: RoleCapacity) -> int:
+def _available_workers(*roles: RoleCapacity) -> int:
     """Workers that answer, busy or not."""
     return sum(role.ready + role.busy for role in roles)
 
 
 def _single_decode_domain(row: DomainCapacity) -> str | None:
     """The domain that a row's prefill workers are bound to, if it has one decode worker only."""
-    bound = next(
-        (one.domain for one in row.policies if one.enforcement == "required" and one.domain), None
-    )
-    if bound is None or row.stranded or not _available(row.prefill):
+    required = [policy.domain for policy in row.policies if policy.enforcement == "required"]
+    bound = next(filter(None, required), None)
+    if bound is None or row.stranded or not _available_workers(row.prefill):
         return None
-    if _available(row.decode) != 1:
-        return None
-    return bound
+    return bound if _available_workers(row.decode) == 1 else None

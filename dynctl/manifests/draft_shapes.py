@@ -97,12 +97,12 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
     policy = mapping(experimental.get(_RELEASED))
     released = bool(text(policy.get("domain")))
     placed = placed_policies(graph)
-    for one in placed:
-        yield _as_draft(one, inherited, released=released)
-        yield from _component_problems(one)
+    for placed_policy in placed:
+        yield _as_draft(placed_policy, inherited, released=released)
+        yield from _component_problems(placed_policy)
         if not released:
-            yield from _policy_problems(one, inherited)
-    yield from _duplicates(placed)
+            yield from _policy_problems(placed_policy, inherited)
+    yield from _duplicate_policies(placed)
     for component in graph.components:
         for name in sorted(set(component.env) & set(_DRAFT_ENV)):
             yield Draft(
@@ -111,13 +111,13 @@ def drafts_of(graph: Graph) -> Iterator[Draft]:
                 f"remove it; the released name is {_DRAFT_ENV[name]}, which the operator sets",
             )
         yield from _projected(component.path, component.pod)
-        yield from _misspelled(component.path, component.body, (DRAFT,))
-    yield from _misspelled("spec", spec, (_RELEASED, DRAFT))
-    yield from _misspelled("spec.experimental", experimental, (_RELEASED, DRAFT))
+        yield from _misspelled_fields(component.path, component.body, (DRAFT,))
+    yield from _misspelled_fields("spec", spec, (_RELEASED, DRAFT))
+    yield from _misspelled_fields("spec.experimental", experimental, (_RELEASED, DRAFT))
     used = [name for name in DRAFT_FIELDS if name in policy]
     if used:
         here = PlacedPolicy("spec.experimental", _RELEASED, policy, None)
-        yield Draft(PATH, ", ".join(used), _translated(policy, inherited))
+        yield Draft(PATH, ", ".join(used), _translated_text(policy, inherited))
         yield from _value_problems(here)
         if "domain" not in policy:
             yield from _source_problems(here, inherited)
@@ -133,7 +133,9 @@ def placed_policies(graph: Graph) -> tuple[PlacedPolicy, ...]:
         for name in (DRAFT, _RELEASED)
         if component.body.get(name) is not None
     ]
-    placed.sort(key=lambda one: one.component is not None and one.component.type != "frontend")
+    placed.sort(
+        key=lambda policy: policy.component is not None and policy.component.type != "frontend"
+    )
     if spec.get(DRAFT) is not None:
         placed.append(PlacedPolicy("spec", DRAFT, spec[DRAFT], None))
     if experimental.get(DRAFT) is not None:
@@ -167,11 +169,7 @@ def translation(draft: Mapping[str, Any], inherited: str) -> dict[str, Any]:
     if key is None and name is None:
         name = inherited or None
         key = None if name else KNOWN_LABELS.get(text(domain))
-    enforcement, weight = draft.get("enforcement"), draft.get("preferredWeight")
-    if enforcement is None:
-        fallback = _mismatch_policy(draft) == "fallback"
-        enforcement = "preferred" if fallback else "required"
-        weight = _FALLBACK_WEIGHT if fallback and weight is None else weight
+    enforcement, weight = _translated_enforcement(draft)
     policy = {
         "labelKey": key,
         "clusterTopologyName": name,
@@ -179,8 +177,20 @@ def translation(draft: Mapping[str, Any], inherited: str) -> dict[str, Any]:
         "enforcement": enforcement,
         "preferredWeight": weight,
     }
-    unknown = {one: draft[one] for one in draft if one not in FIELDS and one not in DRAFT_FIELDS}
-    return {one: value for one, value in (policy | unknown).items() if value is not None}
+    for field in draft:
+        if field not in FIELDS and field not in DRAFT_FIELDS:
+            policy[field] = draft[field]
+    return {field: value for field, value in policy.items() if value is not None}
+
+
+def _translated_enforcement(draft: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Enforcement and preferred weight; a draft may have a fallback instead."""
+    enforcement, weight = draft.get("enforcement"), draft.get("preferredWeight")
+    if enforcement is not None:
+        return enforcement, weight
+    if _mismatch_policy(draft) != "fallback":
+        return "required", weight
+    return "preferred", _FALLBACK_WEIGHT if weight is None else weight
 
 
 def draft_levels(topology: ClusterTopology) -> Iterator[Draft]:
@@ -203,7 +213,7 @@ def _translated_graph(graph: Graph) -> Graph:
     spec = mapping(graph.manifest.body.get("spec"))
     if _RELEASED in mapping(spec.get("experimental")):
         return graph
-    draft = next((one.value for one in placed_policies(graph)), None)
+    draft = next((policy.value for policy in placed_policies(graph)), None)
     if not isinstance(draft, Mapping):
         return graph
     return replace(graph, policy=translation(draft, inherited))
@@ -217,68 +227,67 @@ def _inherited_topology(graph: Graph) -> str:
 # -- what is wrong with a draft --------------------------------------------------------------------
 
 
-def _as_draft(one: PlacedPolicy, inherited: str, *, released: bool) -> Draft:
-    draft = mapping(one.value)
-    if one.name == _RELEASED:
-        if one.component is None:
-            return Draft(one.place, _RELEASED, f"move it to {PATH}")
+def _as_draft(placed: PlacedPolicy, inherited: str, *, released: bool) -> Draft:
+    draft = mapping(placed.value)
+    if placed.name == _RELEASED:
+        if placed.component is None:
+            return Draft(placed.place, _RELEASED, f"move it to {PATH}")
         what = f"{_RELEASED} on a component"
-        return Draft(one.place, what, f"move it to {PATH} of the graph")
+        return Draft(placed.place, what, f"move it to {PATH} of the graph")
     odd = [name for name in ("kvTransferWeight", _QOS) if name in draft]
     what = DRAFT + (f" with {' and '.join(odd)}" if odd else "")
     if released:
-        return Draft(one.place, what, f"remove it; the graph has {PATH}{_dropped(draft)}")
-    return Draft(one.place, what, _translated(draft, inherited))
+        return Draft(placed.place, what, f"remove it; the graph has {PATH}{_dropped_fields(draft)}")
+    return Draft(placed.place, what, _translated_text(draft, inherited))
 
 
-def _component_problems(one: PlacedPolicy) -> Iterator[Draft]:
-    component = one.component
-    if one.name != DRAFT or component is None or component.type == "frontend":
+def _component_problems(placed: PlacedPolicy) -> Iterator[Draft]:
+    component = placed.component
+    if placed.name != DRAFT or component is None or component.type == "frontend":
         return
     has = f"has the type {component.type}" if component.type else "has no type"
     yield Draft(
-        one.place,
-        one.name,
+        placed.place,
+        placed.name,
         f"remove it from {component.name}; the policy stands once, at {PATH} of the graph",
-        f"{one.name} is valid only on a component of type frontend, and {component.name} {has}",
+        f"{placed.name} is valid only on a component of type frontend, and {component.name} {has}",
     )
 
 
-def _policy_problems(one: PlacedPolicy, inherited: str) -> Iterator[Draft]:
-    if not isinstance(one.value, Mapping):
-        got = type_name(one.value)
-        problem = f'Invalid value: "{got}": {one.path} in body must be of type object: "{got}"'
-        yield Draft(one.path, one.name, "write level and mismatchPolicy as keys", problem)
+def _policy_problems(placed: PlacedPolicy, inherited: str) -> Iterator[Draft]:
+    if not isinstance(placed.value, Mapping):
+        got = type_name(placed.value)
+        problem = f'Invalid value: "{got}": {placed.path} in body must be of type object: "{got}"'
+        yield Draft(placed.path, placed.name, "write level and mismatchPolicy as keys", problem)
         return
-    for name in one.value:
+    for name in placed.value:
         if name not in FIELDS and name not in DRAFT_FIELDS and name != _QOS:
-            known = DRAFT_FIELDS if one.name == DRAFT else FIELDS
+            known = DRAFT_FIELDS if placed.name == DRAFT else FIELDS
             near = nearest_name(str(name), (*known, *FIELDS))
-            fix = f"write {near}" if near else f"remove it; {one.name} has {', '.join(known)}"
-            yield Draft(one.path, str(name), fix, f'unknown field "{name}"')
-    if one.value.get("level", one.value.get("domain")) is None:
-        field = "level" if one.name == DRAFT else "domain"
+            fix = f"write {near}" if near else f"remove it; {placed.name} has {', '.join(known)}"
+            yield Draft(placed.path, str(name), fix, f'unknown field "{name}"')
+    if placed.value.get("level", placed.value.get("domain")) is None:
+        field = "level" if placed.name == DRAFT else "domain"
         fix = f"name the level that a transfer must not leave, for example {field}: zone"
-        yield Draft(f"{one.path}.{field}", field, fix, "Required value")
-    yield from _value_problems(one)
-    yield from _source_problems(one, inherited)
+        yield Draft(f"{placed.path}.{field}", field, fix, "Required value")
+    yield from _value_problems(placed)
+    yield from _source_problems(placed, inherited)
 
 
-def _value_problems(one: PlacedPolicy) -> Iterator[Draft]:
-    draft = mapping(one.value)
+def _value_problems(placed: PlacedPolicy) -> Iterator[Draft]:
+    draft = mapping(placed.value)
     for name in ("mismatchPolicy", "noMatchPolicy"):
         value = draft.get(name)
         if value is not None and value not in _MISMATCH_POLICIES:
             near = nearest_name(str(value), _MISMATCH_POLICIES)
-            problem = f"Unsupported value: {shown_value(value)}: supported values: " + ", ".join(
-                f'"{known}"' for known in _MISMATCH_POLICIES
-            )
+            known = ", ".join(f'"{policy}"' for policy in _MISMATCH_POLICIES)
+            problem = f"Unsupported value: {shown_value(value)}: supported values: {known}"
             fix = f"write {name}: {near or 'fail or fallback'}"
-            yield Draft(f"{one.path}.{name}", name, fix, problem)
+            yield Draft(f"{placed.path}.{name}", name, fix, problem)
     weight = draft.get("kvTransferWeight")
     if weight is not None and not _is_weight(weight):
         yield Draft(
-            f"{one.path}.kvTransferWeight",
+            f"{placed.path}.kvTransferWeight",
             "kvTransferWeight",
             "write a number of at least 0, or remove it",
             f"Invalid value: {shown_value(weight)}: expected a number of at least 0",
@@ -287,17 +296,17 @@ def _value_problems(one: PlacedPolicy) -> Iterator[Draft]:
         given = [name for name in names if draft.get(name) is not None]
         if len({_released_value(draft[name]) for name in given}) > 1:
             problem = f"{' and '.join(given)} are names of one setting, and their values differ"
-            yield Draft(one.path, given[1], f"keep {given[0]}, remove {given[1]}", problem)
+            yield Draft(placed.path, given[1], f"keep {given[0]}, remove {given[1]}", problem)
 
 
-def _source_problems(one: PlacedPolicy, inherited: str) -> Iterator[Draft]:
-    policy = translation(mapping(one.value), inherited)
+def _source_problems(placed: PlacedPolicy, inherited: str) -> Iterator[Draft]:
+    policy = translation(mapping(placed.value), inherited)
     if "labelKey" in policy or "clusterTopologyName" in policy:
         return
     domain = text(policy.get("domain")) or "the level"
     yield Draft(
-        one.path,
-        one.name,
+        placed.path,
+        placed.name,
         "name the Grove topology in spec.topologyConstraint.clusterTopologyName, or the label of "
         "the nodes in labelKey of the policy",
         f"no node label is known for {domain}: the graph has no "
@@ -305,11 +314,11 @@ def _source_problems(one: PlacedPolicy, inherited: str) -> Iterator[Draft]:
     )
 
 
-def _duplicates(placed: Sequence[PlacedPolicy]) -> Iterator[Draft]:
+def _duplicate_policies(placed: Sequence[PlacedPolicy]) -> Iterator[Draft]:
     if len(placed) < 2:
         return
-    same = all(one.value == placed[0].value for one in placed)
-    places = ", ".join(one.path for one in placed)
+    same = all(policy.value == placed[0].value for policy in placed)
+    places = ", ".join(policy.path for policy in placed)
     yield Draft(
         placed[1].place,
         placed[1].name,
@@ -318,7 +327,9 @@ def _duplicates(placed: Sequence[PlacedPolicy]) -> Iterator[Draft]:
     )
 
 
-def _misspelled(place: str, body: Mapping[str, Any], names: Sequence[str]) -> Iterator[Draft]:
+def _misspelled_fields(
+    place: str, body: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[Draft]:
     for name in body:
         near = nearest_name(str(name), names)
         if near is not None and name not in (DRAFT, _RELEASED):
@@ -343,7 +354,7 @@ def _mismatch_policy(draft: Mapping[str, Any]) -> str:
     return text(draft.get("mismatchPolicy")) or text(draft.get("noMatchPolicy"))
 
 
-def _translated(draft: Mapping[str, Any], inherited: str) -> str:
+def _translated_text(draft: Mapping[str, Any], inherited: str) -> str:
     """The most similar released policy, as one line of YAML, and what changes with it."""
     policy = translation(draft, inherited)
     if "labelKey" not in policy and "clusterTopologyName" not in policy:
@@ -353,10 +364,10 @@ def _translated(draft: Mapping[str, Any], inherited: str) -> str:
     changed = ""
     if draft.get("enforcement") is None and _mismatch_policy(draft) == "fallback":
         changed = f"; {_FALLBACK}"
-    return f"write {PATH}: {{{fields}}}{changed}{_dropped(draft)}"
+    return f"write {PATH}: {{{fields}}}{changed}{_dropped_fields(draft)}"
 
 
-def _dropped(draft: Mapping[str, Any]) -> str:
+def _dropped_fields(draft: Mapping[str, Any]) -> str:
     """What replaces fields that have no place in a released policy."""
     parts = []
     if "kvTransferWeight" in draft:

@@ -74,12 +74,12 @@ def read_manifests(files: Iterable[str]) -> list[Manifest]:
 
 def parse_manifests(data: bytes, source: str) -> list[Manifest]:
     """Parse the objects of one file. Raises UsageProblem."""
-    documents = [one for one in _documents(data, source) if one is not None]
+    documents = [document for document in _documents(data, source) if document is not None]
     named = [source if len(documents) == 1 else f"{source}#{n + 1}" for n in range(len(documents))]
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     for document, name in zip(documents, named, strict=True):
-        found += [Manifest(where, body) for where, body in _objects(document, name)]
-    return found
+        manifests += [Manifest(where, body) for where, body in _objects(document, name)]
+    return manifests
 
 
 def _shown(file: str) -> str:

@@ -55,14 +55,14 @@ def role_of(
 
 def option(words: Sequence[str], name: str) -> str | None:
     """The value of ``--name VALUE`` or ``--name=VALUE``; the last one is used."""
-    found = None
+    value = None
     for place, word in enumerate(words):
         bare = word.strip("\"'\\;&")
         if bare == name and place + 1 < len(words):
-            found = words[place + 1].strip("\"'\\;&")
+            value = words[place + 1].strip("\"'\\;&")
         elif bare.startswith(name + "="):
-            found = bare[len(name) + 1 :].strip("\"'")
-    return found
+            value = bare[len(name) + 1 :].strip("\"'")
+    return value
 
 
 def _from_words(words: Sequence[str]) -> Role | None:
@@ -133,10 +133,10 @@ class Graph:
 
     @property
     def workers(self) -> tuple[Component, ...]:
-        return tuple(one for one in self.components if one.is_worker)
+        return tuple(component for component in self.components if component.is_worker)
 
     def of_role(self, role: Role) -> tuple[Component, ...]:
-        return tuple(one for one in self.workers if one.role == role)
+        return tuple(worker for worker in self.workers if worker.role == role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +157,24 @@ class ClusterTopology:
         return self.manifest.name
 
     def key_of(self, domain: str) -> str | None:
-        return next((one.key for one in self.levels if one.domain == domain), None)
+        return next((level.key for level in self.levels if level.domain == domain), None)
 
 
 def graphs_of(manifests: Iterable[Manifest]) -> tuple[Graph, ...]:
     """The graphs among the manifests."""
-    return tuple(_graph(one) for one in manifests if one.kind == GRAPH and one.group == GRAPH_GROUP)
+    return tuple(
+        _graph(manifest)
+        for manifest in manifests
+        if manifest.kind == GRAPH and manifest.group == GRAPH_GROUP
+    )
 
 
 def topologies_of(manifests: Iterable[Manifest]) -> tuple[ClusterTopology, ...]:
     """The Grove topologies among the manifests, with the old and the new kind."""
     return tuple(
-        ClusterTopology(one, tuple(_levels(one)))
-        for one in manifests
-        if one.kind in TOPOLOGY_KINDS and one.group == "grove.io"
+        ClusterTopology(manifest, tuple(_levels(manifest)))
+        for manifest in manifests
+        if manifest.kind in TOPOLOGY_KINDS and manifest.group == "grove.io"
     )
 
 
@@ -236,8 +240,10 @@ def _component(
     else:
         template = mapping(body.get("podTemplate"))
         pod = mapping(template.get("spec"))
-        containers = [mapping(one) for one in sequence(pod.get("containers"))]
-        container = next((one for one in containers if one.get("name") == "main"), {})
+        containers = [mapping(container) for container in sequence(pod.get("containers"))]
+        container = next(
+            (container for container in containers if container.get("name") == "main"), {}
+        )
         env = [*shared, *sequence(container.get("env"))]
         kind, sub = text(body.get("type")), text(body.get("subComponentType"))
         labels = dict(mapping(mapping(template.get("metadata")).get("labels")))

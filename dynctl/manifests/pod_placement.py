@@ -48,17 +48,17 @@ def tolerates(pod: Mapping[str, Any], taints: Iterable[str]) -> bool:
 
 def _matches(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Whether all expressions of a term match; a term without expressions matches no node."""
-    expressions = [mapping(one) for one in sequence(term.get("matchExpressions"))]
+    expressions = [mapping(expression) for expression in sequence(term.get("matchExpressions"))]
     if not expressions:
         return bool(sequence(term.get("matchFields")))
-    return all(_holds(one, labels) for one in expressions)
+    return all(_holds(expression, labels) for expression in expressions)
 
 
 def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     value = labels.get(text(expression.get("key")))
     wanted = sequence(expression.get("values"))
     operator = _OPERATORS.get(text(expression.get("operator")))
-    return operator is not None and operator(value, [text(one) for one in wanted])
+    return operator is not None and operator(value, [text(value_text) for value_text in wanted])
 
 
 def _greater(value: str | None, than: list[str]) -> bool:

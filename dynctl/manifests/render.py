@@ -76,6 +76,23 @@ def pod_topology(
     Raises UsageProblem for settings that a worker or Kubernetes would refuse.
     """
     labels = _labels(domain, label_keys)
+    _check_enforcement(enforcement, weight)
+    if not mount_path.startswith("/") or ":" in mount_path or len(mount_path) < 2:
+        raise UsageProblem(f"--mount-path {mount_path}: expected an absolute path without :")
+    if not is_domain(container) or len(container) > _LONGEST:
+        raise UsageProblem(f"--container {container}: invalid name of a container")
+    return PodTopology(
+        domain,
+        labels,
+        "required" if enforcement == "required" else "preferred",
+        weight,
+        mount_path.rstrip("/"),
+        container,
+        init_wait,
+    )
+
+
+def _check_enforcement(enforcement: str, weight: float | None) -> None:
     if enforcement not in ("required", "preferred"):
         raise UsageProblem(f"--enforcement {enforcement}: expected required or preferred")
     if enforcement == "preferred" and weight is None:
@@ -90,19 +107,6 @@ def pod_topology(
         )
     if weight is not None and not 0 <= weight <= 1:
         raise UsageProblem(f"--weight {weight:g}: expected a number 0..1")
-    if not mount_path.startswith("/") or ":" in mount_path or len(mount_path) < 2:
-        raise UsageProblem(f"--mount-path {mount_path}: expected an absolute path without :")
-    if not is_domain(container) or len(container) > _LONGEST:
-        raise UsageProblem(f"--container {container}: invalid name of a container")
-    return PodTopology(
-        domain,
-        labels,
-        "required" if enforcement == "required" else "preferred",
-        weight,
-        mount_path.rstrip("/"),
-        container,
-        init_wait,
-    )
 
 
 def pod_patch(pod: PodTopology) -> dict[str, Any]:
@@ -153,8 +157,7 @@ def cluster_topology(kind: str, name: str, levels: Sequence[str]) -> dict[str, A
     kinds = ("ClusterTopologyBinding", "ClusterTopology")
     if kind not in kinds:
         raise UsageProblem(f"--kind {kind}: expected {' or '.join(kinds)}")
-    if not is_domain(name) or len(name) > _LONGEST:
-        raise UsageProblem(f"--name {name}: expected lower-case letters, digits and -")
+    _check_name("--name", name)
     if not levels:
         raise UsageProblem(
             "no level; expected --level DOMAIN=LABEL-KEY, from broad to narrow",
@@ -196,9 +199,9 @@ def sync_controller(
     ``watched``: the namespace of the workers; None: all. ``image`` contains dynctl. Raises
     UsageProblem.
     """
-    for option, one in (("--controller-namespace", namespace), ("--watch-namespace", watched)):
-        if one is not None and (not is_domain(one) or len(one) > _LONGEST):
-            raise UsageProblem(f"{option} {one}: expected lower-case letters, digits and -")
+    _check_name("--controller-namespace", namespace)
+    if watched is not None:
+        _check_name("--watch-namespace", watched)
     if stale not in list(StalePolicy):
         raise UsageProblem(f"--stale {stale}: expected {' or '.join(StalePolicy)}")
     if not image.strip() or image != image.strip():
@@ -286,6 +289,11 @@ def sync_controller(
         "kind": "List",
         "items": [service_account, *rights, deployment],
     }
+
+
+def _check_name(option: str, name: str) -> None:
+    if not is_domain(name) or len(name) > _LONGEST:
+        raise UsageProblem(f"{option} {name}: expected lower-case letters, digits and -")
 
 
 def _labels(domain: str, label_keys: Sequence[str]) -> dict[str, str]:

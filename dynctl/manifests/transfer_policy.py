@@ -55,12 +55,12 @@ def objections(policy: Any, annotations: Mapping[str, Any] | None = None) -> Ite
         return
     given = {key: value for key, value in policy.items() if value is not None}
     yield from _unknown(given)
-    found = [*_schema(given)]
-    yield from found
-    if not found:
-        found = [*_cel(given)]
-        yield from found
-    if not found:
+    problems = [*_schema(given)]
+    yield from problems
+    if not problems:
+        problems = [*_cel(given)]
+        yield from problems
+    if not problems:
         yield from _webhook(given, annotations or {})
 
 

@@ -114,7 +114,7 @@ def stranded_prefill(cells: Sequence[Cell], enforcement: str) -> list[int]:
     """For each cell, the prefill workers without a decode worker to hand over to."""
     total = _decode_of_pools(cells)
     return [
-        0 if _reachable(cell, total[cell.pool], enforcement) else cell.prefill for cell in cells
+        0 if _has_decode(cell, total[cell.pool], enforcement) else cell.prefill for cell in cells
     ]
 
 
@@ -151,7 +151,9 @@ def uncarried_prefill(cells: Sequence[Cell], enforcement: str, ratio: Ratio | No
         lacking = stranded_prefill(cells, enforcement)
         return sum(
             (
-                _beyond(cell, ratio) if cell.decode and cell.value is not None else Fraction(none)
+                _prefill_beyond(cell, ratio)
+                if cell.decode and cell.value is not None
+                else Fraction(none)
                 for cell, none in zip(cells, lacking, strict=True)
             ),
             Fraction(),
@@ -181,7 +183,7 @@ def uncarried_after(
     return uncarried_prefill(subtract(cells, lost), enforcement, ratio)
 
 
-def _beyond(cell: Cell, ratio: Ratio) -> Fraction:
+def _prefill_beyond(cell: Cell, ratio: Ratio) -> Fraction:
     return max(Fraction(), cell.prefill - ratio.carried_by(cell.decode))
 
 
@@ -192,7 +194,7 @@ def _decode_of_pools(cells: Iterable[Cell]) -> dict[str, int]:
     return total
 
 
-def _reachable(cell: Cell, pool_decode: int, enforcement: str) -> bool:
+def _has_decode(cell: Cell, pool_decode: int, enforcement: str) -> bool:
     if enforcement == "required":
         return cell.value is not None and cell.decode > 0
     return pool_decode > 0
@@ -237,15 +239,15 @@ def even_split(prefill: int, decode: int, values: Sequence[str]) -> dict[str, tu
 
 def subtract(cells: Sequence[Cell], lost: Cell) -> list[Cell]:
     """The cells without the workers of ``lost``; ``lost`` must be part of one cell."""
-    return [_changed(cell, lost, -1) for cell in cells]
+    return [_changed_cell(cell, lost, -1) for cell in cells]
 
 
 def restore(cells: Sequence[Cell], lost: Cell) -> list[Cell]:
     """The reverse of :func:`subtract`."""
-    return [_changed(cell, lost, 1) for cell in cells]
+    return [_changed_cell(cell, lost, 1) for cell in cells]
 
 
-def _changed(cell: Cell, part: Cell, sign: int) -> Cell:
+def _changed_cell(cell: Cell, part: Cell, sign: int) -> Cell:
     if (cell.pool, cell.value) != (part.pool, part.value):
         return cell
     return replace(
@@ -273,8 +275,8 @@ def stranded_bounds(cells: Sequence[Cell], floating: Sequence[Floating], *, clos
     """
     places = [cell for cell in cells if cell.value is not None]
     refused = sum(cell.prefill for cell in cells if cell.value is None)
-    prefill = [one for one in floating if one.role == "prefill"]
-    decode = [one for one in floating if one.role == "decode"]
+    prefill = [group for group in floating if group.role == "prefill"]
+    decode = [group for group in floating if group.role == "decode"]
     best = _at_least(places, prefill, decode, closed)
     worst = _at_most(places, prefill, decode, closed)
     return Bounds(refused + best, refused + worst)
@@ -286,20 +288,20 @@ def _at_least(
     """The best placement: each decode worker serves one more place, the fullest first."""
 
     def reached(value: str) -> bool:
-        return any(one.may_land_in(value) and one.workers for one in decode)
+        return any(group.may_land_in(value) and group.workers for group in decode)
 
     lacking = [cell for cell in places if cell.prefill and not cell.decode]
     hopeless = sum(cell.prefill for cell in lacking if not reached(str(cell.value)))
     open_ = sorted((c.prefill for c in lacking if reached(str(c.value))), reverse=True)
-    hopeless += sum(open_[sum(one.workers for one in decode) :])
-    anywhere = not closed and any(one.allowed is None and one.workers for one in decode)
-    for one in prefill:
+    hopeless += sum(open_[sum(group.workers for group in decode) :])
+    anywhere = not closed and any(group.allowed is None and group.workers for group in decode)
+    for group in prefill:
         fits = any(
-            (cell.decode or reached(str(cell.value))) and one.may_land_in(str(cell.value))
+            (cell.decode or reached(str(cell.value))) and group.may_land_in(str(cell.value))
             for cell in places
         )
-        if not fits and not (anywhere and one.allowed is None):
-            hopeless += one.workers
+        if not fits and not (anywhere and group.allowed is None):
+            hopeless += group.workers
     return hopeless
 
 
@@ -314,20 +316,21 @@ def _at_most(
     empty = [str(cell.value) for cell in places if not cell.decode]
     full = [str(cell.value) for cell in places if cell.decode]
     pinned = {str(cell.value): cell.prefill for cell in places}
-    groups = [one for one in decode if one.workers]
+    groups = [group for group in decode if group.workers]
     elsewhere = not closed
 
     def without_decode(chosen: Sequence[str]) -> bool:
         rest = [*full, *(value for value in empty if value not in chosen)]
         return all(
-            (elsewhere and one.allowed is None) or any(map(one.may_land_in, rest)) for one in groups
+            (elsewhere and group.allowed is None) or any(map(group.may_land_in, rest))
+            for group in groups
         )
 
     def prefill_in(chosen: Sequence[str]) -> int:
         return sum(pinned[value] for value in chosen) + sum(
-            one.workers
-            for one in prefill
-            if any(map(one.may_land_in, chosen)) or (elsewhere and one.allowed is None)
+            group.workers
+            for group in prefill
+            if any(map(group.may_land_in, chosen)) or (elsewhere and group.allowed is None)
         )
 
     if len(empty) > _EXACT_PLACES:

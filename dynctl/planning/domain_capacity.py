@@ -143,21 +143,21 @@ class _Fleet:
         self._derived: dict[int, ImpliedConstraints | str] = {}
 
     @cached_property
-    def _served(self) -> set[str]:
+    def _served_models(self) -> set[str]:
         """Models with prefill workers that can hand over: the guard chooses only those workers."""
         return {
             row.model
             for row in self._workers
-            if row.role == Role.PREFILL and _available(row) and self._problem(row) is None
+            if row.role == Role.PREFILL and _is_available(row) and self._problem(row) is None
         }
 
     def derived(self, row: WorkerRow) -> ImpliedConstraints | str:
         """The constraints that a prefill worker implies for decode, or why they are unknown;
         computed once for each row."""
-        found = self._derived.get(id(row))
-        if found is None:
-            found = self._derived[id(row)] = self._derive(row)
-        return found
+        derived = self._derived.get(id(row))
+        if derived is None:
+            derived = self._derived[id(row)] = self._derive(row)
+        return derived
 
     def _derive(self, row: WorkerRow) -> ImpliedConstraints | str:
         try:
@@ -180,7 +180,7 @@ class _Fleet:
         return {
             (row.model, *place)
             for row in self._workers
-            if row.role == Role.DECODE and _available(row)
+            if row.role == Role.DECODE and _is_available(row)
             for place in row.domains.items()
         }
 
@@ -188,7 +188,7 @@ class _Fleet:
         """The prefill workers of ``rows`` without a decode worker, by what is missing."""
         lacking: dict[tuple[str | None, str], list[WorkerRow]] = defaultdict(list)
         for row in rows:
-            problem = self._problem(row) if _available(row) else None
+            problem = self._problem(row) if _is_available(row) else None
             if problem is not None:
                 lacking[problem].append(row)
         return [
@@ -218,27 +218,29 @@ class _Fleet:
         """Why no decode worker of the sets with this taint takes requests; computed once."""
         key = (model, sets, taint)
         if key not in self._lacks:
-            self._lacks[key] = self._why(model, sets, taint)
+            self._lacks[key] = self._why_lacking(model, sets, taint)
         return self._lacks[key]
 
-    def _why(self, model: str, sets: tuple[str, ...], taint: str | None) -> str | None:
+    def _why_lacking(self, model: str, sets: tuple[str, ...], taint: str | None) -> str | None:
         fitting = [row for name in sets for row in self._decode.get((model, name, taint), ())]
-        if any(map(_eligible, fitting)):
+        if any(map(_is_eligible, fitting)):
             return None
         if not fitting:
             there = "has it" if taint else "is there"
             late = [row.name for row in self._decode.get(("", "", taint), ())]
             unreached = f" ({', '.join(late[:_NAMED])} not reached yet)" if late else ""
-            return f"no decode worker of {model}{self._where(model, sets)} {there}{unreached}"
-        busy = sum(map(_available, fitting))
+            return (
+                f"no decode worker of {model}{self._words_for_sets(model, sets)} {there}{unreached}"
+            )
+        busy = sum(map(_is_available, fitting))
         states = [f"{busy:,} busy"] if busy else []
         states += [f"{len(fitting) - busy:,} unavailable"] if busy < len(fitting) else []
         what = "has it and takes work" if taint else "takes work"
         return f"no decode worker of {model} {what} ({', '.join(states)})"
 
-    def _where(self, model: str, sets: tuple[str, ...]) -> str:
+    def _words_for_sets(self, model: str, sets: tuple[str, ...]) -> str:
         """Words for the sets, where another set of the model has decode workers."""
-        if {name for one, name, _ in self._decode if one == model} <= {*sets}:
+        if {name for other, name, _ in self._decode if other == model} <= {*sets}:
             return ""
         return f" in worker set {' or '.join(sets)}" if sets else " in its Dynamo namespace"
 
@@ -248,7 +250,7 @@ class _Fleet:
                 "every request that is prefilled there is refused; the router does not avoid it "
                 "(no decode-capacity guard)"
             )
-        if model in self._served:
+        if model in self._served_models:
             return (
                 "the decode-capacity guard prefills elsewhere; requests that fit only there are "
                 "refused"
@@ -267,7 +269,7 @@ def _capacity(
     givers, takers = prefill.ready + prefill.busy, decode.ready + decode.busy
     stranded = fleet.stranded(roles[Role.PREFILL])
     policies = _policies(roles[Role.PREFILL], fleet)
-    kept = domain is not None and any(one.domain == domain for one in policies)
+    kept = domain is not None and any(policy.domain == domain for policy in policies)
     crosses = bool(givers) and kept and not fleet.has_decode(model, domain, value)
     return DomainCapacity(
         model=model,
@@ -285,7 +287,7 @@ def _capacity(
 
 
 def _state(rows: Sequence[WorkerRow], stranded: Sequence[Stranded], *, crosses: bool) -> str:
-    if not any(map(_available, rows)):
+    if not any(map(_is_available, rows)):
         return "down"
     if stranded:
         return "stranded"
@@ -293,7 +295,7 @@ def _state(rows: Sequence[WorkerRow], stranded: Sequence[Stranded], *, crosses: 
 
 
 def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:
-    available = [row for row in rows if _available(row)]
+    available = [row for row in rows if _is_available(row)]
     ranks = [rank for row in available for rank in row.ranks]
     used = [r.reported.kv_used_blocks for r in ranks if r.reported.kv_used_blocks is not None]
     totals = [
@@ -318,10 +320,10 @@ def _role(rows: Sequence[WorkerRow]) -> RoleCapacity:
 
 def _policies(rows: Sequence[WorkerRow], fleet: _Fleet) -> list[TransferPolicy]:
     """Each distinct policy with its workers."""
-    found: dict[_Policy, list[str]] = defaultdict(list)
+    names_by_policy: dict[_Policy, list[str]] = defaultdict(list)
     for row in rows:
-        found[_policy(row, fleet)].append(row.name)
-    return [TransferPolicy(names, *policy) for policy, names in found.items()]
+        names_by_policy[_policy(row, fleet)].append(row.name)
+    return [TransferPolicy(names, *policy) for policy, names in names_by_policy.items()]
 
 
 class _Policy(NamedTuple):
@@ -349,9 +351,9 @@ def _policy(row: WorkerRow, fleet: _Fleet) -> _Policy:
     return _Policy(policy.enforcement, policy.domain, policy.weight, "router", problem)
 
 
-def _available(row: WorkerRow) -> bool:
+def _is_available(row: WorkerRow) -> bool:
     return row.status == "ready"
 
 
-def _eligible(row: WorkerRow) -> bool:
-    return _available(row) and not row.busy
+def _is_eligible(row: WorkerRow) -> bool:
+    return _is_available(row) and not row.busy

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
+
+from msgspec import structs
 
 from dynctl.documents.topology import (
     Change,
@@ -24,7 +26,6 @@ from dynctl.documents.topology import (
 )
 from dynctl.manifests.graphs import GRAPH_GROUP, Component, Graph
 from dynctl.planning.capacity import (
-    Bounds,
     Cell,
     Ratio,
     additions,
@@ -53,7 +54,7 @@ def topology_plan(
     each pool. Without it ``add`` has the workers that the ratio needs, and without a ratio none.
     """
     pools = sorted({c.pool for c in fleet.cells} | {f.pool for f in fleet.floating})
-    judged = {pool: enforcement or _judged(fleet, pool) for pool in pools}
+    judged = {pool: enforcement or _judged_enforcement(fleet, pool) for pool in pools}
     if ratio is None and target is not None and min(target) > 0:
         ratio = Ratio(*target).reduced()
     rows = _rows(fleet, judged, ratio, target)
@@ -62,29 +63,29 @@ def topology_plan(
     return TopologyPlan(
         source=fleet.source,
         domain=fleet.domain,
-        enforcement=_common([judged[pool] for pool in pools]) or "required",
-        in_force=_common([fleet.in_force.get(pool) for pool in pools]),
+        enforcement=_common_mode(judged.values()) or "required",
+        in_force=_common_mode(map(fleet.in_force.get, pools)),
         ratio=None if ratio is None else str(ratio),
-        prefill=sum(_all(fleet, pool, "prefill") for pool in pools),
-        decode=sum(_all(fleet, pool, "decode") for pool in pools),
-        state=_overall(rows, bounds),
+        prefill=sum(_all_workers(fleet, pool, "prefill") for pool in pools),
+        decode=sum(_all_workers(fleet, pool, "decode") for pool in pools),
+        state=_overall_state(rows, bounds),
         rows=rows,
         losses=list(_losses(fleet, judged, ratio)),
         bounds=bounds,
         patches=patches,
         warnings=list(_warnings(fleet, rows, bounds)),
-        notes=[*fleet.notes, *_unplaced(fleet, ratio, target), *notes],
+        notes=[*fleet.notes, *_unplaced_notes(fleet, ratio, target), *notes],
     )
 
 
-def _judged(fleet: PlannedFleet, pool: str) -> str:
+def _judged_enforcement(fleet: PlannedFleet, pool: str) -> str:
     in_force = fleet.in_force.get(pool, "required")
     return "required" if in_force == "mixed" else in_force
 
 
-def _common(modes: Sequence[str | None]) -> str | None:
-    found = set(modes)
-    return "mixed" if len(found) > 1 else next(iter(found), None)
+def _common_mode(modes: Iterable[str | None]) -> str | None:
+    distinct = set(modes)
+    return "mixed" if len(distinct) > 1 else next(iter(distinct), None)
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -99,38 +100,72 @@ def _rows(
     rows: list[DomainPlan] = []
     for pool, mode in judged.items():
         cells = [cell for cell in fleet.cells if cell.pool == pool] or [Cell(pool, None)]
-        unknown = any(one.pool == pool for one in fleet.floating)
-        wanted = {} if unknown else _targets(cells, target)
-        no_decode = unknown and mode != "required" and not _all(fleet, pool, "decode")
-        stranded, idle = stranded_prefill(cells, mode), idle_decode(cells, mode)
-        for cell, lacking, useless in zip(cells, stranded, idle, strict=True):
-            spare = None if ratio is None or unknown else headroom(cell, ratio)
-            add = Change()
-            if cell.value in wanted:
-                prefill, decode = wanted[cell.value]
-                add = Change(prefill - cell.prefill, decode - cell.decode)
-            elif ratio is not None and not unknown and cell.value is not None:
-                add = Change(*additions(cell.prefill, cell.decode, ratio))
-            rows.append(
-                DomainPlan(
-                    pool=pool,
-                    value=cell.value,
-                    enforcement=mode,
-                    prefill=cell.prefill,
-                    decode=cell.decode,
-                    unpinned_prefill=_may_land(fleet, cell, "prefill"),
-                    unpinned_decode=_may_land(fleet, cell, "decode"),
-                    decode_per_prefill=None if unknown else _per(cell),
-                    headroom=Headroom(spare, cell.kv_blocks_free, cell.batched_tokens_free),
-                    stranded_prefill=lacking if no_decode or not unknown else 0,
-                    idle_decode=0 if unknown else useless,
-                    state=_state(
-                        mode, lacking, useless, spare, unknown=unknown, no_decode=no_decode
-                    ),
-                    add=add,
-                )
-            )
-    return sorted(rows, key=lambda r: (r.pool, r.value is None, r.value or ""))
+        if any(floating.pool == pool for floating in fleet.floating):
+            rows += _rows_unplaced(fleet, cells, mode)
+        else:
+            rows += _rows_placed(fleet, cells, mode, ratio, target)
+    return sorted(rows, key=lambda row: (row.pool, row.value is None, row.value or ""))
+
+
+def _rows_unplaced(fleet: PlannedFleet, cells: Sequence[Cell], mode: str) -> Iterator[DomainPlan]:
+    """The rows of a pool with workers that the scheduler may place in several values."""
+    no_decode = mode != "required" and not _all_workers(fleet, cells[0].pool, "decode")
+    for cell, lacking in zip(cells, stranded_prefill(cells, mode), strict=True):
+        row = _row_of_cell(fleet, cell, mode)
+        if no_decode:
+            state = "stranded" if lacking else "ok"
+            yield structs.replace(row, stranded_prefill=lacking, state=state)
+        else:
+            # A decode hop that is not bound to a value does not depend on placement.
+            yield structs.replace(row, state="unknown" if mode == "required" else "ok")
+
+
+def _rows_placed(
+    fleet: PlannedFleet,
+    cells: Sequence[Cell],
+    mode: str,
+    ratio: Ratio | None,
+    target: tuple[int, int] | None,
+) -> Iterator[DomainPlan]:
+    """The rows of a pool whose workers are all pinned to one value."""
+    wanted = _targets(cells, target)
+    stranded, idle = stranded_prefill(cells, mode), idle_decode(cells, mode)
+    for cell, lacking, useless in zip(cells, stranded, idle, strict=True):
+        spare = None if ratio is None else headroom(cell, ratio)
+        add = Change()
+        if cell.value in wanted:
+            prefill, decode = wanted[cell.value]
+            add = Change(prefill - cell.prefill, decode - cell.decode)
+        elif ratio is not None and cell.value is not None:
+            add = Change(*additions(cell.prefill, cell.decode, ratio))
+        yield structs.replace(
+            _row_of_cell(fleet, cell, mode),
+            decode_per_prefill=_decode_per_prefill(cell),
+            headroom=Headroom(spare, cell.kv_blocks_free, cell.batched_tokens_free),
+            stranded_prefill=lacking,
+            idle_decode=useless,
+            state=_state(lacking, useless, spare),
+            add=add,
+        )
+
+
+def _row_of_cell(fleet: PlannedFleet, cell: Cell, mode: str) -> DomainPlan:
+    """What is known of a cell wherever the scheduler places other workers."""
+    return DomainPlan(
+        pool=cell.pool,
+        value=cell.value,
+        enforcement=mode,
+        prefill=cell.prefill,
+        decode=cell.decode,
+        unpinned_prefill=_may_land(fleet, cell, "prefill"),
+        unpinned_decode=_may_land(fleet, cell, "decode"),
+        decode_per_prefill=None,
+        headroom=Headroom(None, cell.kv_blocks_free, cell.batched_tokens_free),
+        stranded_prefill=0,
+        idle_decode=0,
+        state="ok",
+        add=Change(),
+    )
 
 
 def _targets(
@@ -141,17 +176,11 @@ def _targets(
     return dict(even_split(*target, values).items()) if target and values else {}
 
 
-def _per(cell: Cell) -> float | None:
+def _decode_per_prefill(cell: Cell) -> float | None:
     return round(cell.decode / cell.prefill, 6) if cell.prefill and cell.decode else None
 
 
-def _state(
-    mode: str, stranded: int, idle: int, spare: int | None, *, unknown: bool, no_decode: bool
-) -> str:
-    """``unknown``: the placement is unknown; ``no_decode``: the pool has no decode worker."""
-    if unknown and not no_decode:
-        # A decode hop that is not bound to a value does not depend on placement.
-        return "unknown" if mode == "required" else "ok"
+def _state(stranded: int, idle: int, spare: int | None) -> str:
     if stranded:
         return "stranded"
     if spare is not None and spare < 0:
@@ -159,8 +188,8 @@ def _state(
     return "idle" if idle else "ok"
 
 
-def _overall(rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds]) -> str:
-    states = {row.state for row in rows} | {"stranded" for one in bounds if one.at_least}
+def _overall_state(rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds]) -> str:
+    states = {row.state for row in rows} | {"stranded" for bound in bounds if bound.at_least}
     for state in ("stranded", "unknown", "short"):
         if state in states:
             return state
@@ -168,32 +197,24 @@ def _overall(rows: Sequence[DomainPlan], bounds: Sequence[StrandedBounds]) -> st
 
 
 def _may_land(fleet: PlannedFleet, cell: Cell, role: str) -> int:
-    return sum(
-        one.workers
-        for one in fleet.floating
-        if (one.pool, one.role) == (cell.pool, role)
-        and (cell.value is None or one.may_land_in(cell.value))
-    )
+    own = [group for group in fleet.floating if (group.pool, group.role) == (cell.pool, role)]
+    return sum(g.workers for g in own if cell.value is None or g.may_land_in(cell.value))
 
 
-def _all(fleet: PlannedFleet, pool: str, role: str) -> int:
+def _all_workers(fleet: PlannedFleet, pool: str, role: str) -> int:
     """The workers of a role, pinned or not."""
-    pinned = sum(
-        cell.prefill if role == "prefill" else cell.decode
-        for cell in fleet.cells
-        if cell.pool == pool
-    )
-    return pinned + sum(
-        one.workers for one in fleet.floating if (one.pool, one.role) == (pool, role)
-    )
+    pinned: int = sum(getattr(cell, role) for cell in fleet.cells if cell.pool == pool)
+    own = [group for group in fleet.floating if (group.pool, group.role) == (pool, role)]
+    return pinned + sum(group.workers for group in own)
 
 
-def _unplaced(
+def _unplaced_notes(
     fleet: PlannedFleet, ratio: Ratio | None, target: tuple[int, int] | None
 ) -> Iterator[str]:
     """Notes about pools whose placement is unknown."""
-    for pool in sorted({one.pool for one in fleet.floating}):
-        prefill, decode = _all(fleet, pool, "prefill"), _all(fleet, pool, "decode")
+    for pool in sorted({floating.pool for floating in fleet.floating}):
+        prefill = _all_workers(fleet, pool, "prefill")
+        decode = _all_workers(fleet, pool, "decode")
         missing = 0 if ratio is None else ratio.decode_for(prefill) - decode
         if missing > 0:
             yield f"{pool}: {missing:,} decode workers are missing for {ratio}, in any placement"
@@ -207,16 +228,16 @@ def _unplaced(
 
 
 def _bounds(fleet: PlannedFleet, judged: Mapping[str, str]) -> Iterator[StrandedBounds]:
-    for pool in sorted({one.pool for one in fleet.floating}):
+    for pool in sorted({floating.pool for floating in fleet.floating}):
         if judged[pool] != "required":
             continue
         cells = [cell for cell in fleet.cells if cell.pool == pool]
-        loose = [one for one in fleet.floating if one.pool == pool]
-        found: Bounds = stranded_bounds(cells, loose, closed=fleet.closed)
+        loose = [floating for floating in fleet.floating if floating.pool == pool]
+        bounds = stranded_bounds(cells, loose, closed=fleet.closed)
         counts: dict[str, int] = defaultdict(int)
-        for one in loose:
-            counts[one.role] += one.workers
-        yield StrandedBounds(pool, counts["prefill"], counts["decode"], found.best, found.worst)
+        for floating in loose:
+            counts[floating.role] += floating.workers
+        yield StrandedBounds(pool, counts["prefill"], counts["decode"], bounds.best, bounds.worst)
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -224,24 +245,27 @@ def _bounds(fleet: PlannedFleet, judged: Mapping[str, str]) -> Iterator[Stranded
 
 def _losses(fleet: PlannedFleet, judged: Mapping[str, str], ratio: Ratio | None) -> Iterator[Loss]:
     """Losses of a worker of each role, a node and a domain, for pools whose placement is known."""
-    loose = {one.pool for one in fleet.floating}
+    loose = {floating.pool for floating in fleet.floating}
     for pool in sorted({cell.pool for cell in fleet.cells} - loose):
         cells = [cell for cell in fleet.cells if cell.pool == pool]
-        whole = Cell(pool, None, sum(c.prefill for c in cells), sum(c.decode for c in cells))
-        if not (whole.prefill or whole.decode):
-            continue
-        mode = judged[pool]
-        if mode in ("preferred", "none"):
-            # Where a worker is makes no difference, and one cell is quicker than all.
-            spread, now = [whole], uncarried_prefill([whole], mode, ratio)
-        else:
-            spread, now = cells, uncarried_prefill(cells, mode, ratio)
-        yield _loss("nothing", None, whole, Cell(pool, None), now)
-        for cell in cells:
-            for what, node, lost in _losable(cell, alone=len(cells) == 1):
-                hit = lost if spread is cells else replace(lost, value=None)
-                after = uncarried_after(spread, hit, mode, ratio, now)
-                yield _loss(what, node, whole, lost, after)
+        if any(cell.prefill or cell.decode for cell in cells):
+            yield from _losses_of_pool(pool, cells, judged[pool], ratio)
+
+
+def _losses_of_pool(
+    pool: str, cells: Sequence[Cell], mode: str, ratio: Ratio | None
+) -> Iterator[Loss]:
+    whole = Cell(pool, None, sum(c.prefill for c in cells), sum(c.decode for c in cells))
+    by_place = mode not in ("preferred", "none")
+    # Where the place of a worker makes no difference, one cell is quicker than all.
+    spread = cells if by_place else [whole]
+    now = uncarried_prefill(spread, mode, ratio)
+    yield _loss("nothing", None, whole, Cell(pool, None), now)
+    for cell in cells:
+        for what, node, lost in _losable(cell, alone=len(cells) == 1):
+            hit = lost if by_place else replace(lost, value=None)
+            after = uncarried_after(spread, hit, mode, ratio, now)
+            yield _loss(what, node, whole, lost, after)
 
 
 def _losable(cell: Cell, *, alone: bool) -> Iterator[tuple[str, str | None, Cell]]:
@@ -281,32 +305,33 @@ def _patches(fleet: PlannedFleet, rows: Sequence[DomainPlan]) -> tuple[list[Patc
     """One patch per graph, and notes about changes that replicas cannot make."""
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
     graphs = {home.graph.name: home.graph for home in fleet.homes}
+    homes: dict[tuple[str, str | None, str], list[Home]] = defaultdict(list)
+    for home in fleet.homes:
+        homes[home.pool, home.value, home.role].append(home)
     notes = []
     for row in rows:
+        if row.pool not in graphs or row.value is None:
+            continue
         for role, change in (("prefill", row.add.prefill), ("decode", row.add.decode)):
-            if change == 0 or row.pool not in graphs or row.value is None:
+            if change == 0:
                 continue
-            homes = [
-                home
-                for home in fleet.homes
-                if (home.pool, home.value, home.role) == (row.pool, row.value, role)
-            ]
-            problem = _set(wanted[row.pool], homes, change)
+            problem = _set_replicas(wanted[row.pool], homes[row.pool, row.value, role], change)
             if problem is not None:
                 notes.append(f"{row.pool}: {change:+,} {role} in {row.value}: {problem}")
     return [replicas_patch(graphs[name], each) for name, each in wanted.items() if each], notes
 
 
-def _set(wanted: dict[str, int], homes: Sequence[Home], change: int) -> str | None:
+def _set_replicas(wanted: dict[str, int], homes: Sequence[Home], change: int) -> str | None:
     """Add ``change`` to the widest component; returns why that is not possible."""
     if not homes:
         return "no component of this role is pinned there; add one, pinned by nodeSelector"
-    one = widest([home.component for home in homes])
-    if scaled_elsewhere(one):
-        return f"a scaling adapter sets the replicas of {one.name}; scale that one"
-    if one.replicas + change < 0:
-        return f"{one.name} has only {one.replicas:,}; take the rest from the others there"
-    wanted[one.name] = one.replicas + change
+    component = widest([home.component for home in homes])
+    name, replicas = component.name, component.replicas
+    if scaled_elsewhere(component):
+        return f"a scaling adapter sets the replicas of {name}; scale that one"
+    if replicas + change < 0:
+        return f"{name} has only {replicas:,}; take the rest from the others there"
+    wanted[name] = replicas + change
     return None
 
 
@@ -321,7 +346,7 @@ def replicas_patch(graph: Graph, wanted: Mapping[str, int]) -> Patch:
         body: Any = {"spec": {"services": {n: {"replicas": r} for n, r in wanted.items()}}}
     else:
         kind = "json"
-        names = [one.name for one in graph.components]
+        names = [component.name for component in graph.components]
         body = []
         for name, replicas in wanted.items():
             path = f"/spec/components/{names.index(name)}"
@@ -345,7 +370,7 @@ def scaled_elsewhere(component: Component) -> bool:
 
 def widest(components: Sequence[Component]) -> Component:
     """The component with the most replicas; of equals the first."""
-    return max(components, key=lambda one: one.replicas)
+    return max(components, key=lambda component: component.replicas)
 
 
 # -- warnings --------------------------------------------------------------------------------------
@@ -356,33 +381,41 @@ def _warnings(
 ) -> Iterator[str]:
     for pool, now in sorted(fleet.in_force.items()):
         mine = [row for row in rows if row.pool == pool]
-        stranded = [row for row in mine if row.stranded_prefill]
-        if not stranded or now == "required" or mine[0].enforcement != "required":
-            continue
-        where = ", ".join(row.value or f"(no {fleet.domain})" for row in stranded)
-        switch = "all to" if now == "mixed" else f"from {now} to"
-        yield (
-            f"do not switch {pool} {switch} required yet: it strands "
-            f"{sum(row.stranded_prefill for row in stranded):,} of "
-            f"{sum(row.prefill for row in mine):,} prefill workers ({where}); "
-            "add decode there first"
-        )
-    for one in bounds:
-        if one.at_most:
+        if now != "required" and any(row.stranded_prefill for row in mine):
+            yield from _switch_warnings(fleet, pool, now, mine)
+    for bound in bounds:
+        if bound.at_most:
             yield (
-                f"{one.pool}: nothing pins {_loose(one)} to one {fleet.domain}: required strands "
-                f"{_range(one)} prefill workers, as the scheduler places them; pin them, or name "
-                "every value with --over"
+                f"{bound.pool}: nothing pins {_loose_workers(bound)} to one {fleet.domain}: "
+                f"required strands {_stranded_range(bound)} prefill workers, as the scheduler "
+                "places them; pin them, or name every value with --over"
             )
 
 
-def _loose(one: StrandedBounds) -> str:
-    parts = [f"{one.prefill:,} prefill"] if one.prefill else []
-    parts += [f"{one.decode:,} decode"] if one.decode else []
-    return " and ".join(parts)
+def _switch_warnings(
+    fleet: PlannedFleet, pool: str, now: str, rows: Sequence[DomainPlan]
+) -> Iterator[str]:
+    """What required would strand in a pool where it is not in force."""
+    if rows[0].enforcement != "required":
+        return
+    stranded = [row for row in rows if row.stranded_prefill]
+    where = ", ".join(row.value or f"(no {fleet.domain})" for row in stranded)
+    switch = "all to" if now == "mixed" else f"from {now} to"
+    yield (
+        f"do not switch {pool} {switch} required yet: it strands "
+        f"{sum(row.stranded_prefill for row in stranded):,} of "
+        f"{sum(row.prefill for row in rows):,} prefill workers ({where}); "
+        "add decode there first"
+    )
 
 
-def _range(one: StrandedBounds) -> str:
-    if one.at_least == one.at_most:
-        return f"{one.at_least:,}"
-    return f"{one.at_least:,} (at best) to {one.at_most:,} (at worst)"
+def _loose_workers(bounds: StrandedBounds) -> str:
+    counts = [f"{bounds.prefill:,} prefill"] if bounds.prefill else []
+    counts += [f"{bounds.decode:,} decode"] if bounds.decode else []
+    return " and ".join(counts)
+
+
+def _stranded_range(bounds: StrandedBounds) -> str:
+    if bounds.at_least == bounds.at_most:
+        return f"{bounds.at_least:,}"
+    return f"{bounds.at_least:,} (at best) to {bounds.at_most:,} (at worst)"

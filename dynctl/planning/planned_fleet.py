@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.json_fields import mapping, sequence, text
-from dynctl.documents.topology import TopologyShow
+from dynctl.documents.topology import DomainCapacity, TopologyShow
 from dynctl.documents.workers import WorkerRow
 from dynctl.manifests.draft_shapes import is_translated, translated_graphs
 from dynctl.manifests.files import Manifest
@@ -63,6 +64,10 @@ class PlannedFleet:
     notes: tuple[str, ...] = ()
 
 
+def _mode_in_force(modes: set[str]) -> str:
+    return next(iter(modes)) if len(modes) == 1 else "mixed"
+
+
 # -- flags -----------------------------------------------------------------------------------------
 
 FLAGS_POOL = "fleet"
@@ -78,8 +83,8 @@ def fleet_of_flags(capacities: Sequence[str], domain: str | None) -> PlannedFlee
             raise UsageProblem(f"--capacity {given}: expected VALUE:prefill=N,decode=N")
         if value in cells:
             raise UsageProblem(f"--capacity {given}: {value} is given twice")
-        found = role_counts("--capacity", given, counts)
-        cells[value] = Cell(FLAGS_POOL, value, found["prefill"], found["decode"])
+        workers = role_counts("--capacity", given, counts)
+        cells[value] = Cell(FLAGS_POOL, value, workers["prefill"], workers["decode"])
     if len(cells) > MAX_PLACES:
         raise UsageProblem(f"--capacity: {len(cells):,} values; expected at most {MAX_PLACES:,}")
     return PlannedFleet("--capacity", domain or "zone", tuple(cells.values()))
@@ -87,21 +92,21 @@ def fleet_of_flags(capacities: Sequence[str], domain: str | None) -> PlannedFlee
 
 def role_counts(flag: str, given: str, counts: str) -> dict[str, int]:
     """``prefill=30,decode=60``; a role that is left out has none. Raises UsageProblem."""
-    found: dict[str, int] = {}
+    workers: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in counts.split(","))):
         role, equals, number = part.partition("=")
         if role not in ("prefill", "decode") or not equals:
             raise UsageProblem(f"{flag} {given}: {part!r}; expected prefill=N or decode=N")
-        if role in found:
+        if role in workers:
             raise UsageProblem(f"{flag} {given}: {role} is given twice")
         if not (number.isascii() and number.isdigit() and len(number) <= 7):
             raise UsageProblem(
                 f"{flag} {given}: {role}={number}; expected a whole number of workers"
             )
-        found[role] = int(number)
-        if found[role] > MAX_WORKERS:
+        workers[role] = int(number)
+        if workers[role] > MAX_WORKERS:
             raise UsageProblem(f"{flag} {given}: {role} is more than {MAX_WORKERS:,}")
-    return {"prefill": 0, "decode": 0, **found}
+    return {"prefill": 0, "decode": 0, **workers}
 
 
 # -- a live deployment -----------------------------------------------------------------------------
@@ -109,33 +114,15 @@ def role_counts(flag: str, given: str, counts: str) -> dict[str, int]:
 
 def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> PlannedFleet:
     """The fleet of the available workers that `topology show` counts, busy ones included."""
-    rows = {row.name: row for row in workers if row.status == "ready"}
+    ready = {row.name: row for row in workers if row.status == "ready"}
     cells, notes = [], []
-    policies: dict[str, set[str]] = {}
-    for one in shown.rows:
-        members = [rows[name] for name in one.workers if name in rows]
-        prefill = [row for row in members if row.role == "prefill"]
-        total, used = one.decode.kv_total_blocks, one.decode.kv_used_blocks
-        complete = total is not None and used is not None
-        complete = complete and one.decode.kv_reporting == one.decode.ranks
-        cells.append(
-            Cell(
-                one.model,
-                one.value,
-                one.prefill.ready + one.prefill.busy,
-                one.decode.ready + one.decode.busy,
-                (total or 0) - (used or 0) if complete else None,
-                _batched_tokens_free(prefill),
-                _nodes(members),
-            )
-        )
-        policies.setdefault(one.model, set()).update(
-            policy.enforcement or "none" if policy.domain == shown.domain else "none"
-            for policy in one.policies
-        )
-        if one.aggregated.workers:
+    policies: dict[str, set[str]] = defaultdict(set)
+    for row in shown.rows:
+        cells.append(_cell_of_capacity(row, [ready[name] for name in row.workers if name in ready]))
+        policies[row.model] |= _enforcements(row, shown.domain)
+        if row.aggregated.workers:
             notes.append(
-                f"{one.value or '(none)'} has {one.aggregated.workers:,} aggregated workers: not "
+                f"{row.value or '(none)'} has {row.aggregated.workers:,} aggregated workers: not "
                 "counted"
             )
     gone = sum(row.prefill.unavailable + row.decode.unavailable for row in shown.rows)
@@ -145,13 +132,34 @@ def fleet_of_workers(shown: TopologyShow, workers: Iterable[WorkerRow]) -> Plann
         shown.source,
         shown.domain or "zone",
         tuple(cells),
-        in_force={
-            model: next(iter(found)) if len(found) == 1 else "mixed"
-            for model, found in policies.items()
-            if found
-        },
+        in_force={model: _mode_in_force(modes) for model, modes in policies.items() if modes},
         notes=tuple(notes),
     )
+
+
+def _cell_of_capacity(row: DomainCapacity, members: Sequence[WorkerRow]) -> Cell:
+    """The cell of a row of `topology show`; ``members``: its available workers."""
+    prefill, decode = row.prefill, row.decode
+    total, used = decode.kv_total_blocks, decode.kv_used_blocks
+    kv_blocks_free = None
+    if total is not None and used is not None and decode.kv_reporting == decode.ranks:
+        kv_blocks_free = total - used
+    return Cell(
+        row.model,
+        row.value,
+        prefill.ready + prefill.busy,
+        decode.ready + decode.busy,
+        kv_blocks_free,
+        _batched_tokens_free([member for member in members if member.role == "prefill"]),
+        _nodes(members),
+    )
+
+
+def _enforcements(row: DomainCapacity, domain: str | None) -> set[str]:
+    """The enforcements of the policies of a row for ``domain``; none for other domains."""
+    of_domain = [policy for policy in row.policies if policy.domain == domain]
+    modes = {policy.enforcement or "none" for policy in of_domain}
+    return modes | {"none"} if len(of_domain) < len(row.policies) else modes
 
 
 def _batched_tokens_free(prefill: Sequence[WorkerRow]) -> int | None:
@@ -189,23 +197,15 @@ def fleet_of_manifests(
     """
     graphs = translated_graphs(graphs_of(manifests))
     if not graphs:
-        found = {f"{one.body.get('apiVersion', '(no apiVersion)')} {one.kind}" for one in manifests}
-        kinds = ", ".join(sorted(found)[:5]) or "nothing"
+        met = {
+            f"{item.body.get('apiVersion', '(no apiVersion)')} {item.kind}" for item in manifests
+        }
+        kinds = ", ".join(sorted(met)[:5]) or "nothing"
         raise UsageProblem(f"--file {source}: no {GRAPH} ({GRAPH_GROUP}) in it; found {kinds}")
     domain = domain or _common_domain(graphs)
-    topologies = topologies_of(manifests)
-    count = _ManifestCount(domain, topologies, over)
+    count = _ManifestCount(domain, topologies_of(manifests), over)
     for graph in graphs:
         count.add(graph)
-    for one in manifests:
-        if not (one.kind == GRAPH and one.group == GRAPH_GROUP) and one.kind not in TOPOLOGY_KINDS:
-            count.notes.append(f"{one.source}: {one.kind} {one.name} is not a {GRAPH}: skipped")
-    for graph in graphs:
-        if is_translated(graph):
-            count.notes.append(
-                f"{graph.name}: its policy is translated from a draft that no released operator "
-                "reads: dynctl topology lint"
-            )
     return PlannedFleet(
         source,
         domain,
@@ -214,8 +214,21 @@ def fleet_of_manifests(
         closed=bool(over),
         in_force={graph.name: _in_force(graph, domain) for graph in graphs},
         homes=tuple(count.homes),
-        notes=tuple(count.notes),
+        notes=(*count.notes, *_notes_on_files(manifests, graphs)),
     )
+
+
+def _notes_on_files(manifests: Sequence[Manifest], graphs: Sequence[Graph]) -> Iterator[str]:
+    for item in manifests:
+        is_graph = item.kind == GRAPH and item.group == GRAPH_GROUP
+        if not is_graph and item.kind not in TOPOLOGY_KINDS:
+            yield f"{item.source}: {item.kind} {item.name} is not a {GRAPH}: skipped"
+    for graph in graphs:
+        if is_translated(graph):
+            yield (
+                f"{graph.name}: its policy is translated from a draft that no released operator "
+                "reads: dynctl topology lint"
+            )
 
 
 def _in_force(graph: Graph, domain: str) -> str:
@@ -266,75 +279,87 @@ class _ManifestCount:
         if graph.name in self._titles:
             raise UsageProblem(f"{source}: the graph {graph.name} is defined twice")
         self._titles.add(graph.name)
-        counted = [one for one in graph.workers if self._counts(graph, one)]
+        counted = [component for component in graph.workers if self._counts(graph, component)]
         for place in self.over:
             self._cell(graph.name, place)
         packed = self._packed_into(graph, counted)
-        for one in counted:
-            replicas = _replicas(source, one)
-            allowed = self._allowed(graph, one)
-            value = next(iter(allowed)) if allowed is not None and len(allowed) == 1 else packed
-            role = str(one.role)
-            if value is not None:
-                cell = self._cell(graph.name, value)
-                count = getattr(cell, role) + replicas
-                self.cells[graph.name, value] = replace(cell, **{role: count})
-                self.homes.append(Home(graph.name, value, role, graph, one))
-                continue
-            if allowed is not None and not allowed:
-                self.notes.append(
-                    f"{graph.name}: the selectors of {one.name} contradict each other: it cannot "
-                    "run and is not counted"
-                )
-                continue
+        for component in counted:
+            self._add_component(graph, component, packed)
+        if len(self.cells) > MAX_PLACES:
+            raise UsageProblem(f"{source}: more than {MAX_PLACES:,} values of {self.domain}")
+
+    def _add_component(self, graph: Graph, component: Component, packed: str | None) -> None:
+        """``packed``: the value that the whole graph is packed into, if any."""
+        replicas = _replicas(graph.manifest.source, component)
+        allowed = self._allowed_values(graph, component)
+        role = str(component.role)
+        value = _only_value(allowed)
+        if value is None:
+            value = packed
+        if value is not None:
+            cell = self._cell(graph.name, value)
+            count = getattr(cell, role) + replicas
+            self.cells[graph.name, value] = replace(cell, **{role: count})
+            self.homes.append(Home(graph.name, value, role, graph, component))
+        elif allowed is not None and not allowed:
+            self.notes.append(
+                f"{graph.name}: the selectors of {component.name} contradict each other: it cannot "
+                "run and is not counted"
+            )
+        else:
             for place in sorted(allowed or ()):
                 self._cell(graph.name, place)
             self.floating.append(Floating(graph.name, role, replicas, allowed))
-        if len(self.cells) > MAX_PLACES:
-            raise UsageProblem(f"{source}: more than {MAX_PLACES:,} values of {self.domain}")
 
     def _cell(self, pool: str, value: str) -> Cell:
         return self.cells.setdefault((pool, value), Cell(pool, value))
 
-    def _counts(self, graph: Graph, one: Component) -> bool:
-        if one.role == "aggregated":
-            self.notes.append(f"{graph.name}: {one.name} is aggregated: not counted")
-        elif one.role is None:
+    def _counts(self, graph: Graph, component: Component) -> bool:
+        name, role = component.name, component.role
+        if role == "aggregated":
+            self.notes.append(f"{graph.name}: {name} is aggregated: not counted")
+        elif role is None:
             self.notes.append(
-                f"{graph.name}: the role of {one.name} ({one.path}) is unknown: not counted; "
+                f"{graph.name}: the role of {name} ({component.path}) is unknown: not counted; "
                 "set type to prefill or decode"
             )
-        elif one.role_source == "name":
-            self.notes.append(
-                f"{graph.name}: the role of {one.name}, {one.role}, is taken from its name"
-            )
-        return one.role in ("prefill", "decode")
+        elif component.role_source == "name":
+            self.notes.append(f"{graph.name}: the role of {name}, {role}, is taken from its name")
+        return role in ("prefill", "decode")
 
     def _packed_into(self, graph: Graph, counted: Sequence[Component]) -> str | None:
         """The value that the whole graph is packed into; a placeholder where it is unknown."""
         spec = mapping(graph.manifest.body.get("spec"))
         pack = text(mapping(spec.get("topologyConstraint")).get("packDomain"))
-        levels = [level.domain for one in self.topologies for level in one.levels] or _LEVELS
-        narrower = pack in levels and self.domain in levels
-        narrower = narrower and levels.index(pack) >= levels.index(self.domain)
-        if not (pack and (pack == self.domain or narrower)):
+        if not pack or not self._is_within_domain(pack):
             return None
-        sets = [self._allowed(graph, one) for one in counted]
-        pinned = {next(iter(one)) for one in sets if one is not None and len(one) == 1}
+        pinned = {_only_value(self._allowed_values(graph, component)) for component in counted} - {
+            None
+        }
         return pinned.pop() if len(pinned) == 1 else f"(one {self.domain})"
+
+    def _is_within_domain(self, pack: str) -> bool:
+        """Whether nodes of one value of the level ``pack`` have one value of the domain."""
+        if pack == self.domain:
+            return True
+        declared = [level.domain for topology in self.topologies for level in topology.levels]
+        levels = declared or _LEVELS
+        if pack not in levels or self.domain not in levels:
+            return False
+        return levels.index(pack) >= levels.index(self.domain)
 
     def _label_keys(self, graph: Graph) -> list[str]:
         """The node label of the domain, from the policy or a topology resource."""
         own = text((graph.policy or {}).get("domain")) == self.domain
-        found = [policy_label_key(graph, self.topologies) if own else None]
-        found += [topology.key_of(self.domain) for topology in self.topologies]
-        return [key for key in found if key][:1]
+        keys = [policy_label_key(graph, self.topologies) if own else None]
+        keys += [topology.key_of(self.domain) for topology in self.topologies]
+        return [key for key in keys if key][:1]
 
-    def _allowed(self, graph: Graph, one: Component) -> frozenset[str] | None:
-        keys = self._label_keys(graph) or _keys_named(one.pod, self.domain)
+    def _allowed_values(self, graph: Graph, component: Component) -> frozenset[str] | None:
+        keys = self._label_keys(graph) or _keys_named(component.pod, self.domain)
         allowed: frozenset[str] | None = None
         for name in keys:
-            values = one.domains(name)
+            values = component.domains(name)
             if values is not None:
                 allowed = values if allowed is None else allowed & values
         if allowed is None and self.over:
@@ -342,16 +367,21 @@ class _ManifestCount:
         return allowed
 
 
-def _replicas(source: str, one: Component) -> int:
-    value = one.body.get("replicas")
+def _only_value(allowed: frozenset[str] | None) -> str | None:
+    """The value of a component that may run in one value only."""
+    return next(iter(allowed)) if allowed is not None and len(allowed) == 1 else None
+
+
+def _replicas(source: str, component: Component) -> int:
+    value = component.body.get("replicas")
     if value is not None and (
         not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_WORKERS
     ):
         raise UsageProblem(
-            f"{source}: {one.path}.replicas: {value!r}; expected a whole number from 0 to "
+            f"{source}: {component.path}.replicas: {value!r}; expected a whole number from 0 to "
             f"{MAX_WORKERS:,}"
         )
-    return one.replicas
+    return component.replicas
 
 
 def _keys_named(pod: Mapping[str, Any], domain: str) -> list[str]:

@@ -391,16 +391,16 @@ def prefill_tokens(decision: Decision) -> tuple[int, int]:
 def predicted_plan(model: PrefillModel, plan: RoutingPlan) -> RoutingPlan:
     """The plan with the predicted duration of its prefill."""
     if plan.prefill is not None:
-        found = _predicted(model, plan.prefill)
-        return plan if found is plan.prefill else replace(plan, prefill=found)
+        decision = _with_prediction(model, plan.prefill)
+        return plan if decision is plan.prefill else replace(plan, prefill=decision)
     if plan.decode is None:
         return plan
-    found = _predicted(model, plan.decode)
-    return plan if found is plan.decode else replace(plan, decode=found)
+    decision = _with_prediction(model, plan.decode)
+    return plan if decision is plan.decode else replace(plan, decode=decision)
 
 
-def _predicted(model: PrefillModel, decision: Decision) -> Decision:
+def _with_prediction(model: PrefillModel, decision: Decision) -> Decision:
     if decision.worker is None or not decision.parameters.track_prefill_tokens:
         return decision
-    found = model.predict(decision.worker, *prefill_tokens(decision))
-    return decision if found is None else replace(decision, predicted=found)
+    seconds = model.predict(decision.worker, *prefill_tokens(decision))
+    return decision if seconds is None else replace(decision, predicted=seconds)

@@ -36,7 +36,7 @@ def custody_rows(joined: JoinedFacts, report: Report) -> list[CustodyRow]:
     return [row for row in rows if row.domain is not None or row.codes]
 
 
-def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
+def _row(worker: WorkerChain, codes: Mapping[str, Sequence[str]]) -> CustodyRow:
     policy, chain = worker.policy, worker.chain
     if chain is not None:
         cells = list(_cells(chain))
@@ -44,7 +44,7 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
         why = "no KV transfer policy" if policy is None else "the label of its domain is unknown"
         cells = [ChainCell(CellState.UNKNOWN, why=why)] * len(LINK_NAMES)
     broken = (CellState.DIFFERS, CellState.MISSING)
-    first = next((n for n, one in zip(LINK_NAMES, cells, strict=True) if one.state in broken), None)
+    first = next((n for n, c in zip(LINK_NAMES, cells, strict=True) if c.state in broken), None)
     node, label, file, card, taint, router = cells
     return CustodyRow(
         worker.name,
@@ -60,7 +60,7 @@ def _row(worker: WorkerChain, found: Mapping[str, Sequence[str]]) -> CustodyRow:
         taint,
         router,
         first_break=first,
-        codes=_codes(worker, node, first, found),
+        codes=_codes(worker, node, first, codes),
     )
 
 
@@ -83,16 +83,16 @@ def _cells(chain: DomainChain) -> Iterator[ChainCell]:
 
 
 def _codes(
-    worker: WorkerChain, node: ChainCell, first: str | None, found: Mapping[str, Sequence[str]]
+    worker: WorkerChain, node: ChainCell, first: str | None, by_subject: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    codes = [*found.get(worker.subject, ())]
+    codes = [*by_subject.get(worker.subject, ())]
     if worker.pod is not None and (first == _NODE or node.value == ""):
         # Such a fault is a finding about the node, for all its pods.
-        codes += found.get(f"Node {worker.pod.node}", ())
+        codes += by_subject.get(f"Node {worker.pod.node}", ())
     if worker.pod is not None and first == _CARD:
         # A worker without permission to register has no card: a finding about its account.
         account = worker.pod.service_account or "default"
-        codes += found.get(f"ServiceAccount {account}.{worker.pod.namespace}", ())
+        codes += by_subject.get(f"ServiceAccount {account}.{worker.pod.namespace}", ())
     naming = () if first is None else _NAMING[first]
 
     def rank(code: str) -> int:
@@ -107,12 +107,12 @@ def _codes_by_subject(report: Report) -> Mapping[str, Sequence[str]]:
 
     Further words of a subject (a container, a file) belong to the same object.
     """
-    found: dict[str, list[str]] = defaultdict(list)
+    codes: dict[str, list[str]] = defaultdict(list)
     for check in report.checks:
-        for subject in _objects(one.subject for one in check.findings):
-            found[subject].append(check.code)
-    return found
+        for subject in _objects(finding.subject for finding in check.findings):
+            codes[subject].append(check.code)
+    return codes
 
 
 def _objects(subjects: Iterable[str]) -> Iterable[str]:
-    return dict.fromkeys(" ".join(one.split()[:2]).rstrip(":,") for one in subjects)
+    return dict.fromkeys(" ".join(subject.split()[:2]).rstrip(":,") for subject in subjects)

@@ -19,6 +19,7 @@ from dynctl.wire.kubernetes.worker_metadata import WorkerMetadata
 from router_core import Role
 
 _NAMESPACE_ENV: Final = "DYN_NAMESPACE"
+_NOWHERE: Final = "workers are registered over NATS, without an address that names their pod"
 
 CardKey: TypeAlias = tuple[str, int]
 """Kubernetes namespace (empty for another backend) and id: ids are hashes of the names of pods, so
@@ -56,13 +57,13 @@ class MetadataClaims:
 
     def of(self, pod: Pod) -> Claim:
         """The registrations of a pod: those of the metadata that names it."""
-        found: dict[CardKey, RegisteredWorker] = {}
+        cards: dict[CardKey, RegisteredWorker] = {}
         for item in self._metadata.get((pod.namespace, pod.name), ()):
-            for one in _ids(item):
-                key = (item.namespace, one)
+            for own_id in _ids(item):
+                key = (item.namespace, own_id)
                 if key in self._by_id:
-                    found[key] = self._by_id[key]
-        return Claim(tuple(found.values()))
+                    cards[key] = self._by_id[key]
+        return Claim(tuple(cards.values()))
 
 
 class AddressClaims:
@@ -71,21 +72,22 @@ class AddressClaims:
 
     def __init__(self, pods: Iterable[tuple[Pod, Role | None]], deployment: Deployment) -> None:
         self._claims: dict[PodKey, Claim] = {}
+        #: Host of the address -> registrations; those over NATS have none.
         hosts: dict[str, list[RegisteredWorker]] = defaultdict(list)
-        nowhere: list[RegisteredWorker] = []
         for card in deployment.workers:
-            host = _host(card)
-            (hosts[host] if host else nowhere).append(card)
+            hosts[_host(card)].append(card)
+        nowhere = hosts.pop("", [])
         groups: dict[str, list[tuple[Pod, Role | None]]] = defaultdict(list)
         for pod, role in pods:
             groups[pod.ip].append((pod, role))
         for address, members in groups.items():
-            self._claims |= _of_address(address, members, hosts.get(address, []) if address else [])
-        for pod, _ in [one for members in groups.values() for one in members]:
-            claim = self._claims[_key(pod)]
-            if not (claim.cards or claim.unknown) and any(_may_be_of(pod, one) for one in nowhere):
-                why = "workers are registered over NATS, without an address that names their pod"
-                self._claims[_key(pod)] = Claim(unknown=why)
+            self._claims |= _of_address(address, members, hosts.get(address, []))
+            for pod, _ in members:
+                claim = self._claims[_key(pod)]
+                if claim.cards or claim.unknown:
+                    continue
+                if any(_may_be_of(pod, card) for card in nowhere):
+                    self._claims[_key(pod)] = Claim(unknown=_NOWHERE)
 
     def of(self, pod: Pod) -> Claim:
         """The registrations of a pod."""
@@ -98,24 +100,24 @@ def _of_address(
     """The claims of the pods at one address."""
     if len(members) == 1:
         [(pod, _)] = members
-        own = [one for one in cards if not pod.host_network or _may_be_of(pod, one)]
+        own = [card for card in cards if not pod.host_network or _may_be_of(pod, card)]
         return {_key(pod): Claim(tuple(own))}
     groups: dict[tuple[frozenset[str] | None, Role | None], list[Pod]] = defaultdict(list)
     known = all(role is not None for _, role in members)
     for pod, role in members:
         groups[_spaces(pod), role if known else None].append(pod)
-    found: dict[PodKey, Claim] = {}
+    claims: dict[PodKey, Claim] = {}
     for (_, role), pods in groups.items():
         mine = [
-            one
-            for one in cards
-            if _may_be_of(pods[0], one) and (role is None or one.worker.role is role)
+            card
+            for card in cards
+            if _may_be_of(pods[0], card) and (role is None or card.worker.role is role)
         ]
-        found |= _shared(address, sorted(pods, key=_key), mine)
-    return found
+        claims |= _shared_claims(address, sorted(pods, key=_key), mine)
+    return claims
 
 
-def _shared(
+def _shared_claims(
     address: str, pods: Sequence[Pod], cards: Sequence[RegisteredWorker]
 ) -> dict[PodKey, Claim]:
     """The claims of pods that only their names distinguish.
@@ -124,15 +126,15 @@ def _shared(
     """
     if len(pods) == 1 or not cards:
         return {_key(pod): Claim(tuple(cards)) for pod in pods}
-    if len(pods) == len(cards) and len({*map(_compared, cards)}) == 1:
-        ordered = sorted(cards, key=lambda one: one.worker.worker_id)
+    if len(pods) == len(cards) and len({*map(_compared_fields, cards)}) == 1:
+        ordered = sorted(cards, key=lambda card: card.worker.worker_id)
         return {_key(pod): Claim((card,)) for pod, card in zip(pods, ordered, strict=True)}
     registered = "1 worker is" if len(cards) == 1 else f"{len(cards):,} workers are"
     why = f"{len(pods):,} pods share the address {address}, and {registered} registered there"
     return {_key(pod): Claim(unknown=why, among=tuple(cards)) for pod in pods}
 
 
-def _compared(card: RegisteredWorker) -> Hashable:
+def _compared_fields(card: RegisteredWorker) -> Hashable:
     """What checks compare in a registration."""
     config = card.card.runtime_config
     names = ("topology_domains", "taints", "kv_transfer_domain", "kv_transfer_enforcement")
@@ -167,12 +169,12 @@ def _may_be_of(pod: Pod, card: RegisteredWorker) -> bool:
 def _ids(metadata: WorkerMetadata) -> set[int]:
     """The ids under which an object registers workers, whatever its name is."""
     cards = metadata.data.get("model_cards")
-    found = set()
+    ids = set()
     for card in cards.values() if isinstance(cards, Mapping) else ():
         number = card.get("instance_id") if isinstance(card, Mapping) else None
         if isinstance(number, int):
-            found.add(number)
-    return found
+            ids.add(number)
+    return ids
 
 
 def _key(pod: Pod) -> PodKey:

@@ -83,7 +83,7 @@ def _facts(files: LintFacts, facts: VerifyFacts, namespace: str) -> LintWithClus
     unread = ""
     if facts.cluster is not None and isinstance(facts.cluster.graphs, Unread):
         unread = facts.cluster.graphs.why
-    live = {one.name: one.graph for one in there.graphs if one.graph is not None}
+    live = {graph.name: graph.graph for graph in there.graphs if graph.graph is not None}
     return LintWithCluster(files, planned, live, unread)
 
 
@@ -95,7 +95,7 @@ def _in_namespace(graph: Graph, namespace: str) -> Graph:
     return replace(graph, manifest=Manifest(graph.manifest.source, body))
 
 
-def _planned(check: Check[JoinedFacts], facts: LintWithCluster) -> Outcome:
+def _judge_planned(check: Check[JoinedFacts], facts: LintWithCluster) -> Outcome:
     for need in check.needs:
         skipped = need(facts.planned)
         if skipped is not None:
@@ -105,8 +105,10 @@ def _planned(check: Check[JoinedFacts], facts: LintWithCluster) -> Outcome:
 
 def _domain_is_level(facts: LintWithCluster) -> Outcome:
     """Lint's check, with the Grove topologies of the cluster and of the files."""
-    topologies = {one.name: one for one in (*facts.planned.topologies, *facts.files.topologies)}
-    check = next(one for one in LEVEL_CHECKS if one.code == _DOMAIN_IS_A_LEVEL)
+    topologies = {
+        topology.name: topology for topology in (*facts.planned.topologies, *facts.files.topologies)
+    }
+    check = next(check for check in LEVEL_CHECKS if check.code == _DOMAIN_IS_A_LEVEL)
     return check.judge(replace(facts.files, topologies=tuple(topologies.values())))
 
 
@@ -114,9 +116,9 @@ def _no_immutable_change(facts: LintWithCluster) -> Outcome:
     if facts.graphs_unread:
         return Skipped(f"graphs: {facts.graphs_unread}", unread=True)
     pairs = [
-        (facts.live[one.name], one.graph)
-        for one in facts.planned.graphs
-        if one.graph is not None and one.name in facts.live
+        (facts.live[graph.name], graph.graph)
+        for graph in facts.planned.graphs
+        if graph.graph is not None and graph.name in facts.live
     ]
     if not pairs:
         return Skipped("none of these graphs is in the cluster yet")
@@ -132,18 +134,18 @@ def _pinned_values_exist(facts: LintWithCluster) -> Outcome:
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
     nodes = facts.planned.nodes.values()
     wrong, pinned = [], 0
-    for one in facts.planned.graphs:
-        key = one.graph and policy_label_key(one.graph, facts.planned.topologies)
-        if one.graph is None or not key:
+    for graph in facts.planned.graphs:
+        key = graph.graph and policy_label_key(graph.graph, facts.planned.topologies)
+        if graph.graph is None or not key:
             continue
         there = {node.labels[key] for node in nodes if key in node.labels}
-        for component in one.graph.workers:
+        for component in graph.graph.workers:
             values = component.domains(key)
             pinned += values is not None
             if values is not None and not values & there:
                 wrong.append(
                     found(
-                        subject_of(one.graph),
+                        subject_of(graph.graph),
                         component=component.name,
                         key=key,
                         values=", ".join(sorted(values)) or "(no value)",
@@ -158,9 +160,9 @@ def _pinned_values_exist(facts: LintWithCluster) -> Outcome:
 CLUSTER_CHECKS: Final[Sequence[Check[LintWithCluster]]] = sorted(
     (
         *(
-            Check(one.code, partial(_planned, one))
-            for one in (*ACCESS_CHECKS, *NODE_CHECKS)
-            if one.code in _FROM_VERIFY
+            Check(check.code, partial(_judge_planned, check))
+            for check in (*ACCESS_CHECKS, *NODE_CHECKS)
+            if check.code in _FROM_VERIFY
         ),
         Check(_DOMAIN_IS_A_LEVEL, _domain_is_level),
         Check("DYT0112", _no_immutable_change),

@@ -123,10 +123,10 @@ class _Count:
         if graph.graph is None or policy is None or self._domain not in policy.sources:
             return
         key = policy.sources[self._domain].node_key
-        for one in graph.graph.workers:
-            values = one.domains(key)
-            if values is not None and len(values) == 1 and one.role in ("prefill", "decode"):
-                yield Home(graph.name, next(iter(values)), str(one.role), graph.graph, one)
+        for worker in graph.graph.workers:
+            values = worker.domains(key)
+            if values is not None and len(values) == 1 and worker.role in ("prefill", "decode"):
+                yield Home(graph.name, next(iter(values)), str(worker.role), graph.graph, worker)
 
 
 def _names(key: str, domain: str) -> bool:

@@ -94,7 +94,7 @@ class JoinedFacts:
     @property
     def workers(self) -> tuple[WorkerChain, ...]:
         """The workers of all graphs, then the loose ones."""
-        return (*(one for graph in self.graphs for one in graph.workers), *self.loose)
+        return (*(worker for graph in self.graphs for worker in graph.workers), *self.loose)
 
     @property
     def governed(self) -> tuple[VerifiedGraph, ...]:
@@ -106,41 +106,45 @@ def join(facts: VerifyFacts) -> JoinedFacts:
     """Join the gathered facts."""
     cluster = facts.cluster
     if cluster is None:
-        deployments = _registered(facts)
-        loose = _loose(_cards(deployments), facts.routers, Link(unknown="no cluster was read"))
+        deployments = _other_registrations(facts)
+        podless = Link(unknown="no cluster was read")
+        loose = _loose_workers(_cards(deployments), facts.routers, podless)
         return JoinedFacts(facts, loose=loose, deployments=deployments, routers=facts.routers)
-    topologies = topologies_of(_known(cluster.topologies))
-    nodes = {one.name: one for one in _known(cluster.nodes)}
-    metadata = _known(cluster.metadata)
-    deployments = _registered(facts) or _by_metadata(metadata)
-    by_graph: dict[str, list[Pod]] = defaultdict(list)
-    for pod in _known(cluster.pods):
-        name = pod.labels.get(GRAPH_LABEL)
-        # Pods that were evicted stay for a while, with their last state.
-        if name and not pod.deleting and pod.phase not in _ENDED:
-            by_graph[f"{pod.namespace}/{name}"].append(pod)
-    read = {graph.name: graph for graph in graphs_of(_known(cluster.graphs))}
-    wanted = [
-        name
-        for name in sorted({*read, *by_graph})
-        if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
-    ]
+    topologies = topologies_of(_known_items(cluster.topologies))
+    nodes = {node.name: node for node in _known_items(cluster.nodes)}
+    metadata = _known_items(cluster.metadata)
+    deployments = _other_registrations(facts) or _by_metadata(metadata)
+    pods = _pods_by_graph(cluster)
+    read = {graph.name: graph for graph in graphs_of(_known_items(cluster.graphs))}
+    names = sorted({*read, *pods})
     index = _Join(facts, cluster, topologies, nodes, metadata, deployments)
-    index.claim((read.get(name), by_graph[name]) for name in sorted({*read, *by_graph}))
-    ids = {
-        name: {one for _, one in index.claimed(by_graph[name])}
-        for name in sorted({*read, *by_graph})
-    }
-    index.routers = routers = tuple(_with_graph(one, ids) for one in facts.routers)
-    graphs = tuple(index.graph(name, read.get(name), by_graph[name]) for name in wanted)
-    claimed = index.claimed(_known(cluster.pods))
+    index.claim((read.get(name), pods[name]) for name in names)
+    ids = {name: {card_id for _, card_id in index.claimed(pods[name])} for name in names}
+    index.routers = routers = tuple(_with_graph(router, ids) for router in facts.routers)
+    graphs = tuple(
+        index.graph(name, read.get(name), pods[name])
+        for name in names
+        if not cluster.wanted or name.rpartition("/")[2] in cluster.wanted
+    )
+    claimed = index.claimed(_known_items(cluster.pods))
     # With named graphs the pods of other graphs were not read: their workers are not loose.
     rest = [] if cluster.wanted else _cards(deployments, claimed)
     podless = Link(unknown="registered by no known pod")
     if isinstance(cluster.pods, Unread):
         podless = Link.of(cluster.pods)
-    loose = _loose(rest, routers, podless)
+    loose = _loose_workers(rest, routers, podless)
     return JoinedFacts(facts, graphs, loose, topologies, nodes, deployments, routers)
+
+
+def _pods_by_graph(cluster: ClusterFacts) -> defaultdict[str, list[Pod]]:
+    """The pods of each graph."""
+    pods: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in _known_items(cluster.pods):
+        name = pod.labels.get(GRAPH_LABEL)
+        # Pods that were evicted stay for a while, with their last state.
+        if name and not pod.deleting and pod.phase not in _ENDED:
+            pods[f"{pod.namespace}/{name}"].append(pod)
+    return pods
 
 
 class _Join:
@@ -163,7 +167,7 @@ class _Join:
             for pod in {item.name, item.owner} - {""}:
                 self._metadata[item.namespace, pod].append(item)
         self._endpoints: dict[PodKey, list[Endpoint]] = defaultdict(list)
-        for endpoint in _known(cluster.endpoints):
+        for endpoint in _known_items(cluster.endpoints):
             self._endpoints[endpoint.namespace, endpoint.pod].append(endpoint)
         self._deployments = deployments
         self.routers = facts.routers
@@ -176,7 +180,7 @@ class _Join:
         workers = [
             (pod, _role(pod, component, kind, ())[0])
             for graph, pods in graphs
-            for pod, component, kind in _workers(graph, pods)
+            for pod, component, kind in _worker_pods(graph, pods)
         ]
         self._claims = AddressClaims(workers, self._deployments.get(_ELSEWHERE, Deployment()))
 
@@ -200,9 +204,9 @@ class _Join:
             policy = None
         workers = [
             self._worker(name, policy, pod, component, kind)
-            for pod, component, kind in _workers(graph, pods)
+            for pod, component, kind in _worker_pods(graph, pods)
         ]
-        frontends = [pod for pod, _, kind in _kinds(graph, pods) if kind == "frontend"]
+        frontends = [pod for pod, _, kind in _pods_with_kind(graph, pods) if kind == "frontend"]
         return VerifiedGraph(name, graph, policy, tuple(pods), tuple(workers), tuple(frontends))
 
     def _worker(
@@ -239,7 +243,7 @@ class _Join:
                     LinkName.NODE: self._node(pod, source.node_key),
                     LinkName.LABEL: Link(pod.labels.get(source.pod_key)),
                     LinkName.FILE: self._file(key, domain),
-                    **self._registered(worker, domain),
+                    **self._registered_links(worker, domain),
                 },
             )
             for domain, source in policy.sources.items()
@@ -269,25 +273,30 @@ class _Join:
             return Link(unknown=NOT_SAMPLED)
         return Link((file.content or "").strip() or None)
 
-    def _registered(self, worker: WorkerChain, domain: str) -> dict[LinkName, Link]:
-        if worker.follower or worker.encoder:
-            rest = Link(unknown=_NO_MODEL if worker.encoder else _FOLLOWS)
-            return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
-        if worker.unclaimed:
-            rest = Link(unknown=worker.unclaimed)
-            return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
-        if self._facts.registry is None and _is_stale(worker):
-            rest = Link(unknown=_EARLIER)
-            return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
-        if not worker.cards:
+    def _registered_links(self, worker: WorkerChain, domain: str) -> dict[LinkName, Link]:
+        unknown = self._why_unregistered(worker)
+        if not unknown and worker.cards:
+            return _card_links(worker.cards, domain, worker.graph, self.routers)
+        rest = Link(unknown=unknown)
+        if not unknown:
             registry = self._facts.registry
             source = self._cluster.metadata if registry is None else registry.deployment
-            card = Link.of(source) if isinstance(source, Unread) else Link()
-            elsewhere = "" if worker.pod is None else registered_elsewhere(worker.pod)
-            if registry is None and elsewhere:
-                card = Link(unknown=elsewhere)
-            return {LinkName.CARD: card, LinkName.TAINT: card, LinkName.ROUTER: card}
-        return _card_links(worker.cards, domain, worker.graph, self.routers)
+            rest = Link.of(source) if isinstance(source, Unread) else Link()
+        return {LinkName.CARD: rest, LinkName.TAINT: rest, LinkName.ROUTER: rest}
+
+    def _why_unregistered(self, worker: WorkerChain) -> str:
+        """Why the card of a worker is not among the registrations; empty if it could be."""
+        if worker.encoder:
+            return _NO_MODEL
+        if worker.follower:
+            return _FOLLOWS
+        if worker.unclaimed or self._facts.registry is not None:
+            return worker.unclaimed
+        if _is_stale(worker):
+            return _EARLIER
+        if worker.cards or worker.pod is None:
+            return ""
+        return registered_elsewhere(worker.pod)
 
 
 def _with_graph(router: RouterView, ids: Mapping[str, Collection[int]]) -> RouterView:
@@ -308,23 +317,26 @@ def _is_stale(worker: WorkerChain) -> bool:
     pod = worker.pod
     if pod is None:
         return False
-    own = [one for one in worker.metadata if one.owner in ("", pod.name)]
-    return bool(own) and all(one.owner_uid != pod.uid for one in own)
+    own = [item for item in worker.metadata if item.owner in ("", pod.name)]
+    return bool(own) and all(metadata.owner_uid != pod.uid for metadata in own)
 
 
-def _kinds(graph: Graph | None, pods: Iterable[Pod]) -> Iterator[tuple[Pod, Component | None, str]]:
+def _pods_with_kind(
+    graph: Graph | None, pods: Iterable[Pod]
+) -> Iterator[tuple[Pod, Component | None, str]]:
     """Each pod by name, with its component and the type of that."""
-    components = {one.name.lower(): one for one in graph.components} if graph else {}
-    for pod in sorted(pods, key=lambda one: one.name):
+    own = graph.components if graph else ()
+    components = {component.name.lower(): component for component in own}
+    for pod in sorted(pods, key=lambda pod: pod.name):
         component = components.get(pod.labels.get(COMPONENT_LABEL, "").lower())
         kind = pod.labels.get(COMPONENT_TYPE_LABEL, "").lower()
         yield pod, component, kind or (component.type if component else "")
 
 
-def _workers(
+def _worker_pods(
     graph: Graph | None, pods: Iterable[Pod]
 ) -> Iterator[tuple[Pod, Component | None, str]]:
-    return (one for one in _kinds(graph, pods) if one[2] in WORKER_TYPES)
+    return (row for row in _pods_with_kind(graph, pods) if row[2] in WORKER_TYPES)
 
 
 def _card_links(
@@ -337,7 +349,7 @@ def _card_links(
     pairs = list(zip(values, taints, strict=True))
     taint = next((behind for card, behind in pairs if card != behind), taints[0])
     return {
-        LinkName.CARD: Link(next((one for one in values if one != value), value)),
+        LinkName.CARD: Link(next((other for other in values if other != value), value)),
         LinkName.TAINT: Link(taint),
         LinkName.ROUTER: _router(cards, value, graph, routers),
     }
@@ -362,10 +374,10 @@ def _router(
     graph: str,
     routers: Sequence[RouterView],
 ) -> Link:
-    mine = [one for one in routers if one.graph in ("", graph)]
-    read = [one.workers for one in mine if not isinstance(one.workers, Unread)]
+    mine = [router for router in routers if router.graph in ("", graph)]
+    read = [router.workers for router in mine if not isinstance(router.workers, Unread)]
     if not read:
-        refused = [one.workers for one in mine if isinstance(one.workers, Unread)]
+        refused = [router.workers for router in mine if isinstance(router.workers, Unread)]
         return Link.of(refused[0]) if refused else Link(unknown="no router was queried")
     ids = {item.worker.worker_id for item in cards}
     return Link(value if all(ids <= known for known in read) else None)
@@ -388,11 +400,11 @@ def _role(
     return role, source
 
 
-def _loose(
+def _loose_workers(
     cards: Sequence[RegisteredWorker], routers: Sequence[RouterView], podless: Link
 ) -> tuple[WorkerChain, ...]:
     """Registered workers without a pod, with the policy of their card. ``podless``: the reason."""
-    found = []
+    loose = []
     for item in cards:
         config = item.worker.runtime_config
         policy = None
@@ -419,11 +431,11 @@ def _loose(
             domain: DomainChain(domain, {**before, **_card_links([item], domain, "", routers)})
             for domain in {*item.worker.domains, *filter(None, [config.kv_transfer_domain])}
         }
-        found.append(replace(worker, chains=chains))
-    return tuple(found)
+        loose.append(replace(worker, chains=chains))
+    return tuple(loose)
 
 
-def _registered(facts: VerifyFacts) -> dict[str, Deployment]:
+def _other_registrations(facts: VerifyFacts) -> dict[str, Deployment]:
     registry = facts.registry
     if registry is None or isinstance(registry.deployment, Unread):
         return {}
@@ -435,12 +447,12 @@ def _by_metadata(metadata: Iterable[WorkerMetadata]) -> dict[str, Deployment]:
     entries: dict[str, list[DiscoveryEntry]] = defaultdict(list)
     for item in metadata:
         entries[item.namespace] += [DiscoveryEntry(key, value) for key, value in item.entries()]
-    found = {}
+    deployments = {}
     for namespace, each in entries.items():
         registrations = Registrations()
         registrations.apply(Listed(tuple(each)))
-        found[namespace] = registrations.deployment()
-    return found
+        deployments[namespace] = registrations.deployment()
+    return deployments
 
 
 def _cards(
@@ -455,5 +467,5 @@ def _cards(
     ]
 
 
-def _known(listing: Listing[T]) -> tuple[T, ...]:
+def _known_items(listing: Listing[T]) -> tuple[T, ...]:
     return () if isinstance(listing, Unread) else listing

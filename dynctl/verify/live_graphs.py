@@ -39,24 +39,28 @@ def topologies_read(joined: JoinedFacts) -> Skipped | None:
 
 def topology_names(joined: JoinedFacts) -> list[str]:
     """The names of the Grove topologies in graphs, for transfers or placement."""
-    found: set[str] = set()
-    for one in joined.graphs:
-        if one.policy is not None:
-            found.add(one.policy.cluster_topology)
-        if one.graph is not None:
-            found.add(text((one.graph.policy or {}).get("clusterTopologyName")))
-            constraint = mapping(spec_of(one.graph).get("topologyConstraint"))
-            found.add(text(constraint.get("clusterTopologyName")))
-            found.add(text(constraint.get("topologyProfile")))
-    return sorted(found - {""})
+    names: set[str] = set()
+    for graph in joined.graphs:
+        if graph.policy is not None:
+            names.add(graph.policy.cluster_topology)
+        if graph.graph is not None:
+            names.add(text((graph.graph.policy or {}).get("clusterTopologyName")))
+            constraint = mapping(spec_of(graph.graph).get("topologyConstraint"))
+            names.add(text(constraint.get("clusterTopologyName")))
+            names.add(text(constraint.get("topologyProfile")))
+    return sorted(names - {""})
 
 
 def lint_facts(joined: JoinedFacts) -> LintFacts:
     """The graphs of the cluster, and those of its topologies that they name."""
     named = topology_names(joined)
     return LintFacts(
-        tuple(_with_live_roles(one, one.graph) for one in joined.graphs if one.graph is not None),
-        tuple(one for one in joined.topologies if one.manifest.name in named),
+        tuple(
+            _with_live_roles(graph, graph.graph)
+            for graph in joined.graphs
+            if graph.graph is not None
+        ),
+        tuple(topology for topology in joined.topologies if topology.manifest.name in named),
         live=True,
     )
 
@@ -66,7 +70,7 @@ def judged_live(
     *needs: Callable[[JoinedFacts], Skipped | None],
 ) -> dict[str, Check[JoinedFacts]]:
     """Checks of lint for the graphs of a cluster, by code."""
-    return {one.code: Check(one.code, partial(_judge, one), needs) for one in checks}
+    return {check.code: Check(check.code, partial(_judge, check), needs) for check in checks}
 
 
 def _judge(check: Check[LintFacts], joined: JoinedFacts) -> Outcome:
@@ -85,14 +89,14 @@ def _with_live_roles(verified: VerifiedGraph, graph: Graph) -> Graph:
         if worker.role_source in _FIRST_HAND:
             roles[worker.component.lower()].add(worker.role)
 
-    def with_role(one: Component) -> Component:
-        known = roles.get(one.name.lower(), set())
+    def with_role(component: Component) -> Component:
+        known = roles.get(component.name.lower(), set())
         if len(known) != 1 or None in known:
-            return one
+            return component
         [role] = known
-        return replace(one, role=role, role_source="type")
+        return replace(component, role=role, role_source="type")
 
-    return replace(graph, components=tuple(with_role(one) for one in graph.components))
+    return replace(graph, components=tuple(with_role(component) for component in graph.components))
 
 
 # -- what was applied ------------------------------------------------------------------------------
@@ -115,8 +119,8 @@ def last_applied(graph: Graph) -> Graph | None:
 
 def applied_pairs(joined: JoinedFacts) -> Iterator[tuple[Graph, Graph]]:
     """Each graph with its last applied form, if that is known."""
-    for one in joined.graphs:
-        if one.graph is not None:
-            applied = last_applied(one.graph)
+    for graph in joined.graphs:
+        if graph.graph is not None:
+            applied = last_applied(graph.graph)
             if applied is not None:
-                yield one.graph, applied
+                yield graph.graph, applied

@@ -49,12 +49,12 @@ def differing(worker: WorkerChain, differs: Iterable[str]) -> Found:
 
 def live(graph: VerifiedGraph) -> list[WorkerChain]:
     """The graph's worker pods that have not ended (evicted pods stay for a while)."""
-    return [one for one in graph.workers if one.pod and one.pod.phase not in _ENDED]
+    return [worker for worker in graph.workers if worker.pod and worker.pod.phase not in _ENDED]
 
 
 def live_workers(joined: JoinedFacts) -> list[WorkerChain]:
     """The live worker pods of all graphs with a policy."""
-    return [one for graph in joined.governed for one in live(graph)]
+    return [worker for graph in joined.governed for worker in live(graph)]
 
 
 # -- needs -----------------------------------------------------------------------------------------

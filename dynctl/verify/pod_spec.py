@@ -36,7 +36,9 @@ _FLOAT32: Final = 1e-6
 
 def engine(pod: Pod) -> Container | None:
     """The container that the operator writes into; None if no container is named main (DYT0119)."""
-    return next((one for one in pod.containers if one.name == MAIN_CONTAINER), None)
+    return next(
+        (container for container in pod.containers if container.name == MAIN_CONTAINER), None
+    )
 
 
 def is_weight(value: object, wanted: float | None) -> bool:
@@ -69,25 +71,25 @@ def annotation_differences(pod: Pod, policy: Policy) -> Iterator[str]:
 
 def env_differences(container: Container, policy: Policy) -> dict[str, str]:
     """Variable -> its difference from the policy, as text."""
-    found = {}
+    differences = {}
     for name in POLICY_ENV:
         wanted = _wanted(name, policy)
         if name not in container.env:
             if wanted:
-                found[name] = f"{name} is not set, expected {wanted}"
+                differences[name] = f"{name} is not set, expected {wanted}"
             continue
         value = container.env[name]
         if value is None:
-            found[name] = f"{name} has no literal value, expected {wanted or 'no variable'}"
+            differences[name] = f"{name} has no literal value, expected {wanted or 'no variable'}"
         elif not _same(name, value, wanted, policy):
-            found[name] = f"{name} is {value or 'empty'}, expected {wanted or 'no variable'}"
-    return found
+            differences[name] = f"{name} is {value or 'empty'}, expected {wanted or 'no variable'}"
+    return differences
 
 
 def mount_differences(pod: Pod, container: Container, policy: Policy) -> Iterator[str]:
     """The differences of the topology volume and its mount, as text."""
     yield from content_differences(pod, container, policy)
-    if any(one.path == MOUNT_PATH and not one.read_only for one in container.mounts):
+    if any(mount.path == MOUNT_PATH and not mount.read_only for mount in container.mounts):
         yield f"{MOUNT_PATH} is mounted read-write"
 
 
@@ -99,20 +101,24 @@ def content_differences(pod: Pod, container: Container, policy: Policy) -> Itera
     elif volume.kind not in _VOLUME_KINDS:
         yield f"volume {TOPOLOGY_VOLUME} is of kind {volume.kind or '(none)'}"
     else:
-        items = {item.path: item.field for item in volume.items}
-        for domain, source in policy.sources.items():
-            field = f"metadata.labels['{source.pod_key}']"
-            if domain not in items:
-                yield f"volume {TOPOLOGY_VOLUME} has no file {domain}"
-            elif items[domain] != field:
-                yield f"file {domain} has {items[domain] or 'no field'}, expected {field}"
-    mounts = {one.path: one for one in container.mounts}
+        yield from _item_differences(volume, policy)
+    mounts = {mount.path: mount for mount in container.mounts}
     mount = mounts.get(MOUNT_PATH)
     if mount is None or mount.volume != TOPOLOGY_VOLUME:
         there = f"the volume {mount.volume}" if mount is not None else "nothing"
         yield f"{there} is mounted at {MOUNT_PATH}"
     elif mount.sub_path:
         yield f"{mount.sub_path} of the volume is mounted (subPath), which is never updated"
+
+
+def _item_differences(volume: Volume, policy: Policy) -> Iterator[str]:
+    items = {item.path: item.field for item in volume.items}
+    for domain, source in policy.sources.items():
+        field = f"metadata.labels['{source.pod_key}']"
+        if domain not in items:
+            yield f"volume {TOPOLOGY_VOLUME} has no file {domain}"
+        elif items[domain] != field:
+            yield f"file {domain} has {items[domain] or 'no field'}, expected {field}"
 
 
 def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:
@@ -124,8 +130,8 @@ def shows_domain(pod: Pod, container: Container, policy: Policy) -> bool:
     listed = any(item.path == domain for item in volume.items)
     path = (container.env.get(PATH_ENV) or MOUNT_PATH).rstrip("/")
     mounted = any(
-        one.path == path and one.volume == volume.name and not one.sub_path
-        for one in container.mounts
+        mount.path == path and mount.volume == volume.name and not mount.sub_path
+        for mount in container.mounts
     )
     return listed and mounted and domain == policy.domain
 
@@ -143,7 +149,7 @@ def is_untouched(pod: Pod) -> bool:
 
 
 def _volume(pod: Pod) -> Volume | None:
-    return next((one for one in pod.volumes if one.name == TOPOLOGY_VOLUME), None)
+    return next((volume for volume in pod.volumes if volume.name == TOPOLOGY_VOLUME), None)
 
 
 def _wanted(name: str, policy: Policy) -> str:
@@ -211,7 +217,7 @@ def is_follower(pod: Pod) -> bool:
 
 def is_encoder(pod: Pod) -> bool:
     """Whether the pod encodes images for other workers: such a worker may have no model card."""
-    names = (pod.labels.get(one, "") for one in (COMPONENT_LABEL, SUB_COMPONENT_TYPE_LABEL))
+    names = (pod.labels.get(label, "") for label in (COMPONENT_LABEL, SUB_COMPONENT_TYPE_LABEL))
     words = () if pod.main is None else pod.main.words
     return any("encode" in name.lower() for name in names) or any(
         word == "encode" or word.endswith("encode-worker") for word in words

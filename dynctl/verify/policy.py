@@ -101,7 +101,9 @@ def _policy(
     if label_key:
         sources = {domain: LabelSource(label_key, label_key)}
     else:
-        levels = next((one.levels for one in topologies if one.name == cluster_topology), ())
+        levels = next(
+            (topology.levels for topology in topologies if topology.name == cluster_topology), ()
+        )
         sources = {
             level.domain: LabelSource(level.key, DOMAIN_LABEL_PREFIX + level.domain)
             for level in levels

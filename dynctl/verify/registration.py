@@ -54,7 +54,7 @@ def registration_refused(joined: JoinedFacts, worker: WorkerChain) -> str:
     if not in_kubernetes(worker):
         return ""
     refused = denied(joined).get(user_of(pod_of(worker)), ())
-    if any(one.resource == PLURAL and one.verb in _WRITING for one in refused):
+    if any(review.resource == PLURAL and review.verb in _WRITING for review in refused):
         return "DYT0703"
     log = log_of(joined, worker)
     return "DYT0704" if isinstance(log, StartLog) and log.not_persisted else ""
@@ -69,7 +69,7 @@ def denied(joined: JoinedFacts) -> dict[str, list[AccessReview]]:
     """User -> missing permissions, of the workers' service accounts."""
     accounts = () if joined.cluster is None else joined.cluster.worker_accounts
     return {
-        account.user: [one for one, allowed in account.allowed.items() if not allowed]
+        account.user: [review for review, allowed in account.allowed.items() if not allowed]
         for account in accounts
         if not isinstance(account.allowed, Unread)
     }
@@ -150,7 +150,7 @@ def all_workers(joined: JoinedFacts) -> list[WorkerChain]:
     """
     if joined.cluster is None:
         return list(joined.loose)
-    return [one for graph in joined.graphs for one in live(graph)]
+    return [worker for graph in joined.graphs for worker in live(graph)]
 
 
 def registrations_read(joined: JoinedFacts) -> Skipped | None:
@@ -173,15 +173,21 @@ def not_listed(worker: WorkerChain) -> str:
     pod = pod_of(worker)
     if worker.endpoints is None:
         return ""
-    mine = [one for one in worker.endpoints if one.labels.get(DISCOVERY_ENABLED_LABEL) == "true"]
+    mine = [
+        endpoint
+        for endpoint in worker.endpoints
+        if endpoint.labels.get(DISCOVERY_ENABLED_LABEL) == "true"
+    ]
     if not mine:
         return f"in no EndpointSlice with label {DISCOVERY_ENABLED_LABEL}=true"
-    own = [one for one in mine if one.uid in ("", pod.uid)]
+    own = [endpoint for endpoint in mine if endpoint.uid in ("", pod.uid)]
     if not own:
         return (
             f"EndpointSlice {mine[0].slice} has an earlier pod with this name (uid {mine[0].uid})"
         )
-    return "" if any(one.ready for one in own) else f"not ready in EndpointSlice {own[0].slice}"
+    if any(endpoint.ready for endpoint in own):
+        return ""
+    return f"not ready in EndpointSlice {own[0].slice}"
 
 
 # -- metadata --------------------------------------------------------------------------------------
@@ -229,13 +235,13 @@ def has_no_model(item: WorkerMetadata) -> bool:
 def wrong_ids(item: WorkerMetadata) -> list[str]:
     """The ids (hex) of an object's registrations that are not the hash of its name."""
     wanted = instance_id(item.name)
-    found = set()
+    ids = set()
     for bucket in ("endpoints", "model_cards"):
         for key, value in mapping(item.data.get(bucket)).items():
             written = mapping(value).get("instance_id")
             number = f"{written:x}" if isinstance(written, int) else str(written)
-            found |= {number, id_in(key).lower()}
-    return sorted(found - {f"{wanted:x}"})
+            ids |= {number, id_in(key).lower()}
+    return sorted(ids - {f"{wanted:x}"})
 
 
 def id_in(key: str) -> str:

@@ -127,7 +127,7 @@ def lint_with_cluster(
         raise UsageProblem(message, problem.hint.replace("--kube-context", "--against")) from None
     try:
         home = namespaces_of(options, cluster) or cluster.namespace
-        spaces = {one.namespace or home for one in manifests if one.kind == GRAPH}
+        spaces = {manifest.namespace or home for manifest in manifests if manifest.kind == GRAPH}
         where = spaces.pop() if len(spaces) == 1 else None
         wanted = Wanted(where, (), Sampling.NONE, Sampling.NONE, optional=True)
         return lint_report(manifests, gather(cluster, wanted), home, suppressed)
@@ -153,7 +153,9 @@ def _reader(options: GlobalOptions, wanted: VerifyOptions) -> Callable[[], Verif
         domain = wanted.domain or os.environ.get("DYN_KV_TRANSFER_DOMAIN", "").strip()
         path = wanted.path
         return lambda: VerifyFacts(mount=read_mount(path, domain))
-    clustered = not registry or options.all_namespaces or any(one is not None for one in kubernetes)
+    clustered = (
+        not registry or options.all_namespaces or any(given is not None for given in kubernetes)
+    )
     exec_, logs = _sampling("--exec", wanted.exec), _sampling("--logs", wanted.logs)
 
     def read() -> VerifyFacts:

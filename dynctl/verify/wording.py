@@ -40,8 +40,8 @@ def tally(
 def _reasons(elsewhere: Iterable[str]) -> tuple[list[str], list[str]]:
     """The codes, such as ``DYT0403``, and the reasons in words, such as ``not read``."""
     each = sorted({*elsewhere} - {""})
-    codes = [one for one in each if one.startswith("DYT")]
-    return codes, [one for one in each if one not in codes]
+    codes = [reason for reason in each if reason.startswith("DYT")]
+    return codes, [reason for reason in each if reason not in codes]
 
 
 def of(part: int, whole: int, noun: str) -> str:

@@ -22,12 +22,12 @@ from dynctl.health.facts import NATS, UNNUMBERED, CheckFacts, RankFacts
 NATS_LOST: Final = "NATS is not reachable (DYR0103)"
 
 
-def _published(facts: CheckFacts) -> Skipped | None:
+def _publishes_events(facts: CheckFacts) -> Skipped | None:
     """At least one rank has an event source."""
     return None if planes_of(facts).ranks else Skipped("no worker publishes KV events (DYR0301)")
 
 
-def _connected(facts: CheckFacts) -> Outcome:
+def _channels_connect(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
     with_channel = [rank for rank in planes.ranks if rank.channel is not None]
     if not with_channel:
@@ -47,7 +47,7 @@ def _connected(facts: CheckFacts) -> Outcome:
     return outcome(findings, lost, count(len(with_channel), "channel"))
 
 
-def _indexers(facts: CheckFacts) -> Outcome:
+def _indexers_answer(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
     queried = [rank for rank in planes.ranks if rank.indexer is not None]
     if not queried:
@@ -67,7 +67,7 @@ def _has_indexer(facts: CheckFacts) -> Outcome:
     return outcome([found(rank.name) for rank in ranks if rank.indexer is None])
 
 
-def _contiguous(facts: CheckFacts) -> Outcome:
+def _events_are_contiguous(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
     unread: list[str] = []
     ranks = planes_of(facts).ranks
@@ -76,7 +76,7 @@ def _contiguous(facts: CheckFacts) -> Outcome:
         if why is not None:
             unread.append(why)
         elif rank.state.lost or rank.state.missing:
-            findings.append(found(rank.name, why=rank.incomplete or _lost(rank)))
+            findings.append(found(rank.name, why=rank.incomplete or _lost_events(rank)))
         elif not rank.current:
             waited = f"{planes_of(facts).waited_s:g}"
             unread.append(f"{rank.name}: not read completely within {waited} s (--wait)")
@@ -97,7 +97,7 @@ def _unknown_events(rank: RankFacts, facts: CheckFacts) -> str | None:
     if rank.channel is None:
         return f"{rank.name} registers no channel (DYR0301)"
     if not rank.state.connected:
-        return _disconnected(rank, facts)
+        return _why_disconnected(rank, facts)
     if rank.indexer is None:
         return f"{rank.name} has no indexer (DYR0304)"
     if rank.newest is None:
@@ -105,11 +105,11 @@ def _unknown_events(rank: RankFacts, facts: CheckFacts) -> str | None:
     return None
 
 
-def _lost(rank: RankFacts) -> str:
+def _lost_events(rank: RankFacts) -> str:
     return f"{count(max(rank.state.lost, rank.state.missing), 'event')} lost"
 
 
-def _flowing(facts: CheckFacts) -> Outcome:
+def _events_flow(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
     findings: list[Found] = []
     unread: list[str] = []
@@ -141,11 +141,11 @@ def _flowing(facts: CheckFacts) -> Outcome:
 
 def _own_channel(facts: CheckFacts) -> Outcome:
     ranks = planes_of(facts).ranks
-    unread = [_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
+    unread = [_why_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
     return outcome([found(r.name, why=r.foreign) for r in ranks if r.foreign], unread)
 
 
-def _understood(facts: CheckFacts) -> Outcome:
+def _events_are_readable(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
     ranks = planes_of(facts).ranks
     for rank in ranks:
@@ -155,11 +155,11 @@ def _understood(facts: CheckFacts) -> Outcome:
             example = f": {rank.unreadable}" if rank.unreadable else ""
             why = f"{bad} unreadable, {odd} of an unknown kind{example}"
             findings.append(found(rank.name, why=why))
-    unread = [_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
+    unread = [_why_disconnected(rank, facts) for rank in ranks if not rank.state.connected]
     return outcome(findings, unread, nothing=_no_events(ranks))
 
 
-def _disconnected(rank: RankFacts, facts: CheckFacts) -> str:
+def _why_disconnected(rank: RankFacts, facts: CheckFacts) -> str:
     if rank.channel is None:
         return f"{rank.name} registers no channel (DYR0301)"
     if rank.channel == NATS and nats_is_lost(facts):
@@ -182,17 +182,17 @@ def _names_agree(facts: CheckFacts) -> Outcome:
     return outcome((), unread)
 
 
-_SOURCES: Final = (discovered, populated, _published)
+_SOURCES: Final = (discovered, populated, _publishes_events)
 _EVENTS: Final = (*_SOURCES, reachable)
 
 EVENT_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
     Check("DYR0301", listed(ProblemCode.EVENTS_MISSING), (discovered, populated)),
-    Check("DYR0302", _connected, _EVENTS),
-    Check("DYR0303", _indexers, _EVENTS),
+    Check("DYR0302", _channels_connect, _EVENTS),
+    Check("DYR0303", _indexers_answer, _EVENTS),
     Check("DYR0304", _has_indexer, _SOURCES),
-    Check("DYR0305", _contiguous, _EVENTS),
-    Check("DYR0306", _flowing, _EVENTS),
+    Check("DYR0305", _events_are_contiguous, _EVENTS),
+    Check("DYR0306", _events_flow, _EVENTS),
     Check("DYR0307", _own_channel, _EVENTS),
-    Check("DYR0308", _understood, _EVENTS),
+    Check("DYR0308", _events_are_readable, _EVENTS),
     Check("DYR0309", _names_agree, _EVENTS),
 )

@@ -18,13 +18,13 @@ from dynctl.health.facts import CheckFacts, Unread
 _OF_REQUIRED_DOMAINS: Final = frozenset({"DYT0901", "DYT0902"})
 
 
-def _dynctl(facts: CheckFacts) -> Skipped | None:
+def _has_dynctl_frontend(facts: CheckFacts) -> Skipped | None:
     if any(frontend.kind == "dynctl" for frontend in facts.frontends):
         return None
     return Skipped("no dynctl frontend: this section is about fleets of dynctl frontends")
 
 
-def _why(url: str, unread: Unread) -> str:
+def _why_unread(url: str, unread: Unread) -> str:
     """Why a frontend's conditions are unknown, with its address, and what to try."""
     why = unread.why if unread.why.startswith(url) else f"{url}/v1/fleet: {unread.why}"
     return f"{why}; {unread.hint.splitlines()[0]}" if unread.hint else why
@@ -32,8 +32,8 @@ def _why(url: str, unread: Unread) -> str:
 
 def _no_required_domain(facts: CheckFacts) -> str:
     """That no fleet has a domain to judge; empty where one has, or where it is unknown."""
-    ours = [one for one in facts.frontends if one.kind == "dynctl"]
-    judged = any(one.requires_domain is not False for one in ours)
+    ours = [frontend for frontend in facts.frontends if frontend.kind == "dynctl"]
+    judged = any(frontend.requires_domain is not False for frontend in ours)
     return "" if judged else "no prefill worker requires a domain"
 
 
@@ -41,13 +41,13 @@ def _check(code: str) -> Check[CheckFacts]:
     def judge(facts: CheckFacts) -> Outcome:
         findings: dict[tuple[str, str], Found] = {}
         unread = unanswered_frontends(facts)
-        for one in facts.frontends:
-            if one.kind != "dynctl":
+        for frontend in facts.frontends:
+            if frontend.kind != "dynctl":
                 continue
-            if isinstance(one.conditions, Unread):
-                unread.append(_why(one.url, one.conditions))
+            if isinstance(frontend.conditions, Unread):
+                unread.append(_why_unread(frontend.url, frontend.conditions))
                 continue
-            for condition in one.conditions:
+            for condition in frontend.conditions:
                 if condition.code == code:
                     # Several frontends of one fleet report the same.
                     _, expected, fix = condition_texts(code)
@@ -56,14 +56,14 @@ def _check(code: str) -> Check[CheckFacts]:
                     findings[key] = Found(condition.subject, texts=texts)
                 elif condition.code not in all_codes():
                     unread.append(
-                        f"{one.url} reports {condition.code} {condition.subject}: "
+                        f"{frontend.url} reports {condition.code} {condition.subject}: "
                         f"{condition.message} (this dynctl does not know the code)"
                     )
         ordered = [findings[key] for key in sorted(findings)]
         nothing = _no_required_domain(facts) if code in _OF_REQUIRED_DOMAINS else ""
         return outcome(ordered, unread, nothing=nothing)
 
-    return Check(code, judge, (*FRONTEND_NEEDS, _dynctl))
+    return Check(code, judge, (*FRONTEND_NEEDS, _has_dynctl_frontend))
 
 
 FLEET_CHECKS: Final[Sequence[Check[CheckFacts]]] = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -22,19 +23,19 @@ KNOWN_VERSIONS: Final = ("1.7", "1.6", "1.5", "1.4", "1.3", "1.2", "1.0")
 # -- what checks need ------------------------------------------------------------------------------
 
 
-def _named(facts: CheckFacts) -> Skipped | None:
+def _frontend_is_given(facts: CheckFacts) -> Skipped | None:
     if facts.frontends_unread:
         return Skipped(f"the cluster's frontends: {facts.frontends_unread}", unread=True)
     return None if facts.frontends else Skipped(NO_FRONTENDS)
 
 
-def _answering(facts: CheckFacts) -> Skipped | None:
+def _frontend_answers(facts: CheckFacts) -> Skipped | None:
     if any(frontend.answers for frontend in facts.frontends):
         return None
     return Skipped("no frontend answers (DYR0401, DYR0402)", unread=True)
 
 
-def _several(facts: CheckFacts) -> Skipped | None:
+def _has_replicas(facts: CheckFacts) -> Skipped | None:
     if any(len(members) > 1 for members in _replicas(facts)):
         return None
     if len(facts.frontends) > 1:
@@ -45,12 +46,12 @@ def _several(facts: CheckFacts) -> Skipped | None:
 def _replicas(facts: CheckFacts) -> list[list[FrontendFacts]]:
     """The frontends by graph: only those of one graph are replicas of each other."""
     groups: dict[str, list[FrontendFacts]] = {}
-    for one in facts.frontends:
-        groups.setdefault(one.graph, []).append(one)
+    for frontend in facts.frontends:
+        groups.setdefault(frontend.graph, []).append(frontend)
     return [*groups.values()]
 
 
-def _dynamo(facts: CheckFacts) -> Skipped | None:
+def _has_dynamo_frontend(facts: CheckFacts) -> Skipped | None:
     if any(frontend.is_dynamo for frontend in facts.frontends):
         return None
     return Skipped("no Dynamo frontend: this check is about Dynamo frontends")
@@ -58,66 +59,76 @@ def _dynamo(facts: CheckFacts) -> Skipped | None:
 
 def unanswered_frontends(facts: CheckFacts) -> list[str]:
     """Frontends that did not answer, with the codes that report them."""
-    return [f"{one.url} (DYR0401, DYR0402)" for one in facts.frontends if not one.answers]
+    return [
+        f"{frontend.url} (DYR0401, DYR0402)" for frontend in facts.frontends if not frontend.answers
+    ]
 
 
-def _measured(facts: CheckFacts) -> tuple[list[tuple[FrontendFacts, FrontendMetrics]], list[str]]:
+def _frontend_metrics(
+    facts: CheckFacts,
+) -> tuple[list[tuple[FrontendFacts, FrontendMetrics]], list[str]]:
     """Dynamo frontends with their metrics, and what could not be read."""
     read, unread = [], unanswered_frontends(facts)
-    for one in facts.frontends:
-        if not one.is_dynamo:
+    for frontend in facts.frontends:
+        if not frontend.is_dynamo:
             continue
-        if isinstance(one.metrics, Unread):
-            unread.append(f"{one.url}/metrics: {one.metrics.why}")
+        if isinstance(frontend.metrics, Unread):
+            unread.append(f"{frontend.url}/metrics: {frontend.metrics.why}")
         else:
-            read.append((one, one.metrics))
+            read.append((frontend, frontend.metrics))
     return read, unread
 
 
 # -- one by one ------------------------------------------------------------------------------------
 
 
-def _reachable(facts: CheckFacts) -> Outcome:
+def _frontends_answer(facts: CheckFacts) -> Outcome:
     findings = [
-        found(one.url, why=one.kind.why, hint=one.kind.fix or "is the address right?")
-        for one in facts.frontends
-        if isinstance(one.kind, Unread)
+        found(
+            frontend.url, why=frontend.kind.why, hint=frontend.kind.fix or "is the address right?"
+        )
+        for frontend in facts.frontends
+        if isinstance(frontend.kind, Unread)
     ]
-    return outcome(findings, summary=", ".join(one.url for one in facts.frontends))
+    return outcome(findings, summary=", ".join(frontend.url for frontend in facts.frontends))
 
 
 def _ours_or_theirs(facts: CheckFacts) -> Outcome:
     unread = [f"{f.url} (DYR0401)" for f in facts.frontends if isinstance(f.kind, Unread)]
-    kinds = [str(one.kind) for one in facts.frontends if one.answers]
+    kinds = [str(frontend.kind) for frontend in facts.frontends if frontend.answers]
     summary = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
     return outcome(
-        [found(one.url) for one in facts.frontends if one.kind == "other"], unread, summary
+        [found(frontend.url) for frontend in facts.frontends if frontend.kind == "other"],
+        unread,
+        summary,
     )
 
 
 def _kv_mode(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
+    measured, unread = _frontend_metrics(facts)
     findings = []
-    for one, metrics in measured:
+    for frontend, metrics in measured:
         if metrics.kv_routing is None:
-            unread.append(f"{one.url} serves no model, so its mode is unknown")
+            unread.append(f"{frontend.url} serves no model, so its mode is unknown")
         elif not metrics.kv_routing:
-            findings.append(found(one.url, mode="other than kv"))
-    for one in facts.frontends:
-        if one.kind == "dynctl" and one.mode is None:
-            unread.append(f"{one.url} does not report its settings")
-        elif one.kind == "dynctl" and one.mode != "kv":
-            findings.append(found(one.url, mode=one.mode))
-        elif one.kind == "dynctl" and isinstance(one.conditions, Unread):
-            unread.append(f"whether {one.url} finds cached blocks: {one.conditions.why}")
-    blind = [text for one in facts.frontends for text in _blind(one)]
+            findings.append(found(frontend.url, mode="other than kv"))
+    for frontend in facts.frontends:
+        if frontend.kind != "dynctl":
+            continue
+        if frontend.mode is None:
+            unread.append(f"{frontend.url} does not report its settings")
+        elif frontend.mode != "kv":
+            findings.append(found(frontend.url, mode=frontend.mode))
+        elif isinstance(frontend.conditions, Unread):
+            unread.append(f"whether {frontend.url} finds cached blocks: {frontend.conditions.why}")
+    blind = [text for frontend in facts.frontends for text in _why_blind(frontend)]
     if blind and not findings and not unread:
         # The conditions themselves are findings of the fleet.
         return Skipped("; ".join(blind))
     return outcome(findings, unread)
 
 
-def _blind(frontend: FrontendFacts) -> Iterator[str]:
+def _why_blind(frontend: FrontendFacts) -> Iterator[str]:
     """Why a frontend in mode kv finds no cached block of a model's prompts."""
     if (
         frontend.kind != "dynctl"
@@ -134,140 +145,128 @@ def _blind(frontend: FrontendFacts) -> Iterator[str]:
 
 
 def _uses_events(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
-    routing = [(one, metrics) for one, metrics in measured if metrics.kv_routing]
+    measured, unread = _frontend_metrics(facts)
+    routing = [(frontend, metrics) for frontend, metrics in measured if metrics.kv_routing]
     if not routing and not unread:
         return Skipped("no frontend routes by KV cache (DYR0403)")
     unread += [
-        f"{one.url} does not report whether it uses KV events; Dynamo 1.4 does"
-        for one, metrics in routing
+        f"{frontend.url} does not report whether it uses KV events; Dynamo 1.4 does"
+        for frontend, metrics in routing
         if metrics.kv_events is None
     ]
-    silent = [found(one.url) for one, metrics in routing if metrics.kv_events is False]
+    silent = [found(frontend.url) for frontend, metrics in routing if metrics.kv_events is False]
     return outcome(silent, unread)
 
 
-def _sources(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
-    using = [(one, metrics) for one, metrics in measured if metrics.kv_events]
+def _sources_match(facts: CheckFacts) -> Outcome:
+    measured, unread = _frontend_metrics(facts)
+    using = [(frontend, metrics) for frontend, metrics in measured if metrics.kv_events]
     unread += [
-        f"{one.url} does not report its event sources; Dynamo 1.4 does"
-        for one, metrics in measured
+        f"{frontend.url} does not report its event sources; Dynamo 1.4 does"
+        for frontend, metrics in measured
         if metrics.kv_routing and metrics.kv_events is None
     ]
     if not using and not unread:
         return Skipped("no frontend uses KV events (DYR0403, DYR0404)")
     findings = [
-        found(one.url, workers=f"{workers:,}", target=target)
-        for one, metrics in using
+        found(frontend.url, workers=f"{workers:,}", target=target)
+        for frontend, metrics in using
         for target, workers in metrics.event_source_mismatches.items()
         if workers
     ]
     return outcome(findings, unread)
 
 
-def _ready(facts: CheckFacts) -> Outcome:
+def _models_are_ready(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
     unread, ready = unanswered_frontends(facts), set()
-    for one in facts.frontends:
-        for model, state in one.ready.items():
+    for frontend in facts.frontends:
+        for model, state in frontend.ready.items():
             if isinstance(state, Unread):
-                unread.append(f"{model} on {one.url}: {state.why}")
+                unread.append(f"{model} on {frontend.url}: {state.why}")
             elif state.ready:
                 ready.add(model)
             else:
                 why = state.reason or "not ready"
                 why += f"; missing: {', '.join(state.missing)}" if state.missing else ""
-                findings.append(found(one.url, model=model, why=why))
+                findings.append(found(frontend.url, model=model, why=why))
     if not findings and not unread and not ready:
         return Skipped("no frontend serves a model")
     return outcome(findings, unread, ", ".join(sorted(ready)))
 
 
 def _uses_all(facts: CheckFacts) -> Outcome:
-    registered: dict[tuple[str, str, str], int] = {}
-    for item in deployed(facts).workers:
-        key = (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
-        registered[key] = registered.get(key, 0) + 1
+    registered = Counter(
+        (item.card.endpoint.namespace, item.worker.model, item.worker.role.value)
+        for item in deployed(facts).workers
+    )
     findings, unread = [], unanswered_frontends(facts)
     compared = 0
-    spaces = {one.space for one in facts.frontends}
+    spaces = {frontend.space for frontend in facts.frontends}
     unread += [
         f"no frontend of Dynamo namespace {namespace} was queried"
         for namespace in sorted({namespace for namespace, _, _ in registered})
-        if not any(_finds(one, namespace, spaces) for one in facts.frontends)
+        if not any(_reads_namespace(frontend, namespace, spaces) for frontend in facts.frontends)
     ]
-    for one in facts.frontends:
+    for frontend in facts.frontends:
         for (namespace, model, role), total in sorted(registered.items()):
-            if not _finds(one, namespace, spaces):
+            if not _reads_namespace(frontend, namespace, spaces):
                 continue
-            state = one.ready.get(model)
+            state = frontend.ready.get(model)
             if isinstance(state, Unread):
-                unread.append(f"{model} on {one.url}: {state.why}")
+                unread.append(f"{model} on {frontend.url}: {state.why}")
             elif state is not None:
                 compared += 1
                 uses = state.workers(namespace, role)
                 if uses != total:
                     findings.append(
-                        found(one.url, model=model, role=role, uses=uses, registered=total)
+                        found(frontend.url, model=model, role=role, uses=uses, registered=total)
                     )
     nothing = "" if compared else "no frontend serves a model of the registered workers"
     summary = count(sum(registered.values()), "worker")
     return outcome(findings, unread, summary, nothing=nothing)
 
 
-def _finds(frontend: FrontendFacts, namespace: str, spaces: Collection[str]) -> bool:
+def _reads_namespace(frontend: FrontendFacts, namespace: str, spaces: Collection[str]) -> bool:
     """Whether a frontend looks for workers in a Dynamo namespace; True if it is not known.
 
     In a graph it does so in its own one and in those of generations, which have a suffix. Of two
     ``spaces`` that both begin the name the longer one counts.
     """
-    fitting = [one for one in spaces if one and _begins(namespace, one)]
+    fitting = [space for space in spaces if space and _is_of_space(namespace, space)]
     return not frontend.space or frontend.space == max(fitting, key=len, default="")
 
 
-def _begins(namespace: str, space: str) -> bool:
+def _is_of_space(namespace: str, space: str) -> bool:
     first, _, suffix = namespace.partition(space)
     return not first and (not suffix or suffix.startswith("-"))
 
 
-def _effect(facts: CheckFacts) -> Outcome:
+def _thresholds_have_effect(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
     unread, limits = unanswered_frontends(facts), 0
-    for one in facts.frontends:
-        if isinstance(one.thresholds, Unread):
-            if one.answers:
-                unread.append(f"{one.url}/busy_threshold: {one.thresholds.why}")
+    for frontend in facts.frontends:
+        if isinstance(frontend.thresholds, Unread):
+            if frontend.answers:
+                unread.append(f"{frontend.url}/busy_threshold: {frontend.thresholds.why}")
             continue
-        for model, values in one.thresholds.items():
+        for model, values in frontend.thresholds.items():
             limits += sum(value is not None for value in values.values())
             for name, lacks, effect, without in _FRACTIONS:
                 limit = values.get(name)
-                who = None if limit is None else _without_limit(facts, one, model, lacks, without)
+                if limit is None:
+                    continue
+                who = _without_limit(facts, frontend, model, lacks, without)
                 if who is not None:
-                    findings.append(
-                        found(
-                            one.url,
-                            model=model,
-                            name=name,
-                            limit=f"{limit:g}",
-                            who=who,
-                            lacks=lacks,
-                            effect=effect,
-                        )
-                    )
+                    texts = {"limit": f"{limit:g}", "who": who, "lacks": lacks, "effect": effect}
+                    findings.append(found(frontend.url, model=model, name=name, **texts))
     if not limits and not unread:
         return Skipped("no threshold is set: no worker is ever busy")
     return outcome(findings, unread, f"{count(limits, 'threshold')} set")
 
 
 _FRACTIONS: Final = (
-    (
-        "active_decode_blocks_threshold",
-        "total_kv_blocks",
-        "they are never busy",
-        Role.PREFILL,
-    ),
+    ("active_decode_blocks_threshold", "total_kv_blocks", "they are never busy", Role.PREFILL),
     (
         "active_prefill_tokens_threshold_frac",
         "max_num_batched_tokens",
@@ -279,7 +278,7 @@ _FRACTIONS: Final = (
 
 
 def _without_limit(
-    facts: CheckFacts, one: FrontendFacts, model: str, lacks: str, without: Role
+    facts: CheckFacts, frontend: FrontendFacts, model: str, lacks: str, without: Role
 ) -> str | None:
     """The workers whose card lacks the limit; None where all have it, or this is unknown."""
     if facts.deployment is not None:
@@ -287,16 +286,16 @@ def _without_limit(
         members = [worker for worker in members if worker.role is not without]
         silent = [w for w in members if not getattr(w.runtime_config, lacks)]
         return f"{len(silent)} of {count(len(members), 'worker')}" if silent else None
-    if isinstance(one.metrics, Unread) or model not in one.metrics.models:
+    if isinstance(frontend.metrics, Unread) or model not in frontend.metrics.models:
         return None
-    known = getattr(one.metrics.models[model], lacks)
+    known = getattr(frontend.metrics.models[model], lacks)
     return "the workers of this model" if known is None else None
 
 
 def _block_size(facts: CheckFacts) -> Outcome:
-    measured, unread = _measured(facts)
+    measured, unread = _frontend_metrics(facts)
     findings, compared = [], set()
-    for one, metrics in measured:
+    for frontend, metrics in measured:
         for model, known in metrics.models.items():
             size = known.kv_cache_block_size
             theirs = {
@@ -310,7 +309,7 @@ def _block_size(facts: CheckFacts) -> Outcome:
             # Workers that differ among themselves are DYR0207.
             if size not in theirs:
                 shown = " and ".join(map(str, sorted(theirs)))
-                findings.append(found(one.url, model=model, frontend=size, workers=shown))
+                findings.append(found(frontend.url, model=model, frontend=size, workers=shown))
     if not findings and not unread and not compared:
         return Skipped("no frontend reports its block size")
     return outcome(findings, unread, ", ".join(f"{size} tokens" for size in sorted(compared)))
@@ -325,12 +324,12 @@ def _same_thresholds(facts: CheckFacts) -> Outcome:
     findings: list[Found] = []
     for replicas in _replicas(facts):
         read: dict[str, Mapping[str, Thresholds]] = {}
-        for one in replicas:
-            if isinstance(one.thresholds, Unread):
-                if one.answers:
-                    unread.append(f"{one.url}/busy_threshold: {one.thresholds.why}")
+        for replica in replicas:
+            if isinstance(replica.thresholds, Unread):
+                if replica.answers:
+                    unread.append(f"{replica.url}/busy_threshold: {replica.thresholds.why}")
             else:
-                read[one.url] = one.thresholds
+                read[replica.url] = replica.thresholds
         models = sorted({model for thresholds in read.values() for model in thresholds})
         findings += _differences(read, models)
         compared |= len(read) > 1 and bool(models)
@@ -347,11 +346,12 @@ def _differences(
         for name in names:
             values = {url: row.get(name) for url, row in having.items()}
             if len(set(values.values())) > 1:
-                shown = ", ".join(
-                    f"{'off' if value is None else f'{value:g}'} on {url}"
-                    for url, value in values.items()
-                )
+                shown = ", ".join(f"{_limit_text(v)} on {url}" for url, v in values.items())
                 yield found(model, model=model, name=name, values=shown)
+
+
+def _limit_text(limit: float | None) -> str:
+    return "off" if limit is None else f"{limit:g}"
 
 
 def _same_models(facts: CheckFacts) -> Outcome:
@@ -360,11 +360,11 @@ def _same_models(facts: CheckFacts) -> Outcome:
     names: set[str] = set()
     for replicas in _replicas(facts):
         served: dict[str, set[str]] = {}
-        for one in replicas:
-            if isinstance(one.models, Unread):
-                unread.append(f"{one.url}/v1/models: {one.models.why}")
-            elif one.answers:
-                served[one.url] = set(one.models)
+        for replica in replicas:
+            if isinstance(replica.models, Unread):
+                unread.append(f"{replica.url}/v1/models: {replica.models.why}")
+            elif replica.answers:
+                served[replica.url] = set(replica.models)
         everything = set().union(*served.values())
         names |= everything
         findings += [
@@ -400,11 +400,11 @@ def _replica_sync(facts: CheckFacts) -> Outcome:
 def _versions(facts: CheckFacts) -> tuple[dict[str, str], list[str]]:
     """url -> version of the Dynamo frontends that report one, and what could not be read."""
     versions, unread = {}, unanswered_frontends(facts)
-    for one in facts.frontends:
-        if one.is_dynamo and isinstance(one.version, Unread):
-            unread.append(f"{one.url}/openapi.json: {one.version.why}")
-        elif one.is_dynamo and isinstance(one.version, str):
-            versions[one.url] = one.version
+    for frontend in facts.frontends:
+        if frontend.is_dynamo and isinstance(frontend.version, Unread):
+            unread.append(f"{frontend.url}/openapi.json: {frontend.version.why}")
+        elif frontend.is_dynamo and isinstance(frontend.version, str):
+            versions[frontend.url] = frontend.version
     return versions, unread
 
 
@@ -423,7 +423,11 @@ def _known_version(facts: CheckFacts) -> Outcome:
 
 def _reports_version(facts: CheckFacts) -> Outcome:
     _, unread = _versions(facts)
-    silent = [one.url for one in facts.frontends if one.is_dynamo and one.version is None]
+    silent = [
+        frontend.url
+        for frontend in facts.frontends
+        if frontend.is_dynamo and frontend.version is None
+    ]
     return outcome([found(url) for url in silent], unread)
 
 
@@ -431,31 +435,33 @@ def _one_version(facts: CheckFacts) -> Outcome:
     versions, unread = _versions(facts)
     findings = []
     for replicas in _replicas(facts):
-        each = {one.url: versions[one.url] for one in replicas if one.url in versions}
+        each = {
+            replica.url: versions[replica.url] for replica in replicas if replica.url in versions
+        }
         if len(set(each.values())) > 1:
             findings += [found(url, version=version) for url, version in each.items()]
     return outcome(findings, unread, ", ".join(sorted(set(versions.values()))))
 
 
-FRONTEND_NEEDS: Final = (_named, _answering)
+FRONTEND_NEEDS: Final = (_frontend_is_given, _frontend_answers)
 
 FRONTEND_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0401", _reachable, (_named,)),
-    Check("DYR0402", _ours_or_theirs, (_named,)),
+    Check("DYR0401", _frontends_answer, (_frontend_is_given,)),
+    Check("DYR0402", _ours_or_theirs, (_frontend_is_given,)),
     Check("DYR0403", _kv_mode, FRONTEND_NEEDS),
-    Check("DYR0404", _uses_events, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0405", _sources, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0406", _ready, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0407", _uses_all, (*FRONTEND_NEEDS, _dynamo, discovered, populated)),
-    Check("DYR0408", _same_thresholds, (*FRONTEND_NEEDS, _several)),
-    Check("DYR0409", _replica_sync, (*FRONTEND_NEEDS, _several, _dynamo)),
-    Check("DYR0410", _effect, FRONTEND_NEEDS),
-    Check("DYR0411", _block_size, (*FRONTEND_NEEDS, _dynamo, discovered, populated)),
-    Check("DYR0412", _same_models, (*FRONTEND_NEEDS, _several)),
+    Check("DYR0404", _uses_events, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0405", _sources_match, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0406", _models_are_ready, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0407", _uses_all, (*FRONTEND_NEEDS, _has_dynamo_frontend, discovered, populated)),
+    Check("DYR0408", _same_thresholds, (*FRONTEND_NEEDS, _has_replicas)),
+    Check("DYR0409", _replica_sync, (*FRONTEND_NEEDS, _has_replicas, _has_dynamo_frontend)),
+    Check("DYR0410", _thresholds_have_effect, FRONTEND_NEEDS),
+    Check("DYR0411", _block_size, (*FRONTEND_NEEDS, _has_dynamo_frontend, discovered, populated)),
+    Check("DYR0412", _same_models, (*FRONTEND_NEEDS, _has_replicas)),
 )
 
 VERSION_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0501", _known_version, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0502", _reports_version, (*FRONTEND_NEEDS, _dynamo)),
-    Check("DYR0503", _one_version, (*FRONTEND_NEEDS, _several, _dynamo)),
+    Check("DYR0501", _known_version, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0502", _reports_version, (*FRONTEND_NEEDS, _has_dynamo_frontend)),
+    Check("DYR0503", _one_version, (*FRONTEND_NEEDS, _has_replicas, _has_dynamo_frontend)),
 )

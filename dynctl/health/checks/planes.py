@@ -65,7 +65,7 @@ def count(number: int, noun: str) -> str:
 # -- planes ----------------------------------------------------------------------------------------
 
 
-def _answers(facts: CheckFacts) -> Outcome:
+def _discovery_answers(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
     if planes.unreachable is not None:
         hint = planes.unreachable.fix
@@ -74,22 +74,18 @@ def _answers(facts: CheckFacts) -> Outcome:
     return Passed(planes.title)
 
 
-def _registered(facts: CheckFacts) -> Outcome:
+def _workers_are_registered(facts: CheckFacts) -> Outcome:
     planes = planes_of(facts)
     where = planes.namespace or "any namespace"
     if planes.deployment.workers:
         return Passed(f"{count(len(planes.deployment.workers), 'worker')} in {where}")
     others = [name for name in planes.deployment.namespaces if name != planes.namespace]
     if others:
-        registered, hint = (
-            f"registered: {', '.join(others)}",
-            f"try --dyn-namespace {others[0]}, or '*'",
-        )
+        registered = f"registered: {', '.join(others)}"
+        hint = f"try --dyn-namespace {others[0]}, or '*'"
     elif planes.deployment.namespaces:
-        registered, hint = (
-            "entries are registered, but no complete worker",
-            "see the workers section",
-        )
+        registered = "entries are registered, but no complete worker"
+        hint = "see the workers section"
     else:
         registered, hint = "no entries are registered", _KEYS_HINT
     return outcome([found(where, others=registered, hint=hint)])
@@ -136,8 +132,8 @@ def _call_home(facts: CheckFacts) -> Outcome:
 
 
 PLANE_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0101", _answers, (named,)),
-    Check("DYR0102", _registered, (discovered,)),
+    Check("DYR0101", _discovery_answers, (named,)),
+    Check("DYR0102", _workers_are_registered, (discovered,)),
     Check("DYR0103", _event_plane, (discovered, populated, reachable)),
     Check("DYR0104", _call_home, (discovered, populated, reachable)),
 )
@@ -174,7 +170,7 @@ def listed(
     return judge
 
 
-def _malformed(facts: CheckFacts, *, known: bool) -> Outcome:
+def _malformed_entries(facts: CheckFacts, *, known: bool) -> Outcome:
     problems = [p for p in deployed(facts).problems if p.code is ProblemCode.MALFORMED_ENTRY]
     chosen = [p for p in problems if p.subject.startswith(_KNOWN_KEYS) is known]
     return outcome(
@@ -182,12 +178,12 @@ def _malformed(facts: CheckFacts, *, known: bool) -> Outcome:
     )
 
 
-def _readable(facts: CheckFacts) -> Outcome:
-    return _malformed(facts, known=True)
+def _entries_are_readable(facts: CheckFacts) -> Outcome:
+    return _malformed_entries(facts, known=True)
 
 
 def _known_kinds(facts: CheckFacts) -> Outcome:
-    return _malformed(facts, known=False)
+    return _malformed_entries(facts, known=False)
 
 
 def _block_sizes(deployment: Deployment) -> str:
@@ -219,20 +215,20 @@ def _roles(deployment: Deployment) -> str:
     return ", ".join(f"{roles.count(role)} {role.value}" for role in Role if role in roles)
 
 
-def _stranded(facts: CheckFacts) -> Outcome:
+def _required_domains_have_decode(facts: CheckFacts) -> Outcome:
     """Within a Dynamo namespace: there prefill workers hand over."""
     required: dict[tuple[str, str, str], list[RegisteredWorker]] = {}
     workers = deployed(facts).workers
     decode: set[tuple[str, str, str]] = set()
     for item in workers:
         if item.worker.role is Role.PREFILL:
-            for taint in _required(item):
-                required.setdefault((*_pool(item), taint), []).append(item)
+            for taint in _required_taints(item):
+                required.setdefault((*_pool_of(item), taint), []).append(item)
         elif item.worker.role is Role.DECODE:
-            decode |= {(*_pool(item), taint) for taint in item.worker.runtime_config.taints}
+            decode |= {(*_pool_of(item), taint) for taint in item.worker.runtime_config.taints}
     if not required:
         return Skipped("no prefill worker requires a domain")
-    several = len({_pool(item)[0] for item in workers}) > 1
+    several = len({_pool_of(item)[0] for item in workers}) > 1
     findings = []
     for (namespace, model, taint), members in sorted(required.items()):
         if (namespace, model, taint) not in decode:
@@ -243,7 +239,7 @@ def _stranded(facts: CheckFacts) -> Outcome:
     return outcome(findings, summary=f"{len({taint for *_, taint in required})} required")
 
 
-def _required(item: RegisteredWorker) -> Iterator[str]:
+def _required_taints(item: RegisteredWorker) -> Iterator[str]:
     try:
         derived = implied_constraints(item.worker, (), None)
     except PolicyUnderivable:
@@ -253,35 +249,35 @@ def _required(item: RegisteredWorker) -> Iterator[str]:
             yield constraint.taint
 
 
-def _needs(facts: CheckFacts) -> Outcome:
+def _needs_are_met(facts: CheckFacts) -> Outcome:
     there: dict[tuple[str, str], set[str]] = {}
-    for item in deployed(facts).workers:
-        there.setdefault(_pool(item), set()).add(item.worker.role.value)
-    findings = []
-    for item in deployed(facts).workers:
+    workers = deployed(facts).workers
+    for item in workers:
+        there.setdefault(_pool_of(item), set()).add(item.worker.role.value)
+    findings: list[Found] = []
+    for item in workers:
         # Alternatives: every type of at least one group must be present.
-        needs, present = item.card.needs, there[_pool(item)]
+        needs, (namespace, model) = item.card.needs, _pool_of(item)
+        present = there[namespace, model]
         if needs and not any(present.issuperset(group) for group in needs):
             wanted = " or ".join(" and ".join(group) for group in needs)
             have = " and ".join(sorted(present))
-            findings.append(found(_pool(item)[0], model=_pool(item)[1], have=have, needs=wanted))
-    unique: list[Found] = []
-    for one in findings:
-        if one not in unique:
-            unique.append(one)
-    needing = any(item.card.needs for item in deployed(facts).workers)
+            finding = found(namespace, model=model, have=have, needs=wanted)
+            if finding not in findings:
+                findings.append(finding)
+    needing = any(item.card.needs for item in workers)
     nothing = "" if needing else "no worker's card names other roles that it needs"
-    return outcome(unique, summary=_roles(deployed(facts)), nothing=nothing)
+    return outcome(findings, summary=_roles(deployed(facts)), nothing=nothing)
 
 
-def _pool(item: RegisteredWorker) -> tuple[str, str]:
+def _pool_of(item: RegisteredWorker) -> tuple[str, str]:
     return item.card.endpoint.namespace, item.worker.model
 
 
 def _one_model(facts: CheckFacts) -> Outcome:
     by_namespace: dict[str, set[str]] = {}
     for item in deployed(facts).workers:
-        namespace, model = _pool(item)
+        namespace, model = _pool_of(item)
         by_namespace.setdefault(namespace, set()).add(model)
     several = {name: models for name, models in by_namespace.items() if len(models) > 1}
     summary = ", ".join(sorted({model for models in by_namespace.values() for model in models}))
@@ -292,7 +288,7 @@ def _one_model(facts: CheckFacts) -> Outcome:
 _WORKERS: Final = (discovered, populated)
 
 WORKER_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
-    Check("DYR0201", _readable, (discovered,)),
+    Check("DYR0201", _entries_are_readable, (discovered,)),
     Check("DYR0202", _known_kinds, (discovered,)),
     Check("DYR0203", listed(ProblemCode.INSTANCE_WITHOUT_CARD, nothing=_no_entries), (discovered,)),
     Check("DYR0204", listed(ProblemCode.CARD_WITHOUT_INSTANCE, nothing=_no_entries), (discovered,)),
@@ -305,7 +301,7 @@ WORKER_CHECKS: Final[Sequence[Check[CheckFacts]]] = (
         _WORKERS,
     ),
     Check("DYR0209", listed(ProblemCode.TOPOLOGY_MISSING, _topology, _no_topology), _WORKERS),
-    Check("DYR0210", _stranded, _WORKERS),
-    Check("DYR0211", _needs, _WORKERS),
+    Check("DYR0210", _required_domains_have_decode, _WORKERS),
+    Check("DYR0211", _needs_are_met, _WORKERS),
     Check("DYR0212", _one_model, _WORKERS),
 )

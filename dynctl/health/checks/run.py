@@ -37,13 +37,14 @@ def judge(facts: CheckFacts, suppressed: Suppressions = NOTHING) -> Report:
     sources = [facts.planes.title] if facts.planes is not None else []
     if facts.planes is not None and facts.planes.unreachable is None:
         sources[0] += f", Dynamo namespace {facts.planes.namespace or '*'}"
-    sources += [one.url for one in facts.frontends]
+    sources += [frontend.url for frontend in facts.frontends]
     left_out = _left_out(facts)
     sections = [(name, checks) for name, checks in SECTIONS if name not in left_out]
     # A dynctl frontend probes its engines.
-    probed = facts.planes is None and all(one.kind == "dynctl" for one in facts.frontends)
-    not_checked = tuple(one for one in NOT_CHECKED if one != ENGINES or not probed)
-    if left_out & DYNAMO_SECTIONS and any(one.kind != "dynctl" for one in facts.frontends):
+    others = [frontend for frontend in facts.frontends if frontend.kind != "dynctl"]
+    probed = facts.planes is None and not others
+    not_checked = tuple(part for part in NOT_CHECKED if part != ENGINES or not probed)
+    if left_out & DYNAMO_SECTIONS and others:
         not_checked += ("a Dynamo's planes (specify --discovery)",)
     return run(
         sections,
@@ -60,6 +61,6 @@ def _left_out(facts: CheckFacts) -> frozenset[str]:
     left_out: set[str] = set()
     if facts.planes is None and facts.frontends:
         left_out |= DYNAMO_SECTIONS
-    if not any(one.kind == "dynctl" for one in facts.frontends):
+    if not any(frontend.kind == "dynctl" for frontend in facts.frontends):
         left_out.add(FLEET)
     return frozenset(left_out)

@@ -177,14 +177,7 @@ class Caches:
                 self._kv_event(source, router, change, at)
                 return
             case WorkerLost():
-                for slot in router.registry.slots(change.worker_id):
-                    worker_id, dp_rank = router.registry.ref(slot)
-                    rank = self.rank((worker_id, dp_rank))
-                    self._cleared(rank, at)
-                    if rank.lower is not None:
-                        model = router.registry.worker(slot).model
-                        self.model(model).lower -= rank.lower.most
-                        rank.lower = None
+                self._lose_worker(router, change.worker_id, at)
             case IndexMarked() if change.state in ("gapped", "over_limit"):
                 self.rank((change.worker_id, change.dp_rank)).troubles.append(at)
             case IndexConnected() if not change.connected:
@@ -200,6 +193,15 @@ class Caches:
             while router.sweep(1_000_000):
                 pass
 
+    def _lose_worker(self, router: Router, worker_id: int, at: float) -> None:
+        """A worker is lost with what its ranks had in each tier."""
+        for slot in router.registry.slots(worker_id):
+            rank = self.rank((worker_id, router.registry.ref(slot).dp_rank))
+            self._clear_rank(rank, at)
+            if rank.lower is not None:
+                self.model(router.registry.worker(slot).model).lower -= rank.lower.most
+                rank.lower = None
+
     def _kv_event(self, source: Source, router: Router, change: KvEvent, at: float) -> None:
         key = (change.worker_id, change.dp_rank)
         slot = router.registry.slot(*key)
@@ -210,7 +212,7 @@ class Caches:
         rank = self.rank(key)
         if isinstance(event, Cleared):
             router.apply(change, at)
-            self._cleared(rank, at)
+            self._clear_rank(rank, at)
         elif not _computes_prompts(router, slot):
             # A prompt cannot reuse its blocks, so they take no place in the shared cache.
             router.apply(change, at)
@@ -221,22 +223,11 @@ class Caches:
         elif isinstance(event, BlocksRemoved) and event.tier == DEVICE:
             blocks = [router.index.sequence_of(slot, name) for name in event.block_hashes]
             router.apply(change, at)
-            for block, name in zip(blocks, event.block_hashes, strict=True):
-                fate = None if block is None else self.fates.get(block)
-                # A copy of it may be left.
-                if fate is not None and router.index.sequence_of(slot, name) is None:
-                    fate.removed(at, rank)
+            left = [router.index.sequence_of(slot, name) for name in event.block_hashes]
+            self._device_removed(rank, blocks, left, at)
         elif isinstance(event, BlocksStored) and event.tier == DEVICE:
             router.apply(change, at)
-            model = router.registry.worker(slot).model
-            parent = None
-            if event.parent_hash is not None:
-                parent = router.index.sequence_of(slot, event.parent_hash)
-            for name, local in zip(event.block_hashes, event.local_hashes, strict=False):
-                block = router.index.sequence_of(slot, name)
-                if block is not None:
-                    self._was_stored(model, rank, block, parent, local, at)
-                parent = block
+            self._device_stored(router, slot, rank, event, at)
         elif isinstance(event, (BlocksStored, BlocksRemoved)) and event.tier in TIERS:
             if rank.lower is not None and not router.tiers.mask >> slot & 1:
                 rank.lower.clear()  # the router dropped what it knew of the rank
@@ -245,6 +236,29 @@ class Caches:
                 self._lower_changed(router, slot, rank, event)
         else:
             router.apply(change, at)
+
+    def _device_removed(
+        self, rank: Rank, before: Sequence[int | None], after: Sequence[int | None], at: float
+    ) -> None:
+        """A rank removed blocks from its device; where a copy is left, ``after`` still has it."""
+        for block, left in zip(before, after, strict=True):
+            fate = None if block is None else self.fates.get(block)
+            if fate is not None and left is None:
+                fate.removed(at, rank)
+
+    def _device_stored(
+        self, router: Router, slot: int, rank: Rank, event: BlocksStored, at: float
+    ) -> None:
+        """A rank has blocks on its device now, as its index shows them."""
+        model = router.registry.worker(slot).model
+        parent = None
+        if event.parent_hash is not None:
+            parent = router.index.sequence_of(slot, event.parent_hash)
+        for name, local in zip(event.block_hashes, event.local_hashes, strict=False):
+            block = router.index.sequence_of(slot, name)
+            if block is not None:
+                self._was_stored(model, rank, block, parent, local, at)
+            parent = block
 
     def _lower_changed(
         self, router: Router, slot: int, rank: Rank, event: BlocksStored | BlocksRemoved
@@ -300,16 +314,16 @@ class Caches:
                 visited.add(at)
                 chain.append(at)
                 at = places[at][0]
-            for one in reversed(chain):
-                parent, local = places[one]
+            for block in reversed(chain):
+                parent, local = places[block]
                 if parent is None or parent in known:
                     above = None if parent is None else known[parent]
-                    known[one] = sequence_hashes((local,), above)[0]
-        found = [name for name in places if name in known]
-        if len(found) < len(places):
+                    known[block] = sequence_hashes((local,), above)[0]
+        names = [name for name in places if name in known]
+        if len(names) < len(places):
             self.left_out["events of lower tiers whose blocks before are unknown"] += 1
-        if found:
-            self._lower_stored(model, rank, tier, found, [known[name] for name in found])
+        if names:
+            self._lower_stored(model, rank, tier, names, [known[name] for name in names])
 
     def depth(self, router: Router, slot: int, hashes: Sequence[int], device: int) -> int:
         """Leading blocks that a rank has, ``device`` of them on its device."""
@@ -335,26 +349,29 @@ class Caches:
             fate.foreign = True
             self.foreign += 1
         fate.rank, fate.epoch, fate.stored_at = rank, rank.epoch, at
-        if fate.waiting is not None:
-            for gap in fate.waiting:
-                if gap.rank is rank and gap.stored_at is None:
-                    gap.stored_at = at
-            fate.waiting = None
-        if not fate.content and (parent is None or (above is not None and above.content)):
-            content = _FIRST
-            if above is not None:
-                content = sequence_hashes((local,), above.content)[0]
-            fate.content = content
-            if above is not None:
-                sender = fate.by
-                tenant = "" if sender is None else sender.arrived.tenant
-                salted = sender is not None and sender.arrived.salted
-                first = self._contents.setdefault(content, (block, tenant, salted, at))
-                if first[0] != block:
-                    fate.twin = first[1:]
-                _bound(self._contents, self.bounds.fates)
+        for gap in fate.waiting or ():
+            if gap.rank is rank and gap.stored_at is None:
+                gap.stored_at = at
+        fate.waiting = None
+        if fate.content:
+            return
+        if parent is None:
+            fate.content = _FIRST
+        elif above is not None and above.content:
+            fate.content = sequence_hashes((local,), above.content)[0]
+            self._note_twin(fate, block, at)
 
-    def _cleared(self, rank: Rank, at: float) -> None:
+    def _note_twin(self, fate: Fate, block: int, at: float) -> None:
+        """Note the first block with the same content, which another salt may have had."""
+        sender = fate.by
+        tenant = "" if sender is None else sender.arrived.tenant
+        salted = sender is not None and sender.arrived.salted
+        first = self._contents.setdefault(fate.content, (block, tenant, salted, at))
+        if first[0] != block:
+            fate.twin = first[1:]
+        _bound(self._contents, self.bounds.fates)
+
+    def _clear_rank(self, rank: Rank, at: float) -> None:
         rank.epoch += 1
         rank.clears.append(at)
         if rank.lower is not None:
@@ -383,11 +400,10 @@ class Caches:
         caches.version = version
         total: int | None = None
         if router is not None and mask and source.gives("workers"):
-            counts = [
-                _blocks(source, router.registry.worker(slot), size) for slot in slots_of(mask)
-            ]
+            workers = [router.registry.worker(slot) for slot in slots_of(mask)]
+            counts = [_blocks_of_rank(source, worker, size) or 0 for worker in workers]
             if all(counts):
-                total = sum(one or 0 for one in counts) + caches.lower
+                total = sum(counts) + caches.lower
         caches.blocks = total
         caches.cache.resize(min(self.bounds.shared, total or self.bounds.shared))
 
@@ -408,7 +424,7 @@ class Caches:
         return fate
 
 
-def _blocks(source: Source, worker: Worker, size: int) -> int | None:
+def _blocks_of_rank(source: Source, worker: Worker, size: int) -> int | None:
     """The KV blocks of one rank, in blocks of ``size`` tokens; None where it declares none."""
     blocks = worker.runtime_config.total_kv_blocks
     if not blocks or not source.misses_blocks_of(worker):

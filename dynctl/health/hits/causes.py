@@ -17,17 +17,14 @@ GRACE_S: Final = 30.0
 #: The router mode that reads what is cached.
 READS_CACHES: Final = "kv"
 #: Causes of a choice of a worker with fewer blocks than another candidate.
-OF_CHOICE: Final = (
-    "spread",
-    "load",
-    "no_credit",
-    "tier_weight",
-    "session",
-    "temperature",
-)
+OF_CHOICE: Final = ("spread", "load", "no_credit", "tier_weight", "session", "temperature")
 #: Parts whose gain can be computed.
 COMPUTABLE: Final = frozenset(
-    {("capacity", "capacity"), ("reused", "alignment"), *(("expected", one) for one in OF_CHOICE)}
+    {
+        ("capacity", "capacity"),
+        ("reused", "alignment"),
+        *(("expected", cause) for cause in OF_CHOICE),
+    }
 )
 #: Reports from which the block size of an engine is derived.
 _ENOUGH_REPORTS: Final = 8
@@ -57,12 +54,9 @@ class Causes:
                 request.parts["best", UNEXPLAINED] += size
                 continue
             sender = fate.by
-            if (
-                sender is None
-                or sender.rank is None
-                or fate.sent_at < max(fate.stored_at, fate.removed_at)
-            ):
-                request.parts["best", self._gone(request, router, fate)] += size
+            was_there = fate.sent_at < max(fate.stored_at, fate.removed_at)
+            if sender is None or sender.rank is None or was_there:
+                request.parts["best", self._gone_cause(request, router, fate)] += size
                 continue
             if gap is not None and gap.sender is sender and gap.rank is sender.rank:
                 gap.tokens += size
@@ -72,7 +66,7 @@ class Causes:
             request.gaps.append(gap)
             fate.waiting = [*(fate.waiting or ()), gap]
 
-    def _gone(self, request: Request, router: Router | None, fate: Fate) -> str:
+    def _gone_cause(self, request: Request, router: Router | None, fate: Fate) -> str:
         """Why a block that a rank had stored is not there any more."""
         rank = fate.rank
         if rank is None:
@@ -85,12 +79,7 @@ class Causes:
         return "split" if request.source.mode == READS_CACHES else "spread"
 
     def choice(
-        self,
-        request: Request,
-        decided: Decided,
-        best: int | None,
-        above: int,
-        expected: int,
+        self, request: Request, decided: Decided, best: int | None, above: int, expected: int
     ) -> None:
         """Why the router counted fewer blocks than the best worker has (or the shared cache)."""
         source, size, parts = request.source, request.arrived.block_size, request.parts
@@ -113,16 +102,13 @@ class Causes:
         elif counted < top:
             parts["expected", request.excluded] += (top - counted) * size
         if counted > expected:
-            trusted = request.depth is None or request.depth <= expected
-            cause = beaten(request, decided) if trusted else "events_lost"
             lost = counted - expected
-            if not trusted and request.depth is not None:
+            if request.depth is not None and request.depth > expected:
                 # The index of the chosen worker is not trusted in full.
                 untrusted = min(lost, request.depth - expected)
                 parts["expected", "events_lost"] += untrusted * size
                 lost -= untrusted
-                cause = beaten(request, decided)
-            parts["expected", cause] += lost * size
+            parts["expected", beaten(request, decided)] += lost * size
 
     def remember_senders(self, request: Request, above: int) -> None:
         """Which decision put each block where it is, where no index shows it."""
@@ -148,9 +134,8 @@ class Causes:
         """Give the blocks from ``low`` to ``high`` to causes by the decision that sent them."""
         size = request.arrived.block_size
         if high < low:
-            request.parts[rung, "predicted" if rung == "expected" else "more"] += (
-                high - low
-            ) * size
+            cause = "predicted" if rung == "expected" else "more"
+            request.parts[rung, cause] += (high - low) * size
             return
         mode = request.source.mode
         at = 0
@@ -186,12 +171,9 @@ class Causes:
         if computed is None or computed > since:
             shares = request.source.config.router_replica_sync
             return "in_flight" if shares or sender.router == request.router else "blind"
-        if OTHER_BLOCK_SIZE in self._codes(sender):
-            return "block_size"
-        if gap.state in ("absent", "estimated"):
-            return "no_events"
-        if gap.state not in ("current", ""):
-            return "events_lost"
+        cause = self._cause_of_index(sender, gap.state)
+        if cause is not None:
+            return cause
         if any(computed <= at <= since for at in rank.clears):
             return "restart"
         if gap.stored_at is not None:
@@ -200,6 +182,14 @@ class Causes:
         if now < computed + GRACE_S:
             return UNEXPLAINED  # the records end before a late event could have come
         return "events_lost" if rank.stored else "no_events"
+
+    def _cause_of_index(self, request: Request, state: str) -> str | None:
+        """What the index of the rank of a request lacked, by its ``state``; None if nothing."""
+        if OTHER_BLOCK_SIZE in self._codes(request):
+            return "block_size"
+        if state in ("absent", "estimated"):
+            return "no_events"
+        return "events_lost" if state not in ("current", "") else None
 
     def salts(self, request: Request) -> None:
         """Blocks that were not reachable, but whose content had been stored under other hashes."""
@@ -210,18 +200,18 @@ class Causes:
         same = first
         for block in request.hashes[first:]:
             fate = self._caches.fates.get(block)
-            found = None if fate is None else fate.twin
-            if found is None or found[2] >= request.decided_at:
+            other = None if fate is None else fate.twin
+            if other is None or other[2] >= request.decided_at:
                 break
-            twin = twin or found
+            twin = twin or other
             same += 1
         if twin is None:
             return
         salted = request.arrived.salted or twin[1]
-        other = salted and twin[0] != request.arrived.tenant
+        cause = "salts" if salted and twin[0] != request.arrived.tenant else "first_block"
         lost = (same - reachable) * size
         rungs["shared"] = reachable * size + lost
-        request.parts["reachable", "salts" if other else "first_block"] += lost
+        request.parts["reachable", cause] += lost
 
     def note_report(self, request: Request) -> None:
         end, rank = request.finished, request.rank
@@ -250,9 +240,8 @@ class Causes:
     def _judge_unrouted(self, request: Request, reused: int) -> None:
         """The loss from the last known rung, where it is unknown what the router expected."""
         size, rungs = request.arrived.block_size, request.rungs
-        top = next(
-            rungs[one] or 0 for one in ("best", "capacity", "reachable") if rungs[one] is not None
-        )
+        known = (rungs[rung] for rung in ("best", "capacity", "reachable"))
+        top = next(tokens for tokens in known if tokens is not None)
         if rungs["best"] is not None or reused > top:
             request.parts["reused", "more" if reused > top else UNEXPLAINED] += top - reused
             return
@@ -298,38 +287,26 @@ class Causes:
         rank, since = request.rank, request.decided_at
         if rank is None:
             return UNEXPLAINED
-        if OTHER_BLOCK_SIZE in self._codes(request):
-            return "block_size"
-        if request.state in ("absent", "estimated"):
-            return "no_events"
-        if request.state not in ("current", ""):
-            return "events_lost"
+        cause = self._cause_of_index(request, request.state)
+        if cause is not None:
+            return cause
         until = end.at + GRACE_S
         if any(since <= at <= until for at in rank.clears):
             return "restart"
         fate = self._caches.fates.get(request.hashes[position])
         removed = None if fate is None else fate.removed_between(since, until, rank)
         if removed is not None:
-            computed = request.computed_at
-            if computed is None or removed <= computed:
-                return "evicted_waiting"
-            request.delays.append(removed - computed)
-            return "stale"
+            return _removal_cause(request, removed)
         if request.depth is not None and position >= request.depth:
             return "in_flight"
         if any(since <= at <= until for at in rank.troubles):
             return "events_lost"
-        sender = None if fate is None else fate.by
-        if sender is not None and sender is not request:
-            one, other = sender.arrived, request.arrived
-            if one.tenant != other.tenant and (one.salted or other.salted):
-                return "other_salt"
-        return UNEXPLAINED
+        return "other_salt" if fate is not None and _has_other_salt(request, fate) else UNEXPLAINED
 
     def _codes(self, request: Request) -> set[str]:
         """The conditions that were in force for the rank of a request, from all routers."""
         name = request.worker.partition("/")[0]
-        return {code for one in self._sources.values() for code in one.codes.get(name, ())}
+        return {code for own in self._sources.values() for code in own.codes.get(name, ())}
 
 
 def _blocks_of_engine(request: Request) -> int:
@@ -347,3 +324,21 @@ def _state_of(router: Router | None, rank: Rank) -> str:
     slot = router.registry.slot(*rank.key)
     fresh = None if slot is None else router.freshness.get(slot)
     return "" if fresh is None else fresh.state
+
+
+def _removal_cause(request: Request, removed: float) -> str:
+    """Why a block that was removed at ``removed``, after the decision, was not reused."""
+    computed = request.computed_at
+    if computed is None or removed <= computed:
+        return "evicted_waiting"
+    request.delays.append(removed - computed)
+    return "stale"
+
+
+def _has_other_salt(request: Request, fate: Fate) -> bool:
+    """Whether the request that sent the block before had another salt."""
+    sender = fate.by
+    if sender is None or sender is request:
+        return False
+    before, now = sender.arrived, request.arrived
+    return before.tenant != now.tenant and (before.salted or now.salted)

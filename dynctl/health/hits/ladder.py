@@ -25,7 +25,7 @@ from dynctl.documents.recording import (
     Start,
     State,
 )
-from dynctl.health.hits.caches import Bounds, Caches
+from dynctl.health.hits.caches import Bounds, Caches, ModelCaches
 from dynctl.health.hits.causes import GRACE_S, READS_CACHES, Causes
 from dynctl.health.hits.choice import excluded
 from dynctl.health.hits.past import RankKey, Request, Source
@@ -52,6 +52,12 @@ _OTHERS: Final = "(others)"
 _NO_HASHES: Final = "without block hashes"
 _SHORT: Final = "shorter than one block"
 _NO_SALT: Final = "(no salt)"
+_UNKNOWN_OF_WORKERS: Final = {
+    "capacity": "a worker does not declare its KV blocks (total-blocks= of --worker)",
+    "best": "no worker reports KV events",
+}
+#: Places of the three tallies of a group.
+_ALL, _REPORTED, _BARE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,32 +104,30 @@ class Ladder:
 
     def take(self, record: Record, source: int = 0) -> None:
         """Take the next record, of the router number ``source``."""
-        due = self._due
         self._now = max(self._now, record.at)
-        while due and due[0][0] <= record.at:
-            self._judge(due.popleft()[1])
+        self._judge_until(record.at)
         mine = self._sources.get(source)
         if mine is None:
             mine = self._sources[source] = Source(source)
         match record:
             case Changed():
                 if isinstance(record.change, Booked):
-                    self._booked(mine, record.change, record.at)
+                    self._take_booking(mine, record.change, record.at)
                 self._caches.change(mine, record)
             case Arrived():
-                self._arrived(mine, record)
+                self._take_arrival(mine, record)
             case Decided():
-                self._decided(mine, record)
+                self._take_decision(mine, record)
             case Finished():
-                self._finished(mine, record)
+                self._take_end(mine, record)
             case Start():
-                self._started(mine, record)
+                self._take_start(mine, record)
             case State():
-                self._state(mine, record)
+                self._take_state(mine, record)
             case Noted():
-                self._noted(mine, record)
+                self._take_note(mine, record)
 
-    def _started(self, source: Source, record: Start) -> None:
+    def _take_start(self, source: Source, record: Start) -> None:
         source.start = record
         # Engines of a simulation begin empty.
         self._warm = self._warm or record.source == "simulation"
@@ -134,7 +138,7 @@ class Ladder:
         source.pending.clear()
         source.router = None
 
-    def _state(self, source: Source, record: State) -> None:
+    def _take_state(self, source: Source, record: State) -> None:
         if source.router is not None and not source.incomplete:
             return
         try:
@@ -147,7 +151,7 @@ class Ladder:
         self._warm = True
         self._caches.restore(router, record.at)
 
-    def _noted(self, source: Source, record: Noted) -> None:
+    def _take_note(self, source: Source, record: Noted) -> None:
         if record.kind in ("began", "holds") and record.code:
             source.codes.setdefault(record.subject, set()).add(record.code)
         elif record.kind in ("dropped", "skipped"):
@@ -156,10 +160,10 @@ class Ladder:
         elif record.kind == "cut":
             self._caches.left_out["the end of a recording that is cut"] += 1
 
-    def _arrived(self, source: Source, record: Arrived) -> None:
+    def _take_arrival(self, source: Source, record: Arrived) -> None:
         source.arrived += 1
         if len(self._sources) > 1:
-            source.shared += any(_has(one, record) for one in self._sources.values())
+            source.shared += any(_is_pending(own, record) for own in self._sources.values())
         if len(source.pending) >= self._caches.bounds.requests:
             oldest = source.pending.pop(next(iter(source.pending)))
             self._caches.left_out["requests without an end"] += 1
@@ -168,7 +172,7 @@ class Ladder:
         if not source.gives("decisions"):
             self._measure(request, None, record.at)
 
-    def _booked(self, source: Source, change: Booked, at: float) -> None:
+    def _take_booking(self, source: Source, change: Booked, at: float) -> None:
         """A request is sent to a rank: the caches are as the decision saw them.
 
         The decision itself is recorded when the last hop is chosen, which with a prefill hop is
@@ -184,7 +188,7 @@ class Ladder:
         elif change.stage == request.hop:
             self._sent_again(request, ref, at)
 
-    def _decided(self, source: Source, record: Decided) -> None:
+    def _take_decision(self, source: Source, record: Decided) -> None:
         request = source.pending.get(record.id)
         if request is None:
             return
@@ -202,7 +206,7 @@ class Ladder:
             self._sent_again(request, chosen, record.at)
         self._choose(request, record)
 
-    def _finished(self, source: Source, record: Finished) -> None:
+    def _take_end(self, source: Source, record: Finished) -> None:
         request = source.pending.pop(record.id, None)
         if request is None:
             return
@@ -218,31 +222,44 @@ class Ladder:
 
     def _measure(self, request: Request, chosen: RankKey | None, at: float) -> None:
         """The rungs of a request at the moment of its decision, and what is known of its losses."""
-        source, arrived, hashes = request.source, request.arrived, request.hashes
-        request.decided_at = at
-        if self._by == "hour":
-            request.group = _hour(at)
-        elif self._by == "tenant":
-            request.group = arrived.tenant or _NO_SALT
-        elif self._by == "model":
-            request.group = arrived.model
+        source, arrived = request.source, request.arrived
         router, size = source.router, arrived.block_size
+        request.decided_at = at
+        self._set_group(request, at)
         self._place(request, router, chosen)
-        if not hashes:
+        if not request.hashes:
             return
-        mask, name = 0, arrived.model
-        if router is not None:
-            registry = router.registry
-            mask = registry.model(arrived.model)
-            mask = mask & ~registry.role(Role.DECODE) or mask & registry.can_prefill
-            if mask:
-                name = registry.worker((mask & -mask).bit_length() - 1).model
+        mask, name = _prompt_ranks(router, arrived.model)
         self._names.add(name)
         caches = self._caches.model(name)
         self._caches.resize(caches, source, mask, size)
-        exact = router is not None and router.index.exact
-        most = min(len(hashes), max(0, arrived.isl_tokens - 1) // size) if exact else len(hashes)
-        usable = hashes[:most]
+        usable = _usable_blocks(request, router)
+        above = self._measure_shared(request, caches, usable)
+        best = self._best_depth(request, router, usable, mask)
+        request.rungs["best"] = None if best is None else best * size
+        request.rungs["expected"] = None
+        if best is None:
+            self._causes.remember_senders(request, above)
+        else:
+            self._causes.missing(request, router, best, above)
+            self._try_settings(request, usable, mask, best, at)
+        for block in request.hashes:
+            self._caches.see(caches, block)
+        caches.cache.use(request.hashes)
+        self._remember(request, at)
+
+    def _set_group(self, request: Request, at: float) -> None:
+        """The group of a report by time or by request; others need the chosen worker."""
+        if self._by == "hour":
+            request.group = _hour(at)
+        elif self._by == "tenant":
+            request.group = request.arrived.tenant or _NO_SALT
+        elif self._by == "model":
+            request.group = request.arrived.model
+
+    def _measure_shared(self, request: Request, caches: ModelCaches, usable: Sequence[int]) -> int:
+        """The rungs of one cache for all; returns the leading blocks that it has."""
+        size = request.arrived.block_size
         shared, twice = caches.cache.leading(usable)
         reachable = shared
         for block in islice(usable, shared, None):
@@ -251,29 +268,14 @@ class Ladder:
             reachable += 1
         if caches.blocks is not None and caches.blocks >= len(caches.seen):
             shared = twice = reachable
-        capacity = None if caches.blocks is None else shared
-        best = self._best(request, router, usable, mask)
         request.twice = twice * size
-        request.rungs = {
-            "shared": reachable * size,
-            "reachable": reachable * size,
-            "capacity": None if capacity is None else capacity * size,
-            "best": None if best is None else best * size,
-            "expected": None,
-        }
-        if capacity is not None:
-            request.parts["capacity", "capacity"] += (reachable - capacity) * size
-            request.gains["capacity", "capacity"] = (min(twice, reachable) - capacity) * size
-        above = reachable if capacity is None else capacity
-        if best is None:
-            self._causes.remember_senders(request, above)
-        else:
-            self._causes.missing(request, router, best, above)
-            self._try_settings(request, usable, mask, best, at)
-        for block in hashes:
-            self._caches.see(caches, block)
-        caches.cache.use(hashes)
-        self._remember(request, at)
+        request.rungs = {"shared": reachable * size, "reachable": reachable * size}
+        request.rungs["capacity"] = None if caches.blocks is None else shared * size
+        if caches.blocks is None:
+            return reachable
+        request.parts["capacity", "capacity"] += (reachable - shared) * size
+        request.gains["capacity", "capacity"] = (min(twice, reachable) - shared) * size
+        return shared
 
     def _try_settings(
         self, request: Request, usable: Sequence[int], mask: int, best: int, at: float
@@ -287,10 +289,10 @@ class Ladder:
         if best <= depth and not request.gaps:
             return
         router.advance(at)
-        found = router.index.find_matches(usable, mask | 1 << chosen, len(usable))
+        matches = router.index.find_matches(usable, mask | 1 << chosen, len(usable))
 
         def depth_of(slot: int) -> int:
-            return self._caches.depth(router, slot, usable, min(found.get(slot), len(usable)))
+            return self._caches.depth(router, slot, usable, min(matches.get(slot), len(usable)))
 
         sent: dict[int, int] = {}
         if request.gaps:
@@ -317,9 +319,9 @@ class Ladder:
         if router is not None and slot is not None and best is not None:
             hashes = request.hashes
             most = best // request.arrived.block_size
-            found = router.index.find_matches(hashes, 1 << slot, len(hashes)).get(slot)
-            request.device = min(found, most)
-            request.depth = min(self._caches.depth(router, slot, hashes, found), most)
+            device = router.index.find_matches(hashes, 1 << slot, len(hashes)).get(slot)
+            request.device = min(device, most)
+            request.depth = min(self._caches.depth(router, slot, hashes, device), most)
             if request.depth < before and first is not None:
                 old = router.registry.slot(*first.key)
                 why = UNEXPLAINED if old is None else excluded(request, router, 1 << old)
@@ -345,7 +347,7 @@ class Ladder:
         elif self._by == "domain":
             request.group = "-" if worker is None else _domain(worker)
 
-    def _best(
+    def _best_depth(
         self, request: Request, router: Router | None, usable: Sequence[int], mask: int
     ) -> int | None:
         """The most leading blocks on one worker; None where no worker reports what it caches."""
@@ -354,19 +356,19 @@ class Ladder:
         silent = router.freshness.none | router.freshness.estimated
         if not mask & ~silent:
             return None
-        found = router.index.find_matches(usable, mask, len(usable))
+        matches = router.index.find_matches(usable, mask, len(usable))
         rank = request.rank
         slot = None if rank is None else router.registry.slot(*rank.key)
-        best, slots = found.best(mask)
+        best, slots = matches.best(mask)
         best = min(best, len(usable))
-        for one in slots_of(router.tiers.mask & mask):
-            depth = self._caches.depth(router, one, usable, min(found.get(one), len(usable)))
+        for other in slots_of(router.tiers.mask & mask):
+            depth = self._caches.depth(router, other, usable, min(matches.get(other), len(usable)))
             if depth > best:
-                best, slots, request.tiered = depth, 1 << one, True
+                best, slots, request.tiered = depth, 1 << other, True
             elif depth == best:
-                slots |= 1 << one
+                slots |= 1 << other
         if slot is not None:
-            request.device = min(found.get(slot), len(usable))
+            request.device = min(matches.get(slot), len(usable))
             request.depth = self._caches.depth(router, slot, usable, request.device)
             if not slots >> slot & 1:
                 request.excluded = excluded(request, router, slots, every=request.tiered)
@@ -375,7 +377,7 @@ class Ladder:
     def _choose(self, request: Request, decided: Decided) -> None:
         """The rung of the decision, and what it lost."""
         rungs, size = request.rungs, request.arrived.block_size
-        expected = self._expected(request, decided)
+        expected = self._expected_blocks(request, decided)
         if not rungs or expected is None:
             return
         rungs["expected"] = min(expected * size, request.arrived.isl_tokens)
@@ -383,7 +385,7 @@ class Ladder:
         best = None if rungs["best"] is None else rungs["best"] // size
         self._causes.choice(request, decided, best, (above or 0) // size, expected)
 
-    def _expected(self, request: Request, decided: Decided) -> int | None:
+    def _expected_blocks(self, request: Request, decided: Decided) -> int | None:
         """Blocks that the router counted; those in the index where its mode counts none."""
         if request.source.mode != READS_CACHES:
             return request.depth
@@ -407,28 +409,37 @@ class Ladder:
 
     # -- the judgement ----------------------------------------------------------------
 
+    def _judge_until(self, at: float) -> None:
+        """Judge the requests whose late events have come."""
+        due = self._due
+        while due and due[0][0] <= at:
+            self._judge(due.popleft()[1])
+
     def _judge(self, request: Request) -> None:
         """Judge an ended request, and count it."""
         if request.done:
             return
         request.done = True
-        counts = self._window.has(request.decided_at)
         decided = request.decided is not None or not request.source.gives("decisions")
         if request.refused or not decided or request.decided_at == math.inf:
             if self._window.has(request.arrived.at):
                 self._skipped["refused" if request.refused else "without a decision"] += 1
-        elif not request.hashes:
-            if counts:
-                self._count_bare(request)
-        elif counts:
-            self._causes.gaps(request, self._now)
-            self._causes.salts(request)
-            self._causes.reuse(request)
-            self._causes.gains(request)
-            self._count(request)
-        elif request.finished is not None:
+        elif self._window.has(request.decided_at):
+            self._judge_counted(request)
+        elif request.hashes and request.finished is not None:
             self._causes.note_report(request)
         request.hashes, request.gaps, request.senders = (), [], []
+
+    def _judge_counted(self, request: Request) -> None:
+        """A request whose decision is in the window."""
+        if not request.hashes:
+            self._count_bare(request)
+            return
+        self._causes.gaps(request, self._now)
+        self._causes.salts(request)
+        self._causes.reuse(request)
+        self._causes.gains(request)
+        self._count(request)
 
     def _count(self, request: Request) -> None:
         if not request.rungs:
@@ -471,36 +482,27 @@ class Ladder:
     @property
     def router(self) -> Router | None:
         """The router of the records as it is now; None where they are of several, or show none."""
-        found = [source.router for source in self._sources.values()]
-        return found[0] if len(found) == 1 else None
+        routers = [source.router for source in self._sources.values()]
+        return routers[0] if len(routers) == 1 else None
 
     def report(self, title: str = "") -> HitsReport:
         """The ladder of all records so far; ``title`` names their source."""
-        while self._due:
-            self._judge(self._due.popleft()[1])
+        self._judge_until(math.inf)
         for source in self._sources.values():
             for request in source.pending.values():
                 self._judge(request)
             source.pending.clear()
-        kinds = (self._reported, self._all, self._bare)
-        tally = next((one for one in kinds if one.requests), self._all)
-        skipped = self._skipped
-        if tally is self._bare:
+        kinds = (self._all, self._reported, self._bare)
+        kind = next((kind for kind in (_REPORTED, _ALL, _BARE) if kinds[kind].requests), _ALL)
+        tally, skipped = kinds[kind], self._skipped
+        if kind == _BARE:
             skipped = skipped - self._bare_skipped
             self._names |= self._bare_names
         rungs = list(self._rungs(tally))
-        caches = [one for name, one in self._caches.models.items() if name in self._names]
-        blocks = [one.blocks for one in caches]
-        capacity = None if None in blocks or not blocks else sum(one or 0 for one in blocks)
-        at = next((one for one in rungs if one.rung == "capacity"), None)
-        twice = (
-            tally.twice / tally.tokens if tally.tokens and at and at.tokens is not None else None
-        )
-        place = {id(self._all): 0, id(self._reported): 1, id(self._bare): 2}[id(tally)]
         groups = [
-            self._group(name, tallies[place])
+            self._group(name, tallies[kind])
             for name, tallies in self._groups.items()
-            if tallies[place].requests
+            if tallies[kind].requests
         ]
         return HitsReport(
             source=title,
@@ -512,10 +514,10 @@ class Ladder:
             models=sorted(self._names),
             rungs=rungs,
             largest=largest(tally),
-            capacity_blocks=capacity,
-            with_twice=twice,
+            capacity_blocks=self._capacity_blocks(),
+            with_twice=_rate_with_twice(tally, rungs),
             by=self._by,
-            groups=sorted(groups, key=lambda one: (-one.prompt_tokens, one.name)),
+            groups=sorted(groups, key=lambda group: (-group.prompt_tokens, group.name)),
             skipped=dict(skipped),
             left_out=dict(self._caches.left_out),
             foreign_blocks=self._caches.foreign,
@@ -523,19 +525,25 @@ class Ladder:
             doubts=list(self._doubts(tally, rungs)),
         )
 
+    def _capacity_blocks(self) -> int | None:
+        """The KV blocks of the fleets of all models; None where one is unknown."""
+        blocks = [c.blocks for name, c in self._caches.models.items() if name in self._names]
+        known = [number for number in blocks if number is not None]
+        return sum(known) if known and len(known) == len(blocks) else None
+
     def repeated(self) -> int | None:
         """The number of a recording most of whose requests are in another one too, if any."""
-        found = (n for n, one in self._sources.items() if 2 * one.shared > one.arrived)
-        return next(found, None)
+        numbers = (n for n, own in self._sources.items() if 2 * own.shared > own.arrived)
+        return next(numbers, None)
 
     def tier_blocks(self) -> dict[str, int]:
         """The most blocks that any rank had in each tier below its device, where it had any."""
-        found: dict[str, int] = {}
+        blocks: dict[str, int] = {}
         for rank in self._caches.ranks.values():
             for place, most in () if rank.lower is None else rank.lower.most_of.items():
-                if most > found.get(place, 0):
-                    found[place] = most
-        return found
+                if most > blocks.get(place, 0):
+                    blocks[place] = most
+        return blocks
 
     def _rungs(self, tally: Tally) -> Iterator[HitsRung]:
         before: int | None = None
@@ -545,36 +553,41 @@ class Ladder:
             if rung == "shared" and (tokens is None or tokens == reachable):
                 continue
             if tokens is None:
-                yield HitsRung(rung, title, unknown=self._unknown(rung, tally))
+                yield HitsRung(rung, title, unknown=self._why_unknown(rung, tally))
                 continue
             parts = {c: p for (r, c), p in tally.parts.items() if r == rung and p.tokens}
             if before is None:
                 yield HitsRung(rung, title, tokens, rate(tokens, tally))
             else:
                 lost = before - tokens
-                found = causes(parts, lost, tally)
-                yield HitsRung(rung, title, tokens, rate(tokens, tally), lost, found)
+                losses = causes(parts, lost, tally)
+                yield HitsRung(rung, title, tokens, rate(tokens, tally), lost, losses)
             before = tokens
 
-    def _unknown(self, rung: str, tally: Tally) -> str:
+    def _why_unknown(self, rung: str, tally: Tally) -> str:
         """Which input would give a rung that is unknown."""
         if not tally.requests:
-            blind = next((one for one in self._skipped if one.startswith(_NO_HASHES)), None)
-            return "no requests" if blind is None else f"the requests are {blind}"
+            return self._why_no_requests()
         if tally is self._bare and rung in ("reachable", "capacity", "best"):
-            of_dynamo = any(NO_PROMPT_HASHES in one for one in self._bare_skipped)
+            of_dynamo = any(NO_PROMPT_HASHES in why for why in self._bare_skipped)
             return NO_PROMPT_HASHES if of_dynamo else "no request has block hashes"
-        if rung == "capacity":
-            return "a worker does not declare its KV blocks (total-blocks= of --worker)"
-        if rung == "best":
-            return "no worker reports KV events"
+        if rung in _UNKNOWN_OF_WORKERS:
+            return _UNKNOWN_OF_WORKERS[rung]
         if rung == "expected":
-            if not all(one.gives("decisions") for one in self._sources.values()):
+            if self._sources_giving("decisions") < len(self._sources):
                 return "the recording has no decisions"
-            return "the router mode counts no cached blocks, and no worker reports KV events"
-        if not any(one.gives("outcomes") for one in self._sources.values()):
+            return f"the router mode counts no cached blocks, and {_UNKNOWN_OF_WORKERS['best']}"
+        if not self._sources_giving("outcomes"):
             return f"{NO_OUTCOMES}: its frontends report it in usage of their answers"
         return "no engine reported the tokens that it reused"
+
+    def _why_no_requests(self) -> str:
+        blind = next((why for why in self._skipped if why.startswith(_NO_HASHES)), None)
+        return "no requests" if blind is None else f"the requests are {blind}"
+
+    def _sources_giving(self, kind: str) -> int:
+        """How many recordings have records of a kind."""
+        return sum(source.gives(kind) for source in self._sources.values())
 
     def _group(self, name: str, tally: Tally) -> HitsGroup:
         rungs = list(self._rungs(tally))
@@ -583,34 +596,31 @@ class Ladder:
             name,
             tally.requests,
             tally.tokens,
-            {one.rung: one.rate for one in rungs},
+            {rung.rung: rung.rate for rung in rungs},
             "" if worst is None else worst.cause,
             0.0 if worst is None else worst.share,
         )
 
     def _doubts(self, tally: Tally, rungs: Sequence[HitsRung]) -> Iterator[Doubt]:
-        unknown = [one for one in rungs if one.unknown]
+        unknown = {rung.title: rung.unknown for rung in rungs if rung.unknown}
         if unknown and tally.requests:
-            yield doubt(
-                "DYR0765",
-                rungs=", ".join(one.title for one in unknown),
-                why="; ".join(dict.fromkeys(one.unknown for one in unknown)),
-            )
+            why = "; ".join(dict.fromkeys(unknown.values()))
+            yield doubt("DYR0765", rungs=", ".join(unknown), why=why)
         if tally.requests and not self._warm:
             yield doubt("DYR0766")
-        # Requests that were under way at the start have no arrival.
-        if self._caches.foreign > _FOREIGN * self._caches.stored:
-            yield doubt(
-                "DYR0767", blocks=f"{self._caches.foreign:,}", all=f"{self._caches.stored:,}"
-            )
-        if self._caches.left_out:
-            yield doubt(
-                "DYR0768",
-                what=some_names(f"{name} ({n:,})" for name, n in self._caches.left_out.items()),
-            )
+        yield from self._doubts_of_caches()
         silent = self._skipped.get("reuse not reported", 0)
         if silent and rungs and rungs[-1].tokens is not None:
             yield doubt("DYR0769", silent=f"{silent:,}", requests=f"{silent + tally.requests:,}")
+
+    def _doubts_of_caches(self) -> Iterator[Doubt]:
+        caches = self._caches
+        # Requests that were under way at the start have no arrival.
+        if caches.foreign > _FOREIGN * caches.stored:
+            yield doubt("DYR0767", blocks=f"{caches.foreign:,}", all=f"{caches.stored:,}")
+        if caches.left_out:
+            names = some_names(f"{name} ({n:,})" for name, n in caches.left_out.items())
+            yield doubt("DYR0768", what=names)
 
 
 def hits(
@@ -641,7 +651,7 @@ def _config(settings: dict[str, Any]) -> RouterConfig:
         return RouterConfig()
 
 
-def _has(source: Source, record: Arrived) -> bool:
+def _is_pending(source: Source, record: Arrived) -> bool:
     """Whether the same request is under way in this recording."""
     request = source.pending.get(record.id)
     return request is not None and request.arrived.hashes == record.hashes
@@ -649,14 +659,40 @@ def _has(source: Source, record: Arrived) -> bool:
 
 def _without_hashes(request: Request) -> str:
     """Why a request that was decided has no hashes."""
-    one, start = request.arrived, request.source.start
-    if one.isl_tokens < one.block_size:
+    arrived, start = request.arrived, request.source.start
+    if arrived.isl_tokens < arrived.block_size:
         return _SHORT
-    if start is not None and start.source in OF_DYNAMO and one.asked.get("not_modelled"):
+    if start is not None and start.source in OF_DYNAMO and arrived.asked.get("not_modelled"):
         return f"without block hashes ({NO_PROMPT_HASHES})"
-    if one.asked.get("not_modelled"):
+    if arrived.asked.get("not_modelled"):
         return f"{_NO_HASHES} (cache overlap not modelled: no tokens of the prompt)"
     return _NO_HASHES
+
+
+def _prompt_ranks(router: Router | None, model: str) -> tuple[int, str]:
+    """The ranks that may compute prompts of a model, as a mask, and the name of the model there."""
+    if router is None:
+        return 0, model
+    registry = router.registry
+    mask = registry.model(model)
+    mask = mask & ~registry.role(Role.DECODE) or mask & registry.can_prefill
+    if mask:
+        model = registry.worker((mask & -mask).bit_length() - 1).model
+    return mask, model
+
+
+def _usable_blocks(request: Request, router: Router | None) -> Sequence[int]:
+    """The blocks that an engine may reuse: where it reuses exact blocks, not the last token's."""
+    hashes, arrived = request.hashes, request.arrived
+    if router is None or not router.index.exact:
+        return hashes
+    return hashes[: max(0, arrived.isl_tokens - 1) // arrived.block_size]
+
+
+def _rate_with_twice(tally: Tally, rungs: Iterable[HitsRung]) -> float | None:
+    """The rate of a cache of twice the size; None where the capacity is unknown."""
+    known = any(rung.rung == "capacity" and rung.tokens is not None for rung in rungs)
+    return rate(tally.twice, tally) if known else None
 
 
 def _hour(at: float) -> str:

@@ -92,8 +92,8 @@ class Fate:
 
     def removed_between(self, since: float, until: float, rank: Rank) -> float | None:
         """When it was first removed from a rank after ``since``, until then."""
-        found = (at for at, one in self.removals if one is rank and since < at <= until)
-        return next(found, None)
+        times = (at for at, other in self.removals if other is rank and since < at <= until)
+        return next(times, None)
 
 
 @dataclass(slots=True, eq=False)

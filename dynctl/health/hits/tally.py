@@ -54,11 +54,11 @@ class TriedChoices:
         """The trials of the changes that may reduce a cause, the largest gain first."""
         if self.config is None:
             return []
-        found = [
+        trials = [
             HitsTrial(dict(change), _flags(change), self.changed[change], self.gained[change])
             for change in changes(cause, self.config)
         ]
-        return sorted(found, key=lambda one: -one.tokens)
+        return sorted(trials, key=lambda trial: -trial.tokens)
 
 
 def _flags(change: Change) -> str:
@@ -138,10 +138,10 @@ def _gain(request: Request, cause: str, tokens: int) -> int | None:
     gained = 0
     for key, lost in request.parts.items():
         if key[1] == cause and lost > 0 and key in COMPUTABLE:
-            found = request.gains.get(key)
-            if found is None:
+            gain = request.gains.get(key)
+            if gain is None:
                 return None
-            gained += found
+            gained += gain
     return min(gained, tokens)
 
 
@@ -153,6 +153,7 @@ def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
     text = CAUSES[name]
     choices = tally.choices if name == "split" else part.choices
     trials = choices.of(name)
+    gain = part.gain / tally.tokens if part.gain is not None and tally.tokens else None
     return HitsCause(
         name,
         text.label,
@@ -161,13 +162,11 @@ def _cause(name: str, part: Part, tally: Tally) -> HitsCause:
         part.tokens / tally.tokens if tally.tokens else 0.0,
         part.requests,
         _act(text, choices.tried, trials),
-        [one for _, one in nlargest(MOST_EXAMPLES, part.examples)],
+        [request for _, request in nlargest(MOST_EXAMPLES, part.examples)],
         [worker for worker, n in part.workers.most_common(MOST_EXAMPLES) if worker and n],
         list(text.codes),
         median(part.delays) if part.delays else None,
-        part.gain / tally.tokens
-        if text.gain_if and part.gain is not None and tally.tokens
-        else None,
+        gain if text.gain_if else None,
         text.gain_if,
         tried=choices.tried if text.setting else 0,
         trials=trials,
@@ -191,8 +190,8 @@ def causes(parts: dict[str, Part], lost: int, tally: Tally) -> list[HitsCause]:
         known = parts.get(UNEXPLAINED, Part())
         left = Part(known.tokens + rest, known.requests, known.examples, known.workers)
         parts = {**parts, UNEXPLAINED: left}
-    found = [_cause(name, part, tally) for name, part in parts.items()]
-    return sorted(found, key=lambda one: (-one.tokens, one.cause))
+    rows = [_cause(name, part, tally) for name, part in parts.items()]
+    return sorted(rows, key=lambda cause: (-cause.tokens, cause.cause))
 
 
 def _net(parts: Counter[tuple[str, str]]) -> Counter[str]:
@@ -224,5 +223,5 @@ def _net(parts: Counter[tuple[str, str]]) -> Counter[str]:
 
 def largest(tally: Tally) -> list[HitsCause]:
     """The causes that an act can change, the largest net loss first."""
-    found = [_cause(name, part, tally) for name, part in tally.net.items() if CAUSES[name].act]
-    return sorted(found, key=lambda one: (-one.tokens, one.cause))
+    rows = [_cause(name, part, tally) for name, part in tally.net.items() if CAUSES[name].act]
+    return sorted(rows, key=lambda cause: (-cause.tokens, cause.cause))

@@ -29,8 +29,8 @@ class LowerBlocks:
 
     def sequence_of(self, name: int) -> int | None:
         """The sequence hash of the block with the engine's ``name``; None where it is unknown."""
-        found = (names.get(name) for names in self._names.values())
-        return next((one for one in found if one is not None), None)
+        blocks = (names.get(name) for names in self._names.values())
+        return next((block for block in blocks if block is not None), None)
 
     def store(self, tier: str, names: Iterable[int], blocks: Iterable[int]) -> int:
         """Add blocks. Returns by how many ``most`` grew."""

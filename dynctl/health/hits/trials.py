@@ -73,12 +73,12 @@ def changes(cause: str, config: RouterConfig) -> list[Change]:
         ],
         "tier_weight": [{"host_cache_hit_weight": 1.0, "disk_cache_hit_weight": 1.0}],
     }
-    found = []
+    tried = []
     for settings in by_cause.get(cause, []):
         own = {name: v for name, v in settings.items() if getattr(config, name) != v}
         if own:
-            found.append(tuple(own.items()))
-    return found
+            tried.append(tuple(own.items()))
+    return tried
 
 
 class Trials:
@@ -103,9 +103,9 @@ class Trials:
         """
         config = router.config
         request = _request(arrived, router)
-        before = self._first(router, request, router.view())
+        before = self._first_decision(router, request, router.view())
         place = None if before is None else _place(before, router, chosen)
-        if before is None or place is None or not _repeated(before, place):
+        if before is None or place is None or not _is_repeatable(before, place):
             return None
         tried: dict[Change, int | None] = {}
         for change in _all_changes(config):
@@ -114,7 +114,7 @@ class Trials:
             if change[0][0] == _PREDICTED:
                 after, depths = _with_predicted(before, router, predicted), predicted
             else:
-                after, depths = self._under(router, request, config, change), {}
+                after, depths = self._decision_under(router, request, config, change), {}
             tried[change] = None
             slot = None if after is None else _other_slot(after, router, chosen)
             if slot is not None:
@@ -122,7 +122,7 @@ class Trials:
                 tried[change] = (depth - depth_of(chosen)) * arrived.block_size
         return tried
 
-    def _under(
+    def _decision_under(
         self, router: Router, request: RoutingRequest, config: RouterConfig, change: Change
     ) -> Decision | None:
         """The decision with other settings; None where they are refused."""
@@ -130,9 +130,11 @@ class Trials:
             view = router.view(config.with_values(dict(change)))
         except ConfigError:
             return None
-        return self._first(router, request, view)
+        return self._first_decision(router, request, view)
 
-    def _first(self, router: Router, request: RoutingRequest, view: RoutingView) -> Decision | None:
+    def _first_decision(
+        self, router: Router, request: RoutingRequest, view: RoutingView
+    ) -> Decision | None:
         """The decision of the hop that computes the prompt; None for a refusal."""
         hop = router.plan(request, samples=_SAMPLES, view=view).first
         self._costs_left -= len(hop.costs)
@@ -150,7 +152,7 @@ def _all_changes(config: RouterConfig) -> list[Change]:
     elif config.router_temperature > 0:
         # The draw is not recorded, so only that it is left out can be tried.
         causes = ("temperature",)
-    return list(dict.fromkeys(one for cause in causes for one in changes(cause, config)))
+    return list(dict.fromkeys(change for cause in causes for change in changes(cause, config)))
 
 
 def _request(arrived: Arrived, router: Router) -> RoutingRequest:
@@ -171,23 +173,25 @@ def _place(decision: Decision, router: Router, slot: int) -> int | None:
     return slots.index(slot) if slot in slots else None
 
 
-def _cheapest(decision: Decision) -> Sequence[int]:
+def _cheapest_candidates(decision: Decision) -> Sequence[int]:
     """The positions with the lowest cost."""
-    low = min(decision.costs[one] for one in decision.group)
-    return [one for one in decision.group if decision.costs[one] <= low + _SAME_COST]
+    low = min(decision.costs[candidate] for candidate in decision.group)
+    return [
+        candidate for candidate in decision.group if decision.costs[candidate] <= low + _SAME_COST
+    ]
 
 
-def _repeated(decision: Decision, place: int) -> bool:
+def _is_repeatable(decision: Decision, place: int) -> bool:
     """Whether the decision can choose this candidate, as the recorded one did."""
     if decision.mode != "kv" or decision.temperature > 0:
         return True
-    return place in _cheapest(decision)
+    return place in _cheapest_candidates(decision)
 
 
 def _other_slot(decision: Decision, router: Router, chosen: int) -> int | None:
     """The rank that the decision chooses in place of ``chosen``; None where that one may stay."""
-    slots, cheapest = _slots(decision, router), _cheapest(decision)
-    if any(slots[one] == chosen for one in cheapest):
+    slots, cheapest = _slots(decision, router), _cheapest_candidates(decision)
+    if any(slots[candidate] == chosen for candidate in cheapest):
         return None
     return slots[cheapest[0]]
 
@@ -210,11 +214,11 @@ def _with_predicted(
 def sent_blocks(slots: int, depth_of: DepthOf, sent_to: Sequence[int | None]) -> dict[int, int]:
     """Slot -> its leading blocks with those that were sent there: ``sent_to`` has the slot to
     which each block of the prompt was sent just before, None where it was not."""
-    found = {}
+    blocks = {}
     for slot in slots_of(slots):
         held = depth = depth_of(slot)
         while depth < len(sent_to) and sent_to[depth] == slot:
             depth += 1
         if depth > held:
-            found[slot] = depth
-    return found
+            blocks[slot] = depth
+    return blocks

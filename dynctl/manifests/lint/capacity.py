@@ -53,52 +53,52 @@ class DomainSplit:
         )
 
 
-def without_decode(one: DomainSplit) -> Iterator[Found]:
+def without_decode(split: DomainSplit) -> Iterator[Found]:
     """Values with prefill and without decode workers: DYT0901 (required), DYT0906 (preferred)."""
-    for value in one.values:
-        if one.prefill.get(value) and not one.decode.get(value):
+    for value in split.values:
+        if split.prefill.get(value) and not split.decode.get(value):
             yield found(
-                one.subject,
-                domain=one.domain,
+                split.subject,
+                domain=split.domain,
                 value=value,
-                prefill=one.prefill[value],
-                ready=one.ready,
+                prefill=split.prefill[value],
+                ready=split.ready,
             )
 
 
-def single_decode(one: DomainSplit) -> Iterator[Found]:
+def single_decode(split: DomainSplit) -> Iterator[Found]:
     """Values with prefill workers and one decode worker: DYT0902."""
-    for value in one.values:
-        if one.prefill.get(value) and one.decode.get(value) == 1:
-            yield found(one.subject, domain=one.domain, value=value, ready=one.ready)
+    for value in split.values:
+        if split.prefill.get(value) and split.decode.get(value) == 1:
+            yield found(split.subject, domain=split.domain, value=value, ready=split.ready)
 
 
-def without_prefill(one: DomainSplit) -> Iterator[Found]:
+def without_prefill(split: DomainSplit) -> Iterator[Found]:
     """Values with decode and without prefill workers: DYT0907."""
-    for value in one.values:
-        if one.decode.get(value) and not one.prefill.get(value):
+    for value in split.values:
+        if split.decode.get(value) and not split.prefill.get(value):
             yield found(
-                one.subject,
-                domain=one.domain,
+                split.subject,
+                domain=split.domain,
                 value=value,
-                decode=one.decode[value],
-                ready=one.ready,
+                decode=split.decode[value],
+                ready=split.ready,
             )
 
 
-def uneven(one: DomainSplit) -> Iterator[Found]:
+def uneven(split: DomainSplit) -> Iterator[Found]:
     """The two values with the most different ratios of decode to prefill, if too much: DYT0908."""
     both = {
-        value: one.decode[value] / one.prefill[value]
-        for value in one.values
-        if one.prefill.get(value) and one.decode.get(value)
+        value: split.decode[value] / split.prefill[value]
+        for value in split.values
+        if split.prefill.get(value) and split.decode.get(value)
     }
     if len(both) < 2:
         return
     low, high = min(both, key=lambda v: both[v]), max(both, key=lambda v: both[v])
     if both[high] > _UNEVEN * both[low]:
         yield found(
-            one.subject,
+            split.subject,
             low=low,
             high=high,
             least=f"1:{both[low]:.3g}",
@@ -128,23 +128,23 @@ def pinned(facts: LintFacts, graph: Graph) -> Pinned | None:
         return None
     counts: dict[str, dict[str, int]] = {"prefill": {}, "decode": {}}
     loose, unknown = [], []
-    for one in graph.workers:
-        if not one.replicas or one.role == "aggregated":
+    for worker in graph.workers:
+        if not worker.replicas or worker.role == "aggregated":
             continue
-        if one.role is None:
-            unknown.append(one.name)
+        if worker.role is None:
+            unknown.append(worker.name)
             continue
-        values = one.domains(key)
+        values = worker.domains(key)
         if values is None or len(values) != 1:
-            loose.append(one.name)
+            loose.append(worker.name)
             continue
         [value] = values
-        counts[one.role][value] = counts[one.role].get(value, 0) + one.replicas
+        counts[worker.role][value] = counts[worker.role].get(value, 0) + worker.replicas
     split = DomainSplit(subject_of(graph), domain, counts["prefill"], counts["decode"])
     return Pinned(split, tuple(loose), tuple(unknown))
 
 
-def _judged(
+def _judge_graphs(
     facts: LintFacts,
     only: Callable[[Graph], bool],
     judge: Callable[[DomainSplit], Iterator[Found]],
@@ -152,67 +152,75 @@ def _judged(
     counted: bool = False,
 ) -> Outcome:
     """Check the graphs whose prefill and decode components are all pinned."""
-    judged: list[DomainSplit] = []
-    gaps: list[str] = []
-    for graph in facts.governed:
-        if not only(graph) or not (graph.of_role(Role.PREFILL) and graph.of_role(Role.DECODE)):
-            continue
-        one = pinned(facts, graph)
-        gap = _gap(one)
-        if gap is not None or one is None:
-            gaps.append(f"{short_name(graph)}: {gap}")
-        else:
-            judged.append(one.split)
+    splits, gaps = _pinned_splits(facts, only)
     reasons = "; ".join(gaps[:2]) + (f"; and {len(gaps) - 2} more" if gaps[2:] else "")
-    if not judged and not gaps:
+    if not splits and not gaps:
         return Skipped("no disaggregated graph has a policy with this enforcement")
-    wrong = tuple(item for one in judged for item in judge(one))
+    wrong = tuple(finding for split in splits for finding in judge(split))
     if wrong:
         return Wrong(wrong, f"not checked: {reasons}" if gaps else "")
     if gaps:
         return Skipped(reasons)
-    named = len(judged) > 1
-    counts = "; ".join(f"{one.name}: {one.counted}" if named else one.counted for one in judged[:2])
-    return Passed(counts if counted else "")
+    if not counted:
+        return Passed()
+    if len(splits) == 1:
+        return Passed(splits[0].counted)
+    return Passed("; ".join(f"{split.name}: {split.counted}" for split in splits[:2]))
 
 
-def _gap(one: Pinned | None) -> str | None:
+def _pinned_splits(
+    facts: LintFacts, only: Callable[[Graph], bool]
+) -> tuple[list[DomainSplit], list[str]]:
+    """The splits of the graphs that are all pinned, and why others cannot be counted."""
+    splits: list[DomainSplit] = []
+    gaps: list[str] = []
+    for graph in facts.governed:
+        if not only(graph) or not (graph.of_role(Role.PREFILL) and graph.of_role(Role.DECODE)):
+            continue
+        pool = pinned(facts, graph)
+        gap = _gap(pool)
+        if gap is not None or pool is None:
+            gaps.append(f"{short_name(graph)}: {gap}")
+        else:
+            splits.append(pool.split)
+    return splits, gaps
+
+
+def _gap(pool: Pinned | None) -> str | None:
     """Why the capacity by domain is unknown."""
-    if one is None:
+    if pool is None:
         return "its domain or the label of the domain is not in these files"
-    if one.unknown:
-        return f"the role of {_some(one.unknown)} is unknown (DYT0111)"
-    if one.loose:
-        return f"not pinned to one {one.split.domain}: {_some(one.loose)}"
-    return (
-        None
-        if one.split.prefill and one.split.decode
-        else "it has no replicas for prefill or decode"
-    )
+    if pool.unknown:
+        return f"the role of {_first_names(pool.unknown)} is unknown (DYT0111)"
+    if pool.loose:
+        return f"not pinned to one {pool.split.domain}: {_first_names(pool.loose)}"
+    if pool.split.prefill and pool.split.decode:
+        return None
+    return "it has no replicas for prefill or decode"
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", .." if names[3:] else "")
 
 
 def _stranded(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, without_decode, counted=True)
+    return _judge_graphs(facts, facts.required, without_decode, counted=True)
 
 
 def _single(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, single_decode)
+    return _judge_graphs(facts, facts.required, single_decode)
 
 
 def _crossing(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.preferred, without_decode, counted=True)
+    return _judge_graphs(facts, facts.preferred, without_decode, counted=True)
 
 
 def _idle(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, without_prefill)
+    return _judge_graphs(facts, facts.required, without_prefill)
 
 
 def _ratios(facts: LintFacts) -> Outcome:
-    return _judged(facts, facts.required, uneven)
+    return _judge_graphs(facts, facts.required, uneven)
 
 
 CAPACITY_CHECKS: Final[Sequence[Check[LintFacts]]] = (

@@ -76,12 +76,14 @@ def gather(manifests: Sequence[Manifest]) -> LintFacts:
     """The facts of manifests. Raises UsageProblem if none is a graph or a Grove topology."""
     facts = LintFacts(translated_graphs(graphs_of(manifests)), topologies_of(manifests))
     if not facts.graphs and not facts.topologies:
-        kinds = sorted({f"{one.kind} ({one.body.get('apiVersion')})" for one in manifests})
+        kinds = sorted(
+            {f"{manifest.kind} ({manifest.body.get('apiVersion')})" for manifest in manifests}
+        )
         raise UsageProblem(
             f"nothing to check: expected a {GRAPH} of {GRAPH_GROUP} or a "
             f"{' or '.join(TOPOLOGY_KINDS)} of grove.io, found {', '.join(kinds[:5]) or 'nothing'}",
             "the operator creates DynamoComponentDeployments; check the graph instead"
-            if any(one.kind == "DynamoComponentDeployment" for one in manifests)
+            if any(manifest.kind == "DynamoComponentDeployment" for manifest in manifests)
             else "use the files of your graph: -f FILE",
         )
     return facts
@@ -89,19 +91,22 @@ def gather(manifests: Sequence[Manifest]) -> LintFacts:
 
 def sources(facts: LintFacts) -> list[str]:
     """The sources, one line for each object."""
-    found: Iterable[Graph | ClusterTopology] = (*facts.graphs, *facts.topologies)
-    return [f"{subject_of(one)} ({one.manifest.version}) in {one.manifest.source}" for one in found]
+    graphs_and_topologies: Iterable[Graph | ClusterTopology] = (*facts.graphs, *facts.topologies)
+    return [
+        f"{subject_of(item)} ({item.manifest.version}) in {item.manifest.source}"
+        for item in graphs_and_topologies
+    ]
 
 
-def subject_of(one: Graph | ClusterTopology) -> str:
+def subject_of(item: Graph | ClusterTopology) -> str:
     """Its name in findings: ``Kind name.namespace``, as istioctl writes it."""
-    return f"{one.manifest.kind} {short_name(one)}"
+    return f"{item.manifest.kind} {short_name(item)}"
 
 
-def short_name(one: Graph | ClusterTopology) -> str:
+def short_name(item: Graph | ClusterTopology) -> str:
     """``name.namespace``. Topologies are cluster-wide: their namespace is ignored."""
-    namespace = one.manifest.namespace if isinstance(one, Graph) else ""
-    return f"{one.manifest.name}.{namespace}" if namespace else one.manifest.name
+    namespace = item.manifest.namespace if isinstance(item, Graph) else ""
+    return f"{item.manifest.name}.{namespace}" if namespace else item.manifest.name
 
 
 def has_graphs(facts: LintFacts) -> Skipped | None:
@@ -124,6 +129,6 @@ def has_topologies(facts: LintFacts) -> Skipped | None:
     )
 
 
-def spec_of(one: Graph | ClusterTopology) -> dict[str, object]:
+def spec_of(item: Graph | ClusterTopology) -> dict[str, object]:
     """The spec of the manifest."""
-    return dict(mapping(one.manifest.body.get("spec")))
+    return dict(mapping(item.manifest.body.get("spec")))

@@ -76,33 +76,36 @@ def _format_problems(graph: Graph) -> Iterator[tuple[str, str]]:
 
 
 def _beta_components(graph: Graph) -> Iterator[tuple[str, str]]:
-    for one in graph.components:
-        if "name" not in one.body:
-            yield f"{one.path}.name: Required value", "name the component"
-        kind = one.body.get("type")
+    for component in graph.components:
+        if "name" not in component.body:
+            yield f"{component.path}.name: Required value", "name the component"
+        kind = component.body.get("type")
         if kind is not None and kind not in _TYPES:
             known = ", ".join(f'"{name}"' for name in _TYPES)
             yield (
-                f'{one.path}.type: Unsupported value: "{kind}": supported values: {known}',
+                f'{component.path}.type: Unsupported value: "{kind}": supported values: {known}',
                 "write one of them",
             )
-    names = Counter(one.name.lower() for one in graph.components)
-    for name in (name for name, count in names.items() if count > 1):
-        yield (
-            f'spec.components: {names[name]} have the name "{name}" (ignoring case)',
-            "give every component its own name",
-        )
-    if sum(one.type == "epp" for one in graph.components) > 1:
+    names = Counter(component.name.lower() for component in graph.components)
+    for name, count in names.items():
+        if count > 1:
+            yield (
+                f'spec.components: {count} have the name "{name}" (ignoring case)',
+                "give every component its own name",
+            )
+    if sum(component.type == "epp" for component in graph.components) > 1:
         yield "spec.components: more than one component of type epp", "keep one"
 
 
 def _engine_container(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.graphs:
-            for one in graph.workers if graph.version == "v1beta1" else ():
-                names = [text(mapping(c).get("name")) for c in sequence(one.pod.get("containers"))]
+            for worker in graph.workers if graph.version == "v1beta1" else ():
+                names = [
+                    text(mapping(c).get("name")) for c in sequence(worker.pod.get("containers"))
+                ]
                 if names and "main" not in names:
-                    yield found(subject_of(graph), component=one.name, names=", ".join(names))
+                    yield found(subject_of(graph), component=worker.name, names=", ".join(names))
 
     return outcome(all_of())
 
@@ -113,7 +116,7 @@ def _engine_container(facts: LintFacts) -> Outcome:
 def _both_roles(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in judged:
-            roles = {one.role for one in graph.workers} & _SPLIT
+            roles = {worker.role for worker in graph.workers} & _SPLIT
             if len(roles) == 1:
                 there = roles.pop()
                 lacks = "decode" if there == "prefill" else "prefill"
@@ -135,7 +138,7 @@ def _no_workers(facts: LintFacts) -> str:
 
 def _is_split(graph: Graph) -> bool:
     """Whether a graph has prefill or decode workers, and the role of each worker is known."""
-    roles = {one.role for one in graph.workers}
+    roles = {worker.role for worker in graph.workers}
     return None not in roles and bool(roles & _SPLIT)
 
 
@@ -143,44 +146,46 @@ def _not_split(graphs: Sequence[Graph]) -> str:
     """Why no graph has prefill and decode workers to compare."""
     if not any(graph.workers for graph in graphs):
         return "no graph with a policy has workers"
-    if any(one.role in _SPLIT for graph in graphs for one in graph.workers):
+    if any(worker.role in _SPLIT for graph in graphs for worker in graph.workers):
         return "the role of a worker is not specified (DYT0111)"
     return "no graph with a policy has prefill or decode workers (DYT0115)"
 
 
 def _counts(graphs: Sequence[Graph], *, named: bool) -> str:
-    counts = [
-        (f"{short_name(graph)}: " if named else "")
-        + f"{_replicas(graph, 'prefill')} prefill, {_replicas(graph, 'decode')} decode"
-        for graph in graphs
-    ]
+    counts = []
+    for graph in graphs:
+        prefill, decode = _replicas(graph, "prefill"), _replicas(graph, "decode")
+        name = f"{short_name(graph)}: " if named else ""
+        counts.append(f"{name}{prefill} prefill, {decode} decode")
     return "; ".join(counts[:3]) + (f"; and {len(counts) - 3} more" if counts[3:] else "")
 
 
 def _replicas(graph: Graph, role: str) -> int:
-    return sum(one.replicas for one in graph.workers if one.role == role)
+    return sum(worker.replicas for worker in graph.workers if worker.role == role)
 
 
 def _disaggregated(facts: LintFacts) -> Outcome:
     return outcome(
-        found(subject_of(graph), workers=", ".join(one.name for one in graph.workers) or "none")
+        found(
+            subject_of(graph), workers=", ".join(worker.name for worker in graph.workers) or "none"
+        )
         for graph in facts.governed
-        if not {one.role for one in graph.workers} & {"prefill", "decode"}
+        if not {worker.role for worker in graph.workers} & {"prefill", "decode"}
     )
 
 
 def _roles_specified(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.governed:
-            known = {one.role for one in graph.workers} & {"prefill", "decode"}
-            for one in graph.workers:
+            known = {worker.role for worker in graph.workers} & {"prefill", "decode"}
+            for worker in graph.workers:
                 how = ""
-                if one.role_source == "name":
-                    how = f"the role {one.role} is only in its name"
-                elif one.role is None and known:
+                if worker.role_source == "name":
+                    how = f"the role {worker.role} is only in its name"
+                elif worker.role is None and known:
                     how = "its role, prefill or decode, is not specified"
                 if how:
-                    yield found(subject_of(graph), component=one.name, how=how)
+                    yield found(subject_of(graph), component=worker.name, how=how)
 
     return outcome(all_of(), nothing=_no_workers(facts))
 
@@ -190,16 +195,16 @@ def _router_mode(facts: LintFacts) -> Outcome:
     unknown: list[str] = []
     modes: list[str] = []
     for graph in facts.governed:
-        for one in graph.components:
-            if one.type != "frontend":
+        for component in graph.components:
+            if component.type != "frontend":
                 continue
-            mode = _mode(one)
-            name = f"{short_name(graph)}: {one.name}"
+            mode = _mode(component)
+            name = f"{short_name(graph)}: {component.name}"
             if mode is None:
                 unknown.append(f"{name}: its router mode is in a secret or a field")
             elif mode.lower() != "kv":
                 mode = mode or "round-robin, the default"
-                wrong.append(found(subject_of(graph), component=one.name, mode=mode))
+                wrong.append(found(subject_of(graph), component=component.name, mode=mode))
             else:
                 modes.append(name)
     if not (wrong or unknown or modes):
@@ -225,10 +230,10 @@ def _no_topology_label(facts: LintFacts) -> Outcome:
         for graph in facts.governed:
             policy = graph.policy or {}
             key = text(policy.get("labelKey")) or _GROVE_LABEL + text(policy.get("domain"))
-            for one in graph.workers:
-                if key in one.pod_labels:
-                    value = one.pod_labels[key]
-                    yield found(subject_of(graph), key=key, label=f"{value} in {one.name}")
+            for worker in graph.workers:
+                if key in worker.pod_labels:
+                    value = worker.pod_labels[key]
+                    yield found(subject_of(graph), key=key, label=f"{value} in {worker.name}")
 
     return outcome(all_of(), nothing=_no_workers(facts))
 
@@ -236,10 +241,10 @@ def _no_topology_label(facts: LintFacts) -> Outcome:
 def _no_operator_settings(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for graph in facts.governed:
-            for one in graph.workers:
-                taken = ", ".join(_operator_settings(one))
+            for worker in graph.workers:
+                taken = ", ".join(_operator_settings(worker))
                 if taken:
-                    yield found(subject_of(graph), taken=f"{taken} in {one.name}")
+                    yield found(subject_of(graph), taken=f"{taken} in {worker.name}")
 
     return outcome(all_of(), nothing=_no_workers(facts))
 

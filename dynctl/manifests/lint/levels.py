@@ -29,27 +29,30 @@ def level_problems(levels: Any) -> Iterator[tuple[str, str]]:
         )
         return
     for place, entry in enumerate(levels):
-        level, where = mapping(entry), f"spec.levels[{place}]"
-        domain, key = level.get("domain"), level.get("key")
-        name = "use lower case letters, digits and -, for example zone"
-        if not isinstance(domain, str):
-            yield f"{where}.domain: Required value", name
-        elif re.fullmatch(_LEVEL, domain) is None or len(domain) > _LONGEST:
-            yield f"{where}.domain: Invalid value: {domain!r}: should match '^{_LEVEL}$'", name
-        label = "name the label of the nodes, for example topology.kubernetes.io/zone"
-        if not isinstance(key, str):
-            yield f"{where}.key: Required value", label
-        elif not is_label_key(key) or len(key) > _LONGEST:
-            yield f"{where}.key: Invalid value: {key!r}: no label key of 1..63 characters", label
+        yield from _entry_problems(f"spec.levels[{place}]", mapping(entry))
     for field in ("domain", "key"):
         counts = Counter(text(mapping(entry).get(field)) for entry in levels)
         for value in (value for value, count in counts.items() if value and count > 1):
             yield f"spec.levels: two levels have the {field} {value}", "keep one of them"
 
 
+def _entry_problems(where: str, level: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    domain, key = level.get("domain"), level.get("key")
+    name = "use lower case letters, digits and -, for example zone"
+    if not isinstance(domain, str):
+        yield f"{where}.domain: Required value", name
+    elif re.fullmatch(_LEVEL, domain) is None or len(domain) > _LONGEST:
+        yield f"{where}.domain: Invalid value: {domain!r}: should match '^{_LEVEL}$'", name
+    label = "name the label of the nodes, for example topology.kubernetes.io/zone"
+    if not isinstance(key, str):
+        yield f"{where}.key: Required value", label
+    elif not is_label_key(key) or len(key) > _LONGEST:
+        yield f"{where}.key: Invalid value: {key!r}: no label key of 1..63 characters", label
+
+
 def misordered(domains: Sequence[str]) -> tuple[str, str] | None:
     """The first known level that comes after a narrower one, with that one."""
-    known = [one for one in domains if one in KNOWN_LEVELS]
+    known = [domain for domain in domains if domain in KNOWN_LEVELS]
     for before, after in pairwise(known):
         if KNOWN_LEVELS.index(before) > KNOWN_LEVELS.index(after):
             return after, before
@@ -67,7 +70,7 @@ def _levels(facts: LintFacts) -> Outcome:
 def _ordered(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
         for topology in facts.topologies:
-            pair = misordered([one.domain for one in topology.levels])
+            pair = misordered([level.domain for level in topology.levels])
             if pair is not None:
                 yield found(subject_of(topology), broad=pair[0], narrow=pair[1])
 
@@ -83,31 +86,25 @@ def _level_exists(facts: LintFacts) -> Outcome:
         name, domain = text(policy.get("clusterTopologyName")), text(policy.get("domain"))
         if not name or not domain:
             continue
-        topology = _named(facts, name)
+        topology = _topology_named(facts, name)
+        levels = [] if topology is None else [level.domain for level in topology.levels]
         if topology is None:
             absent.append(name)
-        elif domain not in (names := [one.domain for one in topology.levels]):
-            wrong.append(
-                found(
-                    subject_of(graph),
-                    refuses=facts.refuses,
-                    domain=domain,
-                    topology=name,
-                    available=", ".join(names),
-                )
-            )
-        else:
+        elif domain in levels:
             existing.append(f"{name} has {domain}")
+        else:
+            names = {"domain": domain, "topology": name, "available": ", ".join(levels)}
+            wrong.append(found(subject_of(graph), refuses=facts.refuses, **names))
     if not wrong and (absent or not existing):
-        named = ", ".join(dict.fromkeys(absent))
         missing = "does not exist (DYT0201)" if facts.live else "not in these files"
+        named = ", ".join(dict.fromkeys(absent))
         return Skipped(f"{named}: {missing}" if absent else "no graph has a Grove topology")
     return outcome(wrong, summary="; ".join(existing))
 
 
-def _named(facts: LintFacts, name: str) -> ClusterTopology | None:
+def _topology_named(facts: LintFacts, name: str) -> ClusterTopology | None:
     # Topologies are cluster-wide: a namespace in the manifest is ignored.
-    return next((one for one in facts.topologies if one.manifest.name == name), None)
+    return next((topology for topology in facts.topologies if topology.manifest.name == name), None)
 
 
 def _pack_fits(facts: LintFacts) -> Outcome:
@@ -140,9 +137,9 @@ def _order(facts: LintFacts, graph: Graph) -> Sequence[str]:
         text(constraint.get("topologyProfile")),
     )
     for name in names:
-        topology = _named(facts, name)
+        topology = _topology_named(facts, name)
         if topology is not None:
-            return [one.domain for one in topology.levels]
+            return [level.domain for level in topology.levels]
     return KNOWN_LEVELS
 
 

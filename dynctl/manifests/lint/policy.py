@@ -61,9 +61,9 @@ def _policies(facts: LintFacts) -> str:
 
 def _no_drafts(facts: LintFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
-        for one in facts.graphs:
-            for draft in drafts_of(one):
-                yield drafted(facts, subject_of(one), draft)
+        for graph in facts.graphs:
+            for draft in drafts_of(graph):
+                yield drafted(facts, subject_of(graph), draft)
         for topology in facts.topologies:
             for draft in draft_levels(topology):
                 yield drafted(facts, subject_of(topology), draft)
@@ -97,20 +97,20 @@ def objections_to(facts: LintFacts, aspect: str) -> Iterator[Found]:
             continue
         # For live graphs DYT0203 checks the Grove annotation.
         annotations = {} if facts.live else graph.manifest.annotations
-        for one in objections(raw_policy(graph), annotations):
-            if one.aspect == aspect:
-                yield _objection(facts, graph, one)
+        for objection in objections(raw_policy(graph), annotations):
+            if objection.aspect == aspect:
+                yield _objection(facts, graph, objection)
 
 
-def _objection(facts: LintFacts, graph: Graph, one: Objection) -> Found:
+def _objection(facts: LintFacts, graph: Graph, objection: Objection) -> Found:
     """The finding about a validation error of a policy."""
-    fix = facts.remedy(one.fix)
+    fix = facts.remedy(objection.fix)
     origin = " (translated from its draft)" if is_translated(graph) else ""
     return found(
         subject_of(graph),
-        validator=one.validator,
+        validator=objection.validator,
         refuses=facts.refuses,
-        message=one.message + origin,
+        message=objection.message + origin,
         fix=fix,
     )
 
@@ -179,15 +179,15 @@ def immutable_changes(live: Graph, file: Graph) -> Iterator[Found]:
             _constraint(spec_of(file).get(_CONSTRAINT)),
         ),
     ]
-    there = {one.name.lower(): one for one in live.components}
-    for one in file.components:
-        before = there.get(one.name.lower())
+    there = {component.name.lower(): component for component in live.components}
+    for component in file.components:
+        before = there.get(component.name.lower())
         if before is not None:
             changes.append(
                 _change(
-                    f"{one.path}.{_CONSTRAINT}",
+                    f"{component.path}.{_CONSTRAINT}",
                     _constraint(before.body.get(_CONSTRAINT)),
-                    _constraint(one.body.get(_CONSTRAINT)),
+                    _constraint(component.body.get(_CONSTRAINT)),
                 )
             )
     for change in filter(None, changes):
@@ -229,7 +229,7 @@ def _policy(graph: Graph) -> Mapping[str, Any] | None:
 def _constraint(value: Any) -> Mapping[str, Any] | None:
     if not isinstance(value, Mapping):
         return None
-    given = {name: one for name, one in mapping(value).items() if one is not None}
+    given = {name: field for name, field in mapping(value).items() if field is not None}
     for name in _TOPOLOGY_NAMES:
         if name in given:
             given["topology"] = given.pop(name)

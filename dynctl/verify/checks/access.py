@@ -39,7 +39,7 @@ _LOST: Final[Mapping[str, str]] = {
 _STREAMS: Final = ("pods/exec", "pods/portforward")
 
 
-def _reachable(joined: JoinedFacts) -> Outcome:
+def _cluster_answers(joined: JoinedFacts) -> Outcome:
     cluster = cluster_of(joined)
     version = f"Kubernetes {cluster.version}" if cluster.version else "version unknown"
     return Passed(version)
@@ -53,7 +53,7 @@ def _serves_graphs(joined: JoinedFacts) -> Outcome:
     if isinstance(served, Unread):
         return Skipped(f"resources: {served.why}", unread=True)
     versions = served.get(GRAPHS_RESOURCE, ())
-    if any(one in GRAPH_VERSIONS for one in versions):
+    if any(served in GRAPH_VERSIONS for served in versions):
         return Passed(", ".join(versions))
     how = f"is served only as {', '.join(versions)}" if versions else "is not served"
     return outcome([found(f"{_DEFINITION} {GRAPHS_RESOURCE}", how=how)])
@@ -65,7 +65,7 @@ def _serves_metadata(joined: JoinedFacts) -> Outcome:
         return Skipped(f"resources: {served.why}", unread=True)
     if METADATA_RESOURCE in served:
         return Passed(", ".join(served[METADATA_RESOURCE]))
-    pods = [one.pod for one in joined.workers if one.pod is not None]
+    pods = [worker.pod for worker in joined.workers if worker.pod is not None]
     workers = [pod for pod in pods if backend_of(pod) == KUBERNETES]
     if not workers:
         return Skipped("no worker uses Kubernetes for discovery")
@@ -78,10 +78,10 @@ def _schema_has_policy(joined: JoinedFacts) -> Outcome:
         return Skipped(f"the definition of {GRAPHS_RESOURCE}: {schemas.why}", unread=True)
     if not schemas:
         return Skipped(f"no {GRAPHS_RESOURCE} is served (DYT0002)")
-    supporting = [one.version for one in schemas if one.fields]
-    others = [one.version for one in schemas if not one.fields]
+    supporting = [schema.version for schema in schemas if schema.fields]
+    others = [schema.version for schema in schemas if not schema.fields]
     if not supporting:
-        if all(one.open for one in schemas):
+        if all(schema.open for schema in schemas):
             return Skipped("the definition preserves unknown fields, so this check cannot decide")
         return outcome(
             [found(f"{_DEFINITION} {GRAPHS_RESOURCE}", versions=", ".join(sorted(others)))]
@@ -89,7 +89,7 @@ def _schema_has_policy(joined: JoinedFacts) -> Outcome:
     versions = ", ".join(sorted(supporting))
     if others:
         versions += f"; not in {', '.join(sorted(others))}"
-    if not any("clusterTopologyName" in one.fields for one in schemas):
+    if not any("clusterTopologyName" in schema.fields for schema in schemas):
         versions += "; labelKey only"
     return Passed(versions)
 
@@ -102,17 +102,19 @@ def _user_permissions(joined: JoinedFacts) -> Outcome:
     if not access:
         return Skipped("no access review was requested")
     unread = [
-        f"{_permission(item)}: {one.why}" for item, one in access.items() if isinstance(one, Unread)
+        f"{_permission(review)}: {answer.why}"
+        for review, answer in access.items()
+        if isinstance(answer, Unread)
     ]
-    denied = [item for item, one in access.items() if one is False]
+    denied = [review for review, answer in access.items() if answer is False]
     return outcome(_denials(denied), unread, summary=f"{len(access)} of {len(access)} permissions")
 
 
 def _denials(denied: Iterable[AccessReview]) -> Iterable[Found]:
     """One finding for each verb and resource, for any number of namespaces."""
     namespaces: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for one in denied:
-        namespaces[one.resource, one.verb, one.group].append(one.namespace or "")
+    for review in denied:
+        namespaces[review.resource, review.verb, review.group].append(review.namespace or "")
     for (resource, verb, group), spaces in sorted(namespaces.items(), key=_weight):
         inside = sorted(filter(None, spaces))
         where = f" in {some(inside)}" if inside else ""
@@ -139,12 +141,13 @@ def rule(group: str, resource: str, verbs: Sequence[str]) -> str:
     return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{quoted}]}}'
 
 
-def _permission(one: AccessReview) -> str:
-    return f"{one.verb} {one.resource}" + (f" in {one.namespace}" if one.namespace else "")
+def _permission(review: AccessReview) -> str:
+    where = f" in {review.namespace}" if review.namespace else ""
+    return f"{review.verb} {review.resource}{where}"
 
 
 ACCESS_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
-    Check("DYT0001", _reachable, (clustered,)),
+    Check("DYT0001", _cluster_answers, (clustered,)),
     Check("DYT0002", _serves_graphs, (clustered,)),
     Check("DYT0003", _schema_has_policy, (clustered,)),
     Check("DYT0004", _user_permissions, (clustered,)),

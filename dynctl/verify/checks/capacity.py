@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from dynctl.base.json_fields import mapping, sequence
 from dynctl.findings.runner import Check, Found, Outcome, Passed, Skipped, Wrong, found, outcome
@@ -34,6 +34,7 @@ from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import governed, in_cluster, live
 from dynctl.verify.policy import Policy
 from dynctl.verify.registration import (
+    Cards,
     all_workers,
     cards_of,
     in_kubernetes,
@@ -85,10 +86,10 @@ def ready_pools(joined: JoinedFacts) -> Ready:
     """All pools with a policy."""
     ready = Ready()
     if joined.cluster is None:
-        _of_registry(joined, ready)
+        _add_pools_of_registry(joined, ready)
     else:
         for graph in joined.governed:
-            _of_graph(joined, graph, ready)
+            _add_pools_of_graph(joined, graph, ready)
     return ready
 
 
@@ -101,7 +102,7 @@ def published_value(item: RegisteredWorker, domain: str) -> str | None:
 def tainted_values(item: RegisteredWorker, domain: str) -> list[str]:
     """All values of a domain in a worker's taints: it may be required under each of them."""
     taints = sequence(item.card.runtime_config.get("taints"))
-    pairs = [pair for one in taints if isinstance(one, str) and (pair := topology_of(one))]
+    pairs = [pair for taint in taints if isinstance(taint, str) and (pair := topology_of(taint))]
     return list(dict.fromkeys(value for name, value in pairs if name == domain))
 
 
@@ -112,23 +113,16 @@ def tainted_value(item: RegisteredWorker, domain: str) -> str | None:
     return published if published in values else next(iter(values), None)
 
 
-def _of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
+def _add_pools_of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
     policy, members = graph.policy, live(graph)
     assert policy is not None
     cards = cards_of(joined, members)
     ready.unread += cards.unread
-    roles = {one.role for one in members}
-    if graph.graph is not None:
-        roles |= {one.role for one in graph.graph.workers if one.replicas}
-    if not roles >= _BOTH:
-        ready.gaps.append((policy, f"{short(graph)}: not disaggregated (DYT0109, DYT0115)"))
+    gap = _gap_of_graph(graph, members)
+    if gap:
+        ready.gaps.append((policy, f"{short(graph)}: {gap}"))
         return
-    unclaimed = next((one.unclaimed for one in members if one.unclaimed), "")
-    if unclaimed:
-        ready.gaps.append((policy, f"{short(graph)}: {unclaimed}"))
-        return
-    serving = [one for one in cards.workers if _serves(one)]
-    by_model = _by_model(serving)
+    by_model = _by_model(worker for worker in cards.workers if _serves(worker))
     if not by_model and not cards.unread:
         why = some(sorted(set(cards.elsewhere))) or "DYT0702"
         ready.gaps.append((policy, f"{short(graph)}: no worker is ready and registered ({why})"))
@@ -136,6 +130,16 @@ def _of_graph(joined: JoinedFacts, graph: VerifiedGraph, ready: Ready) -> None:
         which = f" for {model}" if len(by_model) > 1 else ""
         ready.pools.append(_pool(graph.subject, policy, pairs, which))
         ready.generations += _generations(graph.subject, policy, pairs, which)
+
+
+def _gap_of_graph(graph: VerifiedGraph, members: Sequence[WorkerChain]) -> str:
+    """Why the pools of a graph cannot be counted; empty if they can."""
+    roles = {worker.role for worker in members}
+    if graph.graph is not None:
+        roles |= {component.role for component in graph.graph.workers if component.replicas}
+    if not roles >= _BOTH:
+        return "not disaggregated (DYT0109, DYT0115)"
+    return next((worker.unclaimed for worker in members if worker.unclaimed), "")
 
 
 def _generations(
@@ -165,7 +169,7 @@ def _serves(worker: WorkerChain) -> bool:
     return not (in_kubernetes(worker) and not_listed(worker))
 
 
-def _of_registry(joined: JoinedFacts, ready: Ready) -> None:
+def _add_pools_of_registry(joined: JoinedFacts, ready: Ready) -> None:
     spaces: dict[str, list[WorkerChain]] = defaultdict(list)
     for worker in joined.loose:
         spaces[worker.cards[0].card.endpoint.namespace].append(worker)
@@ -181,23 +185,24 @@ def _of_registry(joined: JoinedFacts, ready: Ready) -> None:
 
 def _policy_of(pairs: Sequence[tuple[WorkerChain, RegisteredWorker]]) -> Policy | None:
     """The policy of most prefill workers, else of most workers; mixtures are DYT0805."""
-    prefill = [one.policy for one, item in pairs if item.worker.role is Role.PREFILL and one.policy]
-    policies = prefill or [one.policy for one, _ in pairs if one.policy]
+    having = [(worker.policy, item) for worker, item in pairs if worker.policy]
+    prefill = [policy for policy, item in having if item.worker.role is Role.PREFILL]
+    policies = prefill or [policy for policy, _ in having]
     if not policies:
         return None
-    kinds = Counter((one.domain, one.enforcement) for one in policies)
+    kinds = Counter((policy.domain, policy.enforcement) for policy in policies)
     [(kind, _)] = kinds.most_common(1)
-    return next(one for one in policies if (one.domain, one.enforcement) == kind)
+    return next(policy for policy in policies if (policy.domain, policy.enforcement) == kind)
 
 
 def _by_model(
     workers: Iterable[WorkerChain],
 ) -> dict[str, list[tuple[WorkerChain, RegisteredWorker]]]:
-    found: dict[str, list[tuple[WorkerChain, RegisteredWorker]]] = defaultdict(list)
+    pairs: dict[str, list[tuple[WorkerChain, RegisteredWorker]]] = defaultdict(list)
     for worker in workers:
         for item in worker.cards:
-            found[item.card.name].append((worker, item))
-    return found
+            pairs[item.card.name].append((worker, item))
+    return pairs
 
 
 def _pool(
@@ -238,29 +243,25 @@ def _check_pools(
     ``served``: whether their requests can be served; then by generation, and with the counts.
     """
     ready = ready_pools(joined)
-    all_pools = ready.generations if served else ready.pools
-    mine = [pool for pool in all_pools if pool.policy.required is required]
-    pools = [pool for pool in mine if pool.split.prefill]
     gaps = [text for policy, text in ready.gaps if policy.required is required]
-    gaps += [
-        f"{pool.split.name}: no ready prefill worker with a {pool.split.domain}"
-        for pool in mine
-        if not pool.split.prefill
-    ]
-    return _outcome(
-        [item for pool in pools for item in rule(pool.split)],
-        gaps,
-        ready.unread,
-        _counted([pool.split for pool in pools] if served else []),
-        judged=len(pools),
-    )
+    splits: list[DomainSplit] = []
+    for pool in ready.generations if served else ready.pools:
+        if pool.policy.required is not required:
+            continue
+        if pool.split.prefill:
+            splits.append(pool.split)
+        else:
+            gaps.append(f"{pool.split.name}: no ready prefill worker with a {pool.split.domain}")
+    wrong = [finding for split in splits for finding in rule(split)]
+    summary = _counts_text(splits if served else [])
+    return _outcome(wrong, gaps, ready.unread, summary, judged=len(splits))
 
 
-def _counted(pools: Sequence[DomainSplit]) -> str:
+def _counts_text(pools: Sequence[DomainSplit]) -> str:
     """The counts by domain, with the names of several pools."""
     if len(pools) == 1:
         return pools[0].counted
-    return "; ".join(f"{one.name}: {one.counted}" for one in pools[:2])
+    return "; ".join(f"{pool.name}: {pool.counted}" for pool in pools[:2])
 
 
 def _outcome(
@@ -314,49 +315,67 @@ def _routers_queried(joined: JoinedFacts) -> Skipped | None:
         return None
     access = {} if joined.cluster is None else joined.cluster.access
     refused = any(
-        one.resource == "pods/portforward" and allowed is False for one, allowed in access.items()
+        review.resource == "pods/portforward" and allowed is False
+        for review, allowed in access.items()
     )
     return Skipped(NO_ROUTER, unread=refused)
 
 
 def _routers_have_workers(joined: JoinedFacts) -> Outcome:
-    """Without workers that no router can find: in no slice (DYT0702), wrong id (DYT0706)."""
     cards = cards_of(joined, all_workers(joined))
+    groups = _discoverable_by_pool(joined, cards)
+    wrong: list[Found] = []
+    judged = 0
+    for pool, members in sorted(groups.items()):
+        graph = members[0].graph
+        ids = {item.worker.worker_id for worker in members for item in worker.cards}
+        mine = list(_routers_of(joined.routers, graph, ids, alone=len(groups) == 1))
+        known: list[tuple[str, frozenset[int]]] = []
+        for router in mine:
+            if isinstance(router.workers, Unread):
+                cards.unread.append(router.workers.why)
+            else:
+                known.append((router.name, router.workers))
+        if known:
+            judged += len(members)
+            wrong += _workers_not_known(members, known)
+        else:
+            cards.elsewhere.append("" if mine else f"no router of {pool} was queried")
+    return tally(wrong, cards.unread, judged, cards.whole, "worker", cards.elsewhere)
+
+
+def _discoverable_by_pool(joined: JoinedFacts, cards: Cards) -> dict[str, list[WorkerChain]]:
+    """Without workers that no router can find: in no slice (DYT0702), wrong id (DYT0706)."""
     uids = {} if joined.cluster is None else pod_uids(joined.cluster)
     groups: dict[str, list[WorkerChain]] = defaultdict(list)
     for worker in cards.workers:
-        explained = _undiscoverable(worker, uids) if joined.facts.registry is None else ""
+        explained = _why_undiscoverable(worker, uids) if joined.facts.registry is None else ""
         if not explained and worker.pod is not None and not worker.pod.ready:
             explained = "DYT0702"
         if explained:
             cards.elsewhere.append(explained)
         else:
             groups[_pool_of(worker)].append(worker)
-    wrong, judged = [], 0
-    for pool, members in sorted(groups.items()):
-        graph = members[0].graph
-        ids = {item.worker.worker_id for worker in members for item in worker.cards}
-        mine = list(_routers_of(joined.routers, graph, ids, alone=len(groups) == 1))
-        read = [(one.name, one.workers) for one in mine if not isinstance(one.workers, Unread)]
-        cards.unread += [one.workers.why for one in mine if isinstance(one.workers, Unread)]
-        if not read:
-            cards.elsewhere.append("" if mine else f"no router of {pool} was queried")
-            continue
-        judged += len(members)
-        for worker in members:
-            own = {item.worker.worker_id for item in worker.cards}
-            missing = [name for name, workers in read if not own <= workers]
-            if missing:
-                number = ", ".join(f"{one:x}" for one in sorted(own))
-                wrong.append(found(worker.subject, routers=some(missing), id=number))
-    return tally(wrong, cards.unread, judged, cards.whole, "worker", cards.elsewhere)
+    return groups
+
+
+def _workers_not_known(
+    members: Sequence[WorkerChain], known: Sequence[tuple[str, frozenset[int]]]
+) -> Iterator[Found]:
+    """``known``: the names of routers, with the ids of their workers."""
+    for worker in members:
+        own = {item.worker.worker_id for item in worker.cards}
+        missing = [name for name, ids in known if not own <= ids]
+        if missing:
+            number = ", ".join(f"{worker_id:x}" for worker_id in sorted(own))
+            yield found(worker.subject, routers=some(missing), id=number)
 
 
 def _pool_of(worker: WorkerChain) -> str:
     return worker.graph or worker.cards[0].card.endpoint.namespace
 
 
-def _undiscoverable(worker: WorkerChain, uids: Mapping[tuple[str, str], str]) -> str:
+def _why_undiscoverable(worker: WorkerChain, uids: Mapping[tuple[str, str], str]) -> str:
     if worker.pod is None:
         return ""
     if not_listed(worker):
@@ -371,11 +390,12 @@ def _routers_of(
 
     ``alone``: there is only one pool, so every frontend routes for it.
     """
-    for one in routers:
-        if (one.graph and one.graph == graph) or (
-            not one.graph and (alone or isinstance(one.workers, Unread) or ids & one.workers)
+    for router in routers:
+        if (router.graph and router.graph == graph) or (
+            not router.graph
+            and (alone or isinstance(router.workers, Unread) or ids & router.workers)
         ):
-            yield one
+            yield router
 
 
 # -- live requests ---------------------------------------------------------------------------------
@@ -389,50 +409,55 @@ def _live_requests(joined: JoinedFacts) -> Outcome:
     if not answers:
         return Skipped("no request was sent: no frontend serves a model", unread=True)
     graphs = {router.name: router.graph for router in joined.routers}
-    everywhere = {
-        router: {
-            item.worker.worker_id: (worker, item)
-            for worker in joined.workers
-            for item in worker.cards
-            # Pods of other graphs can have the same names, so their workers the same ids.
-            if worker.graph == graph or not (worker.graph and graph)
-        }
-        for router, graph in {
-            **dict.fromkeys({one.router for one in answers}, ""),
-            **graphs,
-        }.items()
-    }
     sent = Counter(answer.router for answer in answers)
+    items = {name: _items_of_graph(joined, graphs.get(name, "")) for name in sent}
     wrong: Counter[tuple[str, str]] = Counter()
     unread = []
     for answer in answers:
-        if answer.status >= 500:
-            problem = f"HTTP {answer.status} {excerpt(answer.message)}".rstrip()
+        problem, unknown = _problem_of_answer(answer, items[answer.router])
+        if problem:
             wrong[answer.router, problem] += 1
-        elif not 200 <= answer.status < 300:
-            status = f"HTTP {answer.status} " if answer.status else ""
-            named = "" if answer.router in answer.message else f"{answer.router}: "
-            unread.append(f"{named}{status}{answer.message}".strip())
-        else:
-            problem, unknown = _crossing(answer, everywhere[answer.router])
-            if problem:
-                wrong[answer.router, problem] += 1
-            if unknown:
-                unread.append(f"{answer.router}: {unknown}")
+        if unknown:
+            unread.append(unknown)
     findings = [
-        found(_named(router), problem=problem, many=f"{many:,} of {sent[router]:,}")
+        found(_router_subject(router), problem=problem, many=f"{many:,} of {sent[router]:,}")
         for (router, problem), many in sorted(wrong.items())
     ]
     return outcome(findings, unread, f"{len(answers):,} requests")
 
 
-def _named(router: str) -> str:
+_Items: TypeAlias = Mapping[int, tuple[WorkerChain, RegisteredWorker]]
+"""Worker id -> the worker and its card."""
+
+
+def _items_of_graph(joined: JoinedFacts, graph: str) -> _Items:
+    """The workers to which a router of ``graph`` may send requests; empty: of an unknown one."""
+    return {
+        item.worker.worker_id: (worker, item)
+        for worker in joined.workers
+        for item in worker.cards
+        # Pods of other graphs can have the same names, so their workers the same ids.
+        if worker.graph == graph or not (worker.graph and graph)
+    }
+
+
+def _problem_of_answer(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
+    """What was wrong with an answer, or empty; and why that is unknown, or empty."""
+    if answer.status >= 500:
+        return f"HTTP {answer.status} {excerpt(answer.message)}".rstrip(), ""
+    if not 200 <= answer.status < 300:
+        status = f"HTTP {answer.status} " if answer.status else ""
+        router = "" if answer.router in answer.message else f"{answer.router}: "
+        return "", f"{router}{status}{answer.message}".strip()
+    problem, unknown = _crossing(answer, items)
+    return problem, f"{answer.router}: {unknown}" if unknown else ""
+
+
+def _router_subject(router: str) -> str:
     return router if router.startswith("Pod ") else f"Frontend {router}"
 
 
-def _crossing(
-    answer: ProbeAnswer, items: Mapping[int, tuple[WorkerChain, RegisteredWorker]]
-) -> tuple[str, str]:
+def _crossing(answer: ProbeAnswer, items: _Items) -> tuple[str, str]:
     """How a request crossed domains, or empty; and why that is unknown, or empty."""
     policies = [worker.policy for worker, _ in items.values() if worker.policy is not None]
     if not any(policy.required for policy in policies):
@@ -448,11 +473,8 @@ def _crossing(
     start, end = published_value(prefill[1], policy.domain), tainted_value(decode[1], policy.domain)
     if start is None or start == end:
         return "", ""
-    return (
-        f"prefill by {prefill[0].name} in {start}, decode by {decode[0].name} "
-        f"in {end or 'no ' + policy.domain}",
-        "",
-    )
+    where = end or f"no {policy.domain}"
+    return f"prefill by {prefill[0].name} in {start}, decode by {decode[0].name} in {where}", ""
 
 
 # -- needs -----------------------------------------------------------------------------------------
@@ -462,7 +484,7 @@ def _policies(joined: JoinedFacts) -> Skipped | None:
     if joined.cluster is not None:
         return in_cluster(joined) or governed(joined)
     skipped = registrations_read(joined)
-    if skipped is None and not any(one.policy for one in joined.loose):
+    if skipped is None and not any(worker.policy for worker in joined.loose):
         return Skipped("no worker publishes a transfer policy")
     return skipped
 

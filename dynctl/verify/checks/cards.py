@@ -82,9 +82,9 @@ def _registered(joined: JoinedFacts) -> Cards:
 def _missing_domains(worker: WorkerChain) -> Iterator[str]:
     """The domains that are missing in its card, compared with the nearest known link."""
     for domain, chain in worker.chains.items():
-        for one in chain.breaks():
-            if one.link is LinkName.CARD and one.value is None:
-                yield f"its model card has no {domain}, the {one.before} has {one.expected}"
+        for gap in chain.breaks():
+            if gap.link is LinkName.CARD and gap.value is None:
+                yield f"its model card has no {domain}, the {gap.before} has {gap.expected}"
 
 
 def _same_as_other_workers(joined: JoinedFacts) -> Outcome:
@@ -92,11 +92,11 @@ def _same_as_other_workers(joined: JoinedFacts) -> Outcome:
     groups = _by_model(joined.loose)
     wrong = []
     for (_, model), members in sorted(groups.items()):
-        bare = [one for one in members if not any(map(_domains, one.cards))]
+        bare = [member for member in members if not any(map(_domains, member.cards))]
         if not bare or len(bare) == len(members):
             continue
         others = f"{len(members) - len(bare):,} of {len(members):,} workers of {model} do"
-        for worker in sorted(bare, key=lambda one: one.name):
+        for worker in sorted(bare, key=lambda worker: worker.name):
             fix = "restart it with its topology: dynctl topology render shows the settings"
             wrong.append(found(worker.subject, what=f"publishes no topology, {others}", fix=fix))
     if not any(_domains(item) for worker in joined.loose for item in worker.cards):
@@ -123,10 +123,10 @@ def _matches_file(joined: JoinedFacts) -> Outcome:
     wrong = []
     for worker in cards.workers:
         differs = [
-            f"{domain} is {one.value}, the {one.before} has {one.expected}"
+            f"{domain} is {gap.value}, the {gap.before} has {gap.expected}"
             for domain, chain in worker.chains.items()
-            for one in chain.breaks()
-            if one.link is LinkName.CARD and one.value is not None
+            for gap in chain.breaks()
+            if gap.link is LinkName.CARD and gap.value is not None
         ]
         if differs:
             wrong.append(differing(worker, differs))
@@ -159,7 +159,7 @@ def _policy_differences(worker: WorkerChain) -> list[str]:
         config = item.card.runtime_config
         if not _domains(item) and config.get("kv_transfer_domain") is None:
             continue
-        for variable, text in _differing(config, policy):
+        for variable, text in _differing_fields(config, policy):
             value = config.get(_FIELDS[variable])
             if not (variable in wrong_variables and _equals(env.get(variable), value)):
                 differences[text] = None
@@ -173,7 +173,7 @@ _FIELDS: Final = {
 }
 
 
-def _differing(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
+def _differing_fields(config: Mapping[str, Any], policy: Policy) -> Iterator[tuple[str, str]]:
     """The source variable of each field that differs, and the difference as text."""
     for variable, wanted in ((DOMAIN_ENV, policy.domain), (ENFORCEMENT_ENV, policy.enforcement)):
         value = config.get(_FIELDS[variable])
@@ -204,7 +204,9 @@ def _has_taints(joined: JoinedFacts) -> Outcome:
     wrong, carrying = [], 0
     for worker in cards.workers:
         carrying += any(map(_domains, worker.cards))
-        missing = list(dict.fromkeys(one for item in worker.cards for one in _missing_taints(item)))
+        missing = list(
+            dict.fromkeys(taint for item in worker.cards for taint in _missing_taints(item))
+        )
         if missing:
             wrong.append(found(worker.subject, missing=", ".join(missing)))
     if cards.workers and not wrong and not carrying:
@@ -215,7 +217,7 @@ def _has_taints(joined: JoinedFacts) -> Outcome:
 def _missing_taints(item: RegisteredWorker) -> Iterator[str]:
     """The missing taints of its domains."""
     published = sequence(item.card.runtime_config.get("taints"))
-    taints = {one for one in published if isinstance(one, str)}
+    taints = {taint for taint in published if isinstance(taint, str)}
     for domain, value in _domains(item).items():
         taint = canonical_taint(domain, str(value))
         if taint not in taints:
@@ -233,18 +235,24 @@ def _one_policy(joined: JoinedFacts) -> Outcome:
     for (pool, model), members in sorted(_by_model(cards.workers).items()):
         groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for worker in members:
-            policy = worker.policy if worker.pod is not None else None
-            for item in worker.cards:
-                config = item.card.runtime_config
-                if policy is not None and any(True for _ in _differing(config, policy)):
-                    continue
-                if item.card.name == model and (_domains(item) or config.get("kv_transfer_domain")):
-                    groups[_policy_of(config)].append(worker.name)
+            for config in _comparable_configs(worker, model):
+                groups[_policy_of(config)].append(worker.name)
         if len(groups) > 1:
-            ordered = sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))
+            ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
             texts = "; ".join(f"{' '.join(key)}: {some(names)}" for key, names in ordered)
             wrong.append(found(subjects.get(pool, f"Model {model}"), model=model, groups=texts))
     return cards.outcome(wrong)
+
+
+def _comparable_configs(worker: WorkerChain, model: str) -> Iterator[Mapping[str, Any]]:
+    """The runtime configs of a worker's cards that have topology, as its graph wants it."""
+    policy = worker.policy if worker.pod is not None else None
+    for item in worker.cards:
+        config = item.card.runtime_config
+        if policy is not None and any(True for _ in _differing_fields(config, policy)):
+            continue
+        if item.card.name == model and (_domains(item) or config.get("kv_transfer_domain")):
+            yield config
 
 
 def _policy_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dynctl.base.json_fields import mapping
 from dynctl.findings.runner import Check, Found, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.verify.chain import WorkerChain
-from dynctl.verify.facts import StartLog
+from dynctl.verify.facts import ClusterFacts, StartLog
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.needs import (
     cluster_of,
@@ -57,27 +57,22 @@ def _pods(graph: VerifiedGraph) -> Iterator[tuple[str, Pod]]:
 
 def _one_backend(joined: JoinedFacts) -> Outcome:
     """The frontends' backend is the expected one: they do not find workers in another."""
-    wrong, backends = [], []
+    wrong: list[Found] = []
+    expected: list[tuple[str, str]] = []
     for graph in joined.governed:
-        known = [(subject, pod, one) for subject, pod in _pods(graph) if (one := backend_of(pod))]
-        if not known:
+        backends = {subject: backend_of(pod) for subject, pod in _pods(graph) if backend_of(pod)}
+        if not backends:
             continue
-        of_frontends = Counter(backend_of(pod) for pod in graph.frontends if backend_of(pod))
-        wanted, _ = (of_frontends or Counter(one for _, _, one in known)).most_common(1)[0]
-        backends.append((short(graph), wanted))
-        wrong += [
-            found(
-                subject,
-                backend=one,
-                wanted=wanted,
-                of="the frontend" if of_frontends else "the majority of its graph",
-            )
-            for subject, _, one in known
-            if one != wanted
-        ]
-    if not backends:
+        of_frontends = Counter(filter(None, map(backend_of, graph.frontends)))
+        source = "the frontend" if of_frontends else "the majority of its graph"
+        wanted, _ = (of_frontends or Counter(backends.values())).most_common(1)[0]
+        expected.append((short(graph), wanted))
+        for subject, backend in backends.items():
+            if backend != wanted:
+                wrong.append(found(subject, backend=backend, wanted=wanted, of=source))
+    if not expected:
         return Skipped("no pod specifies its discovery backend (DYT0708)")
-    return outcome(wrong, summary=by_graph(backends))
+    return outcome(wrong, summary=by_graph(expected))
 
 
 def _specifies_backend(joined: JoinedFacts) -> Outcome:
@@ -92,9 +87,9 @@ def _specifies_backend(joined: JoinedFacts) -> Outcome:
 
 
 def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
-    if any(in_kubernetes(one) for one in live_workers(joined)):
+    if any(in_kubernetes(worker) for worker in live_workers(joined)):
         return None
-    backends = {backend_of(pod_of(one)) for one in live_workers(joined)} - {""}
+    backends = {backend_of(pod_of(worker)) for worker in live_workers(joined)} - {""}
     if not backends:
         return Skipped("no pod specifies its discovery backend (DYT0708)")
     return Skipped(f"workers register in {', '.join(sorted(backends))}, not in Kubernetes")
@@ -103,9 +98,11 @@ def _some_in_kubernetes(joined: JoinedFacts) -> Skipped | None:
 def _leaders(joined: JoinedFacts, *, elsewhere: bool = False) -> list[WorkerChain]:
     """The workers that register in Kubernetes, or ``elsewhere``, without further ranks."""
     return [
-        one
-        for one in live_workers(joined)
-        if not one.follower and backend_of(pod_of(one)) and in_kubernetes(one) is not elsewhere
+        worker
+        for worker in live_workers(joined)
+        if not worker.follower
+        and backend_of(pod_of(worker))
+        and in_kubernetes(worker) is not elsewhere
     ]
 
 
@@ -146,20 +143,20 @@ def _in_endpoint_slices(joined: JoinedFacts) -> Outcome:
 
 
 def _may_register(joined: JoinedFacts) -> Outcome:
-    users = {user_of(pod_of(one)) for one in _leaders(joined)}
-    accounts = [one for one in cluster_of(joined).worker_accounts if one.user in users]
+    users = {user_of(pod_of(leader)) for leader in _leaders(joined)}
+    accounts = [account for account in cluster_of(joined).worker_accounts if account.user in users]
     if not accounts:
         return Skipped("the permissions of the workers' service accounts were not reviewed")
     refused, unread, wrong = denied(joined), [], []
-    for account in sorted(accounts, key=lambda one: one.user):
+    for account in sorted(accounts, key=lambda account: account.user):
         *_, namespace, name = account.user.split(":")
         subject = f"ServiceAccount {name}.{namespace}"
         if isinstance(account.allowed, Unread):
             unread.append(f"{subject}: {account.allowed.why}")
         elif refused[account.user]:
-            permissions = ", ".join(_permission(one) for one in refused[account.user])
+            permissions = ", ".join(_permission(review) for review in refused[account.user])
             wrong.append(found(subject, denied=permissions, namespace=namespace))
-    names = some(sorted(one.rpartition(":")[2] for one in users))
+    names = some(sorted(user.rpartition(":")[2] for user in users))
     return outcome(wrong, unread, f"{many(len(users), 'account')} ({names})")
 
 
@@ -178,36 +175,42 @@ def _metadata_read(joined: JoinedFacts) -> Skipped | None:
 
 def _has_metadata(joined: JoinedFacts) -> Outcome:
     """A pod that is not Ready is still starting, unless its log shows a failed registration."""
-    cluster = cluster_of(joined)
-    workers, uids = _leaders(joined), pod_uids(cluster)
-    served = cluster.served
-    absent = not isinstance(served, Unread) and bool(served) and f"{PLURAL}.{GROUP}" not in served
+    workers, uids = _leaders(joined), pod_uids(cluster_of(joined))
     wrong: list[Found] = []
     elsewhere: list[str] = []
     for worker in workers:
-        own, pod, log = own_metadata(worker, uids), pod_of(worker), log_of(joined, worker)
+        own, pod = own_metadata(worker, uids), pod_of(worker)
         if own and not _is_unreadable(joined, worker, own):
             continue
-        failed = log.not_persisted if isinstance(log, StartLog) else ""
-        explained, refused = not_serving(joined, worker), registration_refused(joined, worker)
-        if not explained and refused == "DYT0703":
-            explained = refused
-        if not explained and not refused and not pod.ready:
-            explained = "DYT0702"
+        explained = _why_no_metadata(joined, worker)
         if explained:
             elsewhere.append(explained)
             continue
-        problem = "no DynamoWorkerMetadata"
-        if own:
-            problem = "its DynamoWorkerMetadata has no readable model card"
-            problem += _rejected(joined, own)
-        elif absent:
-            problem += "; the cluster does not serve this resource (DYT0005)"
-        elif failed:
-            problem += f"; its log has: {excerpt(failed)}"
+        problem = _metadata_problem(joined, worker, own)
         wrong.append(found(worker.subject, problem=problem, pod=pod.name, namespace=pod.namespace))
     judged = len(workers) - len(elsewhere)
     return tally(wrong, (), judged, len(workers), "pod", elsewhere)
+
+
+def _why_no_metadata(joined: JoinedFacts, worker: WorkerChain) -> str:
+    """The code of another check that explains missing metadata; empty if none does."""
+    explained, refused = not_serving(joined, worker), registration_refused(joined, worker)
+    if explained or refused == "DYT0703":
+        return explained or refused
+    return "" if refused or pod_of(worker).ready else "DYT0702"
+
+
+def _metadata_problem(
+    joined: JoinedFacts, worker: WorkerChain, own: Sequence[WorkerMetadata]
+) -> str:
+    if own:
+        return "its DynamoWorkerMetadata has no readable model card" + _rejected(joined, own)
+    problem = "no DynamoWorkerMetadata"
+    served, log = cluster_of(joined).served, log_of(joined, worker)
+    if not isinstance(served, Unread) and served and f"{PLURAL}.{GROUP}" not in served:
+        return f"{problem}; the cluster does not serve this resource (DYT0005)"
+    failed = log.not_persisted if isinstance(log, StartLog) else ""
+    return f"{problem}; its log has: {excerpt(failed)}" if failed else problem
 
 
 def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[WorkerMetadata]) -> bool:
@@ -215,7 +218,7 @@ def _is_unreadable(joined: JoinedFacts, worker: WorkerChain, own: Sequence[Worke
     if worker.cards or joined.facts.registry is not None:
         return False
     uid = pod_of(worker).uid
-    return all(one.owner_uid == uid for one in own) and not any(map(has_no_model, own))
+    return all(metadata.owner_uid == uid for metadata in own) and not any(map(has_no_model, own))
 
 
 def _has_card(joined: JoinedFacts) -> Outcome:
@@ -240,7 +243,7 @@ def _has_card(joined: JoinedFacts) -> Outcome:
 def _rejected(joined: JoinedFacts, own: Sequence[WorkerMetadata]) -> str:
     """The problem of its cards, as reported when they were parsed."""
     ids = [id_in(key) for item in own for key in mapping(item.data.get("model_cards"))]
-    deployments = (joined.deployments.get(one.namespace) for one in own[:1])
+    deployments = (joined.deployments.get(metadata.namespace) for metadata in own[:1])
     messages = (
         problem.message
         for deployment in deployments
@@ -282,32 +285,34 @@ def _metadata_is_own(joined: JoinedFacts) -> Outcome:
 def _metadata_has_pod(joined: JoinedFacts) -> Outcome:
     """Objects without a pod. With named graphs, those of these graphs."""
     cluster = cluster_of(joined)
-    if isinstance(cluster.metadata, Unread) or isinstance(cluster.endpoints, Unread):
-        listing = cluster.metadata if isinstance(cluster.metadata, Unread) else cluster.endpoints
-        assert isinstance(listing, Unread)
-        return Skipped(listing.why, unread=True)
+    if isinstance(cluster.metadata, Unread):
+        return Skipped(cluster.metadata.why, unread=True)
+    if isinstance(cluster.endpoints, Unread):
+        return Skipped(cluster.endpoints.why, unread=True)
     if isinstance(cluster.other_pods, Unread):
         return Skipped(f"pods of other graphs: {cluster.other_pods.why}", unread=True)
     # The list of pods has only pods of graphs; others have endpoints.
-    pods = pod_uids(cluster).keys() | {(one.namespace, one.pod) for one in cluster.endpoints}
-    pods |= set(cluster.other_pods)
-    wrong = [
-        found(
-            f"DynamoWorkerMetadata {item.name}.{item.namespace}",
-            owner=item.owner or item.name,
-            item=item.name,
-            namespace=item.namespace,
-            since=""
-            if item.created is None
-            else f", created {age(cluster.now - item.created)} ago",
+    listed = {(endpoint.namespace, endpoint.pod) for endpoint in cluster.endpoints}
+    pods = pod_uids(cluster).keys() | listed | set(cluster.other_pods)
+    wrong: list[Found] = []
+    for item in sorted(cluster.metadata, key=lambda item: (item.namespace, item.name)):
+        owner = item.owner or item.name
+        if (item.namespace, owner) in pods or not _is_wanted(item, cluster):
+            continue
+        subject = f"DynamoWorkerMetadata {item.name}.{item.namespace}"
+        since = "" if item.created is None else f", created {age(cluster.now - item.created)} ago"
+        wrong.append(
+            found(subject, owner=owner, item=item.name, namespace=item.namespace, since=since)
         )
-        for item in sorted(cluster.metadata, key=lambda one: (one.namespace, one.name))
-        if not cluster.namespaces or item.namespace in cluster.namespaces
-        if (item.namespace, item.owner or item.name) not in pods
-        if not cluster.wanted or _of_graphs(item, cluster.wanted)
-    ]
     nothing = "" if cluster.metadata else "no worker has registered a DynamoWorkerMetadata"
     return outcome(wrong, summary=f"{len(cluster.metadata):,} objects", nothing=nothing)
+
+
+def _is_wanted(item: WorkerMetadata, cluster: ClusterFacts) -> bool:
+    """Whether an object is in the namespaces and of the graphs that were asked for."""
+    if cluster.namespaces and item.namespace not in cluster.namespaces:
+        return False
+    return not cluster.wanted or _of_graphs(item, cluster.wanted)
 
 
 def _of_graphs(item: WorkerMetadata, graphs: Sequence[str]) -> bool:
@@ -318,7 +323,7 @@ def _of_graphs(item: WorkerMetadata, graphs: Sequence[str]) -> bool:
     spaces = {key.split("/")[2] for key, _ in item.entries() if key.count("/") > 2}
     starts = [f"{item.namespace}-{name}" for name in graphs]
     return not spaces or any(
-        one == start or one.startswith(f"{start}-") for one in spaces for start in starts
+        space == start or space.startswith(f"{start}-") for space in spaces for start in starts
     )
 
 
@@ -349,7 +354,7 @@ def _in_other_backend(joined: JoinedFacts) -> Outcome:
     workers, registry = _leaders(joined, elsewhere=True), joined.facts.registry
     if not workers:
         return Skipped("no worker registers outside Kubernetes")
-    backends = sorted({backend_of(pod_of(one)) for one in workers})
+    backends = sorted({backend_of(pod_of(worker)) for worker in workers})
     if registry is None:
         names = " and ".join(backends)
         return Skipped(f"workers register in {names} (use --discovery {backends[0]})")

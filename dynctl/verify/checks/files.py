@@ -183,19 +183,23 @@ def _is_blank(file: TopologyFile) -> bool:
     return not file.invalid and file.content is not None and not file.content.strip()
 
 
-def _differing(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
+def _differing_domains(worker: WorkerChain) -> Iterator[tuple[str, str, str]]:
     """``(domain, file value, label value)`` of each file that differs from its label."""
     for domain, chain in worker.chains.items():
-        for one in chain.breaks():
-            if one.link is LinkName.FILE and one.value is not None and one.expected is not None:
-                yield domain, one.value, one.expected
+        for gap in chain.breaks():
+            if gap.link is LinkName.FILE and gap.value is not None and gap.expected is not None:
+                yield domain, gap.value, gap.expected
 
 
 def _file_matches_label(joined: JoinedFacts) -> Outcome:
     read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, _ in read.workers:
-        stale = [one for one in _differing(worker) if not _is_fresh(worker, one[0], now)]
+        stale = [
+            difference
+            for difference in _differing_domains(worker)
+            if not _is_fresh(worker, difference[0], now)
+        ]
         if stale:
             differs = "; ".join(
                 f"file {d} has {file}, the pod label {label}" for d, file, label in stale
@@ -212,7 +216,9 @@ def _files_up_to_date(joined: JoinedFacts) -> Outcome:
     read, now = _read(joined), cluster_of(joined).now
     wrong = []
     for worker, files in read.workers:
-        behind = {domain: f"file {domain} has {file}" for domain, file, _ in _differing(worker)}
+        behind = {
+            domain: f"file {domain} has {file}" for domain, file, _ in _differing_domains(worker)
+        }
         for domain, chain in worker.chains.items():
             file, label = files.get(domain), chain[LinkName.LABEL].value
             if file is not None and label is not None and _is_blank(file):
@@ -233,13 +239,7 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
     wrong, unread = ([], []) if mount is None else _mount_other_domains(mount)
     skipped = first_skip(joined, (in_cluster, governed, has_workers, sourced))
     if skipped is not None:
-        if mount is None:
-            return skipped
-        if not mount.domain:
-            return Skipped("no transfer domain (use --domain NAME)")
-        if mount.absent:
-            return Skipped(f"{mount.absent} (DYT0503)")
-        return outcome(wrong, unread, mount.domain)
+        return skipped if mount is None else _outcome_of_mount(mount, wrong, unread)
     workers, elsewhere = live_workers(joined), []
     for worker in workers:
         policy, files = worker.policy, cluster_of(joined).files.get(key_of(worker))
@@ -256,9 +256,17 @@ def _other_domains(joined: JoinedFacts) -> Outcome:
     return tally(wrong, unread, len(workers) - len(elsewhere), len(workers), "pod", elsewhere)
 
 
+def _outcome_of_mount(mount: MountFacts, wrong: list[Found], unread: list[str]) -> Outcome:
+    if not mount.domain:
+        return Skipped("no transfer domain (use --domain NAME)")
+    if mount.absent:
+        return Skipped(f"{mount.absent} (DYT0503)")
+    return outcome(wrong, unread, mount.domain)
+
+
 def _domains_of(worker: WorkerChain, files: Mapping[str, TopologyFile]) -> set[str]:
     """All domains from its volume, files or card; hidden and empty files are not domains."""
-    volumes = (one for one in pod_of(worker).volumes if one.name == TOPOLOGY_VOLUME)
+    volumes = (volume for volume in pod_of(worker).volumes if volume.name == TOPOLOGY_VOLUME)
     paths = {item.path for volume in volumes for item in volume.items}
     names = {path for path in paths if not path.startswith(".") and "/" not in path}
     names |= {name for name, file in files.items() if file.invalid or (file.content or "").strip()}

@@ -52,10 +52,10 @@ class _Use:
         if self.graph.graph is None or not (node.schedulable and node.ready):
             return False
         return any(
-            may_run(one.pod, node.labels)
-            and (node.name in self.hosts or tolerates(one.pod, node.taints))
-            and (node.devices is None or node.devices >= self._devices(one.name))
-            for one in self.graph.graph.workers
+            may_run(worker.pod, node.labels)
+            and (node.name in self.hosts or tolerates(worker.pod, node.taints))
+            and (node.devices is None or node.devices >= self._devices(worker.name))
+            for worker in self.graph.graph.workers
         )
 
     def _devices(self, component: str) -> frozenset[str]:
@@ -99,7 +99,7 @@ def _hosts_labelled(joined: JoinedFacts) -> Outcome:
 
 
 def _hosts_have_all_levels(joined: JoinedFacts) -> Outcome:
-    if all(one.transfers for one in _uses(joined)):
+    if all(use.transfers for use in _uses(joined)):
         return Skipped("no policy has further levels")
     return _hosts_with(joined, transfers=False)
 
@@ -140,7 +140,7 @@ def _hosts_with(joined: JoinedFacts, *, transfers: bool) -> Outcome:
 
 def _unknown_nodes(joined: JoinedFacts) -> list[str]:
     """The nodes of worker pods that the cluster does not list (deleted, or a pod's leftover)."""
-    named = {one.pod.node for graph in joined.governed for one in live(graph) if one.pod}
+    named = {worker.pod.node for graph in joined.governed for worker in live(graph) if worker.pod}
     return sorted(named - joined.nodes.keys() - {""})
 
 
@@ -150,17 +150,17 @@ def _candidates_labelled(joined: JoinedFacts) -> Outcome:
     unread = unsourced(joined)
     for key, uses in _by_key(joined).items():
         unread += [
-            f"{short(one.graph)}: the nodes for its workers are unknown"
-            for one in uses
-            if not one.graph.graph
+            f"{short(use.graph)}: the nodes for its workers are unknown"
+            for use in uses
+            if not use.graph.graph
         ]
         lacking = [node for node in joined.nodes.values() if key not in node.labels]
         # DYT0205 reports nodes without the label that have workers.
-        hosting = {name for one in uses for name in one.hosts}
+        hosting = {name for use in uses for name in use.hosts}
         nodes = sorted(
             node.name
             for node in lacking
-            if node.name not in hosting and any(one.may_start(node) for one in uses)
+            if node.name not in hosting and any(use.may_start(node) for use in uses)
         )
         if nodes:
             names = f"{count(len(nodes), 'node')} on which a worker may start: {some(nodes)}"
@@ -187,7 +187,7 @@ def _delete(node: str, pods: Sequence[Pod]) -> str:
 
 def _relabel(node: str, key: str, value: str, uses: Sequence[_Use]) -> str:
     """Commands that correct a label; workers on that node must restart to read it."""
-    pods = [pod for one in uses for pod in one.hosts.get(node, ())]
+    pods = [pod for use in uses for pod in use.hosts.get(node, ())]
     command = _label(f"--overwrite {node}", [key], value)
     return f"{command}, then {_delete(node, pods)}" if pods else command
 
@@ -212,7 +212,7 @@ def _not_empty(joined: JoinedFacts) -> Outcome:
         values = _values(joined, key)
         for name in values.pop("", ()):
             node = joined.nodes[name]
-            if any(name in one.hosts or one.may_start(node) for one in uses):
+            if any(name in use.hosts or use.may_start(node) for use in uses):
                 fix = _relabel(name, key, "VALUE", uses)
                 wrong.append(found(f"Node {name}", key=key, fix=fix))
         counts = (f"{value} {len(nodes):,}" for value, nodes in sorted(values.items()))
@@ -251,11 +251,12 @@ def _one_spelling(joined: JoinedFacts) -> Outcome:
             groups[value.lower()].append(value)
         for _, group in sorted(groups.items()):
             if len(group) > 1:
-                *rare, usual = sorted(group, key=lambda one: (len(values[one]), one))
+                *rare, usual = sorted(group, key=lambda spelling: (len(values[spelling]), spelling))
                 spellings = ", ".join(
-                    f"{one} ({count(len(values[one]), 'node')})" for one in (usual, *rare)
+                    f"{spelling} ({count(len(values[spelling]), 'node')})"
+                    for spelling in (usual, *rare)
                 )
-                odd = [node for one in rare for node in values[one]]
+                odd = [node for spelling in rare for node in values[spelling]]
                 more = f", and the same for {count(len(odd) - 1, 'more node')}" if odd[1:] else ""
                 fix = _relabel(odd[0], key, usual, uses) + more
                 wrong.append(found(f"Label {key}", twins=spellings, fix=fix))
@@ -272,16 +273,16 @@ _GROVE_CLIQUE_LABEL: Final = "grove.io/podclique"
 def _by_grove(joined: JoinedFacts) -> list[tuple[VerifiedGraph, str]]:
     """The graphs whose policy has a Grove topology, with its name."""
     return [
-        (one, one.policy.cluster_topology)
-        for one in joined.governed
-        if one.policy is not None and one.policy.cluster_topology
+        (graph, graph.policy.cluster_topology)
+        for graph in joined.governed
+        if graph.policy is not None and graph.policy.cluster_topology
     ]
 
 
-def _named(joined: JoinedFacts) -> list[ClusterTopology]:
+def _named_topologies(joined: JoinedFacts) -> list[ClusterTopology]:
     """The existing Grove topologies of policies."""
     names = {name for _, name in _by_grove(joined)}
-    return [one for one in joined.topologies if one.manifest.name in names]
+    return [topology for topology in joined.topologies if topology.manifest.name in names]
 
 
 # -- what checks need ------------------------------------------------------------------------------
@@ -301,7 +302,11 @@ def grove_named(joined: JoinedFacts) -> Skipped | None:
 
 def topology_exists(joined: JoinedFacts) -> Skipped | None:
     """At least one Grove topology of a policy exists."""
-    return None if _named(joined) else Skipped("the referenced topologies do not exist (DYT0201)")
+    return (
+        None
+        if _named_topologies(joined)
+        else Skipped("the referenced topologies do not exist (DYT0201)")
+    )
 
 
 def nodes_read(joined: JoinedFacts) -> Skipped | None:
@@ -318,7 +323,7 @@ def nodes_read(joined: JoinedFacts) -> Skipped | None:
 
 
 def _topology_exists(joined: JoinedFacts) -> Outcome:
-    there = {one.manifest.name: one for one in joined.topologies}
+    there = {topology.manifest.name: topology for topology in joined.topologies}
     named = _by_grove(joined)
     return outcome(
         (
@@ -363,7 +368,7 @@ def _grove_runs(joined: JoinedFacts) -> Outcome:
 
 def _in_sync(joined: JoinedFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
-        for topology in _named(joined):
+        for topology in _named_topologies(joined):
             status = mapping(topology.manifest.body.get("status"))
             for entry in sequence(status.get("schedulerTopologyStatuses")):
                 one = mapping(entry)
@@ -390,49 +395,46 @@ class _Hierarchy:
     nodes: Sequence[Node]
 
 
-def _nested(joined: JoinedFacts) -> Outcome:
+def _levels_nest(joined: JoinedFacts) -> Outcome:
     """Of a Grove topology all levels, of a labelKey with the broader labels of Kubernetes."""
-    wrong: list[Found] = []
-    unordered: list[str] = []
-    unread: list[str] = []
     hierarchies = [*_of_label_keys(joined)]
-    if _by_grove(joined):
-        skipped = topologies_read(joined)
-        unread += [skipped.reason] if skipped is not None else []
-    for topology in _named(joined):
-        if misordered([one.domain for one in topology.levels]) is not None:
+    unordered: list[str] = []
+    skipped = topologies_read(joined) if _by_grove(joined) else None
+    for topology in _named_topologies(joined):
+        if misordered([level.domain for level in topology.levels]) is not None:
             unordered.append(topology.manifest.name)
             continue
-        levels = [(one.domain, one.key) for one in topology.levels if one.domain and one.key]
+        levels = [(each.domain, each.key) for each in topology.levels if each.domain and each.key]
         nodes = list(joined.nodes.values())
         hierarchies.append(_Hierarchy(subject_of(topology), levels, nodes))
-    compared = False
-    for one in hierarchies:
-        for place, (narrow, key) in enumerate(one.levels):
-            known: set[str] = set()
-            # The nearest level first: a node may lack the labels of a level between.
-            for broad, outer in reversed(one.levels[:place]):
-                compared |= any(key in node.labels and outer in node.labels for node in one.nodes)
-                spans = _spans(one.nodes, outer, key)
-                new = sorted(spans.keys() - known)
-                known |= spans.keys()
-                if new:
-                    wrong.append(
-                        found(
-                            one.subject,
-                            narrow=narrow,
-                            broad=broad,
-                            spans=some(f"{value} ({some(sorted(spans[value]))})" for value in new),
-                            key=key,
-                        )
-                    )
-    if wrong or unread:
-        return outcome(wrong, unread)
+    wrong = [finding for hierarchy in hierarchies for finding in _values_across(hierarchy)]
+    if wrong or skipped is not None:
+        return outcome(wrong, [] if skipped is None else [skipped.reason])
     if unordered:
         return Skipped(f"{some(unordered)}: the levels are not in order (DYT0210)")
-    if not compared:
+    if not any(map(_is_comparable, hierarchies)):
         return Skipped("no node has the labels of a broader level")
-    return outcome(wrong)
+    return outcome(())
+
+
+def _values_across(hierarchy: _Hierarchy) -> Iterator[Found]:
+    """The values of a level that lie in several values of a broader level."""
+    for place, (narrow, key) in enumerate(hierarchy.levels):
+        known: set[str] = set()
+        # The nearest level first: a node may lack the labels of a level between.
+        for broad, outer in reversed(hierarchy.levels[:place]):
+            spans = _spans(hierarchy.nodes, outer, key)
+            new = sorted(spans.keys() - known)
+            known |= spans.keys()
+            if new:
+                places = some(f"{value} ({some(sorted(spans[value]))})" for value in new)
+                yield found(hierarchy.subject, narrow=narrow, broad=broad, spans=places, key=key)
+
+
+def _is_comparable(hierarchy: _Hierarchy) -> bool:
+    """Whether a node has the labels of two levels."""
+    keys = [key for _, key in hierarchy.levels]
+    return any(sum(key in node.labels for key in keys) > 1 for node in hierarchy.nodes)
 
 
 _REGION: Final = ("region", "topology.kubernetes.io/region")
@@ -442,24 +444,24 @@ _ZONE: Final = ("zone", "topology.kubernetes.io/zone")
 def _of_label_keys(joined: JoinedFacts) -> Iterator[_Hierarchy]:
     """The labels of policies that name no topology, below the labels that Kubernetes defines."""
     for key, uses in _by_key(joined).items():
-        mine = [one for one in uses if one.graph.policy and one.graph.policy.label_key]
-        domain = next((one.graph.policy.domain for one in mine if one.graph.policy), "")
-        broader = _broader(key, domain)
+        mine = [use for use in uses if use.graph.policy and use.graph.policy.label_key]
+        domain = next((use.graph.policy.domain for use in mine if use.graph.policy), "")
+        broader = _broader_levels(key, domain)
         nodes = [
             node
             for name, node in joined.nodes.items()
-            if any(name in one.hosts or one.may_start(node) for one in mine)
+            if any(name in use.hosts or use.may_start(node) for use in mine)
         ]
         if broader and nodes:
             yield _Hierarchy(f"Label {key}", [*broader, (domain, key)], nodes)
 
 
-def _broader(key: str, domain: str) -> list[tuple[str, str]]:
+def _broader_levels(key: str, domain: str) -> list[tuple[str, str]]:
     """The levels that certainly contain the level of a label; none for an unknown level."""
     tail = key.rpartition("/")[2]
-    level = next((one for one in (tail, domain) if one in KNOWN_LEVELS), "")
+    level = next((known for known in (tail, domain) if known in KNOWN_LEVELS), "")
     place = KNOWN_LEVELS.index(level) if level else 0
-    return [one for one in (_REGION, _ZONE) if place > KNOWN_LEVELS.index(one[0])]
+    return [broad for broad in (_REGION, _ZONE) if place > KNOWN_LEVELS.index(broad[0])]
 
 
 def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]]:
@@ -473,8 +475,8 @@ def _spans(nodes: Iterable[Node], broad: str, narrow: str) -> dict[str, set[str]
 
 
 #: Placement without a named topology is checked by the usual names of levels.
-_OF_PLACEMENT: Final = [one for one in LINT_CHECKS if one.code == "DYT0211"]
-_OF_LEVELS: Final = [one for one in LINT_CHECKS if one not in _OF_PLACEMENT]
+_OF_PLACEMENT: Final = [check for check in LINT_CHECKS if check.code == "DYT0211"]
+_OF_LEVELS: Final = [check for check in LINT_CHECKS if check not in _OF_PLACEMENT]
 _GROVE: Final = (clustered, governed, topology_named, grove_named)
 _LEVELS: Final = (*_GROVE, topologies_read, topology_exists)
 
@@ -482,7 +484,7 @@ _LEVEL_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = (
     Check("DYT0201", _topology_exists, (*_GROVE, topologies_read)),
     Check("DYT0203", _grove_runs, _GROVE),
     Check("DYT0204", _in_sync, _LEVELS),
-    Check("DYT0208", _nested, (clustered, governed, nodes_read)),
+    Check("DYT0208", _levels_nest, (clustered, governed, nodes_read)),
     *judged_live(_OF_LEVELS, graphs_read, topology_named, topologies_read).values(),
     *judged_live(_OF_PLACEMENT, graphs_read, topologies_read).values(),
 )

@@ -81,18 +81,18 @@ def scope(operator: Workload) -> Scope:
 def watching(operators: Iterable[Workload], namespaces: Iterable[str]) -> list[Workload]:
     """The operators that may watch one of these namespaces, running or not."""
     spaces = sorted(set(namespaces))
-    return [one for one in operators if any(map(scope(one).may_watch, spaces))]
+    return [operator for operator in operators if any(map(scope(operator).may_watch, spaces))]
 
 
 def version(operator: Workload) -> tuple[int, int] | None:
     """Major and minor version from the image tag; None for a digest or another tag."""
-    found = _VERSION.match(_tag(image(operator)))
-    return (int(found[1]), int(found[2])) if found else None
+    match = _VERSION.match(_tag(image(operator)))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def image(operator: Workload) -> str:
     """The image of the operator, not of its proxies; empty if unknown."""
-    named = [one for one in operator.images if "operator" in _repository(one)]
+    named = [reference for reference in operator.images if "operator" in _repository(reference)]
     candidates: Sequence[str] = named or operator.images
     return candidates[0] if len(candidates) == 1 else ""
 
@@ -114,7 +114,7 @@ def _operators(joined: JoinedFacts) -> tuple[Workload, ...]:
 def _namespaces(joined: JoinedFacts, *, governed_only: bool) -> list[str]:
     """The namespaces of the graphs."""
     graphs = joined.governed if governed_only else joined.graphs
-    return sorted({one.name.rpartition("/")[0] for one in graphs})
+    return sorted({graph.name.rpartition("/")[0] for graph in graphs})
 
 
 def operators_read(joined: JoinedFacts) -> Skipped | None:
@@ -146,51 +146,51 @@ def _operator_runs(joined: JoinedFacts) -> Outcome:
         what = (
             f"no Deployment with app.kubernetes.io/name={OPERATOR_APP} watches {some(namespaces)}"
         )
-        elsewhere = [subject(one) for one in _operators(joined)]
+        elsewhere = [subject(operator) for operator in _operators(joined)]
         what += f" (the cluster has: {some(elsewhere)})" if elsewhere else ""
         look = f"kubectl get deployments -A -l app.kubernetes.io/name={OPERATOR_APP}"
         return outcome([found(f"Deployment {OPERATOR_APP}", what=what, look=look)])
     return outcome(
         (
             found(
-                subject(one),
-                what=_not_ready(one),
-                look=f"kubectl describe deployment {one.name} -n {one.namespace}",
+                subject(operator),
+                what=_not_ready(operator),
+                look=f"kubectl describe deployment {operator.name} -n {operator.namespace}",
             )
-            for one in mine
-            if not one.ready
+            for operator in mine
+            if not operator.ready
         ),
-        summary=some(f"{_version_text(one) or 'ready'} ({subject(one)})" for one in mine),
+        summary=some(
+            f"{_version_text(operator) or 'ready'} ({subject(operator)})" for operator in mine
+        ),
     )
 
 
-def _not_ready(one: Workload) -> str:
-    if not one.replicas:
+def _not_ready(workload: Workload) -> str:
+    if not workload.replicas:
         return "is scaled to 0 replicas"
-    return f"{one.ready:,} of {one.replicas:,} replicas are ready"
+    return f"{workload.ready:,} of {workload.replicas:,} replicas are ready"
 
 
-def _version_text(one: Workload) -> str:
-    number = version(one)
+def _version_text(workload: Workload) -> str:
+    number = version(workload)
     return "" if number is None else f"{number[0]}.{number[1]}"
 
 
 def _one_operator(joined: JoinedFacts) -> Outcome:
-    running = [one for one in _operators(joined) if one.replicas]
+    running = [operator for operator in _operators(joined) if operator.replicas]
     wrong: list[Found] = []
     unclear: list[str] = []
     for namespace in _namespaces(joined, governed_only=False):
-        mine = [(one, scope(one)) for one in watching(running, [namespace])]
-        restricted = [one for one, its in mine if its.namespace]
-        unknown = [one for one, its in mine if not its.known]
-        wide = [one for one, its in mine if its.known and not its.namespace]
+        mine = watching(running, [namespace])
+        restricted = [operator for operator in mine if scope(operator).namespace]
         # Operators of the whole cluster leave a namespace to one that is restricted to it.
-        rivals = restricted or wide
+        rivals = restricted or [operator for operator in mine if scope(operator).known]
         if len(rivals) > 1:
-            names = some(f"{one.name}.{one.namespace}" for one in rivals)
+            names = some(f"{operator.name}.{operator.namespace}" for operator in rivals)
             wrong.append(found(f"Namespace {namespace}", operators=names))
-        elif unknown and len(mine) > 1 and not restricted:
-            unclear += [subject(one) for one in unknown]
+        elif len(mine) > 1 and not restricted:
+            unclear += [subject(operator) for operator in mine if not scope(operator).known]
     if unclear and not wrong:
         names = some(dict.fromkeys(unclear))
         return Skipped(f"{names}: its namespaces are in an unread configuration file")
@@ -199,17 +199,20 @@ def _one_operator(joined: JoinedFacts) -> Outcome:
 
 def _supports_policy(joined: JoinedFacts) -> Outcome:
     mine = watching(_operators(joined), _namespaces(joined, governed_only=True))
-    versions = [(one, version(one)) for one in mine]
-    wrong = [
-        found(subject(one), image=image(one))
-        for one, its in versions
-        if its is not None and its < FIRST_WITH_POLICY
-    ]
-    known = [one for one, its in versions if its is not None]
-    if not wrong and not known:
-        names = some(image(one) or f"{len(one.images)} images" for one, _ in versions)
-        return Skipped(f"{names}: version unknown" if versions else _NO_OPERATOR)
-    return outcome(wrong, summary=some(sorted({image(one).rpartition("/")[2] for one in known})))
+    wrong: list[Found] = []
+    known: list[Workload] = []
+    for operator in mine:
+        number = version(operator)
+        if number is None:
+            continue
+        known.append(operator)
+        if number < FIRST_WITH_POLICY:
+            wrong.append(found(subject(operator), image=image(operator)))
+    if not known:
+        names = some(image(operator) or f"{len(operator.images)} images" for operator in mine)
+        return Skipped(f"{names}: version unknown" if mine else _NO_OPERATOR)
+    images = {image(operator).rpartition("/")[2] for operator in known}
+    return outcome(wrong, summary=some(sorted(images)))
 
 
 # -- permissions -----------------------------------------------------------------------------------
@@ -218,59 +221,75 @@ def _supports_policy(joined: JoinedFacts) -> Outcome:
 def _has_permissions(joined: JoinedFacts) -> Outcome:
     cluster = cluster_of(joined)
     operators = watching(_operators(joined), _namespaces(joined, governed_only=True))
-    accounts = {account(one): one for one in operators}
-    mine = [one for one in cluster.operator_accounts if one.user in accounts]
+    by_account = {account(operator): operator for operator in operators}
+    mine = [reviewed for reviewed in cluster.operator_accounts if reviewed.user in by_account]
     if not mine:
         return Skipped(
             "the permissions of the operator were not reviewed" if operators else _NO_OPERATOR
         )
     wrong: list[Found] = []
     unread: list[str] = []
-    for one in sorted(mine, key=lambda one: one.user):
-        if isinstance(one.allowed, Unread):
-            unread.append(f"{_subject(one)}: {one.allowed.why}")
+    for reviewed in sorted(mine, key=lambda reviewed: reviewed.user):
+        if isinstance(reviewed.allowed, Unread):
+            unread.append(f"{_account_subject(reviewed)}: {reviewed.allowed.why}")
         else:
-            wrong += _denied(joined, one, accounts[one.user], unread)
-    return outcome(wrong, unread, f"{many(len(mine), 'account')} ({some(map(_subject, mine))})")
+            wrong += _denied_permissions(joined, reviewed, by_account[reviewed.user], unread)
+    names = some(map(_account_subject, mine))
+    return outcome(wrong, unread, f"{many(len(mine), 'account')} ({names})")
 
 
-def _subject(one: Account) -> str:
-    namespace, _, name = one.user.removeprefix("system:serviceaccount:").partition(":")
+def _account_subject(reviewed: Account) -> str:
+    namespace, _, name = reviewed.user.removeprefix("system:serviceaccount:").partition(":")
     return f"ServiceAccount {name}.{namespace}"
 
 
-def _denied(
-    joined: JoinedFacts, one: Account, operator: Workload, unread: list[str]
+def _denied_permissions(
+    joined: JoinedFacts, reviewed: Account, operator: Workload, unread: list[str]
 ) -> Iterator[Found]:
-    allowed = {} if isinstance(one.allowed, Unread) else one.allowed
-    answers: dict[tuple[str, str, str], dict[str | None, bool]] = defaultdict(dict)
-    for item, answer in allowed.items():
-        answers[item.group, item.resource, item.verb][item.namespace] = answer
-    by_grove = any(graph.policy and graph.policy.cluster_topology for graph in joined.governed)
+    answers = _answers_by_namespace(reviewed)
     topologies = [key for key in answers if key[:2] in _TOPOLOGIES]
     # Grove has renamed the resource: one of the two names is enough.
     may_read = [any(answers.pop(key).values()) for key in topologies]
-    if by_grove and topologies and not any(may_read):
-        yield _finding(one, *topologies[0])
+    if topologies and not any(may_read) and _has_grove_policy(joined):
+        yield _permission_finding(reviewed, *topologies[0])
     watched = scope(operator)
     for (group, resource, verb), spaces in sorted(answers.items()):
         inside = {space: may for space, may in spaces.items() if space and watched.may_watch(space)}
-        if spaces.get(None) is True or (inside and all(inside.values())):
+        denied = sorted(space for space, may in inside.items() if not may)
+        if spaces.get(None) is True or (inside and not denied):
             continue
-        if inside:
-            denied = sorted(space for space, may in inside.items() if not may)
-            yield _finding(one, group, resource, verb, f" in {some(denied)}")
+        if denied:
+            where = f" in {some(denied)}"
+            yield _permission_finding(reviewed, group, resource, verb, where)
         elif resource in _OF_THE_CLUSTER or watched == Scope():
-            yield _finding(one, group, resource, verb)
+            yield _permission_finding(reviewed, group, resource, verb)
         else:
             unread.append(
-                f"{_subject(one)}: permission to {verb} {resource} in its namespaces is unknown"
+                f"{_account_subject(reviewed)}: permission to {verb} {resource} in its namespaces "
+                "is unknown"
             )
 
 
-def _finding(one: Account, group: str, resource: str, verb: str, where: str = "") -> Found:
+def _answers_by_namespace(
+    reviewed: Account,
+) -> dict[tuple[str, str, str], dict[str | None, bool]]:
+    """(group, resource, verb) -> the answer for each namespace, and for the cluster (None)."""
+    answers: dict[tuple[str, str, str], dict[str | None, bool]] = defaultdict(dict)
+    allowed = {} if isinstance(reviewed.allowed, Unread) else reviewed.allowed
+    for item, answer in allowed.items():
+        answers[item.group, item.resource, item.verb][item.namespace] = answer
+    return answers
+
+
+def _has_grove_policy(joined: JoinedFacts) -> bool:
+    return any(graph.policy and graph.policy.cluster_topology for graph in joined.governed)
+
+
+def _permission_finding(
+    reviewed: Account, group: str, resource: str, verb: str, where: str = ""
+) -> Found:
     return found(
-        _subject(one),
+        _account_subject(reviewed),
         what=f"{verb} {resource}{where}",
         lost=_LOST.get(resource, "it needs this for topology"),
         rule=rule(group, resource, (verb,)),

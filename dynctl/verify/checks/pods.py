@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from dynctl.base.json_fields import count, mapping
@@ -11,7 +11,7 @@ from dynctl.findings.runner import Check, Outcome, Skipped, found, outcome
 from dynctl.health.facts import Unread
 from dynctl.manifests.graphs import Component
 from dynctl.manifests.lint import graph as lint_graph
-from dynctl.verify.chain import LinkName, WorkerChain
+from dynctl.verify.chain import DomainChain, LinkName, WorkerChain
 from dynctl.verify.facts import ClusterFacts
 from dynctl.verify.join import JoinedFacts, VerifiedGraph
 from dynctl.verify.live_graphs import judged_live
@@ -160,12 +160,12 @@ def _missing_labels(worker: WorkerChain) -> list[str]:
     pod, policy = pod_of(worker), worker.policy
     if policy is None or not pod.node or any(True for _ in annotation_differences(pod, policy)):
         return []
-    found = []
+    missing = []
     for domain, source in policy.sources.items():
         node, label = (worker.chains[domain][name] for name in (LinkName.NODE, LinkName.LABEL))
         if label.value is None and not (node.known and node.value is None):
-            found.append(source.pod_key)
-    return found
+            missing.append(source.pod_key)
+    return missing
 
 
 def _is_young(pod: Pod, now: float) -> bool:
@@ -198,9 +198,9 @@ def _has_label(joined: JoinedFacts) -> Outcome:
                 fix=delete if event is not None else check + delete,
             )
         )
-    bare = [one for one in workers if not _has_labels(one)]
+    bare = [worker for worker in workers if not _has_labels(worker)]
     judged, whole = len(workers) - len(bare), len(workers)
-    elsewhere = (_explaining_code(one) for one in bare)
+    elsewhere = (_explaining_code(worker) for worker in bare)
     return tally(wrong, unsourced(joined), judged, whole, "pod", elsewhere)
 
 
@@ -241,31 +241,36 @@ def _label_matches_node(joined: JoinedFacts) -> Outcome:
     cluster, workers = cluster_of(joined), live_workers(joined)
     if isinstance(cluster.nodes, Unread):
         return Skipped(f"nodes: {cluster.nodes.why}", unread=True)
-    templates = {
-        (graph.name, component.name.lower()): component
-        for graph in joined.governed
-        for component in (graph.graph.workers if graph.graph is not None else ())
-    }
-    wrong, elsewhere, compared = [], [], 0
+    templates = _template_labels(joined)
+    wrong, elsewhere = [], []
     for worker in workers:
-        differs = list(_label_differences(worker))
-        if any(
-            chain[LinkName.NODE].value is not None and chain[LinkName.LABEL].value is not None
-            for chain in worker.chains.values()
-        ):
-            compared += 1
-        else:
+        if not any(map(_has_node_and_label, worker.chains.values())):
             elsewhere.append(_why_not_compared(worker))
-        if differs:
-            pod, keys = pod_of(worker), {key for key, _ in differs}
-            template = templates.get((worker.graph, worker.component.lower()))
-            delete = f"kubectl delete pod {pod.name} -n {pod.namespace}"
-            if template is not None and keys & template.pod_labels.keys():
-                delete = "remove the label from the pod template (DYT0406)"
-            wrong.append(
-                found(worker.subject, differs="; ".join(t for _, t in differs), fix=delete)
-            )
+        differences = list(_label_differences(worker))
+        if differences:
+            keys = {key for key, _ in differences}
+            pod = pod_of(worker)
+            fix = f"kubectl delete pod {pod.name} -n {pod.namespace}"
+            if keys & templates.get((worker.graph, worker.component.lower()), set()):
+                fix = "remove the label from the pod template (DYT0406)"
+            texts = "; ".join(text for _, text in differences)
+            wrong.append(found(worker.subject, differs=texts, fix=fix))
+    compared = len(workers) - len(elsewhere)
     return tally(wrong, unsourced(joined), compared, len(workers), "pod", elsewhere)
+
+
+def _template_labels(joined: JoinedFacts) -> dict[tuple[str, str], Set[str]]:
+    """(graph, component) -> the labels of its pod template."""
+    return {
+        (graph.name, component.name.lower()): component.pod_labels.keys()
+        for graph in joined.governed
+        if graph.graph is not None
+        for component in graph.graph.workers
+    }
+
+
+def _has_node_and_label(chain: DomainChain) -> bool:
+    return chain[LinkName.NODE].value is not None and chain[LinkName.LABEL].value is not None
 
 
 def _why_not_compared(worker: WorkerChain) -> str:
@@ -273,19 +278,19 @@ def _why_not_compared(worker: WorkerChain) -> str:
     if not pod_of(worker).node:
         return "DYT0410"
     nodes = (chain[LinkName.NODE] for chain in worker.chains.values())
-    return next((one.unknown for one in nodes if not one.known), "DYT0205, DYT0403")
+    return next((node.unknown for node in nodes if not node.known), "DYT0205, DYT0403")
 
 
 def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:
     """Label key and difference, of each label that differs from the current node label."""
     policy = worker.policy
     for domain, chain in worker.chains.items():
-        for one in chain.breaks():
-            if one.link is LinkName.LABEL and one.value is not None and policy is not None:
+        for gap in chain.breaks():
+            if gap.link is LinkName.LABEL and gap.value is not None and policy is not None:
                 key = policy.sources[domain].pod_key
                 node = pod_of(worker).node
-                expected = quoted(one.expected or "")
-                yield key, f"{key} is {quoted(one.value)}, its node {node} has {expected}"
+                expected = quoted(gap.expected or "")
+                yield key, f"{key} is {quoted(gap.value)}, its node {node} has {expected}"
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -293,13 +298,13 @@ def _label_differences(worker: WorkerChain) -> Iterator[tuple[str, str]]:
 
 def _events(cluster: ClusterFacts) -> dict[tuple[str, str, str], list[PodEvent]]:
     """``(namespace, pod, uid)`` -> events about a missing label, the newest first."""
-    found: dict[tuple[str, str, str], list[PodEvent]] = defaultdict(list)
+    by_pod: dict[tuple[str, str, str], list[PodEvent]] = defaultdict(list)
     for event in () if isinstance(cluster.events, Unread) else cluster.events:
         if event.reason == LABEL_MISSING_REASON:
-            found[event.namespace, event.pod, event.uid].append(event)
-    for events in found.values():
-        events.sort(key=lambda one: -(one.at or 0.0))
-    return found
+            by_pod[event.namespace, event.pod, event.uid].append(event)
+    for events in by_pod.values():
+        events.sort(key=lambda event: -(event.at or 0.0))
+    return by_pod
 
 
 def _old_events(joined: JoinedFacts) -> Outcome:
@@ -346,7 +351,7 @@ def _ranks_in_one_domain(joined: JoinedFacts) -> Outcome:
     for (_, name), ranks in sorted(replicas.items()):
         values = {value for worker in ranks if (value := _place(worker)) is not None}
         if len(values) > 1:
-            leader = next((one for one in ranks if not one.follower), ranks[0])
+            leader = next((rank for rank in ranks if not rank.follower), ranks[0])
             policy = leader.policy
             assert policy is not None
             wrong.append(
@@ -368,7 +373,7 @@ def _place(worker: WorkerChain) -> str | None:
 def _one_generation(joined: JoinedFacts) -> Outcome:
     wrong, marked = [], False
     for graph in joined.governed:
-        hashes = Counter(pod_of(one).labels.get(WORKER_HASH_LABEL, "") for one in live(graph))
+        hashes = Counter(pod_of(worker).labels.get(WORKER_HASH_LABEL, "") for worker in live(graph))
         del hashes[""]
         marked = marked or bool(hashes)
         if len(hashes) > 1:

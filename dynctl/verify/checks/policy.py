@@ -42,19 +42,19 @@ _LINT: Final = judged_live((*lint_policy.POLICY_CHECKS, *lint_graph.GRAPH_CHECKS
 def _graph_exists(joined: JoinedFacts) -> Outcome:
     cluster = cluster_of(joined)
     wrong = []
-    names = {one.name.rpartition("/")[2] for one in joined.graphs}
+    names = {graph.name.rpartition("/")[2] for graph in joined.graphs}
     where = some(cluster.namespaces) or "any namespace"
     for name in sorted(set(cluster.wanted) - names):
         look = f"kubectl get dynamographdeployments{_in(cluster.namespaces)}"
         wrong.append(found(f"{GRAPH} {name}", what=f"does not exist in {where}", fix=look))
-    for one in joined.graphs:
-        if one.graph is None:
-            namespace, _, name = one.name.rpartition("/")
+    for graph in joined.graphs:
+        if graph.graph is None:
+            namespace, _, name = graph.name.rpartition("/")
             delete = f"kubectl delete pods -n {namespace} -l {GRAPH_LABEL}={name}"
-            what = f"does not exist, but has {len(one.pods):,} pods"
+            what = f"does not exist, but has {len(graph.pods):,} pods"
             fix = f"apply the graph again, or delete its pods: {delete}"
-            wrong.append(found(one.subject, what=what, fix=fix))
-    existing = [short_name(one.graph) for one in joined.graphs if one.graph is not None]
+            wrong.append(found(graph.subject, what=what, fix=fix))
+    existing = [short_name(graph.graph) for graph in joined.graphs if graph.graph is not None]
     return outcome(wrong, summary=some(existing))
 
 
@@ -64,15 +64,17 @@ def _in(namespaces: tuple[str, ...]) -> str:
 
 def _is_deployed(joined: JoinedFacts) -> Outcome:
     def all_of() -> Iterator[Found]:
-        for one in joined.graphs:
-            if one.graph is not None:
-                for what in _state_problems(one.graph):
-                    yield found(one.subject, what=what, describe=_kubectl("describe", one.graph))
+        for graph in joined.graphs:
+            if graph.graph is not None:
+                for what in _state_problems(graph.graph):
+                    yield found(
+                        graph.subject, what=what, describe=_kubectl("describe", graph.graph)
+                    )
 
     states = [
-        text(mapping(one.graph.manifest.body.get("status")).get("state"))
-        for one in joined.graphs
-        if one.graph is not None
+        text(mapping(graph.graph.manifest.body.get("status")).get("state"))
+        for graph in joined.graphs
+        if graph.graph is not None
     ]
     return outcome(all_of(), summary=some(sorted(set(states) - {""})))
 
@@ -90,7 +92,10 @@ def _state_problems(graph: Graph) -> Iterator[str]:
     seen = status.get("observedGeneration")
     if isinstance(seen, int) and seen < wanted:
         yield f"generation {wanted} is not processed yet, only {seen}"
-    conditions = {text(mapping(one).get("type")): mapping(one) for one in _conditions(status)}
+    conditions = {
+        text(mapping(condition).get("type")): mapping(condition)
+        for condition in _conditions(status)
+    }
     ready, state = conditions.get("Ready", {}), text(status.get("state"))
     if state not in _STATES:
         yield f"state {state}{_why(ready)}"
@@ -129,7 +134,7 @@ def _has_policy(joined: JoinedFacts) -> Outcome:
         for graph, applied in applied_pairs(joined)
         if lint_policy.raw_policy(applied) is not None or any(drafts_of(applied))
     }
-    left = tuple(one for one in facts.graphs if one.policy or one.name not in explained)
+    left = tuple(graph for graph in facts.graphs if graph.policy or graph.name not in explained)
     if facts.graphs and not left:
         return Skipped("the applied policies are missing (DYT0103, DYT0120)")
     return lint_policy.policy_exists(
@@ -142,7 +147,9 @@ def _zones_of_workers(joined: JoinedFacts, graph: Graph) -> str:
 
     Empty if the nodes have no zone label or could not be read.
     """
-    [verified] = [one for one in joined.graphs if one.graph and one.name == graph.name]
+    [verified] = [
+        candidate for candidate in joined.graphs if candidate.graph and candidate.name == graph.name
+    ]
     zones: dict[str, Counter[str]] = defaultdict(Counter)
     for worker in live(verified):
         zone = None if worker.node is None else worker.node.labels.get(ZONE_LABEL)
@@ -173,7 +180,7 @@ def _applied_policy_exists(joined: JoinedFacts) -> Outcome:
         for graph, applied in applied_pairs(joined)
         if dropped(graph, applied)
     ]
-    applied = [one for _, one in applied_pairs(joined) if one.policy]
+    applied = [applied for _, applied in applied_pairs(joined) if applied.policy]
     if not applied:
         return Skipped("kubectl applied no graph with a policy")
     return outcome(wrong)
@@ -196,7 +203,7 @@ def _known_fields(joined: JoinedFacts) -> Outcome:
                         fix=facts.remedy(f"remove it; a policy has {', '.join(FIELDS)}"),
                     )
                 )
-    if not wrong and all(lint_policy.raw_policy(one) is None for one in facts.graphs):
+    if not wrong and all(lint_policy.raw_policy(graph) is None for graph in facts.graphs):
         return Skipped("no graph has a kvTransferPolicy")
     return outcome(wrong)
 
@@ -231,23 +238,23 @@ def _drafts_of(graph: Graph | None) -> Iterator[Draft]:
     yield from there
     applied = last_applied(graph)
     for draft in () if applied is None else drafts_of(applied):
-        if draft.what not in {one.what for one in there}:
+        if draft.what not in {other.what for other in there}:
             yield replace(draft, where=f"last applied {draft.where}")
 
 
 def _drafts_in_pods(verified: VerifiedGraph) -> Iterator[tuple[Pod, Draft]]:
     """Draft formats of pods, each with the first pod that has it."""
-    found: dict[tuple[str, str, str], list[Pod]] = defaultdict(list)
-    for pod in sorted(verified.pods, key=lambda one: one.name):
+    pods_by_format: dict[tuple[str, str, str], list[Pod]] = defaultdict(list)
+    for pod in sorted(verified.pods, key=lambda pod: pod.name):
         for item in _draft_formats(pod):
-            found[item].append(pod)
-    for (where, what, shipped), pods in found.items():
+            pods_by_format[item].append(pod)
+    for (where, what, shipped), pods in pods_by_format.items():
         more = f", in this and {len(pods) - 1:,} more pods" if pods[1:] else ""
         yield pods[0], Draft(where + more, what, shipped)
 
 
 def _draft_formats(pod: Pod) -> set[tuple[str, str, str]]:
-    found = {
+    formats = {
         (
             "metadata.labels",
             f"the label {key}",
@@ -256,20 +263,20 @@ def _draft_formats(pod: Pod) -> set[tuple[str, str, str]]:
         for key in pod.labels
         if key.startswith(DRAFT_LABEL_PREFIX)
     }
-    mounts = [one.path for container in pod.containers for one in container.mounts]
+    mounts = [mount.path for container in pod.containers for mount in container.mounts]
     if any(path.startswith(DRAFT_MOUNT_PATH) for path in mounts):
         shipped = f"remove it; the operator mounts {MOUNT_PATH}"
-        found.add(("spec.containers", f"the mount {DRAFT_MOUNT_PATH}", shipped))
+        formats.add(("spec.containers", f"the mount {DRAFT_MOUNT_PATH}", shipped))
     items = [item for volume in pod.volumes for item in volume.items]
     if any(DRAFT_LABEL_PREFIX in item.field for item in items):
         shipped = "remove it; no component writes that label, the operator projects its own"
-        found.add(("spec.volumes", f"the label {DRAFT_LABEL_PREFIX}* in a volume", shipped))
-    return found
+        formats.add(("spec.volumes", f"the label {DRAFT_LABEL_PREFIX}* in a volume", shipped))
+    return formats
 
 
 def graphs_exist(joined: JoinedFacts) -> Skipped | None:
     """At least one graph exists; other graphs only have leftover pods."""
-    exists = any(one.graph is not None for one in joined.graphs)
+    exists = any(graph.graph is not None for graph in joined.graphs)
     return None if exists else Skipped(f"no {GRAPH}")
 
 
@@ -283,5 +290,5 @@ _OWN: Final = (
     Check("DYT0120", _applied_policy_exists, _GRAPHS_EXIST),
 )
 POLICY_CHECKS: Final[tuple[Check[JoinedFacts], ...]] = tuple(
-    check for _, check in sorted({**_LINT, **{one.code: one for one in _OWN}}.items())
+    check for _, check in sorted({**_LINT, **{own.code: own for own in _OWN}}.items())
 )

@@ -50,7 +50,7 @@ def verify(facts: VerifyFacts, suppressed: Suppressions = NO_SUPPRESSIONS) -> Ve
     """The report on what was gathered, with one row a worker."""
     joined = join(facts)
     report = run(
-        [one for one in VERIFY_SECTIONS if _applies(one[0], facts)],
+        [section for section in VERIFY_SECTIONS if _applies(section[0], facts)],
         joined,
         catalogue(),
         sources=_sources(joined),
@@ -75,18 +75,18 @@ def _applies(section: str, facts: VerifyFacts) -> bool:
 
 def _sources(joined: JoinedFacts) -> list[str]:
     facts = joined.facts
-    found = []
+    sources = []
     if facts.cluster is not None:
         where = ", ".join(facts.cluster.namespaces) or "all namespaces"
         graphs = ", ".join(graph.name for graph in joined.graphs[:5])
         more = f" and {len(joined.graphs) - 5} more" if joined.graphs[5:] else ""
-        found.append(f"{facts.cluster.title}, {where}: {graphs or 'no graph'}{more}")
+        sources.append(f"{facts.cluster.title}, {where}: {graphs or 'no graph'}{more}")
     if facts.registry is not None:
         deployment = facts.registry.deployment
         known = () if isinstance(deployment, Unread) else deployment.workers
         count = "not read" if isinstance(deployment, Unread) else f"{len(known):,} workers"
-        found.append(f"{facts.registry.title}: {count}")
+        sources.append(f"{facts.registry.title}: {count}")
     if facts.mount is not None:
-        found.append(f"mount {facts.mount.path}")
-    found += [f"frontend {one.name}" for one in facts.routers]
-    return found
+        sources.append(f"mount {facts.mount.path}")
+    sources += [f"frontend {router.name}" for router in facts.routers]
+    return sources

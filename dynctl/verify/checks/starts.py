@@ -217,7 +217,7 @@ def _log_has_topology(joined: JoinedFacts) -> Outcome:
 def _card_has_topology(worker: WorkerChain) -> bool:
     """Whether the card of a worker has topology; True without a card."""
     configs = [item.card.runtime_config for item in worker.cards]
-    return not configs or any(mapping(one.get("topology_domains")) for one in configs)
+    return not configs or any(mapping(config.get("topology_domains")) for config in configs)
 
 
 _PODS: Final = (in_cluster, governed, has_workers)

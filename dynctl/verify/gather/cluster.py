@@ -95,26 +95,26 @@ def _with_files_and_logs(cluster: Cluster, wanted: Wanted, facts: VerifyFacts) -
         return facts
     joined = join(facts)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
-        files = pool.map(lambda one: read_files(cluster, one), chosen(joined, wanted.exec))
-        logs = pool.map(lambda one: read_start(cluster, one), chosen(joined, wanted.logs))
-        found = replace(
+        files = pool.map(lambda worker: read_files(cluster, worker), chosen(joined, wanted.exec))
+        logs = pool.map(lambda worker: read_start(cluster, worker), chosen(joined, wanted.logs))
+        complete = replace(
             facts.cluster,
             files=dict(files),
             logs=dict(logs),
         )
-    return replace(facts, cluster=found)
+    return replace(facts, cluster=complete)
 
 
 def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
     version = _version(cluster)
-    served = _served(cluster)
+    served = _served_resources(cluster)
     names: Mapping[str, tuple[str, ...]] = served if isinstance(served, Mapping) else {}
     topologies = [name for name in _TOPOLOGIES if f"{name}.grove.io" in names]
     sets = [SETS] if f"{SETS}.grove.io" in names else []
     selected = _graph_selector(wanted.graphs)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="dynctl-verify") as pool:
         permissions = verify_reviews(wanted.namespace, [*topologies, *sets])
-        access = pool.map(lambda one: _or_unread(lambda: cluster.allowed(one)), permissions)
+        access = pool.map(lambda review: _or_unread(lambda: cluster.allowed(review)), permissions)
         reader = _Reader(cluster, wanted.namespace)
         jobs: dict[str, Future[Any]] = {
             "schemas": pool.submit(_schemas, cluster),
@@ -144,7 +144,7 @@ def _lists(cluster: Cluster, wanted: Wanted) -> ClusterFacts:
             *((user, operator_reviews(topologies, spaces)) for user in operator_users(facts)),
             *((user, worker_reviews(space)) for user, space in worker_users(facts)),
         ]
-        read = tuple(pool.map(lambda one: account(cluster, *one), accounts))
+        read = tuple(pool.map(lambda names: account(cluster, *names), accounts))
         others = _or_unread(lambda: _other_pods(cluster, facts)) if wanted.graphs else ()
     operators = len(operator_users(facts))
     return replace(
@@ -161,8 +161,8 @@ def _is_torn(facts: ClusterFacts) -> bool:
     uids = {(pod.namespace, pod.name): pod.uid for pod in pods}
     metadata = () if isinstance(facts.metadata, Unread) else facts.metadata
     endpoints = () if isinstance(facts.endpoints, Unread) else facts.endpoints
-    named = [((one.namespace, one.owner), one.owner_uid) for one in metadata]
-    named += [((one.namespace, one.pod), one.uid) for one in endpoints]
+    named = [((item.namespace, item.owner), item.owner_uid) for item in metadata]
+    named += [((endpoint.namespace, endpoint.pod), endpoint.uid) for endpoint in endpoints]
     return any(uid and uids.get(key, uid) != uid for key, uid in named)
 
 
@@ -198,7 +198,7 @@ class _Reader:
         if isinstance(served, Unread):
             return served
         versions = served.get(f"{GRAPHS}.{GRAPH_GROUP}", ())
-        version = next((one for one in _GRAPH_VERSIONS if one in versions), None)
+        version = next((candidate for candidate in _GRAPH_VERSIONS if candidate in versions), None)
         if version is None:
             others = f"the cluster serves only {', '.join(versions)} (DYT0002)"
             return Unread(others) if versions else ()
@@ -210,15 +210,15 @@ class _Reader:
     def topologies(self, served: Served, plurals: Iterable[str]) -> Listing[Manifest]:
         if isinstance(served, Unread):
             return served
-        found: list[Manifest] = []
+        manifests: list[Manifest] = []
         for plural in plurals:
             version = served[f"{plural}.grove.io"][0]
             kind, api = _TOPOLOGIES[plural], f"grove.io/{version}"
             listing = self.all(f"/apis/{api}", plural, _as_manifest(kind, api))
             if isinstance(listing, Unread):
                 return listing
-            found += listing
-        return tuple(found)
+            manifests += listing
+        return tuple(manifests)
 
     def events(self) -> Listing[objects.PodEvent]:
         listing = self.inside(
@@ -229,7 +229,7 @@ class _Reader:
         )
         if isinstance(listing, Unread):
             return listing
-        return tuple(one for one in listing if one is not None)
+        return tuple(endpoint for endpoint in listing if endpoint is not None)
 
     def endpoints(self) -> Listing[objects.Endpoint]:
         listing = self.inside(
@@ -240,7 +240,7 @@ class _Reader:
         )
         if isinstance(listing, Unread):
             return listing
-        return tuple(one for endpoints in listing for one in endpoints)
+        return tuple(endpoint for endpoints in listing for endpoint in endpoints)
 
     def metadata(self, served: Served) -> Listing[WorkerMetadata]:
         if isinstance(served, Unread):
@@ -266,12 +266,12 @@ class _Reader:
         self, path: str, read: Callable[[Mapping[str, Any]], T], query: Mapping[str, str] | None
     ) -> tuple[T, ...]:
         """Read page by page: only one page is in memory as JSON."""
-        found: list[T] = []
+        items: list[T] = []
         for page in self._cluster.pages(path, query):
             if mapping(page.get("metadata")).get("dynctlRestarted") is True:
-                found.clear()
-            found += (read(mapping(item)) for item in sequence(page.get("items")))
-        return tuple(found)
+                items.clear()
+            items += (read(mapping(item)) for item in sequence(page.get("items")))
+        return tuple(items)
 
 
 def _other_pods(cluster: Cluster, facts: ClusterFacts) -> Listing[PodKey]:
@@ -279,17 +279,17 @@ def _other_pods(cluster: Cluster, facts: ClusterFacts) -> Listing[PodKey]:
     metadata, pods, endpoints = facts.metadata, facts.pods, facts.endpoints
     if isinstance(metadata, Unread) or isinstance(pods, Unread) or isinstance(endpoints, Unread):
         return ()
-    owners = {(one.namespace, one.owner or one.name) for one in metadata}
-    owners -= {(one.namespace, one.name) for one in pods}
-    owners -= {(one.namespace, one.pod) for one in endpoints}
+    owners = {(item.namespace, item.owner or item.name) for item in metadata}
+    owners -= {(pod.namespace, pod.name) for pod in pods}
+    owners -= {(endpoint.namespace, endpoint.pod) for endpoint in endpoints}
     if len(owners) > _MOST_OTHERS:
         return Unread(f"{len(owners):,} owners of metadata, {_MOST_OTHERS} are looked up at most")
-    found: list[PodKey] = []
+    existing: list[PodKey] = []
     for namespace, name in sorted(owners):
         query = {"fieldSelector": f"metadata.name={name}"}
         for page in cluster.pages(f"/api/v1/namespaces/{namespace}/pods", query):
-            found += ((namespace, name) for _ in sequence(page.get("items")))
-    return tuple(found)
+            existing += ((namespace, name) for _ in sequence(page.get("items")))
+    return tuple(existing)
 
 
 def _version(cluster: Cluster) -> str:
@@ -305,7 +305,7 @@ def _version(cluster: Cluster) -> str:
         ) from None
 
 
-def _served(cluster: Cluster) -> Served:
+def _served_resources(cluster: Cluster) -> Served:
     """``plural.group`` -> versions, of Dynamo's and Grove's groups."""
     found: dict[str, list[str]] = {}
     try:
@@ -314,8 +314,8 @@ def _served(cluster: Cluster) -> Served:
             name = text(group.get("name"))
             if name not in (GRAPH_GROUP, "grove.io"):
                 continue
-            for one in sequence(group.get("versions")):
-                version = text(mapping(one).get("version"))
+            for versions_entry in sequence(group.get("versions")):
+                version = text(mapping(versions_entry).get("version"))
                 resources = cluster.get(f"/apis/{name}/{version}")
                 for resource in sequence(resources.get("resources")):
                     plural = text(mapping(resource).get("name"))
@@ -332,13 +332,13 @@ def _schemas(cluster: Cluster) -> Listing[GraphSchema]:
         body = cluster.get(f"{path}/{GRAPHS}.{GRAPH_GROUP}")
     except ClusterRefusal as refusal:
         return () if refusal.missing else unread(refusal)
-    found = []
+    schemas = []
     for entry in sequence(mapping(body.get("spec")).get("versions")):
         version = mapping(entry)
         if version.get("served") is True:
             schema = mapping(mapping(version.get("schema")).get("openAPIV3Schema"))
-            found.append(_graph_schema(text(version.get("name")), schema))
-    return tuple(found)
+            schemas.append(_graph_schema(text(version.get("name")), schema))
+    return tuple(schemas)
 
 
 def _graph_schema(version: str, schema: Mapping[str, Any]) -> GraphSchema:

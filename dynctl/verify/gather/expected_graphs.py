@@ -26,41 +26,48 @@ def expect_graphs(cluster: Cluster, namespace: str | None, facts: VerifyFacts) -
 
     ``namespace`` None: all were read.
     """
-    found = facts.cluster
-    if found is None:
+    read, registered = facts.cluster, facts.registry is not None
+    if read is None:
         return
     where = f"namespace {namespace}" if namespace else "any namespace"
     place = f"in {where} of {cluster.title}"
-    unreadable = _unreadable(found)
-    if len(unreadable) == 2 and facts.registry is None:
+    unreadable = _unreadable(read)
+    there = _names(read)
+    if not registered:
+        _expect_readable(cluster, place, read)
+    also = f"; {unreadable[0]}" if unreadable else ""
+    for name in read.wanted:
+        if name not in there:
+            hint = _list(there) if there else _elsewhere(cluster, namespace, read, name)
+            raise Unreachable(f"no {GRAPH} {name} {place}{also}", hint)
+    if not (there or registered or read.metadata):
+        raise Unreachable(f"no {GRAPH} {place}{also}", _elsewhere(cluster, namespace, read))
+
+
+def _expect_readable(cluster: Cluster, place: str, read: ClusterFacts) -> None:
+    """Raise Unreachable if graphs and pods are not readable, or Dynamo is not installed."""
+    unreadable = _unreadable(read)
+    if len(unreadable) == 2:
         raise Unreachable(
             f"graphs and pods are not readable {place}: {'; '.join(unreadable)}",
             "permissions of verify: dynctl explain DYT0004",
         )
-    there = _names(found)
-    if not there and not unreadable and _is_absent(found) and facts.registry is None:
+    if not unreadable and not _names(read) and _is_absent(read):
         raise Unreachable(
             f"{cluster.title} serves no {GRAPHS_RESOURCE}: Dynamo is not installed",
             f"install Dynamo's operator and its resource definitions, {_OTHER_CLUSTER}",
         )
-    also = f"; {unreadable[0]}" if unreadable else ""
-    for name in found.wanted:
-        if name not in there:
-            hint = _list(there) if there else _elsewhere(cluster, namespace, found, name)
-            raise Unreachable(f"no {GRAPH} {name} {place}{also}", hint)
-    if not (there or facts.registry is not None or found.metadata):
-        raise Unreachable(f"no {GRAPH} {place}{also}", _elsewhere(cluster, namespace, found))
 
 
-def _unreadable(found: ClusterFacts) -> list[str]:
-    return [one.why for one in (found.graphs, found.pods) if isinstance(one, Unread)]
+def _unreadable(read: ClusterFacts) -> list[str]:
+    return [listing.why for listing in (read.graphs, read.pods) if isinstance(listing, Unread)]
 
 
-def _names(found: ClusterFacts) -> list[str]:
+def _names(read: ClusterFacts) -> list[str]:
     """The names of existing graphs, and of those that only have pods."""
-    graphs = () if isinstance(found.graphs, Unread) else found.graphs
-    pods = () if isinstance(found.pods, Unread) else found.pods
-    return sorted({*(one.name for one in graphs), *(pod.labels[GRAPH_LABEL] for pod in pods)})
+    graphs = () if isinstance(read.graphs, Unread) else read.graphs
+    pods = () if isinstance(read.pods, Unread) else read.pods
+    return sorted({*(graph.name for graph in graphs), *(pod.labels[GRAPH_LABEL] for pod in pods)})
 
 
 def _list(names: Sequence[str]) -> str:
@@ -70,20 +77,20 @@ def _list(names: Sequence[str]) -> str:
     )
 
 
-def _is_absent(found: ClusterFacts) -> bool:
-    return isinstance(found.served, Mapping) and GRAPHS_RESOURCE not in found.served
+def _is_absent(read: ClusterFacts) -> bool:
+    return isinstance(read.served, Mapping) and GRAPHS_RESOURCE not in read.served
 
 
 def _elsewhere(
-    cluster: Cluster, namespace: str | None, found: ClusterFacts, name: str | None = None
+    cluster: Cluster, namespace: str | None, read: ClusterFacts, name: str | None = None
 ) -> str:
     """What to do instead. Reads the graphs of all namespaces once, if permitted."""
     if namespace is None:
         return f"apply one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
-    graphs = _everywhere(cluster, found)
+    graphs = _everywhere(cluster, read)
     if graphs is None:
         return "specify its namespace with -n NAME"
-    spaces = sorted({space for space, one in graphs if name in (None, one)})
+    spaces = sorted({space for space, graph in graphs if name in (None, graph)})
     missing = "the namespace does not exist; " if _is_missing(cluster, namespace) else ""
     if spaces:
         what = "it is" if name else "graphs are"
@@ -91,18 +98,20 @@ def _elsewhere(
         return f"{missing}{what} in {_joined(spaces)}: -n {spaces[0]}{more}"
     if not graphs:
         return f"{missing}no other namespace has one: kubectl apply -f FILE, {_OTHER_CLUSTER}"
-    return missing + _list([f"{one} in {space}" for space, one in graphs])
+    return missing + _list([f"{graph} in {space}" for space, graph in graphs])
 
 
 def _joined(spaces: Sequence[str]) -> str:
     return f"namespace {spaces[0]}" if len(spaces) == 1 else f"namespaces {', '.join(spaces[:8])}"
 
 
-def _everywhere(cluster: Cluster, found: ClusterFacts) -> list[tuple[str, str]] | None:
+def _everywhere(cluster: Cluster, read: ClusterFacts) -> list[tuple[str, str]] | None:
     """``(namespace, name)`` of the first page of all graphs; None if that is refused."""
-    served = found.served
+    served = read.served
     versions = () if isinstance(served, Unread) else served.get(GRAPHS_RESOURCE, ())
-    version = next((one for one in reversed(GRAPH_VERSIONS) if one in versions), None)
+    version = next(
+        (candidate for candidate in reversed(GRAPH_VERSIONS) if candidate in versions), None
+    )
     if version is None:
         return None
     path = f"/apis/{GRAPH_GROUP}/{version}/{GRAPHS_RESOURCE.partition('.')[0]}"
@@ -110,8 +119,8 @@ def _everywhere(cluster: Cluster, found: ClusterFacts) -> list[tuple[str, str]] 
         page = cluster.get(path, {"limit": "500"})
     except (ClusterRefusal, Unreachable):
         return None
-    metadata = [mapping(mapping(one).get("metadata")) for one in sequence(page.get("items"))]
-    return sorted((text(one.get("namespace")), text(one.get("name"))) for one in metadata)
+    metadata = [mapping(mapping(item).get("metadata")) for item in sequence(page.get("items"))]
+    return sorted((text(item.get("namespace")), text(item.get("name"))) for item in metadata)
 
 
 def _is_missing(cluster: Cluster, namespace: str) -> bool:

@@ -69,14 +69,14 @@ def worker_reviews(namespace: str) -> tuple[AccessReview, ...]:
 def operator_users(facts: ClusterFacts) -> list[str]:
     """The service accounts of the operators."""
     operators = () if isinstance(facts.operators, Unread) else facts.operators
-    users = {_user(one.namespace, one.service_account) for one in operators}
+    users = {_user(operator.namespace, operator.service_account) for operator in operators}
     return sorted(users)[:_MOST_ACCOUNTS]
 
 
 def graph_namespaces(facts: ClusterFacts) -> list[str]:
     """The namespaces of the graphs."""
     graphs = () if isinstance(facts.graphs, Unread) else facts.graphs
-    return sorted({one.namespace for one in graphs})[:_MOST_ACCOUNTS]
+    return sorted({graph.namespace for graph in graphs})[:_MOST_ACCOUNTS]
 
 
 def worker_users(facts: ClusterFacts) -> list[tuple[str, str]]:

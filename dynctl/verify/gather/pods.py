@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dynctl.adapters.ports import Cluster, ClusterRefusal
 from dynctl.base.errors import Unreachable, file_problem
@@ -63,14 +64,14 @@ def read_files(
         return _key(worker), Unread("its container does not run")
     mount = (pod.main.env.get("DYN_TOPOLOGY_MOUNT_PATH") or MOUNT_PATH).rstrip("/") or "/"
     domains = {policy.domain: None, **dict.fromkeys(policy.sources)}
-    found: dict[str, TopologyFile] = {}
+    files: dict[str, TopologyFile] = {}
     try:
         for domain in domains:
-            found[domain] = _read_file(cluster, pod, pod.main.name, f"{mount}/{domain}")
+            files[domain] = _read_file(cluster, pod, pod.main.name, f"{mount}/{domain}")
     except (ClusterRefusal, Unreachable) as refusal:
         # An unreachable node must not hide the pods of other nodes.
         return _key(worker), _why(refusal)
-    return _key(worker), {**found, **_others(cluster, pod, pod.main.name, mount, domains)}
+    return _key(worker), {**files, **_others(cluster, pod, pod.main.name, mount, domains)}
 
 
 def _read_file(cluster: Cluster, pod: Pod, container: str, path: str) -> TopologyFile:
@@ -96,11 +97,12 @@ def _others(
         )
     except (ClusterRefusal, Unreachable, FileNotFoundError, ValueError):
         return {}
-    found = {}
-    for name in [one for one in names if one not in domains and one.isprintable()][:_MOST_OTHERS]:
+    others = [name for name in names if name not in domains and name.isprintable()]
+    contents = {}
+    for name in others[:_MOST_OTHERS]:
         with suppress(ClusterRefusal, Unreachable):
-            found[name] = _read_file(cluster, pod, container, f"{mount}/{name}")
-    return found
+            contents[name] = _read_file(cluster, pod, container, f"{mount}/{name}")
+    return contents
 
 
 def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog | Unread]:
@@ -115,21 +117,23 @@ def read_start(cluster: Cluster, worker: WorkerChain) -> tuple[PodKey, StartLog 
             earlier = _lines(cluster, pod, pod.main.name, previous=True)
     except (ClusterRefusal, Unreachable) as refusal:
         return _key(worker), _why(refusal)
-    config = now.config
-    if config is None:
-        return _key(worker), StartLog(
-            timed_out=now.timed_out or earlier.timed_out,
-            not_persisted=now.not_persisted or earlier.not_persisted,
-        )
+    log = replace(
+        StartLog() if now.config is None else _log_of_config(now.config),
+        timed_out=now.timed_out or earlier.timed_out,
+        not_persisted=now.not_persisted or earlier.not_persisted,
+    )
+    return _key(worker), log
+
+
+def _log_of_config(config: Mapping[str, Any]) -> StartLog:
+    """The topology of the runtime config that a worker logs."""
     domains = config.get("topology_domains")
     weight = config.get("kv_transfer_preferred_weight")
-    return _key(worker), StartLog(
+    return StartLog(
         {str(k): str(v) for k, v in domains.items()} if isinstance(domains, dict) else {},
         str(config.get("kv_transfer_domain") or ""),
         str(config.get("kv_transfer_enforcement") or ""),
         float(weight) if isinstance(weight, int | float) else None,
-        now.timed_out or earlier.timed_out,
-        now.not_persisted or earlier.not_persisted,
     )
 
 
@@ -166,7 +170,9 @@ class Sampling(StrEnum):
 def chosen(joined: JoinedFacts, sampling: Sampling) -> tuple[WorkerChain, ...]:
     """The workers with a running pod that are read, in order."""
     if sampling is Sampling.AUTO:
-        pods = sum(one.pod is not None and one.policy is not None for one in joined.workers)
+        pods = sum(
+            worker.pod is not None and worker.policy is not None for worker in joined.workers
+        )
         sampling = Sampling.ALL if pods <= MOST_READ else Sampling.SAMPLE
     return tuple(_chosen(joined, sampling))
 

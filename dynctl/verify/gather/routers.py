@@ -115,14 +115,14 @@ def _workers(frontend: DynamoFrontend, name: str) -> frozenset[int] | Unread:
 
 
 def _probe(routers: Routers, frontend: DynamoFrontend, name: str) -> list[ProbeAnswer]:
-    found = []
+    answers = []
     for model in sorted(frontend.models()):
         many = f"{routers.probe:,} chat" + ("" if routers.probe == 1 else "s")
         routers.say(f'probe: {many} "{_PROBE} N" of one token each to {model} at {name}')
         for number in range(routers.probe):
             status, body = frontend.chat(model, f"{_PROBE} {number}")
             workers = mapping(mapping(body.get("nvext")).get("worker_id"))
-            found.append(
+            answers.append(
                 ProbeAnswer(
                     name,
                     status,
@@ -131,7 +131,7 @@ def _probe(routers: Routers, frontend: DynamoFrontend, name: str) -> list[ProbeA
                     _id(workers.get("decode_worker_id")),
                 )
             )
-    return found
+    return answers
 
 
 def _id(value: object) -> int | None:
