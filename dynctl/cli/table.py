@@ -290,7 +290,6 @@ _ROWS: Final = (
             "--speed",
             "--max-regress",
             "--search",
-            "--plot",
         ),
     ),
     Command(

@@ -54,6 +54,8 @@ from router_core.transfer import Link
 from router_core.workers import ModelRuntimeConfig, Role
 
 U64 = st.integers(0, 2**64 - 1)
+#: The largest count that a number of JSON keeps exactly.
+COUNTS = st.integers(0, 2**53)
 SMALL = st.integers(0, 10**6)
 HASHES = st.lists(U64, max_size=6).map(tuple)
 TEXT = st.text(max_size=12)
@@ -107,7 +109,8 @@ def strategy(form: type[Any]) -> st.SearchStrategy[Any]:
     made = {n: FIELDS[n] for n in form.__dataclass_fields__ if n in FIELDS}
     for name, hint in get_type_hints(form).items():
         if name not in made and hint in (int, int | None):
-            made[name] = U64 if hint is int else st.none() | U64
+            number = U64 if name.endswith("_id") else COUNTS
+            made[name] = number if hint is int else st.none() | number
         elif name not in made and hint in (float, float | None):
             made[name] = TIMES if hint is float else st.none() | TIMES  # NaN is not equal to itself
     if form is ThresholdsSet:

@@ -184,7 +184,7 @@ def test_levels_in_the_wrong_order_are_rendered_with_a_warning(dynctl):
             "--stale no: expected report or starting",
         ),
         (["controller", "--image", "i", "--watch-namespace", "A"], "--watch-namespace A: expected"),
-        (["-o", "jsonl"], "-o jsonl: expected yaml or json"),
+        (["-o", "jsonl"], "-o jsonl: topology render has no such format; expected one of"),
         (["--domain", "rack"], "--domain rack: its label is unknown"),
         (["--domain", "Zone", "--label-key", "a"], "--domain 'Zone': expected up to 63 lower-case"),
         (["--label-key", "a//b"], "--label-key 'a//b': invalid name of a label"),
