@@ -1,6 +1,8 @@
 """Streams that engines make costly: what they may cost in a turn, and how long others wait.
 
 The aim is that the slowest ``GET /live`` beside four such streams takes 50 ms on two busy cores.
+Measured is the CPU time that the frontend spends before it answers: on a busy machine the time of
+the clock is that of other processes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
@@ -40,18 +41,23 @@ from dynctl.wire.dynamo.request_plane import (
 )
 from tests.dynctl.serving import costly_engine
 from tests.dynctl.serving.test_engine_http import EveryByte
-from tests.waiting import patience, slowdown
+from tests.waiting import patience
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 STREAMS = 4
-#: Measured: the slowest beside these streams took 1 to 43 s before they had a share.
-SLOWEST_S = 0.25
+#: CPU time of the frontend until an answer; before streams had a share, 1 to 43 s of the clock.
+SLOWEST_S = 0.15
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a process's main thread so far."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 @contextmanager
-def running(*command: str) -> Iterator[str]:
-    """A Python process; the first line of its output."""
+def running(*command: str) -> Iterator[tuple[str, int]]:
+    """A Python process: the first line of its output, and its id."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -60,7 +66,7 @@ def running(*command: str) -> Iterator[str]:
     )
     assert process.stdout is not None
     try:
-        yield process.stdout.readline()
+        yield process.stdout.readline(), process.pid
     finally:
         process.kill()
         process.wait()
@@ -102,15 +108,16 @@ ROWS = [("chat", kind) for kind in costly_engine.KINDS] + [
 ]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the CPU time from /proc")
 @pytest.mark.parametrize(("api", "kind"), ROWS)
 async def test_others_do_not_wait_for_a_costly_stream(api: str, kind: str) -> None:
     path, body = APIS[api]
     engine_file = str(Path(costly_engine.__file__))
-    with running(engine_file, kind) as port:
+    with running(engine_file, kind) as (port, _):
         worker = f"http://127.0.0.1:{int(port)},name=e0,model=demo"
         frontend = ("-m", "dynctl", "serve", "frontend", "--http-port", "0", "--announce")
         options = ("--worker", worker, "--model-path", str(DEMO_MODEL_DIR))
-        with running(*frontend, *options) as record:
+        with running(*frontend, *options) as (record, pid):
             url = json.loads(record)["url"]
             timeout = aiohttp.ClientTimeout(total=patience(60))
             async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -118,13 +125,12 @@ async def test_others_do_not_wait_for_a_costly_stream(api: str, kind: str) -> No
                 async with reading(session, url + path, body):
                     await asyncio.sleep(0.3)
                     for _ in range(40):
-                        started = time.perf_counter()
+                        started = cpu_seconds(pid)
                         async with session.get(url + "/live") as answer:
                             await answer.read()
-                        waits.append(time.perf_counter() - started)
+                        waits.append(cpu_seconds(pid) - started)
                         await asyncio.sleep(0.02)
-    # The second slowest: on a machine that others use, one measures the machine.
-    assert sorted(waits)[-2] < SLOWEST_S * slowdown(), statistics.quantiles(waits)
+    assert sorted(waits)[-2] < SLOWEST_S, (statistics.quantiles(waits), max(waits))
 
 
 # -- what one turn of the event loop takes ---------------------------------------------------------
