@@ -12,7 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -336,6 +336,31 @@ async def test_an_output_has_a_bounded_number_of_tokens() -> None:
     assert b"error" in read
 
 
+@asynccontextmanager
+async def answering(
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """A server whose connections are closed, and their handlers done, at its end; its origin."""
+    running: set[asyncio.Task[Any] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.add(asyncio.current_task())
+        try:
+            await handle(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client is closed
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+        await asyncio.gather(*filter(None, running), return_exceptions=True)
+
+
 async def test_a_control_request_is_sent_again_where_its_connection_was_closed() -> None:
     """A kept connection may close just then. Other methods are not sent twice."""
     served = 0
@@ -343,25 +368,16 @@ async def test_a_control_request_is_sent_again_where_its_connection_was_closed()
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal served
         served += 1
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-            await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
-            pass  # the client is closed
-        finally:
-            writer.close()
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await reader.readuntil(b"\r\n\r\n")
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x?y=1"
-    async with Upstream(Limits()) as upstream:
+    async with answering(serve) as origin, Upstream(Limits()) as upstream:
         for _ in range(2):
-            assert await upstream.get(url, patience(5)) == (200, b"ok")
+            assert await upstream.get(f"{origin}/x?y=1", patience(5)) == (200, b"ok")
         assert served == 2
         with pytest.raises(UpstreamFailure, match="closed the connection"):
-            await upstream.post(url, {}, patience(5))
-    server.close()
-    await server.wait_closed()
+            await upstream.post(f"{origin}/x?y=1", {}, patience(5))
 
 
 async def test_an_answer_to_a_control_request_is_taken_in_turns() -> None:
@@ -371,10 +387,7 @@ async def test_an_answer_to_a_control_request_is_taken_in_turns() -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD + framed(b"x") * 20_000 + END)
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
     most = 0
     received = EngineStream.received
 
@@ -385,8 +398,6 @@ async def test_an_answer_to_a_control_request_is_taken_in_turns() -> None:
         most = max(most, self._buffered - before)
 
     with mock.patch.object(EngineStream, "received", counted):
-        async with Upstream(Limits()) as upstream:
-            assert await upstream.get(url, patience(10)) == (200, b"x" * 20_000)
-    server.close()
-    await server.wait_closed()
+        async with answering(serve) as origin, Upstream(Limits()) as upstream:
+            assert await upstream.get(f"{origin}/metrics", patience(10)) == (200, b"x" * 20_000)
     assert 0 < most <= response_stream._TURN_CHUNKS
