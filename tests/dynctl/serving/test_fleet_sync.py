@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from dynctl.adapters.ports import ChannelCode, ChannelCondition, ChannelMessage
@@ -293,6 +295,64 @@ async def test_unreadable_messages_are_counted(synced: Synced) -> None:
     channel = synced.receive(SequenceFreed("r0", 1, 0, THEIRS))
     synced.sync.take(channel, ChannelMessage(ACTIVE_SEQUENCES, 0xFE, 1, 0, b"\xc1"))
     assert synced.sync.missed["malformed"] == 1
+
+
+#: What a hostile router may send as a number.
+HOSTILE: tuple[Any, ...] = (0, -1, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 1e300, True, None, "7", [])
+
+
+def hostile_payloads(worker: int) -> Iterator[bytes]:
+    """Events with each number replaced by each hostile one, then mutated bytes of real ones."""
+    real = encode_sequences(
+        [
+            SequenceAdded("r", worker, 0, (1, 2, 3), 48, THEIRS, None, True, 128, 0.5),
+            SequencePrefillDone("r", worker, 0, THEIRS),
+            SequenceFreed("r", worker, 0, THEIRS),
+        ]
+    )
+    yield real
+    document = msgspec.msgpack.decode(real)
+    for change in every_leaf_replaced(document):
+        yield msgspec.msgpack.encode(change)
+    random = Random(27)
+    for _ in range(2_000):
+        data = bytearray(real)
+        for _ in range(random.randint(1, 4)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        yield bytes(data[: random.randint(1, len(data))])
+
+
+def every_leaf_replaced(value: Any) -> Iterator[Any]:
+    """Copies of a document with one leaf replaced by each hostile value."""
+    if isinstance(value, list):
+        for at, part in enumerate(value):
+            for other in every_leaf_replaced(part):
+                yield [*value[:at], other, *value[at + 1 :]]
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            for other in every_leaf_replaced(part):
+                yield {**value, name: other}
+    else:
+        yield from HOSTILE
+
+
+async def test_a_hostile_router_stops_nothing(synced: Synced) -> None:
+    decode = synced.worker(Role.DECODE)
+    channel = synced.receive()
+    sent = 0
+    for sent, payload in enumerate(hostile_payloads(decode), start=1):
+        synced.sync.take(channel, ChannelMessage(ACTIVE_SEQUENCES, 0xFE, sent, 0, payload))
+        if sent % 100 == 0:
+            assert synced.service.router.snapshot()
+    assert sent > 2_100
+    assert synced.sync.missed["malformed"] > 500
+    # Its decisions are those of a router that heard nothing wrong, and all of it ends with it.
+    synced.sync.take_deployment(replace(synced.observer.deployment))
+    before = synced.requests(decode)
+    synced.receive(SequenceAdded("good", decode, 0, (1,), 0, THEIRS))
+    assert synced.requests(decode) == before + 1
+    for load in (synced.service.router.load.prefill_tokens, synced.service.router.load.requests):
+        assert all(0 <= value < 2**63 for value in load)
 
 
 async def test_what_is_booked_is_freed_at_the_end(synced: Synced) -> None:
