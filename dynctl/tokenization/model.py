@@ -292,7 +292,8 @@ class ModelTokenizer:
         for the process of the template. ``apart`` renders a large chat, in a thread that large
         requests share.
         """
-        template, chars = self._template_of(messages, tools)
+        choose = partial(self._template_of, messages, tools)
+        template, chars = choose() if apart is None else await apart(choose)
         variables = partial(
             template.variables,
             messages,
