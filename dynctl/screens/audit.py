@@ -7,7 +7,7 @@ from collections import Counter
 from dynctl.base.quantities import percent
 from dynctl.documents.audit import CAUSES, AuditReport, AuditRow
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
+from dynctl.screens.columns import Column, number_column, or_dash, table
 from dynctl.screens.numbers import plural
 
 _NOTHING = {
@@ -44,37 +44,28 @@ def audit_screen(report: AuditReport, canvas: Canvas) -> str:
     total: Counter[str] = Counter()
     for row in report.workers:
         total.update(row.causes)
-    for cause, count in total.most_common():
+    for cause, number in total.most_common():
         named = [row.worker for row in report.workers if row.causes.get(cause)]
         where = named[0] if len(named) == 1 else plural(len(named), "worker")
-        text = f"{cause}, {count:,} on {where}: {CAUSES.get(cause, 'unknown cause')}"
+        text = f"{cause}, {number:,} on {where}: {CAUSES.get(cause, 'unknown cause')}"
         lines += canvas.paragraph(text, first="cause    ", rest=" " * 9)
-    for reason, count in sorted(report.skipped.items()):
-        lines += canvas.paragraph(f"{count:,}: {reason}", first="skipped  ", rest=" " * 9)
+    for reason, number in sorted(report.skipped.items()):
+        lines += canvas.paragraph(f"{number:,}: {reason}", first="skipped  ", rest=" " * 9)
     return "\n".join(lines) + "\n"
 
 
 def _columns(report: AuditReport) -> list[Column[AuditRow]]:
     columns: list[Column[AuditRow]] = [
-        Column("worker", "WORKER", lambda row: row.worker, lambda row: row.worker, name=True),
-        Column("role", "ROLE", lambda row: row.role or "-", lambda row: row.role, rank=2),
-        Column(
-            "requests", "REQUESTS", lambda row: f"{row.requests:,}", lambda row: row.requests,
-            right=True,
-        ),
-        Column("hits", "HITS", _rate, lambda row: row.hits, right=True),
-    ]  # fmt: skip
+        Column("worker", "WORKER", lambda row: row.worker, name=True),
+        Column("role", "ROLE", lambda row: row.role, form=or_dash, rank=2),
+        number_column("requests", "REQUESTS", lambda row: row.requests),
+        Column("hits", "HITS", lambda row: row.hits, text=_rate, right=True),
+    ]
     if any(row.predicted_tokens or row.reported_tokens for row in report.workers):
         columns += [
-            Column(
-                "predicted", "PREDICTED", lambda row: f"{row.predicted_tokens:,}",
-                lambda row: row.predicted_tokens, right=True, rank=1,
-            ),
-            Column(
-                "reported", "REPORTED", lambda row: f"{row.reported_tokens:,}",
-                lambda row: row.reported_tokens, right=True, rank=1,
-            ),
-        ]  # fmt: skip
+            number_column("predicted", "PREDICTED", lambda row: row.predicted_tokens, rank=1),
+            number_column("reported", "REPORTED", lambda row: row.reported_tokens, rank=1),
+        ]
     return columns
 
 

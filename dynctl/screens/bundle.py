@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dynctl.documents.bundle import BundleMember, BundleReport
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
-from dynctl.screens.numbers import count, plural
+from dynctl.screens.columns import Column, number_column, table
+from dynctl.screens.numbers import plural
 
 _COLUMNS: list[Column[BundleMember]] = [
-    Column("file", "FILE", lambda one: one.file, lambda one: one.file, name=True),
-    Column("bytes", "BYTES", lambda one: count(one.bytes), lambda one: one.bytes, right=True),
-    Column("what", "WHAT", lambda one: one.what, lambda one: one.what, rank=1),
+    Column("file", "FILE", lambda one: one.file, name=True),
+    number_column("bytes", "BYTES", lambda one: one.bytes),
+    Column("what", "WHAT", lambda one: one.what, rank=1),
 ]
 
 

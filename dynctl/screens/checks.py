@@ -197,11 +197,13 @@ def code_page(page: CodePage, canvas: Canvas) -> str:
 def code_list(result: CodeList, canvas: Canvas) -> str:
     """All codes with their titles."""
     columns: list[Column[CodePage]] = [
-        Column("code", "CODE", lambda c: c.code, lambda c: c.code),
-        Column("level", "LEVEL", lambda c: c.level, lambda c: c.level),
-        Column("section", "SECTION", lambda c: c.section, lambda c: c.section, rank=1, wide=True),
+        Column("code", "CODE", lambda c: c.code),
+        Column("level", "LEVEL", lambda c: c.level),
+        Column("section", "SECTION", lambda c: c.section, rank=1, wide=True),
         Column(
-            *("title", "HEALTHY CONDITION", lambda c: c.title, lambda c: c.title),
+            "title",
+            "HEALTHY CONDITION",
+            lambda c: c.title,
             name=True,
             sentence=True,
         ),

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from msgspec import UNSET
+
 from dynctl.base.errors import UsageProblem
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.cells import beginning, cells, padded
-from dynctl.screens.numbers import middle
+from dynctl.screens.numbers import count, middle
 
 Row = TypeVar("Row")
 
@@ -24,9 +26,20 @@ SHORTEST = 12
 LONGEST = 253
 
 
+def plain(value: Any) -> str:
+    """A value as it is; ``-`` for none, and for one that the document does not have."""
+    return "-" if value is None or value is UNSET else str(value)
+
+
+def or_dash(value: Any) -> str:
+    """A value as it is; ``-`` for none and for an empty one."""
+    return str(value) if value else "-"
+
+
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """``text``: what tables show; ``value``: what sorting compares.
+    """``value``: what sorting compares; ``form``: how tables show it. ``text``: what tables show
+    of a row, where that is not one value.
 
     ``rank``: 0 always stays on narrow terminals, higher ranks leave earlier. ``wide`` columns
     appear with ``-o wide`` or on wide terminals. ``name`` columns are shortened in the middle,
@@ -35,8 +48,9 @@ class Column(Generic[Row]):
 
     key: str
     heading: str
-    text: Callable[[Row], str]
     value: Callable[[Row], Any]
+    form: Callable[[Any], str] = plain
+    text: Callable[[Row], str] | None = None
     right: bool = False
     rank: int = 0
     wide: bool = False
@@ -44,9 +58,13 @@ class Column(Generic[Row]):
     shortest: int = SHORTEST
     sentence: bool = False
 
+    def cell(self, row: Row) -> str:
+        """The text of a row."""
+        return self.form(self.value(row)) if self.text is None else self.text(row)
+
     def cells_of(self, row: Row) -> int:
         """The cells of the terminal that its text takes, at most `LONGEST` for a name."""
-        wide = cells(self.text(row))
+        wide = cells(self.cell(row))
         return wide if self.sentence else min(wide, LONGEST)
 
     def shortened(self, cell: str, width: int) -> str:
@@ -54,6 +72,13 @@ class Column(Generic[Row]):
         if cells(cell) <= width:
             return cell
         return f"{beginning(cell, width - 2)}.." if self.sentence else middle(cell, width)
+
+
+def number_column(
+    key: str, heading: str, value: Callable[[Row], Any], *, rank: int = 0, wide: bool = False
+) -> Column[Row]:
+    """A column of whole numbers."""
+    return Column(key, heading, value, form=count, right=True, rank=rank, wide=wide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +92,7 @@ class Fitted(Generic[Row]):
         return self._line([column.heading for column in self.columns])
 
     def line(self, row: Row) -> str:
-        return self._line([column.text(row) for column in self.columns])
+        return self._line([column.cell(row) for column in self.columns])
 
     def texts(self, values: Sequence[str]) -> str:
         """A line of the first ``len(values)`` columns, each padded."""

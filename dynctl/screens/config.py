@@ -16,14 +16,14 @@ from router_core import SETTINGS
 def config_report(result: ConfigReport, canvas: Canvas) -> str:
     columns: list[Column[SettingRow]] = [
         # A setting is typed by its name, so only its source is shortened.
-        Column("name", "SETTING", lambda s: s.name, lambda s: s.name),
-        Column("value", "VALUE", _value, lambda s: s.value, right=True),
-        Column("source", "SOURCE", lambda s: s.source, lambda s: s.source, name=True),
-        Column("bounds", "BOUNDS", lambda s: s.bounds, lambda s: s.bounds, rank=3, wide=True),
-        Column("flag", "FLAG", lambda s: s.flag, lambda s: s.flag, rank=1, wide=True),
-        Column("env", "ENVIRONMENT", lambda s: s.env, lambda s: s.env, rank=2, wide=True),
-        Column("help", "MEANING", lambda s: s.help, lambda s: s.help, rank=4, wide=True),
-        Column("aliases", "ALSO", _aliases, _aliases, rank=5, wide=True),
+        Column("name", "SETTING", lambda s: s.name),
+        Column("value", "VALUE", lambda s: s.value, text=_value, right=True),
+        Column("source", "SOURCE", lambda s: s.source, name=True),
+        Column("bounds", "BOUNDS", lambda s: s.bounds, rank=3, wide=True),
+        Column("flag", "FLAG", lambda s: s.flag, rank=1, wide=True),
+        Column("env", "ENVIRONMENT", lambda s: s.env, rank=2, wide=True),
+        Column("help", "MEANING", lambda s: s.help, rank=4, wide=True),
+        Column("aliases", "ALSO", _aliases, rank=5, wide=True),
     ]
     head = f"preset {result.preset or 'unknown'}, from {result.source}\n"
     changed = [
@@ -65,11 +65,11 @@ def _advice(advice: ModelAdvice, canvas: Canvas) -> str:
     head = f"advice for {advice.model}{requests}: " if advice.model else "advice: "
     text = "\n".join(canvas.paragraph(f"{head}{advice.workload}; {advice.why}", first="")) + "\n"
     columns: list[Column[AdvisedSetting]] = [
-        Column("name", "SETTING", lambda s: s.name, lambda s: s.name),
-        Column("now", "NOW", lambda s: setting_text(s.now), lambda s: s.now, right=True),
-        Column("guide", "GUIDE", _range, lambda s: s.low, right=True),
-        Column("advised", "ADVISED", _advised, lambda s: s.advised, right=True),
-        Column("why", "WHY", lambda s: s.why, lambda s: s.why, rank=1),
+        Column("name", "SETTING", lambda s: s.name),
+        Column("now", "NOW", lambda s: s.now, form=setting_text, right=True),
+        Column("guide", "GUIDE", lambda s: s.low, text=_range, right=True),
+        Column("advised", "ADVISED", lambda s: s.advised, text=_advised, right=True),
+        Column("why", "WHY", lambda s: s.why, rank=1),
     ]
     if advice.settings:
         text += table(columns, advice.settings, canvas)

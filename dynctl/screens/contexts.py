@@ -20,9 +20,11 @@ def context_list(result: ContextList, canvas: Canvas) -> str:
     if not result.contexts:
         return f"{result.file} has no contexts\nadd one: dynctl context add NAME --frontend URL\n"
     columns: list[Column[ContextRow]] = [
-        Column("current", " ", lambda row: "*" if row.current else "", lambda row: row.current),
-        Column("name", "NAME", lambda row: row.name, lambda row: row.name, name=True),
-        Column("values", "OPTIONS", _line, lambda row: row.values, name=True, shortest=20),
+        Column(
+            "current", " ", lambda row: row.current, text=lambda row: "*" if row.current else ""
+        ),
+        Column("name", "NAME", lambda row: row.name, name=True),
+        Column("values", "OPTIONS", lambda row: row.values, text=_line, name=True, shortest=20),
     ]
     return table(columns, result.contexts, canvas)
 
@@ -36,9 +38,9 @@ def context_detail(result: ContextDetail, canvas: Canvas) -> str:
         chosen = by.get(result.chosen_by, f"chosen by {result.chosen_by}")
         head = [f"context {result.name}  ({chosen}; {result.file})"]
     columns: list[Column[ContextValue]] = [
-        Column("name", "OPTION", lambda one: one.name, lambda one: one.name),
-        Column("value", "VALUE", _value, lambda one: one.value, name=True, shortest=16),
-        Column("source", "FROM", lambda one: one.source, lambda one: one.source),
+        Column("name", "OPTION", lambda one: one.name),
+        Column("value", "VALUE", lambda one: one.value, text=_value, name=True, shortest=16),
+        Column("source", "FROM", lambda one: one.source),
     ]
     lines = [*head, "", table(columns, result.values, canvas).rstrip("\n")]
     for one in result.values:

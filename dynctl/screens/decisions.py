@@ -107,25 +107,46 @@ def decision_columns(
         return NOTHING if line.refused else _placed(line.decode, line.domains, domain)
 
     return [
-        Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
-        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id),
-        Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model, rank=5,
-               name=True),
-        Column("prefill", "PREFILL", prefill, prefill, name=True),
-        Column("decode", "DECODE", decode, decode, name=True),
-        Column("cached", "CACHED", cached_text, lambda d: d.cached_blocks, right=True, rank=1),
-        Column("cost", "COST", lambda d: number_text(d, d.cost), lambda d: d.cost, right=True,
-               rank=3),
-        Column("tokens", "BLOCKS", _blocks_text, lambda d: d.blocks, right=True,
-               rank=6, wide=True),
-        Column("margin", "MARGIN", _margin, lambda d: d.margin, right=True, rank=4, wide=True),
-        Column("ttft", "TTFT", lambda d: seconds(d.response.ttft_s), lambda d: d.response.ttft_s,
-               right=True, rank=7, wide=True),
-        Column("took", "TOOK", lambda d: seconds(d.response.duration_s),
-               lambda d: d.response.duration_s, right=True, rank=8, wide=True),
-        Column("outcome", "OUTCOME", outcome_text, outcome_text),
-        Column("why", "WHY", reason_text, reason_text, name=True, shortest=_WHY, sentence=True),
-    ]  # fmt: skip
+        Column("at", "TIME", lambda d: d.at, form=clock),
+        Column("id", "ID", lambda d: d.id, text=lambda d: d.id[-end:]),
+        Column(
+            "model",
+            "MODEL",
+            lambda d: d.model,
+            text=lambda d: d.model or UNKNOWN,
+            rank=5,
+            name=True,
+        ),
+        Column("prefill", "PREFILL", prefill, name=True),
+        Column("decode", "DECODE", decode, name=True),
+        Column("cached", "CACHED", lambda d: d.cached_blocks, text=cached_text, right=True, rank=1),
+        Column(
+            "cost",
+            "COST",
+            lambda d: d.cost,
+            text=lambda d: number_text(d, d.cost),
+            right=True,
+            rank=3,
+        ),
+        Column(
+            "tokens", "BLOCKS", lambda d: d.blocks, text=_blocks_text, right=True, rank=6, wide=True
+        ),
+        Column("margin", "MARGIN", lambda d: d.margin, text=_margin, right=True, rank=4, wide=True),
+        Column(
+            "ttft", "TTFT", lambda d: d.response.ttft_s, form=seconds, right=True, rank=7, wide=True
+        ),
+        Column(
+            "took",
+            "TOOK",
+            lambda d: d.response.duration_s,
+            form=seconds,
+            right=True,
+            rank=8,
+            wide=True,
+        ),
+        Column("outcome", "OUTCOME", outcome_text),
+        Column("why", "WHY", reason_text, name=True, shortest=_WHY, sentence=True),
+    ]
 
 
 def decision_report(result: DecisionReport, canvas: Canvas) -> str:
@@ -161,7 +182,7 @@ class DecisionLines:
 
     def line(self, line: DecisionLine) -> str:
         """One line with its line end. The reason is last and takes what is left."""
-        *cells, _ = [column.text(line) for column in self._fitted.columns]
+        *cells, _ = [column.cell(line) for column in self._fitted.columns]
         used = sum(self._fitted.widths[:-1]) + GAP * (len(self._fitted.widths) - 1)
         text = padded(self._fitted.texts(cells), used)
         room = None if self._canvas.width is None else max(_WHY, self._canvas.width - used)
@@ -215,12 +236,20 @@ def _samples(workers: Sequence[WorkerRow], source: str) -> list[DecisionLine]:
         prefill = ref if row.role == "prefill" else None
         found.append(
             DecisionLine(
-                "0" * _LONG_ID, 0.0, source, model=row.model, prefill=prefill,
-                decode=None if prefill else ref, prefill_domains=row.domains if prefill else {},
-                domains={} if prefill else row.domains, blocks=100, cached_blocks=100, cost=100.25,
+                "0" * _LONG_ID,
+                0.0,
+                source,
+                model=row.model,
+                prefill=prefill,
+                decode=None if prefill else ref,
+                prefill_domains=row.domains if prefill else {},
+                domains={} if prefill else row.domains,
+                blocks=100,
+                cached_blocks=100,
+                cost=100.25,
                 response=_LONGEST,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -12,8 +12,7 @@ from dynctl.base.terminal import printable
 from dynctl.documents.events import TailKind, TailLine
 from dynctl.planning.domain_capacity import primary_domain
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import GAP, Column, Fitted, fit, visible
-from dynctl.screens.numbers import count
+from dynctl.screens.columns import GAP, Column, Fitted, fit, number_column, or_dash, visible
 from dynctl.screens.streaming import LineStream
 from dynctl.sources.dynamo.event_stream import TailQueue
 from router_core import Worker
@@ -51,7 +50,7 @@ class EventLines:
         if line.event in _IN_COLUMNS:
             text = self._fitted.line(line)
             return self._with_words(text, f"! {line.message}" if line.message else "")
-        cells = [column.text(line) for column in self._head.columns]
+        cells = [column.cell(line) for column in self._head.columns]
         used = sum(self._head.widths) + GAP * (len(self._head.widths) - 1)
         text = self._with_words(self._head.texts(cells).ljust(used), line.message or "")
         return self._canvas.bold(text[:-1]) + "\n" if line.is_remark else text
@@ -68,27 +67,27 @@ class EventLines:
 
 def _columns(domain: str | None) -> list[Column[TailLine]]:
     columns: list[Column[TailLine]] = [
-        Column("time", "TIME", _clock, lambda e: e.time),
-        Column("event", "EVENT", _event, lambda e: e.event),
-        Column("worker", "WORKER", lambda e: e.worker or "-", lambda e: e.worker, name=True),
+        Column("time", "TIME", lambda e: e.time, text=_clock),
+        Column("event", "EVENT", lambda e: e.event, text=_event),
+        Column("worker", "WORKER", lambda e: e.worker, form=or_dash, name=True),
     ]
     if domain is not None:
         columns.append(
             Column(
-                "domain", domain.upper(), lambda e: e.domains.get(domain, "-"),
-                lambda e: e.domains.get(domain), rank=1,
+                "domain",
+                domain.upper(),
+                lambda e: e.domains.get(domain),
+                rank=1,
             )
-        )  # fmt: skip
+        )
     columns += [
-        Column("rank", "RANK", lambda e: count(e.dp_rank), lambda e: e.dp_rank, right=True, rank=5),
-        Column("blocks", "BLOCKS", lambda e: count(e.blocks), lambda e: e.blocks, right=True),
-        Column("first", "FIRST", lambda e: _hash(e.first_hash), lambda e: e.first_hash, rank=3),
-        Column("after", "AFTER", lambda e: _hash(e.parent_hash), lambda e: e.parent_hash,
-               rank=6, wide=True),
-        Column("tier", "TIER", lambda e: e.tier or "-", lambda e: e.tier, rank=4),
-        Column("event_id", "ID", lambda e: count(e.event_id), lambda e: e.event_id, right=True,
-               rank=2),
-    ]  # fmt: skip
+        number_column("rank", "RANK", lambda e: e.dp_rank, rank=5),
+        number_column("blocks", "BLOCKS", lambda e: e.blocks),
+        Column("first", "FIRST", lambda e: e.first_hash, form=_hash, rank=3),
+        Column("after", "AFTER", lambda e: e.parent_hash, form=_hash, rank=6, wide=True),
+        Column("tier", "TIER", lambda e: e.tier, form=or_dash, rank=4),
+        number_column("event_id", "ID", lambda e: e.event_id, rank=2),
+    ]
     return columns
 
 

@@ -15,8 +15,8 @@ from dynctl.documents.hits import (
     best_trial,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
-from dynctl.screens.numbers import count, plural
+from dynctl.screens.columns import Column, number_column, table
+from dynctl.screens.numbers import plural
 
 #: Losses that are described, on narrow and on wide screens.
 _MOST_LOSSES = 3
@@ -193,15 +193,14 @@ def _tried(one: HitsCause) -> str:
 
 def _columns(report: HitsReport) -> list[Column[HitsGroup]]:
     columns: list[Column[HitsGroup]] = [
-        Column(report.by, report.by.upper(), lambda r: r.name, lambda r: r.name, name=True),
-        Column(
-            "requests", "REQUESTS", lambda r: count(r.requests), lambda r: r.requests,
-            right=True, rank=2,
-        ),
-    ]  # fmt: skip
+        Column(report.by, report.by.upper(), lambda r: r.name, name=True),
+        number_column("requests", "REQUESTS", lambda r: r.requests, rank=2),
+    ]
     for rank, name in ((3, "reachable"), (4, "best"), (5, "expected"), (1, "reused")):
         columns.append(_rate_column(name, rank))
-    columns.append(Column("largest", "LARGEST LOSS", _largest, lambda r: r.largest_share, rank=6))
+    columns.append(
+        Column("largest", "LARGEST LOSS", lambda r: r.largest_share, text=_largest, rank=6)
+    )
     return columns
 
 
@@ -214,7 +213,9 @@ def _rate_column(name: str, rank: int) -> Column[HitsGroup]:
         rate = row.rates.get(name)
         return "unknown" if rate is None else percent(rate, 1)
 
-    return Column(name, name.upper(), text, lambda r: r.rates.get(name) or 0.0, True, rank)
+    return Column(
+        name, name.upper(), lambda r: r.rates.get(name) or 0.0, text=text, right=True, rank=rank
+    )
 
 
 def _skipped(report: HitsReport) -> str:

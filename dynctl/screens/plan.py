@@ -9,8 +9,8 @@ from dataclasses import replace
 from dynctl.base.quantities import percent
 from dynctl.documents.topology import NO_DOMAIN, DomainPlan, Loss, TopologyPlan
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
-from dynctl.screens.numbers import amount, count, plural
+from dynctl.screens.columns import Column, number_column, table
+from dynctl.screens.numbers import amount, plural
 
 _MOST_NOTES = 8
 #: Losses shown per kind, the worst first; -o json has all.
@@ -24,45 +24,52 @@ def plan_columns(rows: Sequence[DomainPlan], domain: str) -> list[Column[DomainP
     blocks = any(row.headroom.kv_blocks is not None for row in rows)
     tokens = any(row.headroom.batched_tokens is not None for row in rows)
     columns: list[Column[DomainPlan]] = [
-        Column("domain", domain.upper(), _value, lambda r: r.value, name=True),
+        Column("domain", domain.upper(), lambda r: r.value, text=_value, name=True),
         Column(
-            "pool", "POOL", lambda r: r.pool, lambda r: r.pool,
-            rank=0 if several else 9, wide=not several, name=True,
+            "pool", "POOL", lambda r: r.pool, rank=0 if several else 9, wide=not several, name=True
         ),
         Column(
-            "prefill", "PREFILL", lambda r: _workers(r.prefill, r.unpinned_prefill),
-            lambda r: r.prefill, right=True,
+            "prefill",
+            "PREFILL",
+            lambda r: r.prefill,
+            text=lambda r: _workers(r.prefill, r.unpinned_prefill),
+            right=True,
         ),
         Column(
-            "decode", "DECODE", lambda r: _workers(r.decode, r.unpinned_decode),
-            lambda r: r.decode, right=True,
+            "decode",
+            "DECODE",
+            lambda r: r.decode,
+            text=lambda r: _workers(r.decode, r.unpinned_decode),
+            right=True,
         ),
-        Column("ratio", "P:D", _ratio, lambda r: r.decode_per_prefill, right=True, rank=4),
-    ]  # fmt: skip
+        Column("ratio", "P:D", lambda r: r.decode_per_prefill, text=_ratio, right=True, rank=4),
+    ]
     if spare:
         columns.append(
             Column(
-                "headroom", "DECODE HEADROOM", lambda r: _signed(r.headroom.decode_workers),
-                lambda r: r.headroom.decode_workers, right=True, rank=3,
+                "headroom",
+                "DECODE HEADROOM",
+                lambda r: r.headroom.decode_workers,
+                form=_signed,
+                right=True,
+                rank=3,
             )
-        )  # fmt: skip
+        )
     if blocks:
         columns.append(
-            Column(
-                "kv_blocks", "KV BLOCKS FREE", lambda r: count(r.headroom.kv_blocks),
-                lambda r: r.headroom.kv_blocks, right=True, rank=6,
-            )
-        )  # fmt: skip
+            number_column("kv_blocks", "KV BLOCKS FREE", lambda r: r.headroom.kv_blocks, rank=6)
+        )
     if tokens:
         columns.append(
-            Column(
-                "batched_tokens", "BATCH TOKENS FREE", lambda r: count(r.headroom.batched_tokens),
-                lambda r: r.headroom.batched_tokens, right=True, rank=7,
+            number_column(
+                "batched_tokens", "BATCH TOKENS FREE", lambda r: r.headroom.batched_tokens, rank=7
             )
-        )  # fmt: skip
+        )
     if any(row.add.prefill or row.add.decode for row in rows) or spare:
-        columns.append(Column("add", "ADD", _add, lambda r: r.add.prefill + r.add.decode, rank=2))
-    columns.append(Column("state", "STATE", _state, lambda r: r.state))
+        columns.append(
+            Column("add", "ADD", lambda r: r.add.prefill + r.add.decode, text=_add, rank=2)
+        )
+    columns.append(Column("state", "STATE", lambda r: r.state, text=_state))
     return columns
 
 
@@ -163,25 +170,30 @@ def _loss_columns(result: TopologyPlan, several: bool) -> list[Column[Loss]]:
             return f"node {loss.node} in {value}"
         return f"{words.get(loss.what, result.domain)} {value}"
 
-    columns: list[Column[Loss]] = [Column("what", "LOSS OF", what, what, name=True)]
+    columns: list[Column[Loss]] = [Column("what", "LOSS OF", what, name=True)]
     if several:
-        columns.append(Column("pool", "POOL", lambda r: r.pool, lambda r: r.pool, name=True))
+        columns.append(Column("pool", "POOL", lambda r: r.pool, name=True))
     columns += [
         Column(
-            "left", "P:D LEFT", lambda r: f"{r.prefill_left:,}:{r.decode_left:,}",
-            lambda r: r.prefill_left, right=True,
+            "left",
+            "P:D LEFT",
+            lambda r: r.prefill_left,
+            text=lambda r: f"{r.prefill_left:,}:{r.decode_left:,}",
+            right=True,
         ),
         Column(
-            "stranded", "STRANDED PREFILL",
-            lambda r: f"{amount(round(r.stranded_prefill, 2))} ({_percent(r.stranded_share)})"
-            if r.stranded_prefill else "-",
-            lambda r: r.stranded_prefill, right=True,
+            "stranded",
+            "STRANDED PREFILL",
+            lambda r: r.stranded_prefill,
+            text=lambda r: (
+                f"{amount(round(r.stranded_prefill, 2))} ({_percent(r.stranded_share)})"
+                if r.stranded_prefill
+                else "-"
+            ),
+            right=True,
         ),
-        Column(
-            "served", "STILL SERVED", lambda r: _percent(r.served_share),
-            lambda r: r.served_share, right=True,
-        ),
-    ]  # fmt: skip
+        Column("served", "STILL SERVED", lambda r: r.served_share, form=_percent, right=True),
+    ]
     return columns
 
 

@@ -153,13 +153,10 @@ def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
             found = row.metrics.get(metric)
             return None if found is None else found.mean
 
-        return Column(metric, heading, text, value, right=True, rank=rank, wide=wide)
+        return Column(metric, heading, value, text=text, right=True, rank=rank, wide=wide)
 
     found = [
-        Column(
-            "policy", "POLICY", lambda row: row.policy, lambda row: row.policy, name=True,
-            shortest=8,
-        ),
+        Column("policy", "POLICY", lambda row: row.policy, name=True, shortest=8),
         column("hit_rate", "HITS", _percent),
         column("of_ceiling", "OF MAX", percent, rank=3),
         column("ttft_p50_s", "TTFT P50", _time),
@@ -171,7 +168,7 @@ def _columns(report: ReplayReport) -> list[Column[PolicySummary]]:
         column("goodput_share", "GOODPUT", _percent, rank=7, wide=True),
         column("refused_share", "REFUSED", _percent, rank=1),
         column("imbalance", "IMBALANCE", lambda value: f"{value:.2f}", rank=4),
-    ]  # fmt: skip
+    ]
     # Where hits come from: those of the device are the rest.
     for metric, heading in (("disk_hit_rate", "DISK"), ("host_hit_rate", "HOST")):
         if _any(report, metric):
@@ -292,33 +289,27 @@ def _optional(value: float | None, shown: Text = _time) -> str:
 
 def _load_columns() -> list[Column[LoadPoint]]:
     return [
-        Column("policy", "POLICY", lambda r: r.policy, lambda r: r.policy, name=True, shortest=8),
-        Column("load", "LOAD", lambda r: f"x{r.load:g}", lambda r: r.load, right=True),
+        Column("policy", "POLICY", lambda r: r.policy, name=True, shortest=8),
+        Column("load", "LOAD", lambda r: r.load, text=lambda r: f"x{r.load:g}", right=True),
         Column(
-            "requests_per_s", "REQ/S", lambda r: f"{r.requests_per_s:,.2f}",
-            lambda r: r.requests_per_s, right=True,
-        ),
-        Column(
-            "ttft_p50_s", "TTFT P50", lambda r: _optional(r.ttft_p50_s), lambda r: r.ttft_p50_s,
+            "requests_per_s",
+            "REQ/S",
+            lambda r: r.requests_per_s,
+            text=lambda r: f"{r.requests_per_s:,.2f}",
             right=True,
         ),
+        Column("ttft_p50_s", "TTFT P50", lambda r: r.ttft_p50_s, form=_optional, right=True),
+        Column("ttft_p90_s", "P90", lambda r: r.ttft_p90_s, form=_optional, right=True),
         Column(
-            "ttft_p90_s", "P90", lambda r: _optional(r.ttft_p90_s), lambda r: r.ttft_p90_s,
+            "goodput_per_s",
+            "GOOD REQ/S",
+            lambda r: r.goodput_per_s,
+            text=lambda r: f"{r.goodput_per_s:,.2f}",
             right=True,
         ),
-        Column(
-            "goodput_per_s", "GOOD REQ/S", lambda r: f"{r.goodput_per_s:,.2f}",
-            lambda r: r.goodput_per_s, right=True,
-        ),
-        Column(
-            "goodput_share", "GOODPUT", lambda r: _percent(r.goodput_share),
-            lambda r: r.goodput_share, right=True,
-        ),
-        Column(
-            "refused_share", "REFUSED", lambda r: _percent(r.refused_share),
-            lambda r: r.refused_share, right=True,
-        ),
-    ]  # fmt: skip
+        Column("goodput_share", "GOODPUT", lambda r: r.goodput_share, form=_percent, right=True),
+        Column("refused_share", "REFUSED", lambda r: r.refused_share, form=_percent, right=True),
+    ]
 
 
 def _search(report: ReplayReport, canvas: Canvas) -> str:
@@ -327,24 +318,23 @@ def _search(report: ReplayReport, canvas: Canvas) -> str:
     base = [one for one in rest if not one.settings]
     shown = front[:_MOST_SEARCHED] + base
     columns: list[Column[SearchPoint]] = [
-        Column("front", "FRONT", lambda r: "yes" if r.front else "no", lambda r: r.front),
+        Column("front", "FRONT", lambda r: r.front, text=lambda r: "yes" if r.front else "no"),
+        Column("ttft_p90_s", "TTFT P90", lambda r: r.ttft_p90_s, form=_optional, right=True),
         Column(
-            "ttft_p90_s", "TTFT P90", lambda r: _optional(r.ttft_p90_s), lambda r: r.ttft_p90_s,
+            "output_tokens_per_s", "TOK/S", lambda r: r.output_tokens_per_s, form=_count, right=True
+        ),
+        Column(
+            "hit_rate",
+            "HITS",
+            lambda r: r.hit_rate,
+            text=lambda r: _optional(r.hit_rate, _percent),
             right=True,
+            rank=1,
         ),
         Column(
-            "output_tokens_per_s", "TOK/S", lambda r: _count(r.output_tokens_per_s),
-            lambda r: r.output_tokens_per_s, right=True,
+            "refused_share", "REFUSED", lambda r: r.refused_share, form=_percent, right=True, rank=2
         ),
-        Column(
-            "hit_rate", "HITS", lambda r: _optional(r.hit_rate, _percent), lambda r: r.hit_rate,
-            right=True, rank=1,
-        ),
-        Column(
-            "refused_share", "REFUSED", lambda r: _percent(r.refused_share),
-            lambda r: r.refused_share, right=True, rank=2,
-        ),
-    ]  # fmt: skip
+    ]
     text = table(columns, shown, canvas)
     lines = text.splitlines()
     heading = bool(canvas.headings)

@@ -218,27 +218,26 @@ def _hop_columns(result: RouteResult) -> list[Column[DecisionResult]]:
         return f"+{blocks(hop.margin)}" if hop.margin is not None and hop.margin >= 0 else "drawn"
 
     columns: list[Column[DecisionResult]] = [
-        Column("stage", "HOP", lambda hop: hop.stage, lambda hop: hop.stage),
-        Column("worker", "WORKER", lambda h: won(h).worker, lambda h: won(h).worker, name=True),
+        Column("stage", "HOP", lambda hop: hop.stage),
+        Column("worker", "WORKER", lambda h: won(h).worker, name=True),
     ]
     if domain is not None:
         columns.append(
             Column(
                 "domain",
                 domain.upper(),
-                lambda hop: won(hop).domains.get(domain, "-"),
                 lambda hop: won(hop).domains.get(domain),
             )
         )
     columns += [
-        Column("cached", "CACHED", cached, lambda hop: won(hop).overlap_blocks, right=True),
-        Column("cost", "COST", lambda h: blocks(won(h).cost), lambda h: won(h).cost, right=True),
-        Column("margin", "AHEAD", ahead, lambda hop: hop.margin, right=True),
+        Column("cached", "CACHED", lambda hop: won(hop).overlap_blocks, text=cached, right=True),
+        Column("cost", "COST", lambda h: won(h).cost, form=blocks, right=True),
+        Column("margin", "AHEAD", lambda hop: hop.margin, text=ahead, right=True),
         Column(
             "scored",
             "OF",
-            lambda hop: plural(len(hop.candidates), "candidate"),
             lambda hop: len(hop.candidates),
+            text=lambda hop: plural(len(hop.candidates), "candidate"),
             right=True,
             rank=1,
         ),

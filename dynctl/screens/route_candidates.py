@@ -21,7 +21,7 @@ from dynctl.documents.route_result import (
 )
 from dynctl.screens.canvas import Canvas
 from dynctl.screens.cells import padded
-from dynctl.screens.columns import Column, Fitted, fit
+from dynctl.screens.columns import Column, Fitted, fit, number_column
 from dynctl.screens.numbers import amount, blocks, count, middle, plural
 from dynctl.screens.route_sentences import (
     credits_overlap,
@@ -144,8 +144,8 @@ def _columns(
         Column(
             "worker",
             "worker",
-            lambda line: rank_name(line.row, line.ranked),
             lambda line: line.row.worker,
+            text=lambda line: rank_name(line.row, line.ranked),
             name=True,
         )
     ]
@@ -158,8 +158,8 @@ def _columns(
             Column(
                 "device",
                 "device",
-                lambda line: "-" if line.row.device is UNSET else line.row.device,
                 lambda line: None if line.row.device is UNSET else line.row.device,
+                text=lambda line: "-" if line.row.device is UNSET else line.row.device,
                 rank=1,
             )
         )
@@ -170,27 +170,19 @@ def _columns(
             Column(
                 "multiplier",
                 "x pref",
-                lambda line: f"{line.row.multiplier:.3f}",
                 lambda line: line.row.multiplier,
+                text=lambda line: f"{line.row.multiplier:.3f}",
                 right=True,
                 rank=1,
             )
         )
-    columns.append(
-        Column(
-            "cost",
-            "cost",
-            lambda line: blocks(line.row.cost),
-            lambda line: line.row.cost,
-            right=True,
-        )
-    )
+    columns.append(Column("cost", "cost", lambda line: line.row.cost, form=blocks, right=True))
     columns.append(
         Column(
             "behind",
             "behind",
-            _behind,
             lambda line: line.row.cost - (line.best or 0.0),
+            text=_behind,
             right=True,
             rank=4,
         )
@@ -200,8 +192,8 @@ def _columns(
             Column(
                 "probability",
                 "chance",
-                lambda line: percent(line.row.probability, 1),
                 lambda line: line.row.probability,
+                text=lambda line: percent(line.row.probability, 1),
                 right=True,
                 rank=2,
             )
@@ -222,8 +214,8 @@ def _term_columns(result: RouteResult, hops: Sequence[DecisionResult]) -> list[C
         Column(
             "overlap_blocks",
             "cached",
-            _cached,
             lambda line: line.row.overlap_blocks,
+            text=_cached,
             right=True,
         ),
         *(
@@ -266,7 +258,7 @@ def _trust(line: _Line) -> str:
 
 
 _TRUST: Final[tuple[Column[_Line], ...]] = (
-    Column("index", "index", _trust, lambda line: line.row.index, rank=1),
+    Column("index", "index", lambda line: line.row.index, text=_trust, rank=1),
 )
 
 
@@ -285,16 +277,16 @@ def _following(line: _Line) -> str:
 _TRANSFER: Final[Column[_Line]] = Column(
     "transfer",
     "transfer",
-    _transfer,
     lambda line: line.row.terms.get("transfer"),
+    text=_transfer,
     right=True,
     rank=1,
 )
 _FOLLOWING: Final[Column[_Line]] = Column(
     "following",
     "next hop",
-    _following,
     lambda line: None if line.row.following is UNSET else line.row.following,
+    text=_following,
     right=True,
     rank=1,
 )
@@ -304,8 +296,8 @@ def _tier_column(name: str, heading: str) -> Column[_Line]:
     return Column(
         name,
         heading,
-        lambda line: f"{getattr(line.row, name) or 0:,}" if line.scored_cache else "-",
         lambda line: getattr(line.row, name) or 0,
+        text=lambda line: f"{getattr(line.row, name) or 0:,}" if line.scored_cache else "-",
         right=True,
     )
 
@@ -319,7 +311,9 @@ def _term_column(name: str, rank: int) -> Column[_Line]:
         return "-" if value is None else blocks(value) if in_blocks else amount(value)
 
     heading = name.replace("_", " ") if term is None else term.heading
-    return Column(name, heading, text, lambda line: line.row.terms.get(name), right=True, rank=rank)
+    return Column(
+        name, heading, lambda line: line.row.terms.get(name), text=text, right=True, rank=rank
+    )
 
 
 def _roomy_columns() -> list[Column[_Line]]:
@@ -327,24 +321,17 @@ def _roomy_columns() -> list[Column[_Line]]:
         Column(
             "active_prefill_tokens",
             "prefill tokens",
-            _prefill_tokens,
             lambda line: line.row.active_prefill_tokens,
+            text=_prefill_tokens,
             right=True,
             rank=6,
         ),
-        Column(
-            "requests",
-            "requests",
-            lambda line: count(line.row.active_requests),
-            lambda line: line.row.active_requests,
-            right=True,
-            rank=7,
-        ),
+        number_column("requests", "requests", lambda line: line.row.active_requests, rank=7),
         Column(
             "worker_id",
             "worker id",
-            lambda line: f"{line.row.worker_id:016x}",
             lambda line: line.row.worker_id,
+            text=lambda line: f"{line.row.worker_id:016x}",
             rank=10,
         ),
     ]
@@ -359,7 +346,6 @@ def _domain_column(domain: str, rank: int) -> Column[_Line]:
     return Column(
         f"domain:{domain}",
         domain,
-        lambda line: line.row.domains.get(domain, "-"),
         lambda line: line.row.domains.get(domain),
         rank=rank,
         name=True,
@@ -388,9 +374,12 @@ def _lines(hop: DecisionResult, limit: int | None) -> list[_Line]:
 def _as_line(row: RejectedRow, ranked: bool) -> _Line:
     """A rejected rank as a line with name and domains only."""
     empty = CandidateRow(
-        worker=row.worker, worker_id=row.worker_id, cost=0.0, dp_rank=row.dp_rank,
+        worker=row.worker,
+        worker_id=row.worker_id,
+        cost=0.0,
+        dp_rank=row.dp_rank,
         domains=row.domains,
-    )  # fmt: skip
+    )
     return _Line(empty, ranked=ranked)
 
 
@@ -462,7 +451,7 @@ def _behind(line: _Line) -> str:
 def _bar_column(marks: str, more: bool) -> Column[_Line]:
     heading = f"{marks[0]}pre {marks[1]}dec" + (f" {marks[2]}more" if more else "")
     return Column(
-        "bar", heading, lambda line: _bar(line, marks), lambda line: line.row.terms, rank=5
+        "bar", heading, lambda line: line.row.terms, text=lambda line: _bar(line, marks), rank=5
     )
 
 

@@ -20,7 +20,7 @@ from dynctl.documents.thresholds import (
     Waited,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
+from dynctl.screens.columns import Column, or_dash, table
 from dynctl.screens.numbers import age, amount, plural
 
 THRESHOLDS = (
@@ -36,12 +36,12 @@ _DIFFERS = "!="
 def threshold_list(result: ThresholdList, canvas: Canvas) -> str:
     """A row per replica and model; then, with ``--ranks``, a row per signal."""
     columns: list[Column[ReplicaThresholds]] = [
-        Column("replica", "REPLICA", lambda one: one.replica, lambda one: one.replica, name=True),
-        Column("model", "MODEL", lambda one: one.model or "-", lambda one: one.model, name=True),
+        Column("replica", "REPLICA", lambda one: one.replica, name=True),
+        Column("model", "MODEL", lambda one: one.model, form=or_dash, name=True),
     ]
     columns += [_threshold(name, heading.upper()) for name, heading, _ in THRESHOLDS]
     if any(row.problem for row in result.thresholds):
-        columns.append(Column("problem", "PROBLEM", lambda row: row.problem, lambda r: r.problem))
+        columns.append(Column("problem", "PROBLEM", lambda r: r.problem))
     text = table(columns, result.thresholds, canvas)
     if not result.agree:
         text += "\nthe replicas have different thresholds: != differs from most replicas\n"
@@ -60,7 +60,7 @@ def _threshold(name: str, heading: str) -> Column[ReplicaThresholds]:
         value_text = "off" if value is None else amount(value)
         return f"{_DIFFERS} {value_text}" if name in row.differs else value_text
 
-    return Column(name, heading, text, lambda row: getattr(row, name), right=True)
+    return Column(name, heading, lambda row: getattr(row, name), text=text, right=True)
 
 
 def _signals(result: ThresholdList, signals: Sequence[SignalRow], canvas: Canvas) -> str:
@@ -98,27 +98,25 @@ def _effect(row: SignalRow) -> str:
 
 
 _SIGNALS: list[Column[SignalRow]] = [
-    Column("replica", "REPLICA", lambda r: r.replica, lambda r: r.replica, name=True),
-    Column("worker", "WORKER", lambda r: r.worker, lambda r: r.worker, name=True),
-    Column("dp_rank", "RANK", lambda r: str(r.dp_rank), lambda r: r.dp_rank, right=True),
-    Column("signal", "SIGNAL", lambda r: r.signal, lambda r: r.signal),
-    Column("value", "VALUE", lambda r: amount(r.value), lambda r: r.value, right=True),
-    Column("limit", "LIMIT", lambda r: amount(r.limit), lambda r: r.limit, right=True),
-    Column("latch", "LATCH", lambda r: r.latch, lambda r: r.latch, rank=1),
+    Column("replica", "REPLICA", lambda r: r.replica, name=True),
+    Column("worker", "WORKER", lambda r: r.worker, name=True),
+    Column("dp_rank", "RANK", lambda r: r.dp_rank, right=True),
+    Column("signal", "SIGNAL", lambda r: r.signal),
+    Column("value", "VALUE", lambda r: r.value, form=amount, right=True),
+    Column("limit", "LIMIT", lambda r: r.limit, form=amount, right=True),
+    Column("latch", "LATCH", lambda r: r.latch, rank=1),
     Column(
         "age_s",
         "AGE",
-        lambda r: "-" if r.latch == "live" else age(r.age_s),
         lambda r: r.age_s,
+        text=lambda r: "-" if r.latch == "live" else age(r.age_s),
         right=True,
         rank=2,
     ),
-    Column("effect", "EFFECT", _effect, lambda r: r.acts),
-    Column("why", "WHY", lambda r: r.why, lambda r: r.why, rank=3, wide=True),
-    Column(
-        "threshold", "THRESHOLD", lambda r: r.threshold, lambda r: r.threshold, rank=4, wide=True
-    ),
-    Column("role", "ROLE", lambda r: r.role, lambda r: r.role, rank=5, wide=True),
+    Column("effect", "EFFECT", lambda r: r.acts, text=_effect),
+    Column("why", "WHY", lambda r: r.why, rank=3, wide=True),
+    Column("threshold", "THRESHOLD", lambda r: r.threshold, rank=4, wide=True),
+    Column("role", "ROLE", lambda r: r.role, rank=5, wide=True),
 ]
 
 
@@ -140,8 +138,11 @@ def threshold_change(result: ThresholdChange, canvas: Canvas) -> str:
         before, after = getattr(result.before, name), getattr(result.after, name)
         mark = "->" if before != after else "  "
         shown = f"{_limit(before)} {mark} {_limit(after)}" if before != after else _limit(after)
-        lines.append(f"  {heading:<17} {shown}  {unit}" if after is not None or before != after
-                     else f"  {heading:<17} {shown}")  # fmt: skip
+        lines.append(
+            f"  {heading:<17} {shown}  {unit}"
+            if after is not None or before != after
+            else f"  {heading:<17} {shown}"
+        )
     if len(result.replicas) > 1 or any(one.problem for one in result.replicas):
         lines.append("")
         lines += _replica_lines(result.replicas, canvas)

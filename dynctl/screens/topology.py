@@ -16,7 +16,7 @@ from dynctl.documents.topology import (
     TransferPolicy,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
+from dynctl.screens.columns import Column, number_column, or_dash, table
 from dynctl.screens.numbers import amount, count, plural
 
 _MOST_NAMED = 5
@@ -37,12 +37,16 @@ def domain_columns(
     # A fleet of aggregated workers alone has no prefill and decode columns.
     split = decode or not aggregated or any(row.prefill.workers for row in rows)
     columns: list[Column[DomainCapacity]] = [
-        Column("domain", (domain or "domain").upper(), _value, lambda r: r.value, name=True),
+        Column("domain", (domain or "domain").upper(), lambda r: r.value, text=_value, name=True),
         Column(
-            "model", "MODEL", lambda r: r.model, lambda r: r.model,
-            rank=0 if several else 9, wide=not several, name=True,
+            "model",
+            "MODEL",
+            lambda r: r.model,
+            rank=0 if several else 9,
+            wide=not several,
+            name=True,
         ),
-    ]  # fmt: skip
+    ]
     if split:
         columns.append(_role_column("prefill", "PREFILL", lambda r: r.prefill))
         columns.append(_role_column("decode", "DECODE", lambda r: r.decode))
@@ -50,31 +54,23 @@ def domain_columns(
         columns.append(_role_column("aggregated", "AGGREGATED", lambda r: r.aggregated))
     if split:
         columns.append(
-            Column(
-                "ratio", "P:D", _ratio, lambda r: r.decode_per_prefill, right=True, rank=4,
-            )
-        )  # fmt: skip
+            Column("ratio", "P:D", lambda r: r.decode_per_prefill, text=_ratio, right=True, rank=4)
+        )
     columns += [
         Column(
-            "kv_used", "DECODE KV USED" if decode else "KV USED", _kv,
-            lambda r: _generating(r).kv_used_blocks, right=True, rank=5,
+            "kv_used",
+            "DECODE KV USED" if decode else "KV USED",
+            lambda r: _generating(r).kv_used_blocks,
+            text=_kv,
+            right=True,
+            rank=5,
         ),
-        Column(
-            "prefill_tokens", "PREFILL TOKENS", lambda r: count(_prefill_tokens(r)),
-            _prefill_tokens, right=True, rank=6,
-        ),
-        Column(
-            "policy", "POLICY", lambda r: _policy(r, domain), lambda r: _policy(r, domain), rank=2,
-        ),
-        Column("state", "STATE", _state, lambda r: r.state),
-        Column(
-            "origin", "POLICY OF", _origin, _origin, rank=8, wide=True,
-        ),
-        Column(
-            "decode_blocks", "DECODE BLOCKS", lambda r: count(_decode_blocks(r)),
-            _decode_blocks, right=True, rank=7, wide=True,
-        ),
-    ]  # fmt: skip
+        number_column("prefill_tokens", "PREFILL TOKENS", _prefill_tokens, rank=6),
+        Column("policy", "POLICY", lambda r: _policy(r, domain), rank=2),
+        Column("state", "STATE", lambda r: r.state, text=_state),
+        Column("origin", "POLICY OF", _origin, rank=8, wide=True),
+        number_column("decode_blocks", "DECODE BLOCKS", _decode_blocks, rank=7, wide=True),
+    ]
     return columns
 
 
@@ -104,7 +100,7 @@ def topology_rows_only(result: TopologyShow, canvas: Canvas) -> str:
 def _role_column(
     key: str, heading: str, role: Callable[[DomainCapacity], RoleCapacity]
 ) -> Column[DomainCapacity]:
-    return Column(key, heading, lambda r: _workers(role(r)), lambda r: role(r).workers)
+    return Column(key, heading, lambda r: role(r).workers, text=lambda r: _workers(role(r)))
 
 
 def _workers(role: RoleCapacity) -> str:
@@ -304,11 +300,11 @@ def _copied(row: CopiedLabel) -> str:
 
 
 _COPIES: list[Column[CopiedLabel]] = [
-    Column("pod", "POD", lambda r: r.pod, lambda r: r.pod, name=True),
-    Column("namespace", "NAMESPACE", lambda r: r.namespace, lambda r: r.namespace, rank=3),
-    Column("node", "NODE", lambda r: r.node or "-", lambda r: r.node, rank=4),
-    Column("label", "LABEL", lambda r: r.target or r.source, lambda r: r.target, rank=2),
-    Column("has", "POD HAD", lambda r: r.has or "-", lambda r: r.has, rank=1),
-    Column("wants", "NODE HAS", lambda r: r.wants or "-", lambda r: r.wants, rank=1),
-    Column("state", "STATE", _copied, _copied),
+    Column("pod", "POD", lambda r: r.pod, name=True),
+    Column("namespace", "NAMESPACE", lambda r: r.namespace, rank=3),
+    Column("node", "NODE", lambda r: r.node, form=or_dash, rank=4),
+    Column("label", "LABEL", lambda r: r.target, text=lambda r: r.target or r.source, rank=2),
+    Column("has", "POD HAD", lambda r: r.has, form=or_dash, rank=1),
+    Column("wants", "NODE HAS", lambda r: r.wants, form=or_dash, rank=1),
+    Column("state", "STATE", _copied),
 ]

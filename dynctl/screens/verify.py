@@ -130,7 +130,7 @@ def _ways(rows: Sequence[CustodyRow], domain: str, wide: bool) -> Iterator[Seque
 def _is_cut(fitted: Fitted[ChainLine], lines: Sequence[ChainLine]) -> bool:
     cells = {heading.lower() for heading in _HEADINGS} | {"worker"}
     return any(
-        len(column.text(line)) > width
+        len(column.cell(line)) > width
         for column, width in zip(fitted.columns, fitted.widths, strict=True)
         if column.key in cells
         for line in lines
@@ -143,33 +143,28 @@ def _columns(
     """The columns; cells may be shortened, since the findings above have the full values."""
     longest = max((len(line.worker) for line in lines), default=0)
     yield Column(
-        "worker", "WORKER", lambda r: r.worker, lambda r: r.worker,
-        name=True, shortest=max(_NARROWEST_NAME, min(longest, canvas.screen_width - _CELLS_TAKE)),
-    )  # fmt: skip
+        "worker",
+        "WORKER",
+        lambda r: r.worker,
+        name=True,
+        shortest=max(_NARROWEST_NAME, min(longest, canvas.screen_width - _CELLS_TAKE)),
+    )
     if len({line.graph for line in lines if line.graph}) > 1:
-        yield Column(
-            "graph", "GRAPH", lambda r: r.graph, lambda r: r.graph, rank=4, wide=True, name=True
-        )
-    yield Column(
-        "component", "COMPONENT", lambda r: r.component, lambda r: r.component,
-        rank=3, wide=True, name=True,
-    )  # fmt: skip
-    yield Column("role", "ROLE", lambda r: r.role, lambda r: r.role, rank=2, wide=True)
+        yield Column("graph", "GRAPH", lambda r: r.graph, rank=4, wide=True, name=True)
+    yield Column("component", "COMPONENT", lambda r: r.component, rank=3, wide=True, name=True)
+    yield Column("role", "ROLE", lambda r: r.role, rank=2, wide=True)
     if not canvas.wide:
-        yield Column(
-            "value", (domain or "domain").upper(), lambda r: r.value, lambda r: r.value,
-            rank=1, wide=True,
-        )  # fmt: skip
+        yield Column("value", (domain or "domain").upper(), lambda r: r.value, rank=1, wide=True)
     for place, heading in enumerate(_HEADINGS):
         yield _cell_column(place, heading)
-    yield Column("codes", "CODE", lambda r: r.codes, lambda r: r.codes, name=True, shortest=_CODE)
+    yield Column("codes", "CODE", lambda r: r.codes, name=True, shortest=_CODE)
 
 
 def _cell_column(place: int, heading: str) -> Column[ChainLine]:
     def text(line: ChainLine) -> str:
         return line.cells[place]
 
-    return Column(heading.lower(), heading, text, text, name=True, shortest=_NARROWEST)
+    return Column(heading.lower(), heading, text, name=True, shortest=_NARROWEST)
 
 
 # -- lines -----------------------------------------------------------------------------------------

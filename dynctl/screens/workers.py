@@ -19,7 +19,7 @@ from dynctl.documents.workers import (
     WorkerRow,
 )
 from dynctl.screens.canvas import Canvas
-from dynctl.screens.columns import Column, table
+from dynctl.screens.columns import Column, number_column, or_dash, table
 from dynctl.screens.numbers import age, amount, count, plural
 from router_core import Role
 
@@ -28,75 +28,56 @@ def worker_columns(workers: Sequence[WorkerRow]) -> list[Column[WorkerRow]]:
     """The columns of `workers list` and of the dashboard's workers."""
     domains = _domains(workers)
     columns: list[Column[WorkerRow]] = [
-        Column("name", "NAME", lambda w: w.name, lambda w: w.name, name=True),
-        Column("role", "ROLE", lambda w: w.role, lambda w: w.role),
+        Column("name", "NAME", lambda w: w.name, name=True),
+        Column("role", "ROLE", lambda w: w.role),
     ]
     for index, domain in enumerate(domains):
         columns.append(_domain_column(domain, 1 if index == 0 else 9))
     columns += [
-        Column("status", "STATUS", _status, lambda w: w.status),
-        Column(
-            "requests",
-            "REQS",
-            lambda w: count(_total(w, "active_requests")),
-            lambda w: _total(w, "active_requests"),
-            right=True,
-            rank=5,
+        Column("status", "STATUS", lambda w: w.status, text=_status),
+        number_column("requests", "REQS", lambda w: _total(w, "active_requests"), rank=5),
+        number_column(
+            "prefill_tokens", "PREFILL", lambda w: _total(w, "active_prefill_tokens"), rank=3
         ),
-        Column(
-            "prefill_tokens",
-            "PREFILL",
-            lambda w: count(_total(w, "active_prefill_tokens")),
-            lambda w: _total(w, "active_prefill_tokens"),
-            right=True,
-            rank=3,
-        ),
-        Column(
-            "decode_blocks",
-            "DECODE",
-            lambda w: count(_total(w, "active_decode_blocks")),
-            lambda w: _total(w, "active_decode_blocks"),
-            right=True,
-            rank=3,
+        number_column(
+            "decode_blocks", "DECODE", lambda w: _total(w, "active_decode_blocks"), rank=3
         ),
         Column(
             "cached_blocks",
             "CACHED",
-            _cached,
             lambda w: _total(w, "cached_blocks"),
+            text=_cached,
             right=True,
             rank=2,
         ),
-        Column("index", "INDEX", _index, _index_state),
-        Column("model", "MODEL", lambda w: w.model, lambda w: w.model, rank=7, wide=True),
+        Column("index", "INDEX", _index_state, text=_index),
+        Column("model", "MODEL", lambda w: w.model, rank=7, wide=True),
         Column(
             "taints",
             "OTHER TAINTS",
-            lambda w: ",".join(_own_taints(w)) or "-",
             lambda w: w.taints,
+            text=lambda w: ",".join(_own_taints(w)) or "-",
             rank=10,
             wide=True,
         ),
         Column(
             "load_age",
             "LOAD AGE",
-            lambda w: age(_oldest(w, "load_age_s")),
             lambda w: _oldest(w, "load_age_s"),
+            form=age,
             right=True,
             rank=11,
             wide=True,
         ),
         Column(
-            "id", "ID", lambda w: f"{w.worker_id:016x}", lambda w: w.worker_id, rank=12, wide=True
-        ),
-        Column(
-            "endpoint",
-            "ENDPOINT",
-            lambda w: w.endpoint or "-",
-            lambda w: w.endpoint,
-            rank=13,
+            "id",
+            "ID",
+            lambda w: w.worker_id,
+            text=lambda w: f"{w.worker_id:016x}",
+            rank=12,
             wide=True,
         ),
+        Column("endpoint", "ENDPOINT", lambda w: w.endpoint, form=or_dash, rank=13, wide=True),
     ]
     return columns
 
@@ -274,39 +255,33 @@ def _rank_columns() -> list[Column[RankRow]]:
         return count(own) + ("" if reported is None else f" ({count(reported)})")
 
     return [
-        Column("dp_rank", "RANK", lambda r: str(r.dp_rank), lambda r: r.dp_rank, right=True),
+        Column("dp_rank", "RANK", lambda r: r.dp_rank, right=True),
+        number_column("requests", "REQS", lambda r: r.active_requests, rank=1),
         Column(
-            "requests", "REQS", lambda r: count(r.active_requests), lambda r: r.active_requests,
-            right=True, rank=1,
+            "prefill",
+            "PREFILL TOKENS",
+            lambda r: r.active_prefill_tokens,
+            text=lambda r: both(r.active_prefill_tokens, r.reported.active_prefill_tokens),
+            right=True,
         ),
         Column(
-            "prefill", "PREFILL TOKENS",
-            lambda r: both(r.active_prefill_tokens, r.reported.active_prefill_tokens),
-            lambda r: r.active_prefill_tokens, right=True,
+            "decode",
+            "DECODE BLOCKS",
+            lambda r: r.active_decode_blocks,
+            text=lambda r: both(r.active_decode_blocks, r.reported.active_decode_blocks),
+            right=True,
         ),
-        Column(
-            "decode", "DECODE BLOCKS",
-            lambda r: both(r.active_decode_blocks, r.reported.active_decode_blocks),
-            lambda r: r.active_decode_blocks, right=True,
-        ),
-        Column(
-            "cached", "CACHED", lambda r: count(r.cached_blocks), lambda r: r.cached_blocks,
-            right=True, rank=1,
-        ),
-        Column("busy", "BUSY", lambda r: "yes" if r.busy else "no", lambda r: r.busy),
-        Column("index", "INDEX", _rank_index, lambda r: r.index),
-        Column(
-            "load_age", "LOAD AGE", lambda r: age(r.load_age_s), lambda r: r.load_age_s,
-            right=True, rank=2,
-        ),
-    ]  # fmt: skip
+        number_column("cached", "CACHED", lambda r: r.cached_blocks, rank=1),
+        Column("busy", "BUSY", lambda r: r.busy, text=lambda r: "yes" if r.busy else "no"),
+        Column("index", "INDEX", lambda r: r.index, text=_rank_index),
+        Column("load_age", "LOAD AGE", lambda r: r.load_age_s, form=age, right=True, rank=2),
+    ]
 
 
 def _domain_column(domain: str, rank: int) -> Column[WorkerRow]:
     return Column(
         f"domain:{domain}",
         domain.upper(),
-        lambda worker: worker.domains.get(domain, "-"),
         lambda worker: worker.domains.get(domain),
         rank=rank,
     )

@@ -21,7 +21,7 @@ from dynctl.documents.snapshot import (
 )
 from dynctl.documents.topology import RoleCapacity
 from dynctl.documents.workers import WorkerRow
-from dynctl.screens.columns import Column
+from dynctl.screens.columns import Column, number_column
 from dynctl.screens.decisions import (
     NOTHING,
     UNKNOWN,
@@ -55,7 +55,7 @@ _LOADS: Final = ("prefill_tokens", "decode_blocks")
 
 def lifted(column: Column[Inner], inner: Callable[[Row], Inner], **changes: Any) -> Column[Row]:
     """A column of a value inside a row."""
-    text, value = column.text, column.value
+    text, value = column.cell, column.value
     return replace(  # type: ignore[return-value]
         column,
         text=lambda row: text(inner(row)),  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def _unknown(column: Column[Row]) -> Column[Row]:
 
 
 def _with_stale(column: Column[DomainRow]) -> Column[DomainRow]:
-    text, role = column.text, column.key
+    text, role = column.cell, column.key
 
     def with_stale(row: DomainRow) -> str:
         stale = row.stale.get(role)
@@ -146,7 +146,7 @@ def _kv_bar(marks: Marks, snapshot: Snapshot) -> Column[DomainRow]:
         limit = limits.get("active_decode_blocks_threshold")
         return f"{marks.bar(share, BAR, limit)} {percent(share):>5}"
 
-    return Column("kv_share", "KV USED", text, kv_share, rank=1)
+    return Column("kv_share", "KV USED", kv_share, text=text, rank=1)
 
 
 def _waiting() -> Column[DomainRow]:
@@ -158,7 +158,7 @@ def _waiting() -> Column[DomainRow]:
         partly = row.waiting_ranks < ranks
         return count(row.waiting) + ("+" if partly else "")
 
-    return Column("waiting", "WAIT", text, lambda row: row.waiting, right=True, rank=2)
+    return Column("waiting", "WAIT", lambda row: row.waiting, text=text, right=True, rank=2)
 
 
 def _crossing() -> Column[DomainRow]:
@@ -168,7 +168,7 @@ def _crossing() -> Column[DomainRow]:
             return UNKNOWN if row.local is None and row.value is not None else NOTHING
         return percent(share)
 
-    return Column("crossing", "CROSS", text, lambda r: r.crossing_share, right=True, rank=3)
+    return Column("crossing", "CROSS", lambda r: r.crossing_share, text=text, right=True, rank=3)
 
 
 def _trends(
@@ -187,11 +187,11 @@ def _trends(
         return marks.sparkline(history.prefill_tokens(key(row), count, step, at))
 
     trends: list[Column[DomainRow]] = [
-        Column("trend", f"KV {minutes}", used, lambda row: None, rank=4)
+        Column("trend", f"KV {minutes}", lambda row: None, text=used, rank=4)
     ]
     if width >= _ROOMY:
         heading = f"PREFILL {minutes}"
-        trends.append(Column("trend_prefill", heading, prefill, lambda row: None, rank=7))
+        trends.append(Column("trend_prefill", heading, lambda row: None, text=prefill, rank=7))
     return trends
 
 
@@ -221,15 +221,21 @@ def worker_table(snapshot: Snapshot, width: int | None = None) -> list[Column[Wo
     every = snapshot.load_every_s
     columns.append(
         Column(
-            "why", "WHY", lambda w: why(w, every) or NOTHING, lambda w: why(w, every),
-            rank=4, name=True, shortest=20, sentence=True,
+            "why",
+            "WHY",
+            lambda w: why(w, every),
+            text=lambda w: why(w, every) or NOTHING,
+            rank=4,
+            name=True,
+            shortest=20,
+            sentence=True,
         )
-    )  # fmt: skip
+    )
     return columns
 
 
 def _without_age(column: Column[WorkerRow]) -> Column[WorkerRow]:
-    text = column.text
+    text = column.cell
     return replace(column, text=lambda row: text(row).partition(",")[0])
 
 
@@ -250,7 +256,7 @@ def _waits() -> Column[WorkerRow]:
         known = [number for number in reported if number is not None]
         return sum(known) if known else None
 
-    return Column("waiting", "WAIT", lambda w: count(waiting(w)), waiting, right=True, rank=5)
+    return number_column("waiting", "WAIT", waiting, rank=5)
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -270,30 +276,39 @@ def decision_table(
     their own; else one column has the worker."""
     end = unique_end(lines)
     columns: list[Column[DecisionLine]] = [
-        Column("at", "TIME", lambda d: clock(d.at), lambda d: d.at),
-        Column("id", "ID", lambda d: d.id[-end:], lambda d: d.id, rank=1),
+        Column("at", "TIME", lambda d: d.at, form=clock),
+        Column("id", "ID", lambda d: d.id, text=lambda d: d.id[-end:], rank=1),
     ]
     if domain is not None:
         columns.append(
-            Column(
-                "domain", domain.upper(), lambda d: places(d, domain), lambda d: places(d, domain),
-                rank=1, name=True,
-            )
-        )  # fmt: skip
+            Column("domain", domain.upper(), lambda d: places(d, domain), rank=1, name=True)
+        )
     if split:
-        columns.append(Column("prefill", "PREFILL", _prefill, _prefill, name=True))
+        columns.append(Column("prefill", "PREFILL", _prefill, name=True))
     columns += [
-        Column("decode", "DECODE" if split else "WORKER", _decode, _decode, name=True),
-        Column("cached", "CACHED", cached_text, lambda d: d.cached_blocks, right=True, rank=2),
-        Column("margin", "MARGIN", margin_text, lambda d: d.margin, right=True, rank=5),
-        Column("cost", "COST", lambda d: number_text(d, d.cost), lambda d: d.cost, right=True,
-               rank=6),
-        Column("model", "MODEL", lambda d: d.model or UNKNOWN, lambda d: d.model,
-               rank=7, wide=True, name=True),
-        Column("outcome", "OUTCOME", outcome_text, outcome_text, rank=1),
-        Column("why", "WHY", reason_text, reason_text, rank=4, wide=True, name=True, shortest=10,
-               sentence=True),
-    ]  # fmt: skip
+        Column("decode", "DECODE" if split else "WORKER", _decode, name=True),
+        Column("cached", "CACHED", lambda d: d.cached_blocks, text=cached_text, right=True, rank=2),
+        Column("margin", "MARGIN", lambda d: d.margin, text=margin_text, right=True, rank=5),
+        Column(
+            "cost",
+            "COST",
+            lambda d: d.cost,
+            text=lambda d: number_text(d, d.cost),
+            right=True,
+            rank=6,
+        ),
+        Column(
+            "model",
+            "MODEL",
+            lambda d: d.model,
+            text=lambda d: d.model or UNKNOWN,
+            rank=7,
+            wide=True,
+            name=True,
+        ),
+        Column("outcome", "OUTCOME", outcome_text, rank=1),
+        Column("why", "WHY", reason_text, rank=4, wide=True, name=True, shortest=10, sentence=True),
+    ]
     return columns
 
 
@@ -317,13 +332,24 @@ def _what(alert: Alert) -> str:
 def alert_table(now: float) -> list[Column[Alert]]:
     """``now``: wall-clock seconds, for the age of alerts."""
     return [
-        Column("level", "LEVEL", lambda a: a.level.upper(), lambda a: a.level),
-        Column("code", "CODE", lambda a: a.code, lambda a: a.code),
-        Column("subject", "SUBJECT", lambda a: a.subject, lambda a: a.subject, name=True),
+        Column("level", "LEVEL", lambda a: a.level, text=lambda a: a.level.upper()),
+        Column("code", "CODE", lambda a: a.code),
+        Column("subject", "SUBJECT", lambda a: a.subject, name=True),
         Column(
-            "since", "SINCE", lambda a: UNKNOWN if a.since is None else age(now - a.since),
-            lambda a: a.since, right=True, rank=2,
+            "since",
+            "SINCE",
+            lambda a: a.since,
+            text=lambda a: UNKNOWN if a.since is None else age(now - a.since),
+            right=True,
+            rank=2,
         ),
-        Column("message", "WHAT", _what, lambda a: a.message, name=True, shortest=16,
-               sentence=True),
-    ]  # fmt: skip
+        Column(
+            "message",
+            "WHAT",
+            lambda a: a.message,
+            text=_what,
+            name=True,
+            shortest=16,
+            sentence=True,
+        ),
+    ]

@@ -139,7 +139,7 @@ def decision_text(fitted: Fitted[DecisionLine], line: DecisionLine, width: int |
         return fitted.line(line)
     keys = [column.key for column in fitted.columns]
     place = keys.index("prefill" if "prefill" in keys else "decode")
-    cells = [column.text(line) for column in fitted.columns[:place]]
+    cells = [column.cell(line) for column in fitted.columns[:place]]
     text = f"{fitted.texts(cells).ljust(_until(fitted, place))}{refusal(line)}"
     return text if width is None or len(text) <= width else text[: width - 2] + ".."
 

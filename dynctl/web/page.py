@@ -318,7 +318,7 @@ def _card(
     row: DomainRow, snapshot: Snapshot, domains: DomainView, view: View, colors: dict[str, int]
 ) -> Card:
     columns = domain_table(domains, snapshot, BLOCKS)
-    texts = {column.key: column.text(row) for column in columns}
+    texts = {column.key: column.cell(row) for column in columns}
     role, share = generating(row), kv_share(row)
     limit = snapshot.thresholds.get(row.capacity.model, {}).get("active_decode_blocks_threshold")
     if share is None:
@@ -414,7 +414,7 @@ def _words(row: WorkerRow) -> str:
 def _worker_cell(
     column: Column[WorkerRow], row: WorkerRow, every_s: float | None, colors: dict[str, int]
 ) -> Cell:
-    text = column.text(row)[:CELL]
+    text = column.cell(row)[:CELL]
     style, place = "", None
     if column.key == "status":
         style = "bad" if row.status != "ready" else "warn" if row.busy else "good"
@@ -466,15 +466,15 @@ def _line(
     domain: str | None,
     colors: dict[str, int],
 ) -> Line:
-    cells = [(key, columns[key].text(line)[:CELL]) for key in _CELLS]
+    cells = [(key, columns[key].cell(line)[:CELL]) for key in _CELLS]
     if domain is not None:
         cells.insert(0, ("domain", places(line, domain)[:CELL]))
     cells.append(("why", reason_text(line)[:CELL]))
     return Line(
         line.id,
-        columns["id"].text(line),
+        columns["id"].cell(line),
         f"/ui/decisions/{quote(line.id, safe='')}" if line.complete else "",
-        columns["at"].text(line),
+        columns["at"].cell(line),
         cells,
         None if domain is None else colors.get(line.domains.get(domain, "")),
         refusal(line)[:CELL] if line.refused else "",
@@ -490,6 +490,6 @@ def _finding(alert: Alert, now: float) -> Finding:
         alert.level,
         alert.subject[:CELL],
         since,
-        columns["message"].text(alert)[: 2 * CELL],
+        columns["message"].cell(alert)[: 2 * CELL],
         alert.fix[: 2 * CELL],
     )

@@ -58,7 +58,7 @@ class DecisionPanel(Panel[DecisionLine]):
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
             if column.key in ("prefill", "decode"):
                 break
-            texts.append(padded(beginning(column.text(row), width), width))
+            texts.append(padded(beginning(column.cell(row), width), width))
         text = (" " * GAP).join([*texts, refusal(row)])
         room = self.size.width - 2
         return plain(text if cells(text) <= room else beginning(text, room - 2) + "..")

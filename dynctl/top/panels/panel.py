@@ -109,7 +109,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
 
     def words(self, row: Row) -> str:
         """The words that a filter can match."""
-        return " ".join(column.text(row) for column in self.picture.columns)
+        return " ".join(column.cell(row) for column in self.picture.columns)
 
     def keeps(self, row: Row) -> bool:
         """Whether the filter keeps a row."""
@@ -127,7 +127,7 @@ class Panel(Widget, Generic[Row], can_focus=True):
         """The cells of a row."""
         pieces: list[tuple[str, Style]] = []
         for column, width in zip(fitted.columns, fitted.widths, strict=True):
-            text = column.text(row)
+            text = column.cell(row)
             # Names differ at both ends, sentences at the beginning.
             text = column.shortened(text, width)
             shown = padded(text, width, right=column.right)

@@ -61,10 +61,15 @@ def one_worker(**rank) -> WorkerRow:
 @pytest.mark.parametrize(
     ("age", "every", "stale"),
     [
-        (4.9, 1.0, False), (5.1, 1.0, True), (9.0, 2.0, False), (10.1, 2.0, True),
-        (0.4, 0.01, False), (600.0, None, False), (None, 1.0, False),
+        (4.9, 1.0, False),
+        (5.1, 1.0, True),
+        (9.0, 2.0, False),
+        (10.1, 2.0, True),
+        (0.4, 0.01, False),
+        (600.0, None, False),
+        (None, 1.0, False),
     ],
-)  # fmt: skip
+)
 def test_a_worker_with_an_overdue_load_report_is_stale(age, every, stale):
     assert (stale_reason(one_worker(load_age_s=age), every) is not None) is stale
 
@@ -171,8 +176,12 @@ def test_rows_of_a_router_keep_the_card_and_renew_the_load():
     assert second[0].runtime_config is first[0].runtime_config
     assert [row.ranks[0].reported.kv_used_blocks for row in second] == [9, None]
     assert [row.ranks[0].reported.waiting_requests for row in second] == [None, 4]
-    plain = [with_rank(row, reported=msgspec.structs.replace(
-        row.ranks[0].reported, waiting_requests=None)) for row in second]  # fmt: skip
+    plain = [
+        with_rank(
+            row, reported=msgspec.structs.replace(row.ranks[0].reported, waiting_requests=None)
+        )
+        for row in second
+    ]
     assert plain == worker_rows(router, 1.0)
     router.apply(WorkerUpserted(worker("decode-a0", "decode", 1, zone="zone-c")), 0.0)
     assert maker.rows(router, 1.0)[0].domains == {"zone": "zone-c"}
@@ -296,12 +305,19 @@ def test_an_alert_shows_its_subject_once_and_keeps_the_beginning_of_its_message(
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("", "all"), ("zone-a", "prefill-a0 decode-a0"), ("ZONE=zone-a decode", "decode-a0"),
-        ("decode !b", "decode-a0"), ("! zone-a", "prefill-b0 prefill-b1 decode-b0 decode-b1"),
-        ("!zone-a,prefill", "prefill-b0 prefill-b1"), ("busy", "prefill-b1"), ("!", "all"),
-        ("10,240 active", "prefill-b1"), ("9de9204", "decode-a0"), ("nothing", ""),
+        ("", "all"),
+        ("zone-a", "prefill-a0 decode-a0"),
+        ("ZONE=zone-a decode", "decode-a0"),
+        ("decode !b", "decode-a0"),
+        ("! zone-a", "prefill-b0 prefill-b1 decode-b0 decode-b1"),
+        ("!zone-a,prefill", "prefill-b0 prefill-b1"),
+        ("busy", "prefill-b1"),
+        ("!", "all"),
+        ("10,240 active", "prefill-b1"),
+        ("9de9204", "decode-a0"),
+        ("nothing", ""),
     ],
-)  # fmt: skip
+)
 def test_filter(text: str, kept: str):
     rows = two_zones().workers()
     found = RowFilter.parse(text).rows(rows, worker_words)
@@ -432,8 +448,9 @@ def test_the_header_counts_other_routers_and_names_what_is_out_of_date():
     st.floats(0.01, 1.0),
 )
 def test_a_quantile_is_in_the_bucket_that_has_its_observation(edges, data, share):
-    counts = data.draw(st.lists(st.integers(0, 50), min_size=len(edges) + 1,
-                                max_size=len(edges) + 1))  # fmt: skip
+    counts = data.draw(
+        st.lists(st.integers(0, 50), min_size=len(edges) + 1, max_size=len(edges) + 1)
+    )
     found = quantile(edges, counts, share)
     if not sum(counts):
         assert found is None
@@ -521,8 +538,8 @@ def test_a_source_of_the_past_is_not_called_live():
 def test_columns_stay_aligned_beside_characters_of_two_cells():
     names = ["模型-千问", "tiny", "e\u0301te\u0301"]
     columns = [
-        Column("name", "NAME", str, str, name=True),
-        Column("size", "SIZE", lambda name: "1", lambda name: 1, right=True),
+        Column("name", "NAME", str, name=True),
+        Column("size", "SIZE", lambda name: 1, text=lambda name: "1", right=True),
     ]
     lines = [fit(columns, names, None).line(name) for name in names]
     assert len({cell_len(line) for line in lines}) == 1
