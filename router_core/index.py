@@ -135,7 +135,7 @@ class PrefixIndex(BlockOwnership):
             local_hashes = local_hashes[:limit]
         if not local_hashes or not live:
             return NO_OVERLAPS
-        levels = self._runs.levels(local_hashes, live, local=True)
+        levels = self._runs.levels_of_locals(local_hashes, live)
         return Overlaps(levels) if levels else NO_OVERLAPS
 
     def _together(

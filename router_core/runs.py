@@ -108,14 +108,14 @@ class Runs:
 
     def sequence(self, address: int) -> int:
         """Sequence hash of a block."""
-        found: int = u64(self.bodies[address >> POSITION_BITS], (address & POSITION) * 8)[0]
-        return found
+        sequence: int = u64(self.bodies[address >> POSITION_BITS], (address & POSITION) * 8)[0]
+        return sequence
 
     def local(self, address: int) -> int:
         """Local hash of a block."""
         body = self.bodies[address >> POSITION_BITS]
-        found: int = u64(body, len(body) // 3 + (address & POSITION) * 8)[0]
-        return found
+        local: int = u64(body, len(body) // 3 + (address & POSITION) * 8)[0]
+        return local
 
     def start(self, sequence: int, above: int) -> int:
         """The run after ``above`` whose first block has this sequence hash; 0 if there is none."""
@@ -304,27 +304,48 @@ class Runs:
 
     # ---- matching
 
-    def path(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+    def path(self, hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
         """The runs along a prompt, given by its sequence hashes, and how many blocks match."""
-        found: list[tuple[int, int]] = []
-        at, above = 0, ROOT
-        while at < len(hashes) and (run := self.start(hashes[at], above)):
-            same = min(self.lengths[run], len(hashes) - at)
-            body = self.bodies[run]
-            if u64(body, 8 * same - 8)[0] != hashes[at + same - 1]:
-                same = self._equal(body, hashes, at, same - 1)
-            found.append((run, same))
+        kids = self.kids.shards
+        shards = len(kids)
+        total, at, above = len(hashes), 0, ROOT
+        while run := self.start(hashes[at], above):
+            same = min(self.lengths[run], total - at)
+            if u64(self.bodies[run], 8 * same - 8)[0] != hashes[at + same - 1]:
+                same = self._equal(run, hashes, at, same - 1)
+            yield run, same
             at += same
             above = run << POSITION_BITS | same - 1
-        return found
+            if at == total or above not in kids[above % shards]:
+                return
 
-    @staticmethod
-    def _equal(body: bytes | bytearray, hashes: Sequence[int], at: int, end: int) -> int:
+    def _path_of_locals(self, hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """As `path`, of a prompt given by its local hashes. They are chained only where another run
+        may continue."""
+        kids = self.kids.shards
+        shards = len(kids)
+        total, at, above, sequence = len(hashes), 0, ROOT, hashes[0]
+        # Packing is most of the cost, so it waits until a beginning of the prompt is held.
+        data = _packed(hashes[:_BEGINNING])
+        while run := self.start(sequence, above):
+            # The first block is the same, since its sequence hash is.
+            same = self.equal_locals(run, 0, data, at) or 1
+            if (at + same) * 8 == len(data) and at + same < total:
+                data = _packed(hashes)
+                same = self.equal_locals(run, 0, data, at)
+            yield run, same
+            at += same
+            above = run << POSITION_BITS | same - 1
+            if at == total or above not in kids[above % shards]:
+                return
+            sequence = chain(u64(self.bodies[run], 8 * same - 8)[0], hashes[at])
+
+    def _equal(self, run: int, hashes: Sequence[int], at: int, end: int) -> int:
         """How many blocks continue the prompt from ``at`` on: the first does, that at ``end`` not.
 
         An equal sequence hash means that all blocks before are equal.
         """
-        low = 1
+        body, low = self.bodies[run], 1
         while low < end:
             middle = (low + end) >> 1
             if u64(body, 8 * middle)[0] == hashes[at + middle]:
@@ -358,61 +379,76 @@ class Runs:
         body = self.bodies[run]
         return body.startswith(data, len(body) // 3 * 2 + 8 * first)
 
-    def levels(
-        self, hashes: Sequence[int], live: int, *, local: bool = False
-    ) -> tuple[tuple[int, int], ...]:
+    def levels(self, hashes: Sequence[int], live: int) -> tuple[tuple[int, int], ...]:
         """(depth, slots of ``live`` that hold exactly this much of a prompt), deepest first.
 
-        ``hashes``: the prompt's sequence hashes; with ``local`` its local hashes, which are chained
-        only where another run may continue. At least one.
+        ``hashes``: the prompt's sequence hashes, at least one.
         """
-        found: list[tuple[int, int]] = []
-        bodies, lengths, kids = self.bodies, self.lengths, self.kids.shards
+        levels: list[tuple[int, int]] = []
+        lengths, kids = self.lengths, self.kids.shards
         shards = len(kids)
         total, at, above = len(hashes), 0, ROOT
-        sequence = hashes[0]
-        # Packing is most of the cost, so it waits until a beginning of the prompt is held.
-        data = _packed(hashes[:_BEGINNING]) if local else memoryview(b"")
-        while run := self.start(sequence, above):
-            body = bodies[run]
-            if local:
-                # The first block is the same, since its sequence hash is.
-                same = self.equal_locals(run, 0, data, at) or 1
-                if (at + same) * 8 == len(data) and at + same < total:
-                    data = _packed(hashes)
-                    same = self.equal_locals(run, 0, data, at)
-            else:
-                same = lengths[run]
-                if same > total - at:
-                    same = total - at
-                if u64(body, 8 * same - 8)[0] != hashes[at + same - 1]:
-                    same = self._equal(body, hashes, at, same - 1)
+        # Along the path as in `path`, without the cost of a generator: each decision does this.
+        while run := self.start(hashes[at], above):
+            same = lengths[run]
+            if same > total - at:
+                same = total - at
+            if u64(self.bodies[run], 8 * same - 8)[0] != hashes[at + same - 1]:
+                same = self._equal(run, hashes, at, same - 1)
             held = self.holders[run]
             if isinstance(held, int):
                 left = live & held
-                if left != live:
-                    if at:
-                        found.append((at, live ^ left))
-                    live = left
+                if at and left != live:
+                    levels.append((at, live ^ left))
+                live = left
             else:
-                low = 0
-                for step in range(1, len(held), 2):
-                    left = live & held[step]
-                    if left != live:
-                        if at + low:
-                            found.append((at + low, live ^ left))
-                        live = left
-                    low = held[step - 1]
-                    if low >= same or not live:
-                        break
+                live = _add_levels(levels, held, live, at, same)
             at += same
             if not live or at == total:
                 break
             above = run << POSITION_BITS | same - 1
             if above not in kids[above % shards]:
                 break
-            sequence = chain(u64(body, 8 * same - 8)[0], hashes[at]) if local else hashes[at]
-        if live and at:
-            found.append((at, live))
-        found.reverse()
-        return tuple(found)
+        return _deepest_first(levels, at, live)
+
+    def levels_of_locals(self, hashes: Sequence[int], live: int) -> tuple[tuple[int, int], ...]:
+        """`levels` of a prompt that is given by its local hashes, at least one."""
+        levels: list[tuple[int, int]] = []
+        at = 0
+        for run, same in self._path_of_locals(hashes):
+            held = self.holders[run]
+            steps = (same, held) if isinstance(held, int) else held
+            live = _add_levels(levels, steps, live, at, same)
+            at += same
+            if not live:
+                break
+        return _deepest_first(levels, at, live)
+
+
+def _deepest_first(
+    levels: list[tuple[int, int]], at: int, live: int
+) -> tuple[tuple[int, int], ...]:
+    """The levels in the order of `Overlaps`, with the slots that hold all up to ``at``."""
+    if live and at:
+        levels.append((at, live))
+    levels.reverse()
+    return tuple(levels)
+
+
+def _add_levels(
+    levels: list[tuple[int, int]], steps: Sequence[int], live: int, at: int, same: int
+) -> int:
+    """Add the levels at which slots of ``live`` leave a run, and return the slots that remain.
+
+    ``steps``: the holders of the run, which continues the prompt with ``same`` blocks from ``at``.
+    """
+    depth = at
+    for step in range(1, len(steps), 2):
+        left = live & steps[step]
+        if depth and left != live:
+            levels.append((depth, live ^ left))
+        live = left
+        if steps[step - 1] >= same or not live:
+            break
+        depth = at + steps[step - 1]
+    return live
