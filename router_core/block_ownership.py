@@ -12,6 +12,7 @@ depth, and a worker's blocks are a subtree that can be walked from the starts of
 from array import array
 from collections.abc import Collection, Container, Iterable, Sequence
 from struct import error as StructError
+from typing import NamedTuple
 
 from router_core.block_names import U64_MAX, BlockNames
 from router_core.cache_groups import CacheGroups, remove_copy
@@ -32,6 +33,46 @@ from router_core.runs import LIMIT, POSITION, POSITION_BITS, ROOT, Runs, packer
 _FEW_STARTS = 16
 # So few names are looked up one by one.
 _FEW_NAMES = 4
+
+
+class _Chain(NamedTuple):
+    """Consecutive blocks: names and local hashes, each also packed.
+
+    ``named`` is empty where a name does not fit into 64 bits.
+    """
+
+    names: Sequence[int]
+    named: bytes
+    local_hashes: Sequence[int]
+    data: bytes
+
+    @classmethod
+    def packed(cls, names: Sequence[int], local_hashes: Sequence[int]) -> "_Chain | None":
+        """The blocks before the first whose local hash does not fit; None if one is not a hash."""
+        good = len(names)
+        try:
+            data = packer(good).pack(*local_hashes)
+        except StructError:
+            if wrong_hash(BlocksStored(None, names, local_hashes)) is not None:
+                return None
+            good = next(n for n, h in enumerate(local_hashes) if not 0 <= h <= U64_MAX)
+            data = packer(good).pack(*local_hashes[:good])
+        try:
+            named = packer(good).pack(*names[:good])
+        except StructError:
+            if wrong_hash(BlocksStored(None, names, ())) is not None:
+                return None
+            named = b""
+        return cls(names, named, local_hashes, data)
+
+    def part(self, first: int, end: int) -> "_Chain":
+        """The blocks from ``first`` to before ``end``."""
+        return _Chain(
+            self.names[first:end],
+            self.named[8 * first : 8 * end],
+            self.local_hashes[first:end],
+            self.data[8 * first : 8 * end],
+        )
 
 
 class BlockOwnership:
@@ -191,53 +232,17 @@ class BlockOwnership:
     ) -> StoreResult:
         """Add a chain of blocks to ``slot`` after the block at ``above``, which it holds."""
         bit, total = 1 << slot, len(block_hashes)
-        good = total
-        try:
-            data = packer(total).pack(*local_hashes)
-        except StructError:
-            if wrong_hash(BlocksStored(None, block_hashes, local_hashes)) is not None:
-                return _not_a_hash(None, block_hashes, local_hashes)
-            good = next(n for n, h in enumerate(local_hashes) if not 0 <= h <= U64_MAX)
-            data = packer(good).pack(*local_hashes[:good])
-        try:
-            named = packer(good).pack(*block_hashes[:good])
-        except StructError:
-            if wrong_hash(BlocksStored(None, block_hashes, ())) is not None:
-                return _not_a_hash(None, block_hashes, local_hashes)
-            named = b""
-        runs = self._runs
+        blocks = _Chain.packed(block_hashes, local_hashes)
+        if blocks is None:
+            return _not_a_hash(None, block_hashes, local_hashes)
+        good = len(blocks.data) // 8
         done = fresh = 0
         while done < good:
-            # Along the run, into one that continues it, and where no run has the block, a new one.
-            run, at, same = above >> POSITION_BITS, 0, 0
-            if above != ROOT:
-                at = (above & POSITION) + 1
-                same = runs.equal_locals(run, at, data, done)
-            if not same and (above == ROOT or above in runs.kids):
-                first = local_hashes[done]
-                kid = runs.start(
-                    first if above == ROOT else chain(runs.sequence(above), first), above
-                )
-                if kid:
-                    run, at = kid, 0
-                    same = runs.equal_locals(kid, 0, data, done) or 1
-            wanted = same
-            if not same:
-                if above == ROOT or at == LIMIT or at < runs.lengths[run]:
-                    run, at = 0, 0
-                wanted = min(good - done, LIMIT - at)
-            upto = done + wanted
-            if wanted == total:
-                part = block_hashes, named, local_hashes, data
-            else:
-                part = (
-                    block_hashes[done:upto],
-                    named[8 * done : 8 * upto],
-                    local_hashes[done:upto],
-                    data[8 * done : 8 * upto],
-                )
+            run, at, same = self._place(above, local_hashes[done], blocks.data, done)
+            wanted = same or min(good - done, LIMIT - at)
+            part = blocks if wanted == total else blocks.part(done, done + wanted)
             if same:
-                taken, added = self._take(slot, bit, run, at, part[0], part[1])
+                taken, added = self._take(slot, bit, run, at, part.names, part.named)
             else:
                 taken, run = self._add(slot, bit, run, at, above, part)
                 added = taken
@@ -246,12 +251,9 @@ class BlockOwnership:
             if taken < wanted:
                 break
             above = run << POSITION_BITS | at + taken - 1
-        if counted and done > fresh:
-            extra = self._extra.setdefault(slot, {})
-            self._extra_total[slot] = self._extra_total.get(slot, 0) + done - fresh
+        if counted:
             # What the slot held before is a beginning of the chain.
-            for name in block_hashes[: done - fresh]:
-                extra[name] = extra.get(name, 0) + 1
+            self._add_copies(slot, block_hashes[: done - fresh])
         if fresh:
             self._counts[slot] = self._counts.get(slot, 0) + fresh
             self._live |= bit
@@ -264,6 +266,28 @@ class BlockOwnership:
             stored=fresh,
             known=done - fresh,
         )
+
+    def _place(self, above: int, first: int, data: bytes, done: int) -> tuple[int, int, int]:
+        """Where a chain continues after the block at ``above``: along its run, or in one that
+        continues it, or in a new one.
+
+        ``data``: the chain's local hashes, of which ``done`` are placed; ``first``: the next one.
+        Returns the run (0: a new one), the position in it, and how many blocks are there already.
+        """
+        runs, run, at = self._runs, 0, 0
+        if above != ROOT:
+            run, at = above >> POSITION_BITS, (above & POSITION) + 1
+            same = runs.equal_locals(run, at, data, done)
+            if same:
+                return run, at, same
+        if above == ROOT or above in runs.kids:
+            sequence = first if above == ROOT else chain(runs.sequence(above), first)
+            kid = runs.start(sequence, above)
+            if kid:
+                return kid, 0, runs.equal_locals(kid, 0, data, done) or 1
+        if at == LIMIT or at < runs.lengths[run]:
+            return 0, 0, 0
+        return run, at, 0
 
     def store_window(
         self, slot: int, group: int, block_hashes: Sequence[int], needed: int, span: int = 1
@@ -534,15 +558,14 @@ class BlockOwnership:
         run: int,
         at: int,
         above: int,
-        part: tuple[Sequence[int], bytes, Sequence[int], bytes],
+        blocks: _Chain,
     ) -> tuple[int, int]:
         """Add blocks that are in no run: at the end of ``run``, or of a new one if that is 0.
 
-        ``part``: their names and local hashes, each also packed. Returns the number done before a
-        conflict, and the run.
+        Returns the number done before a conflict, and the run.
         """
         runs, names = self._runs, self._names
-        block_hashes, named, local_hashes, data = part
+        block_hashes, named, local_hashes, data = blocks
         count = len(block_hashes)
         if not run:
             run = runs.next_number()
