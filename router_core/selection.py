@@ -88,56 +88,36 @@ def select(
     ``sample`` (0 <= sample < 1) breaks ties and draws from the temperature. ``detail`` explains
     every rejection. A refusal is a normal Decision without a winner.
     """
-    request, stage, profile = context.request, context.stage, view.profile
+    profile = view.profile
     funnel, rejected, mask = _filtered(view, context)
     bound = None
-    if request.session is not None and view.sessions is not None and mask:
+    if context.request.session is not None and view.sessions is not None and mask:
         bound = _bound_worker(view, context, rejected)
         if bound is not None and bound.excluded is None and not compares_sessions(view):
             mask = _within_bound(view, bound, funnel, rejected, mask)
     if detail or not mask:
         limit = None if detail else MAX_REFUSAL_REASONS
         funnel = _with_reasons(view, context, funnel, rejected, limit)
-    parameters = view.parameters[stage]
-    common: dict[str, Any] = {
-        "id": request.id,
-        "stage": stage,
-        "mode": profile.mode,
-        "model": request.model,
-        "isl_tokens": request.isl_tokens,
-        "block_size": request.block_size,
-        "prompt_blocks": request.prompt_blocks,
-        "temperature": view.config.router_temperature if profile.sampled else 0.0,
-        "sample": sample,
-        "parameters": parameters,
-        "constraints": context.constraints,
-        "funnel": tuple(funnel),
-        "overlap_modelled": request.overlap_modelled,
-        "notes": request.notes,
-        "lora_name": request.lora_name,
-        "salted": request.salted,
-    }
+    given = _given(view, context, funnel, sample)
     if not mask:
-        return Decision(outcome=_refused(funnel, context), **common)
+        return Decision(outcome=_refused(funnel, context), **given)
+    parameters: CostParameters = given["parameters"]
     candidates = view.registry.candidates(mask)
     inputs = cost_inputs(view, context, candidates, mask, parameters)
     choice: _Choice | None = None
-    large = len(candidates.slots) >= _ORDERED_FROM
-    if large and profile.mode == "kv" and not common["temperature"]:
+    if len(candidates.slots) >= _ORDERED_FROM and profile.mode == "kv" and not given["temperature"]:
         choice = _from_order(view, context, candidates, mask, inputs, parameters, sample)
     if choice is None:
         turn = 0 if profile.mode == "kv" else _turn(view, context)
         terms = profile.scorer(inputs, parameters, candidates, turn)
         costs = total_costs(terms, inputs.multipliers, len(candidates.slots), inputs.following)
         narrowed = {} if profile.among == "all" else _among(view, candidates, inputs, sample)
-        common |= narrowed
+        given |= narrowed
         workers = candidates.workers
-        winner = choose(costs, common["temperature"], sample, workers=workers, **narrowed)
+        winner = choose(costs, given["temperature"], sample, workers=workers, **narrowed)
         choice = terms, costs, winner
     if view.transfer is not None and _transfer_uncounted(context, inputs):
-        common["notes"] = (*request.notes, SIZE_UNKNOWN)
-    if bound is not None:
-        common["session"] = bound
+        given["notes"] = (*context.request.notes, SIZE_UNKNOWN)
     return Decision(
         outcome="selected",
         workers=candidates.workers,
@@ -146,8 +126,34 @@ def select(
         terms=choice[0],
         costs=choice[1],
         winner=choice[2],
-        **common,
+        session=bound,
+        **given,
     )
+
+
+def _given(
+    view: RoutingView, context: SelectionContext, funnel: Sequence[FunnelStep], sample: float
+) -> dict[str, Any]:
+    """The fields of a decision that are known before the costs, with or without candidates."""
+    request, profile = context.request, view.profile
+    return {
+        "id": request.id,
+        "stage": context.stage,
+        "mode": profile.mode,
+        "model": request.model,
+        "isl_tokens": request.isl_tokens,
+        "block_size": request.block_size,
+        "prompt_blocks": request.prompt_blocks,
+        "temperature": view.config.router_temperature if profile.sampled else 0.0,
+        "sample": sample,
+        "parameters": view.parameters[context.stage],
+        "constraints": context.constraints,
+        "funnel": tuple(funnel),
+        "overlap_modelled": request.overlap_modelled,
+        "notes": request.notes,
+        "lora_name": request.lora_name,
+        "salted": request.salted,
+    }
 
 
 def _with_reasons(
