@@ -6,7 +6,8 @@ outputs, and values for each; for others it has general values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -111,7 +112,7 @@ def advise(lengths: Mapping[str, Lengths] | None, values: Mapping[str, Any]) -> 
         # As observed with Dynamo 1.6.1.
         why = "no request has been counted yet (Dynamo does not count prompts of token ids)"
         return [ModelAdvice("", "unknown", why)]
-    return [_advice(model, one, values) for model, one in sorted(lengths.items())]
+    return [_advice(model, of_model, values) for model, of_model in sorted(lengths.items())]
 
 
 def _advice(model: str, lengths: Lengths, values: Mapping[str, Any]) -> ModelAdvice:
@@ -146,7 +147,7 @@ def _setting(name: str, low: float, high: float, now: Any, why: str) -> AdvisedS
 # -- tried on recorded decisions ---------------------------------------------------------
 
 
-def tried(
+def try_advice(
     advice: ModelAdvice,
     decisions: Sequence[RouteResult] | None,
     total_blocks: Mapping[str, int],
@@ -160,47 +161,70 @@ def tried(
     """
     if not advice.settings:
         return advice
-    hops = [
-        _Hop(hop, one.block_size)
-        for one in decisions or ()
-        if one.model == advice.model and one.mode == "kv" and getattr(one, "whole", True)
-        for hop in (one.prefill, one.decode)
-        if hop is not None and hop.candidates
-    ]
-    settings = [_tried_setting(row, advice, hops, total_blocks) for row in advice.settings]
-    # A value of the preset that changes no recorded decision does no harm beside others.
-    against = [one for one in settings if not (one.fits or one.advised is not None or one.idle)]
-    if not any(one.fits or one.advised is not None for one in settings):
-        against = settings
+    hops = [hop for decision in decisions or () for hop in _hops(decision, advice.model)]
+    settings = [_try_setting(row, advice, hops, total_blocks) for row in advice.settings]
+    against = _against_preset(settings)
     if advice.preset is None or not against:
         return msgspec.structs.replace(advice, settings=settings)
-    why = "; ".join(f"{one.name} {one.low:g}: {one.result}" for one in against)
+    why = "; ".join(f"{row.name} {row.low:g}: {row.result}" for row in against)
     not_preset = f"--preset {advice.preset} is not recommended: {why}"
     return msgspec.structs.replace(advice, settings=settings, preset=None, not_preset=not_preset)
 
 
-def _tried_setting(
+class _Hop(NamedTuple):
+    """A recorded hop, and the tokens in a block."""
+
+    hop: DecisionResult
+    block_size: int
+
+
+def _hops(decision: RouteResult, model: str) -> Iterator[_Hop]:
+    """The hops of a decision that values can be tried on: of the model, whole, in mode kv."""
+    if decision.model == model and decision.mode == "kv" and getattr(decision, "whole", True):
+        for hop in (decision.prefill, decision.decode):
+            if hop is not None and hop.candidates:
+                yield _Hop(hop, decision.block_size)
+
+
+def _against_preset(settings: list[AdvisedSetting]) -> list[AdvisedSetting]:
+    """The settings for which a preset with the values of the guide is not recommended."""
+    if not any(row.fits or row.advised is not None for row in settings):
+        return settings
+    # A value of the preset that changes no recorded decision does no harm beside others.
+    return [row for row in settings if not row.fits and row.advised is None and not row.idle]
+
+
+def _try_setting(
     row: AdvisedSetting,
     advice: ModelAdvice,
     hops: Sequence[_Hop],
     total_blocks: Mapping[str, int],
 ) -> AdvisedSetting:
-    value = row.high if row.now is not None and row.now > row.high else row.low
     if row.fits:
         return msgspec.structs.replace(row, result="in force")
     if not hops:
         return msgspec.structs.replace(row, result="not tried: no decisions are recorded")
-    if row.name.startswith("active_"):
-        return _tried_threshold(row, value, advice, hops, total_blocks)
-    scored = [one for one in hops if one.hop.winner is not None and len(one.hop.candidates) > 1]
+    value = row.high if row.now is not None and row.now > row.high else row.low
+    if row.name == "active_prefill_tokens_threshold":
+        return _try_token_threshold(row, value, advice.input_tokens or 0.0, hops)
+    if row.name == "active_decode_blocks_threshold":
+        return _try_block_threshold(row, value, hops, total_blocks)
+    return _try_weight(row, value, advice.workload, hops)
+
+
+def _try_weight(
+    row: AdvisedSetting, value: float, workload: str, hops: Sequence[_Hop]
+) -> AdvisedSetting:
+    """A setting of the cost: the decisions that it would have changed, and their cached tokens."""
+    scored = [hop for hop in hops if hop.hop.winner is not None and len(hop.hop.candidates) > 1]
     if not scored:
         result = "not tried: no recorded decision had two candidates"
         return msgspec.structs.replace(row, result=result)
-    effects = [_effect(one, row.name, value) for one in scored]
+    effects = [_effect(hop, row.name, value) for hop in scored]
     changed = sum(is_changed for is_changed, _ in effects)
     tokens = round(sum(gained for _, gained in effects))
     # Load counts for more than caches only where outputs are long.
-    helps = changed > 0 and (tokens >= 0 or advice.workload == "decode-heavy")
+    helps = changed > 0 and (tokens >= 0 or workload == "decode-heavy")
     return msgspec.structs.replace(
         row,
         advised=value if helps else None,
@@ -212,60 +236,64 @@ def _tried_setting(
     )
 
 
-class _Hop(NamedTuple):
-    """A recorded hop, and the tokens in a block."""
-
-    hop: DecisionResult
-    block_size: int
-
-
 def _choices(number: int) -> str:
     return f"{number:,} recorded choice{'' if number == 1 else 's'}"
 
 
-def _tried_threshold(
-    row: AdvisedSetting,
-    value: float,
-    advice: ModelAdvice,
-    hops: Sequence[_Hop],
-    total_blocks: Mapping[str, int],
+#: A hop, and for each of its candidates whether it would have been busy.
+_Verdict = tuple[DecisionResult, list[bool]]
+
+
+def _try_token_threshold(
+    row: AdvisedSetting, limit: float, prompt: float, hops: Sequence[_Hop]
 ) -> AdvisedSetting:
-    """A busy threshold: the decisions that it would have refused or changed, and whether a prompt
-    of mean length makes its worker busy."""
-    of_tokens = row.name == "active_prefill_tokens_threshold"
-    busy = _over_tokens if of_tokens else _over_blocks
-    # A decode hop computes no prompts.
-    judged = [one.hop for one in hops if not (of_tokens and one.hop.stage == "decode")]
-    verdicts = [[busy(one, value, total_blocks) for one in hop.candidates] for hop in judged]
-    known = [
-        (hop, verdict) for hop, verdict in zip(judged, verdicts, strict=True) if None not in verdict
+    """The busy threshold of prefill tokens. ``prompt``: mean tokens of prompts."""
+    verdicts = [
+        (hop, [_prefill_tokens(candidate) > limit for candidate in hop.candidates])
+        for hop, _ in hops
+        if hop.stage != "decode"  # computes no prompts
     ]
-    if not known:
+    tried = _try_threshold(row, limit, verdicts)
+    if tried.refused or not tried.tried or prompt <= limit:
+        return tried
+    result = f"one prompt of {prompt:,.0f} tokens makes its worker busy: the next is refused"
+    return msgspec.structs.replace(tried, advised=None, idle=False, result=result)
+
+
+def _try_block_threshold(
+    row: AdvisedSetting, share: float, hops: Sequence[_Hop], total_blocks: Mapping[str, int]
+) -> AdvisedSetting:
+    """The busy threshold of KV blocks, on the hops with workers whose blocks are known."""
+    verdicts: list[_Verdict] = []
+    for hop, _ in hops:
+        busy = [_over_blocks(candidate, share, total_blocks) for candidate in hop.candidates]
+        if None not in busy:
+            verdicts.append((hop, [bool(verdict) for verdict in busy]))
+    return _try_threshold(row, share, verdicts)
+
+
+def _try_threshold(
+    row: AdvisedSetting, value: float, verdicts: Sequence[_Verdict]
+) -> AdvisedSetting:
+    """A busy threshold: the decisions that it would have refused or changed."""
+    if not verdicts:
         why = "not tried: the KV blocks of the workers are unknown"
         return msgspec.structs.replace(row, result=why)
-    refused = sum(all(verdict) for _, verdict in known)
+    refused = sum(all(busy) for _, busy in verdicts)
     changed = sum(
-        any(
-            busy_now and hop.winner is not None and _is_winner(one, hop)
-            for one, busy_now in zip(hop.candidates, verdict, strict=True)
-        )
-        for hop, verdict in known
+        any(_is_winner(candidate, hop) for candidate in compress(hop.candidates, busy))
+        for hop, busy in verdicts
     )
-    prompt = advice.input_tokens or 0.0
-    result = f"refuses none of {_choices(len(known))}, changes {changed:,}"
-    advised: float | None = value if changed else None
+    result = f"refuses none of {_choices(len(verdicts))}, changes {changed:,}"
     if refused:
-        advised, result = None, f"would have refused {refused:,} of {_choices(len(known))}"
-    elif of_tokens and prompt > value:
-        advised = None
-        result = f"one prompt of {prompt:,.0f} tokens makes its worker busy: the next is refused"
+        result = f"would have refused {refused:,} of {_choices(len(verdicts))}"
     return msgspec.structs.replace(
         row,
-        advised=advised,
-        tried=len(known),
+        advised=value if changed and not refused else None,
+        tried=len(verdicts),
         changed=changed,
         refused=refused,
-        idle=not changed and not refused and not (of_tokens and prompt > value),
+        idle=not changed and not refused,
         result=result,
     )
 
@@ -278,9 +306,9 @@ def _is_winner(row: CandidateRow, hop: DecisionResult) -> bool:
     )
 
 
-def _over_tokens(row: CandidateRow, limit: float, _: Mapping[str, int]) -> bool | None:
+def _prefill_tokens(row: CandidateRow) -> int:
     booked = row.booked_prefill_tokens
-    return (booked if isinstance(booked, int) else row.active_prefill_tokens) > limit
+    return booked if isinstance(booked, int) else row.active_prefill_tokens
 
 
 def _over_blocks(row: CandidateRow, share: float, total: Mapping[str, int]) -> bool | None:
@@ -291,10 +319,10 @@ def _over_blocks(row: CandidateRow, share: float, total: Mapping[str, int]) -> b
     return row.decode_blocks > share * blocks
 
 
-def _effect(one: _Hop, name: str, value: float) -> tuple[bool, float]:
+def _effect(recorded: _Hop, name: str, value: float) -> tuple[bool, float]:
     """Whether another candidate would win, or could be drawn more often, and how many more tokens
     it has cached (negative: fewer)."""
-    hop = one.hop
+    hop = recorded.hop
     rows = hop.candidates
     if name == "router_temperature":
         chances = probabilities([row.cost for row in rows], value)
@@ -305,7 +333,7 @@ def _effect(one: _Hop, name: str, value: float) -> tuple[bool, float]:
     if max(map(abs, shifts)) < _SMALLEST_SHIFT:
         return False, 0.0
     blocks = sum(shift * (row.overlap_blocks or 0) for shift, row in zip(shifts, rows, strict=True))
-    return True, blocks * one.block_size
+    return True, blocks * recorded.block_size
 
 
 def _costs_at_scale(hop: DecisionResult, scale: float) -> list[float]:

@@ -90,7 +90,7 @@ def _advised(
 ) -> ConfigReport:
     import msgspec
 
-    from dynctl.documents.advice import advise, tried
+    from dynctl.documents.advice import advise, try_advice
 
     values = {row.name: row.value for row in report.settings if row.known}
     advice = advise(lengths, values)
@@ -98,7 +98,7 @@ def _advised(
         decisions = source.recent_decisions(_TRIED)
         rows = source.workers(index=False) if decisions else []
         blocks = {row.name: row.runtime_config.get("total_kv_blocks") or 0 for row in rows}
-        advice = [tried(one, decisions, blocks) for one in advice]
+        advice = [try_advice(one, decisions, blocks) for one in advice]
     return msgspec.structs.replace(report, advice=advice)
 
 

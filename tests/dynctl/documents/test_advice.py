@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.documents.advice import AdvisedSetting, ModelAdvice, advise, tried
+from dynctl.documents.advice import AdvisedSetting, ModelAdvice, advise, try_advice
 from dynctl.documents.route_result import (
     CandidateRow,
     DecisionResult,
@@ -161,7 +161,7 @@ BLOCKS = {"a": 10_000, "b": 10_000}
 def test_a_threshold_that_refuses_recorded_requests_is_not_advised() -> None:
     [guide] = advise(PREFILL_HEAVY, VALUES)
     recorded = [decided((0, 0)), decided((2_500, 0)), *([decided((2_500, 2_500))] * 10)]
-    found = tried(guide, recorded, BLOCKS)
+    found = try_advice(guide, recorded, BLOCKS)
     row = rows_of(found)["active_prefill_tokens_threshold"]
     assert (row.advised, row.refused, row.tried) == (None, 10, 12)
     assert found.preset is None
@@ -171,7 +171,7 @@ def test_a_threshold_that_refuses_recorded_requests_is_not_advised() -> None:
 
 def test_a_threshold_below_one_prompt_is_not_advised_to_an_idle_fleet() -> None:
     [guide] = advise(PREFILL_HEAVY, VALUES)
-    found = tried(guide, [decided((0, 0))] * 5, BLOCKS)
+    found = try_advice(guide, [decided((0, 0))] * 5, BLOCKS)
     row = rows_of(found)["active_prefill_tokens_threshold"]
     assert (row.advised, row.refused) == (None, 0)
     assert "2,500 tokens" in row.result
@@ -181,17 +181,19 @@ def test_a_threshold_below_one_prompt_is_not_advised_to_an_idle_fleet() -> None:
 def test_a_weight_is_advised_where_it_changes_recorded_choices_and_only_there() -> None:
     [guide] = advise(PREFILL_HEAVY, VALUES)
     near = decided((0, 0), cached=(0, 8))
-    changed = rows_of(tried(guide, [near, near, decided((0, 0))], BLOCKS))["prefill_load_scale"]
+    changed = rows_of(try_advice(guide, [near, near, decided((0, 0))], BLOCKS))[
+        "prefill_load_scale"
+    ]
     assert (changed.advised, changed.changed, changed.tried) == (1.5, 2, 3)
     assert (changed.tokens, "+256 cached tokens" in changed.result) == (256, True)
-    same = rows_of(tried(guide, [decided((0, 0))] * 3, BLOCKS))["prefill_load_scale"]
+    same = rows_of(try_advice(guide, [decided((0, 0))] * 3, BLOCKS))["prefill_load_scale"]
     assert (same.advised, same.changed, same.idle) == (None, 0, True)
 
 
 @pytest.mark.parametrize("decisions", [None, [], [decided((0, 0), model="other")]])
 def test_without_recorded_decisions_nothing_is_advised(decisions: list[RouteResult] | None) -> None:
     [guide] = advise(PREFILL_HEAVY, VALUES)
-    found = tried(guide, decisions, {})
+    found = try_advice(guide, decisions, {})
     assert [row.advised for row in found.settings] == [None] * 4
     assert all("not tried" in row.result for row in found.settings if not row.fits)
     assert (found.preset, "not tried" in found.not_preset) == (None, True)
@@ -199,7 +201,7 @@ def test_without_recorded_decisions_nothing_is_advised(decisions: list[RouteResu
 
 def test_a_preset_whose_values_help_and_refuse_nothing_is_recommended() -> None:
     [guide] = advise({"m": Lengths(12, 90.0, 4_000.0)}, {"prefill_load_scale": 1.0})
-    found = tried(guide, [decided((500, 0))] * 3, BLOCKS)
+    found = try_advice(guide, [decided((500, 0))] * 3, BLOCKS)
     assert (found.preset, found.not_preset) == ("throughput", "")
     assert all(row.refused == 0 for row in found.settings)
 
@@ -214,5 +216,5 @@ def test_a_temperature_changes_no_choice_between_equal_costs() -> None:
     )
     assert tie.decode is not None
     tie = msgspec.structs.replace(tie, decode=msgspec.structs.replace(tie.decode, candidates=rows))
-    row = rows_of(tried(guide, [tie] * 3, BLOCKS))["router_temperature"]
+    row = rows_of(try_advice(guide, [tie] * 3, BLOCKS))["router_temperature"]
     assert (row.advised, row.changed, row.idle) == (None, 0, True)
