@@ -111,6 +111,13 @@ class Choice(NamedTuple):
     def final(self) -> ChosenRank | None:
         return self.decode or self.prefill
 
+    @property
+    def stage(self) -> str:
+        final = self.final
+        if final is not None and final.worker.role is Role.AGGREGATED:
+            return "aggregated"
+        return "prefill" if self.decode is None else "decode"
+
 
 class DecisionRow(msgspec.Struct, frozen=True):
     """One past plan in a list. ``at`` is wall-clock seconds.
@@ -278,7 +285,7 @@ def _gains(decision: Decision, first: int, second: int) -> dict[str, float]:
     cache = 0.0
     if decision.credits_overlap:
         weight = next((t.weight for t in decision.terms if t.name == "prefill_blocks"), 1.0)
-        tokens = [inputs.cached_tokens(one, decision.parameters) for one in (first, second)]
+        tokens = [inputs.cached_tokens(at, decision.parameters) for at in (first, second)]
         cache = weight * (tokens[0] - tokens[1]) / decision.block_size
     alone = own[second] - own[first]
     return {
@@ -299,8 +306,9 @@ def was_moved(relaxed: bool, steps: Iterable[tuple[str, int, int]]) -> bool:
 def moved_by(plan: RoutingPlan) -> str:
     """How topology moved a request, in a few words; empty where it did not."""
     if plan.relaxed:
-        wanted = [one for one in (topology_of(item.taint) for item in plan.implied) if one]
-        return "crossed: no decode in " + (", ".join(value for _, value in wanted) or "its domain")
+        domains = filter(None, (topology_of(item.taint) for item in plan.implied))
+        wanted = ", ".join(value for _, value in domains)
+        return f"crossed: no decode in {wanted or 'its domain'}"
     if not plan.ok or plan.prefill is None:
         return ""
     left_out = sum(s.entered - s.left for s in plan.prefill.funnel if s.filter == GUARD)
@@ -308,41 +316,49 @@ def moved_by(plan: RoutingPlan) -> str:
 
 
 def _choice_row(plan: RoutingPlan, choice: Choice, at: float, whole: bool) -> DecisionRow:
-    chosen, predicted = choice.final, plan.decode
-    position = _chosen_at(predicted, choice)
-    observed = _observed(plan, choice)
-    stage = "prefill" if choice.decode is None else "decode"
-    if chosen is not None and chosen.worker.role is Role.AGGREGATED:
-        stage = "aggregated"
-    first = choice.prefill
-    return DecisionRow(
+    prefill, decode = choice.prefill, choice.decode
+    outcome, message = choice.refused or ("selected", None)
+    row = DecisionRow(
         id=plan.id,
         at=at,
         model=choice.model,
-        mode=predicted.mode if predicted is not None else "kv",
-        outcome="selected" if choice.refused is None else choice.refused[0],
-        stage=stage,
-        tokens=predicted.isl_tokens if predicted is not None else 0,
-        blocks=predicted.prompt_blocks if predicted is not None else choice.blocks,
-        cached_blocks=predicted.overlap_blocks(position)
-        if predicted is not None and position is not None and first is None
-        else 0,
-        prefill=None if first is None else first.ref,
-        decode=None if choice.decode is None else choice.decode.ref,
-        domains={} if choice.decode is None else dict(choice.decode.worker.domains),
-        prefill_domains={} if first is None else dict(first.worker.domains),
-        margin=predicted.margin if predicted is not None and observed.as_predicted else None,
-        cost=None if predicted is None or position is None else predicted.costs[position],
+        mode="kv",
+        outcome=outcome,
+        stage=choice.stage,
+        blocks=choice.blocks,
+        prefill=None if prefill is None else prefill.ref,
+        decode=None if decode is None else decode.ref,
+        domains={} if decode is None else dict(decode.worker.domains),
+        prefill_domains={} if prefill is None else dict(prefill.worker.domains),
         whole=whole,
-        message=None if choice.refused is None else choice.refused[1],
-        observed=observed,
-        why=_observed_reason(predicted, observed) if choice.refused is None else "",
+        message=message,
+        observed=_observed(plan, choice),
+    )
+    return row if plan.decode is None else _with_prediction(row, plan.decode, choice)
+
+
+def _with_prediction(row: DecisionRow, predicted: Decision, choice: Choice) -> DecisionRow:
+    """The row of a choice with what its prediction has of it."""
+    assert row.observed is not UNSET
+    position = _chosen_at(predicted, choice)
+    cached_blocks: int | None = 0
+    if position is not None and choice.prefill is None:
+        cached_blocks = predicted.overlap_blocks(position)
+    return msgspec.structs.replace(
+        row,
+        mode=predicted.mode,
+        tokens=predicted.isl_tokens,
+        blocks=predicted.prompt_blocks,
+        cached_blocks=cached_blocks,
+        margin=predicted.margin if row.observed.as_predicted else None,
+        cost=None if position is None else predicted.costs[position],
+        why=_observed_reason(predicted, row.observed) if choice.refused is None else "",
     )
 
 
-def _observed_reason(predicted: Decision | None, observed: ObservedChoice) -> str:
+def _observed_reason(predicted: Decision, observed: ObservedChoice) -> str:
     """What decided a choice of another router: known where it is the predicted one."""
-    if predicted is None or observed.as_predicted is None:
+    if observed.as_predicted is None:
         return ""
     return short_reason(predicted) if observed.as_predicted else "not as predicted"
 
@@ -384,7 +400,7 @@ def with_preferences(
 
     At most :data:`MAX_PREFERENCES` preferences: each takes all candidates to compute.
     """
-    found: set[str] = set()
+    shown: set[str] = set()
     completed = []
     for row, plan in zip(rows, plans, strict=True):
         if row.observed is not UNSET:
@@ -392,10 +408,10 @@ def with_preferences(
             continue
         final = plan.final
         taints = {item.taint for item in final.constraints.preferred}
-        if row.whole and taints - found and len(found) < MAX_PREFERENCES:
+        if row.whole and taints - shown and len(shown) < MAX_PREFERENCES:
             preference = preference_row(final)
-            if preference is not None and preference.taint not in found:
-                found.add(preference.taint)
+            if preference is not None and preference.taint not in shown:
+                shown.add(preference.taint)
                 row = msgspec.structs.replace(row, preference=preference)
         completed.append(row)
     return completed
@@ -447,8 +463,8 @@ def past_decision(
         doubts=list(overlap_doubts(final)),
         tokens_estimated=not final.overlap_modelled,
         winner=Winner(decision_ref(plan.prefill), decision_ref(plan.decode)),
-        prefill=_shown(plan.prefill, whole),
-        decode=_shown(plan.decode, whole),
+        prefill=_past_hop(plan.prefill, whole),
+        decode=_past_hop(plan.decode, whole),
         relaxed=plan.relaxed,
         bypass=bypass_row(plan),
         pairs=pair_choice(plan, lambda _: None) if whole else UNSET,
@@ -462,7 +478,7 @@ def past_decision(
     )
 
 
-def _shown(decision: Decision | None, whole: bool) -> DecisionResult | None:
+def _past_hop(decision: Decision | None, whole: bool) -> DecisionResult | None:
     if decision is None:
         return None
     result = decision_result(decision)
