@@ -263,7 +263,7 @@ completions: $(VENV)/.run-stamp  ## generate completions/ with the scripts of Ty
 	$(BIN)/dynctl completion fish > completions/dynctl.fish
 
 docs: $(VENV)/.dev-stamp  ## generate docs/ parts from the code; refresh shown outputs (PAGES=...)
-	$(BIN)/dynctl explain --markdown > docs/checks.md
+	$(BIN)/dynctl explain --markdown docs/checks
 	$(BIN)/python -m tests.docs.generated
 	$(BIN)/python -m tests.docs.screens
 	$(BIN)/python -m tests.docs.refresh $(PAGES)

@@ -1,6 +1,6 @@
 """The finding codes: title, texts, cause, fix and an example of each, read from the TOML files.
 
-Screens, ``dynctl explain`` and docs/checks.md all take their texts from these files.
+Screens, ``dynctl explain`` and docs/checks/ all take their texts from these files.
 """
 
 from __future__ import annotations
@@ -73,8 +73,13 @@ class Entry:
 
     @property
     def anchor(self) -> str:
-        """The anchor of its page in docs/checks.md."""
+        """The anchor of its code on its page."""
         return self.code.lower()
+
+    @property
+    def file(self) -> str:
+        """The page of its section below docs/checks."""
+        return f"{self.section.replace(' ', '-')}.md"
 
     @property
     def section(self) -> str:

@@ -1,14 +1,17 @@
-"""The pages of the codes: one for ``dynctl explain CODE``, and all of them as docs/checks.md."""
+"""The pages of the codes: one for ``dynctl explain CODE``, and all of them as docs/checks/."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
 
-from dynctl.findings.catalogue import Catalogue, Entry, all_codes
+from dynctl.findings.catalogue import Entry, all_codes
 from dynctl.findings.report import CodeList, CodePage
 
-_HEAD = """\
-<!-- Made from dynctl/findings/*.toml by `dynctl explain --markdown`; change those files. -->
+_MADE = "<!-- Made from dynctl/findings/*.toml by `make docs`; change those files. -->"
+_HEAD = f"""\
+{_MADE}
 # Finding codes of `dynctl check`, `topology verify` and `topology lint`, and the doubts of `route`
 
 Every check has a code. A check passes, warns, fails, or is skipped with a reason. A check whose
@@ -18,7 +21,7 @@ findings about some subjects; `--fail-on warn` also fails on warnings. Codes are
 Each page shows an example of a finding: names and values are those of the example. Codes without a
 number are conditions of a running `dynctl serve frontend`: its log, `/health`, `dynctl check` and
 the dashboard show them. Codes of the level `doubt` are not checked: they come with an answer of
-`dynctl route`, and name an input that is unknown or a behaviour that is not modelled.
+`dynctl route`, and name an input that is unknown or a behaviour that is not modelled.\
 """
 
 
@@ -46,28 +49,30 @@ def code_list(prefix: str = "") -> CodeList:
     return CodeList([page(entry) for code, entry in all_codes().items() if code.startswith(prefix)])
 
 
-def markdown() -> str:
-    """The content of docs/checks.md."""
-    every = all_codes()
-    return "\n".join([_HEAD, *_index(every), *_pages(every)])
+def markdown() -> dict[str, str]:
+    """File name -> content, of docs/checks/: an index, and a page for each section."""
+    index, pages = [_HEAD], dict[str, str]()
+    for section, grouped in groupby(all_codes().values(), attrgetter("section")):
+        entries = list(grouped)
+        index += _index(section, entries)
+        pages[entries[0].file] = "\n".join(_section(section, entries)) + "\n"
+    return {"README.md": "\n".join(index) + "\n", **pages}
 
 
-def _index(codes: Catalogue) -> Iterator[str]:
+def _index(section: str, entries: list[Entry]) -> Iterator[str]:
+    yield f"\n## [{section.capitalize()}]({entries[0].file})\n"
     yield "| code | level | healthy condition |\n|---|---|---|"
-    for entry in codes.values():
+    for entry in entries:
         level = "retired" if entry.retired else entry.level
-        yield f"| [{entry.code}](#{entry.anchor}) | {level} | {entry.title} |"
+        yield f"| [{entry.code}]({entry.file}#{entry.anchor}) | {level} | {entry.title} |"
 
 
-def _pages(codes: Catalogue) -> Iterator[str]:
-    section = ""
-    for entry in codes.values():
-        if entry.section != section:
-            section = entry.section
-            yield f"\n## {section}"
+def _section(section: str, entries: list[Entry]) -> Iterator[str]:
+    yield f"{_MADE}\n# {section.capitalize()}\n\n[All codes](README.md)"
+    for entry in entries:
         shown = page(entry)
         level = "retired: no longer checked" if entry.retired else entry.level
-        yield f"\n### {entry.code}\n"
+        yield f"\n## {entry.code}\n"
         yield f"**{entry.title}** ({level})\n"
         yield f"{shown.cause}\n"
         for label, text in shown.texts:

@@ -23,8 +23,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
 README: Final = ROOT / "README.md"
-#: Pages without commands of their own to run.
-GENERATED: Final = ("checks.md", "cli.md")
+#: Pages and folders without commands of their own to run.
+GENERATED: Final = ("checks", "cli.md")
 NOWHERE: Final = "none"
 
 _COMMENT = re.compile(r"^<!-- (world|run|exit|file|either): (.+?) -->$")
@@ -84,7 +84,7 @@ def pages() -> list[Path]:
     """Every page whose commands are all run."""
     found = sorted(path for path in DOCS.rglob("*.md") if "decisions" not in path.parts)
     outside = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md")]
-    return [path for path in found if path.name not in GENERATED] + outside
+    return [path for path in found if path.relative_to(DOCS).parts[0] not in GENERATED] + outside
 
 
 def name_of(path: Path) -> str:

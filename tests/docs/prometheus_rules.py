@@ -149,7 +149,7 @@ def _condition_alerts() -> Iterator[dict[str, Any]]:
                 "summary": f"{{{{ $labels.subject }}}}: {entry.code} (healthy: {entry.title})",
                 "description": " ".join(entry.cause.split()).replace("{", "(").replace("}", ")"),
                 "fix": f"dynctl explain {entry.code}",
-                "runbook_url": f"docs/checks.md#{entry.anchor}",
+                "runbook_url": f"docs/checks/{entry.file}#{entry.anchor}",
             },
         }
 

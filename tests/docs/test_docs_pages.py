@@ -18,6 +18,7 @@ from tests.docs.tables import table, tables
 from tests.docs.worlds import WORLDS
 from tests.kube.faults import FAULTS, fault_of
 
+CHECKS = sorted((DOCS / "checks").iterdir())
 WRITTEN = [*pages(), DOCS / "cli.md", ROOT / "CHANGELOG.md"]
 OPERATIONS = DOCS / "operations.md"
 
@@ -57,7 +58,7 @@ def anchors(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+@pytest.mark.parametrize("path", [*WRITTEN, *CHECKS], ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(path)):
         if target.startswith("http"):
@@ -162,4 +163,5 @@ def test_the_map_names_every_page() -> None:
     linked = {
         (DOCS / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)]+)\)", text)
     }
-    assert {*pages(), DOCS / "cli.md", DOCS / "checks.md"} - {DOCS / "README.md"} <= linked
+    every = {*pages(), DOCS / "cli.md", DOCS / "checks" / "README.md"}
+    assert every - {DOCS / "README.md"} <= linked

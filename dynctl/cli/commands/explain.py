@@ -1,5 +1,6 @@
 """`dynctl explain CODE`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,8 +18,11 @@ def explain(
         ),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", hidden=True, help="Print all codes, as docs/checks.md.")
-    ] = False,
+        Path | None,
+        typer.Option(
+            "--markdown", metavar="DIR", hidden=True, help="Write all codes as docs/checks/."
+        ),
+    ] = None,
 ) -> int:
     """Explain the code of a finding: cause and fix. Without a code, list all codes."""
     from dynctl.base.errors import UsageProblem
@@ -28,8 +32,10 @@ def explain(
     from dynctl.screens.render import emit
 
     codes = all_codes()
-    if markdown:
-        emit(code_list(), options, screen=lambda *_: document() + "\n")
+    if markdown is not None:
+        markdown.mkdir(exist_ok=True)
+        for name, text in document().items():
+            (markdown / name).write_text(text, encoding="utf-8")
         return 0
     if code is None:
         emit(code_list(), options)
