@@ -38,5 +38,5 @@ def policy_classes(config: RouterConfig, typed: str = _NAME) -> PolicyClasses:
     raise UsageProblem(
         f"{typed} {path}: {problem}",
         "expected default_policy_family, uncached_isl_buckets and policy_classes "
-        "(docs/routing.md#policy-classes has an example)",
+        "(docs/routing/queue.md#policy-classes has an example)",
     )

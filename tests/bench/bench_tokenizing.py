@@ -31,7 +31,8 @@ from router_core import PromptHasher
 from tests.bench.harness import Row, alternate, bench_parser, print_table, row
 
 BLOCK = 16
-_PAGES = (Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "docs/routing.md")
+_ROOT = Path(__file__).parents[2]
+_PAGES = (_ROOT / "README.md", *sorted((_ROOT / "docs" / "routing").iterdir()))
 
 
 def chats(count: int, messages: int, words: int, seed: int) -> list[bytes]:

@@ -30,6 +30,7 @@ def openapi_json(kind: type[Frontend]) -> str:
 
 
 _END: Final = "<!-- end -->"
+SETTINGS: Final = DOCS / "operations" / "settings.md"
 
 
 def _between(path: Path, name: str, made: str) -> str:
@@ -48,7 +49,7 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     DOCS / "cli.md": cli_page,
     DOCS / "compatibility.md": compatibility_page,
     DOCS / "seeds.md": seeds_page,
-    DOCS / "operations.md": lambda: _between(DOCS / "operations.md", "settings", settings_tables()),
+    SETTINGS: lambda: _between(SETTINGS, "settings", settings_tables()),
     DOCS / "grafana" / "dynctl.json": dashboard_json,
     DOCS / "prometheus" / "rules.yaml": rules_yaml,
     DOCS / "deploy" / "dynctl.1": man_page,

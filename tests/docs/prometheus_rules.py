@@ -164,6 +164,6 @@ def _metric_alerts() -> Iterator[dict[str, Any]]:
             "annotations": {
                 "summary": summary,
                 "fix": fix,
-                "runbook_url": "docs/operations.md#prometheus-and-grafana",
+                "runbook_url": "docs/operations/dashboards.md#prometheus-and-grafana",
             },
         }

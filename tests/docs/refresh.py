@@ -245,7 +245,9 @@ def _likeness(shown: Sequence[str], printed: str) -> int:
 def main() -> int:
     """Returns 1 where a person is needed."""
     parser = argparse.ArgumentParser(prog="tests.docs.refresh", description=__doc__)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="docs/routing.md; default: all")
+    parser.add_argument(
+        "pages", nargs="*", metavar="PAGE", help="docs/routing/cost.md; default: all"
+    )
     wanted = [str(Path(page).resolve().relative_to(ROOT)) for page in parser.parse_args().pages]
     scenes = [one for one in all_scenes() if not wanted or one.page in wanted]
     tests, left_out = set[str](), set[str]()

@@ -1,4 +1,4 @@
-"""The tables of every router setting, in docs/operations.md, made from the settings themselves."""
+"""The tables of docs/operations/settings.md, made from the router settings themselves."""
 
 from __future__ import annotations
 

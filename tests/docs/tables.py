@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -17,6 +18,12 @@ def table(page: Path, name: str, kind: str = "numbers") -> list[list[str]]:
             break
         rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))])
     return rows[2:]
+
+
+def page_of(pages: Iterable[Path], name: str, kind: str = "numbers") -> Path:
+    """The one page that has the table of that name."""
+    (page,) = [page for page in pages if name in tables(page, kind)]
+    return page
 
 
 def tables(page: Path, kind: str = "numbers") -> set[str]:

@@ -45,7 +45,7 @@ def test_a_version_is_known_if_and_only_if_it_is_on_the_page() -> None:
 def test_recommended_settings_are_settings_with_these_defaults() -> None:
     from dynctl.screens.config import setting_text
 
-    shown = table(DOCS / "operations.md", "recommended", "tuning")
+    shown = table(DOCS / "operations" / "tuning.md", "recommended", "tuning")
     assert len(shown) == 5
     for name, default, *values, _ in shown:
         assert setting_text(SETTINGS[name].default) == default

@@ -1,4 +1,4 @@
-"""Every number in the tables of docs/routing.md, worked out by the router itself."""
+"""Every number in the tables of docs/routing/, worked out by the router itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from router_core.cost import CostInputs, CostParameters, probabilities, total_co
 from router_core.taints import canonical_taint, constraints, preference_multiplier
 from router_core.terms import kv_terms
 from tests.docs.pages import DOCS, Block, blocks
-from tests.docs.tables import table, tables
+from tests.docs.tables import page_of, table, tables
 from tests.router_core.fleet import (
     MODEL,
     active,
@@ -38,12 +38,12 @@ from tests.router_core.fleet import (
     worker,
 )
 
-PAGE = DOCS / "routing.md"
+PAGES = sorted((DOCS / "routing").iterdir())
 HOPS: dict[str, Stage] = {"one pool": "aggregated", "prefill": "prefill", "decode": "decode"}
 
 
 def rows(name: str) -> list[list[str]]:
-    found = table(PAGE, name)
+    found = table(page_of(PAGES, name), name)
     assert found
     return found
 
@@ -301,7 +301,7 @@ def test_latch() -> None:
 def test_distance(tmp_path: Path) -> None:
     (text,) = [
         "\n".join(one.lines)
-        for one in blocks(PAGE.read_text(encoding="utf-8"))
+        for one in blocks((DOCS / "routing" / "distance.md").read_text(encoding="utf-8"))
         if isinstance(one, Block) and one.language == "yaml"
     ]
     path = tmp_path / "links.yaml"
@@ -312,6 +312,8 @@ def test_distance(tmp_path: Path) -> None:
         assert cells == [f"{one * 1000:,.1f} ms, {50 * one:,.3f} blocks" for one in seconds]
 
 
-def test_every_table_of_the_page_is_worked_out_here() -> None:
+def test_every_table_of_the_pages_is_worked_out_here() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
-    assert set(re.findall(r"rows\(\"(.+?)\"\)", here)) == tables(PAGE)
+    assert set(re.findall(r"rows\(\"(.+?)\"\)", here)) == {
+        name for page in PAGES for name in tables(page)
+    }

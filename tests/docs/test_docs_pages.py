@@ -20,7 +20,9 @@ from tests.kube.faults import FAULTS, fault_of
 
 CHECKS = sorted((DOCS / "checks").iterdir())
 WRITTEN = [*pages(), DOCS / "cli.md", ROOT / "CHANGELOG.md"]
-OPERATIONS = DOCS / "operations.md"
+RUNBOOK = DOCS / "operations"
+INDEX = RUNBOOK / "README.md"
+FAULT_TABLES = {name: page for page in RUNBOOK.iterdir() for name in tables(page, "faults")}
 
 #: Symptoms and failures that the product's requirements list.
 REQUIRED_SYMPTOMS = (
@@ -51,11 +53,11 @@ def prose(path: Path) -> str:
 
 def anchors(path: Path) -> set[str]:
     """As GitHub makes them of the headings."""
-    found = set()
-    for heading in re.findall(r"^#+ (.+)$", prose(path), flags=re.M):
-        words = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", ""))
-        found.add(words.replace(" ", "-"))
-    return found
+    return {anchor_of(heading) for heading in re.findall(r"^#+ (.+)$", prose(path), flags=re.M)}
+
+
+def anchor_of(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("path", [*WRITTEN, *CHECKS], ids=name_of)
@@ -122,46 +124,47 @@ def test_no_command_is_in_a_block_that_is_not_run(path: Path) -> None:
             assert not fault or fault in {one.name for one in FAULTS}
 
 
-@pytest.mark.parametrize("name", sorted(tables(OPERATIONS, "faults")))
+@pytest.mark.parametrize("name", sorted(FAULT_TABLES))
 def test_a_fault_of_the_runbook_is_reported_by_the_code_that_the_runbook_names(name: str) -> None:
     # tests/kube/test_faults.py injects each and asserts that verify reports exactly these codes.
-    for code, cause, todo in table(OPERATIONS, name, "faults"):
+    for code, cause, todo in table(FAULT_TABLES[name], name, "faults"):
         (fault,) = re.findall(r"<!-- (\S+) -->", cause)
         known = fault_of(FAULTS, fault)
         assert code in (known.code, *known.also), cause
         assert todo
 
 
+def sections(path: Path) -> dict[str, str]:
+    """Anchor -> text of the sections of a page, without its head."""
+    parts = path.read_text(encoding="utf-8").split("\n## ")[1:]
+    return {anchor_of(part.splitlines()[0]): part for part in parts}
+
+
+def runbook_rows() -> list[str]:
+    return [row for row in sections(INDEX)["runbook"].splitlines() if row.startswith("|")]
+
+
 def test_every_required_symptom_leads_to_a_section_with_a_command() -> None:
-    text = OPERATIONS.read_text(encoding="utf-8")
-    index = text.split("## Runbook")[1].split("\n### ")[0].lower()
-    rows = [row for row in index.splitlines() if row.startswith("|")]
     for symptom in REQUIRED_SYMPTOMS:
-        (row,) = [row for row in rows if symptom.lower() in row]
-        (anchor,) = re.findall(r"\(#([^)]+)\)", row)
+        (row,) = [row for row in runbook_rows() if symptom.lower() in row.lower()]
+        ((page, anchor),) = re.findall(r"\((\w+\.md)#([^)]+)\)", row)
         assert "`dynctl " in row
-        (section,) = [
-            part
-            for part in text.split("\n### ")[1:]
-            if part.splitlines()[0].lower().replace(" ", "-") == anchor
-        ]
+        section = sections(RUNBOOK / page)[anchor]
         assert "$ dynctl " in section or "<!-- faults:" in section, symptom
 
 
-def test_every_section_of_the_runbook_is_in_its_index() -> None:
-    text = OPERATIONS.read_text(encoding="utf-8").split("## Runbook")[1].split("\n## ")[0]
-    index, *sections = text.split("\n### ")
-    linked = set(re.findall(r"\(#([^)]+)\)", index))
-    headings = {
-        re.sub(r"[^\w\- ]", "", part.splitlines()[0].lower()).replace(" ", "-") for part in sections
-    }
-    assert headings == linked
+def test_every_section_of_a_symptom_page_is_in_the_index() -> None:
+    pages_of_symptoms = set(re.findall(r"\((\w+\.md)#", "\n".join(runbook_rows())))
+    for page in pages_of_symptoms:
+        for anchor in sections(RUNBOOK / page):
+            assert f"({page}#{anchor})" in INDEX.read_text(encoding="utf-8")
 
 
-def test_the_map_names_every_page() -> None:
-    text = (DOCS / "README.md").read_text(encoding="utf-8")
+def test_the_map_and_the_index_of_a_folder_name_every_page() -> None:
     linked = {
-        (DOCS / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)]+)\)", text)
+        (index.parent / target.partition("#")[0]).resolve()
+        for index in (DOCS / "README.md", INDEX, DOCS / "routing" / "README.md")
+        for target in re.findall(r"\]\(([^)]+)\)", index.read_text(encoding="utf-8"))
     }
     every = {*pages(), DOCS / "cli.md", DOCS / "checks" / "README.md"}
     assert every - {DOCS / "README.md"} <= linked

@@ -44,7 +44,7 @@ _RATES: Final = {
     for prefix, factor in _PREFIX.items()
 }
 _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+(?:/s)?)")
-_EXAMPLE: Final = "docs/routing.md#what-distance-costs has an example"
+_EXAMPLE: Final = "docs/routing/distance.md#what-distance-costs has an example"
 
 
 class TransferFileError(UsageProblem):

@@ -75,7 +75,7 @@ def trained(made: Tokenizer, alphabet: list[str]) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=1200, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False
     )
-    pages = [ROOT / "README.md", ROOT / "docs" / "routing.md"]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "routing").iterdir())]
     made.train_from_iterator((page.read_text() for page in pages), trainer)
     made.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
     return made
