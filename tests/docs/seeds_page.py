@@ -20,8 +20,8 @@ _HEAD: Final = """\
 `dynctl` is built after five documents: two guides to Dynamo's router, two pages on topology-aware
 KV transfer, and the proposal of that feature. This page has each of their settings, table rows and
 rules, where it is in `dynctl`, and the tests that name it (`@pytest.mark.seed`). Tests below
-`tests/dynamo` run against a real Dynamo (`make test-dynamo`). Where `dynctl` is different, the row
-says how. The page is generated from `tests/docs/seeds.toml` and the tests.
+`tests/dynamo` run against a real Dynamo (`make test-dynamo`). The third column has what is
+different in `dynctl`, and why. The page is generated from `tests/docs/seeds.toml` and the tests.
 
 """
 
@@ -68,17 +68,17 @@ def seeds_page() -> str:
     for document in tomllib.loads(_ITEMS.read_text(encoding="utf-8"))["document"]:
         lines += [f"## {document['title']}", ""]
         for section in document["section"]:
-            lines += [f"### {section['title']}", "", "| item | here | tests |", "|---|---|---|"]
+            lines += [f"### {section['title']}", "", "| item | here | different | tests |"]
+            lines.append("|---|---|---|---|")
             for item in section["items"]:
                 name = f"{document['id']}: {section['id']}: {item['id']}"
-                differs = f"Different: {item['differs']}" if item.get("differs") else ""
-                here = ". ".join(part for part in (item["here"], differs) if part)
                 proved = ", ".join(_link(test) for test in tests.get(name, ())) or "none"
-                lines.append(f"| {item['id']} | {here} | {proved} |")
+                different = item.get("differs", "")
+                lines.append(f"| {item['id']} | {item['here']} | {different} | {proved} |")
             lines.append("")
     return _HEAD + "\n".join(lines).rstrip() + "\n"
 
 
 def _link(test: str) -> str:
     path, _, name = test.partition("::")
-    return f"[{name.removeprefix('test_').replace('_', ' ')}](../{Path(path).as_posix()})"
+    return f"[{name.removeprefix('test_')}](../{Path(path).as_posix()})"
