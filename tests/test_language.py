@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import typer
 
-from dynctl.cli.app import build_app
+from dynctl.cli.app import program
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -78,7 +77,7 @@ def texts(room: str) -> Iterator[tuple[str, str]]:
         for path in sorted((ROOT / room).iterdir()):
             yield from lines(path)
     if room == "dynctl/cli":
-        yield from help_texts(typer.main.get_command(build_app()))
+        yield from help_texts(program())
     if room.startswith("dynctl/"):
         for path in sorted((ROOT / room).rglob("*.toml")):
             for key, value in strings(tomllib.loads(path.read_text(encoding="utf-8"))):

@@ -19,7 +19,7 @@ from dynctl.base.errors import (
 from dynctl.cli.completion import VARIABLE, answer
 from dynctl.cli.global_options import group_callback, with_globals
 from dynctl.cli.help import CommandPage, GroupPage, arrange, chosen, help_wanted
-from dynctl.cli.table import COMMANDS, GROUPS, names_of_commands
+from dynctl.cli.table import COMMANDS, GROUPS, Command, names_of_commands
 
 #: The first screen around the table of commands, which :func:`first_screen` draws.
 _HEADING = "dynctl: KV-cache-aware, topology-aware routing for LLM fleets"
@@ -38,20 +38,14 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class _Root(GroupPage):
-    """The program itself: its page is the first screen.
-
-    Commands and groups have the order of the table; Typer lists all groups last.
-    """
+    """The program itself: its page is the first screen."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         options: list[Any] = self.params
-        if all(one.hidden or one.rich_help_panel is None for one in options):
+        if all(option.hidden or option.rich_help_panel is None for option in options):
             formatter.write(first_screen())
         else:
             super().format_help(ctx, formatter)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(names_of_commands())
 
 
 def first_screen() -> str:
@@ -70,35 +64,58 @@ def first_screen() -> str:
     return "\n".join((*lines, "", _ENDING))
 
 
-def build_app(arguments: Sequence[str] | None = None) -> typer.Typer:
-    """The app, built from the table.
+def program(arguments: Sequence[str] | None = None) -> Any:
+    """The program as a group of commands, in the order of the table.
 
-    Only commands with all words of their path in ``arguments`` are imported; the others are only
-    listed. None imports every command.
+    Only commands with all words of their path in ``arguments`` are imported and have options; the
+    others have name and summary alone. None imports every command.
     """
     given = None if arguments is None else set(arguments)
-    app = _group(_HEADING, _Root)
-    groups: dict[str, typer.Typer] = {}
+    root = _group(_HEADING, _Root)
     for row in COMMANDS.values():
+        imported = given is None or given.issuperset(row.path.split())
         first, _, second = row.path.partition(" ")
-        if second and first not in groups:
-            groups[first] = _group(GROUPS[first].help, imported=given is None or first in given)
-            app.add_typer(groups[first], name=first)
-        imported = given is None or set(row.path.split()) <= given
-        function = with_globals(_load(row.place), row) if imported else _listed
-        owner = groups[first] if second else app
-        owner.command(second or first, cls=CommandPage, short_help=row.summary)(function)
-    return app
+        owner, name = root, first
+        if second:
+            if first not in root.commands:
+                read = given is None or first in given
+                help = GROUPS[first].help
+                root.commands[first] = _group(help) if read else GroupPage(name=first, help=help)
+            owner, name = root.commands[first], second
+        owner.commands[name] = (
+            _command(row) if imported else CommandPage(name, short_help=row.summary)
+        )
+    return root
 
 
-def _load(place: str) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
+def _command(row: Command) -> Any:
+    """The command of a row, with its options."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    name = row.path.split()[-1]
+    app.command(name, cls=CommandPage, short_help=row.summary)(with_globals(function_of(row), row))
+    return typer.main.get_command(app)
+
+
+def function_of(row: Command) -> Callable[..., Any]:
+    """The function of a row; its module is imported."""
+    module, _, name = row.place.partition(":")
     function: Callable[..., Any] = getattr(import_module(f"dynctl.cli.commands.{module}"), name)
     return function
 
 
-def _listed() -> None:
-    """A command that is only listed."""
+def _group(help: str, cls: type[GroupPage] = GroupPage) -> Any:
+    """A group without commands, with the global options."""
+    app = typer.Typer(
+        cls=cls,
+        help=help,
+        add_completion=cls is _Root,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+        no_args_is_help=True,
+    )
+    app.callback(cls=cls)(group_callback(help, version=cls is _Root))
+    return typer.main.get_command(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -114,7 +131,7 @@ def run(arguments: Sequence[str]) -> int:
     command: Any = None
     try:
         arguments, group = help_wanted(_with_default(arguments))
-        command = typer.main.get_command(build_app(arguments))
+        command = program(arguments)
         path, page = chosen(arguments, command)
         arrange(path, page, group)
         code = command.main(list(arguments), prog_name="dynctl", standalone_mode=False)
@@ -167,22 +184,7 @@ def _completed(words: list[str], incomplete: str) -> tuple[Any, list[str]]:
     option = incomplete.startswith("-")
     if option or (words and words[-1] not in GROUPS):
         words = _with_default([*words, incomplete])[:-1]
-    return typer.main.get_command(build_app(words)), words
-
-
-def _group(help: str, cls: type[GroupPage] = GroupPage, *, imported: bool = True) -> typer.Typer:
-    app = typer.Typer(
-        cls=cls,
-        help=help,
-        add_completion=cls is _Root,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["--help", "-h"]},
-        no_args_is_help=True,
-    )
-    if imported:
-        app.callback(cls=cls)(group_callback(help, version=cls is _Root))
-    return app
+    return program(words), words
 
 
 def _usage_error(error: Any, arguments: Sequence[str], root: Any) -> int:

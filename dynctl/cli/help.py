@@ -4,9 +4,11 @@ Typer's own boxes shorten names of options and variables at 80 columns; these do
 few users need stand behind ``--help=GROUP``, and all of them behind ``--help=all``.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
@@ -45,22 +47,42 @@ class _GivenValues:
 
 
 def _converted(parameter: Any, convert: Callable[..., Any], context: Any, value: Any) -> Any:
+    """The value that the command receives; ``convert`` is Typer's conversion."""
     several = parameter.multiple or parameter.nargs != 1
     descriptor = getattr(parameter, "type_descriptor", None)
-    if (value is None or value == ()) and not parameter.required:
+    if value is None or value == ():
+        if parameter.required and not context.resilient_parsing:
+            return convert(context, value)
         value = () if several else None
-    elif descriptor is None or descriptor.parameter_info.parser is not None:
+    elif descriptor is None:
         return convert(context, value)
     elif several and descriptor.annotation == list[str]:
         value = tuple(value)
-    elif descriptor.annotation is OutputFormat and value in list(OutputFormat):
-        value = OutputFormat(value)
     elif type(value) is not descriptor.annotation:
-        return convert(context, value)
+        try:
+            value = _read_text(value, descriptor)
+        except _NotPlain:
+            return convert(context, value)
     # Otherwise a text, or a default.
     if parameter.callback is not None:
         return parameter.callback(context, parameter, value)
     return value
+
+
+class _NotPlain(Exception):
+    """Typer converts this value, or refuses it."""
+
+
+def _read_text(text: Any, descriptor: Any) -> Any:
+    """What a text of the command line is in the type of its option; raises _NotPlain."""
+    information, annotation = descriptor.parameter_info, descriptor.annotation
+    if information.parser is not None:
+        return information.parser(text)
+    if annotation is OutputFormat and text in list(OutputFormat):
+        return OutputFormat(text)
+    if annotation is Path and (not os.path.exists(text) or os.access(text, os.R_OK)):
+        return Path(text)
+    raise _NotPlain
 
 
 class CommandPage(_GivenValues, TyperCommand):

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from dynctl.base.errors import UsageProblem
 from dynctl.base.quantities import duration
-from dynctl.settings.policy_file import policy_classes
 from dynctl.settings.router_options import ROUTER_OPTIONS
 from router_core import (
     DEFAULT_PRESET,
@@ -182,7 +181,10 @@ def resolve(
         hint = "" if option is None else f"set {option.names}"
         raise UsageProblem(str(error), hint) from None
     _refuse_contradictions(config, sources)
-    policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
+    if config.router_policy_config is not None:
+        from dynctl.settings.policy_file import policy_classes
+
+        policy_classes(config, _typed_name(_CLASSES, sources) or _flag(_CLASSES))
     naming = partial(as_typed, sources=sources)
     for key in SETTINGS:
         warnings += _texts(no_effect(key, _typed_name(key, sources), config, naming))

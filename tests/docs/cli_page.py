@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from dynctl.cli.app import build_app
+from dynctl.cli.app import program
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.help import help_record
 from dynctl.cli.table import COMMANDS
@@ -27,7 +27,7 @@ _GLOBAL_PANELS = (PANEL, DYNAMO, KUBERNETES)
 
 def cli_page() -> str:
     """The whole page."""
-    root = typer.main.get_command(build_app())
+    root = program()
     parts = [_HEAD, _overview()]
     for path in COMMANDS:
         parts.append("\n".join(_command(path, find_command(root, path))) + "\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from dynctl.cli.app import build_app
+from dynctl.cli.app import program
 from dynctl.cli.global_options import DYNAMO, KUBERNETES, PANEL
 from dynctl.cli.help import help_record
 from dynctl.cli.table import COMMANDS
@@ -51,7 +51,7 @@ _GLOBAL = (PANEL, DYNAMO, KUBERNETES)
 
 def man_page() -> str:
     """The whole page, in the macros of man(7)."""
-    root: Any = typer.main.get_command(build_app())
+    root: Any = program()
     lines = [_HEAD + ".SH COMMANDS"]
     for path in COMMANDS:
         lines += _command(path, find_command(root, path))

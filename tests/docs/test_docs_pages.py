@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
-from dynctl.cli.app import build_app
+from dynctl.cli.app import program
 from dynctl.cli.table import COMMANDS
 from dynctl.findings.catalogue import all_codes
 from router_core import SETTINGS
@@ -82,11 +81,11 @@ def test_codes_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)
 def test_a_command_in_a_sentence_exists(path: Path) -> None:
     known: dict[str, set[str]] = {}
-    root = typer.main.get_command(build_app())
+    root = program()
     for command in COMMANDS:
         found = root
         for word in command.split():
-            found = found.commands[word]  # type: ignore[attr-defined]
+            found = found.commands[word]
         flags = {flag for one in found.params for flag in (*one.opts, *one.secondary_opts)}
         known[command] = flags | {"--help", "-h"}
     for text in re.findall(r"`dynctl ([^`]+)`", prose(path)):

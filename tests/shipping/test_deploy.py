@@ -18,7 +18,7 @@ import typer
 import yaml
 from kubernetes import client
 
-from dynctl.cli.app import build_app
+from dynctl.cli.app import program
 from tests.kube.witness.conftest import Kubectl
 from tests.shipping.artefacts import (
     CHART,
@@ -220,7 +220,7 @@ def test_kubectl_applies_them(component: str, kubectl: Kubectl) -> None:
 
 
 def test_the_arguments_are_options_of_the_commands() -> None:
-    root: Any = typer.main.get_command(build_app())
+    root: Any = program()
     for component, _, container in containers():
         command, words = root, list(container["args"])
         while words and hasattr(command, "commands"):

@@ -12,7 +12,7 @@ from dynctl.base.errors import ExitCode, UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.option_groups import only_given, with_options
 from dynctl.cli.shared_options import FailOn, expect_level, read_as, seconds
-from dynctl.simulation.replay.fleets import timed_options
+from dynctl.simulation.engine.config import timed_options
 
 if TYPE_CHECKING:
     from dynctl.documents.replay import ReplayReport, ReplayResult

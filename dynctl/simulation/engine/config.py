@@ -15,6 +15,25 @@ from router_core import Role
 KvLoadFailurePolicy = Literal["recompute", "fail"]
 
 
+#: Options of `serve engine` that a replay has too.
+TIMED: Final = (
+    "block_size",
+    "total_blocks",
+    "host_blocks",
+    "disk_blocks",
+    "max_num_seqs",
+    "max_waiting",
+    "max_num_batched_tokens",
+    "prefill_tokens_per_s",
+    "decode_itl_ms",
+    "kv_transfer_ms_per_block",
+    "kv_transfer_cross_domain_factor",
+    "host_gb_per_s",
+    "disk_gb_per_s",
+    "kv_bytes_per_token",
+)
+
+
 class EngineConfigError(ValueError):
     """An invalid value of an option; the text has the option, the value and what was expected."""
 
@@ -429,6 +448,12 @@ def _is_met(config: EngineConfig, need: str) -> bool:
     name, equals, wanted = need.partition("=")
     value = getattr(config, name)
     return str(value) == wanted if equals else bool(value)
+
+
+def timed_options() -> list[Option]:
+    """The options of the engine's timing and cache, in the order of TIMED."""
+    options = {option.field: option for option in OPTIONS}
+    return [options[name] for name in TIMED]
 
 
 def build_config(given: Mapping[str, object], env: Mapping[str, str] = os.environ) -> EngineConfig:

@@ -14,29 +14,11 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.quantities import DURATION, in_seconds
 from dynctl.documents.workers import WorkerRow
 from dynctl.planning.planned_fleet import PlannedFleet
-from dynctl.simulation.engine.config import OPTIONS as ENGINE_OPTIONS
-from dynctl.simulation.engine.config import EngineConfig, EngineConfigError, Option
+from dynctl.simulation.engine.config import TIMED, EngineConfig, EngineConfigError
 from dynctl.simulation.replay.fleet import FleetChange, Loss, SimulatedFleet, SimulatedWorker
 from router_core import Role
 
 MOST_SIMULATED: Final = 2_000
-#: Options of `serve engine` that a replay has too.
-TIMED: Final = (
-    "block_size",
-    "total_blocks",
-    "host_blocks",
-    "disk_blocks",
-    "max_num_seqs",
-    "max_waiting",
-    "max_num_batched_tokens",
-    "prefill_tokens_per_s",
-    "decode_itl_ms",
-    "kv_transfer_ms_per_block",
-    "kv_transfer_cross_domain_factor",
-    "host_gb_per_s",
-    "disk_gb_per_s",
-    "kv_bytes_per_token",
-)
 #: Field of a worker's card -> field of EngineConfig.
 CARD: Final = {
     "total_kv_blocks": "total_blocks",
@@ -88,12 +70,6 @@ class FleetSource:
         """The values of the domain, in order of the workers."""
         found = (one.domains.get(self.domain) for one in self.workers)
         return list(dict.fromkeys(value for value in found if value is not None))
-
-
-def timed_options() -> list[Option]:
-    """The options of the engine's timing and cache, in the order of TIMED."""
-    found = {option.field: option for option in ENGINE_OPTIONS}
-    return [found[name] for name in TIMED]
 
 
 def fleet_of_count(workers: int, zones: Sequence[str], ranks: int) -> FleetSource:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import typer
 
 from dynctl.__main__ import main as program
 from dynctl.base.errors import ExitCode, TimedOut, Unreachable, UsageProblem, exit_code_of
@@ -120,7 +119,7 @@ def test_a_command_imports_only_itself():
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_loads_and_is_described(path: str):
     row = COMMANDS[path]
-    function = cli._load(row.place)
+    function = cli.function_of(row)
     assert inspect.getdoc(function)
     assert row.summary.endswith(".")
     assert len(row.summary) <= 66, "the help page would cut it"
@@ -129,7 +128,7 @@ def test_every_command_loads_and_is_described(path: str):
 
 
 def test_a_row_names_options_that_there_are():
-    root = typer.main.get_command(cli.build_app())
+    root = cli.program()
     for path, row in COMMANDS.items():
         _, command = chosen(path.split(), root)
         known = {name for option in command.params for name in option.opts}
@@ -221,7 +220,7 @@ def test_a_page_of_many_options_shows_the_first_and_names_the_groups(dynctl):
 
 def test_every_option_is_on_its_page_with_its_whole_name(dynctl, monkeypatch):
     """At 80 columns too, so that each can be copied."""
-    root = typer.main.get_command(cli.build_app())
+    root = cli.program()
     for columns in ("80", "200"):
         monkeypatch.setenv("COLUMNS", columns)
         for path in COMMANDS:

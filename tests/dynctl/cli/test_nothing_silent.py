@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import dynctl as package
 from dynctl.base.errors import UsageProblem
@@ -25,7 +24,7 @@ from dynctl.base.options import (
     WORKER_VARIABLES,
     GlobalOptions,
 )
-from dynctl.cli.app import build_app
+from dynctl.cli.app import program
 from dynctl.cli.global_options import _without_effect
 from dynctl.cli.table import COMMANDS
 from dynctl.settings.router_options import ROUTER_OPTIONS
@@ -448,7 +447,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def test_texts_recommend_only_options_that_exist() -> None:
-    known = {*_options(typer.main.get_command(build_app())), *FOREIGN, *NOT_NAMES}
+    known = {*_options(program()), *FOREIGN, *NOT_NAMES}
     name = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
     folder = Path(package.__file__).parent
     files = [path for path in folder.rglob("*") if path.suffix in (".py", ".toml")]
@@ -608,7 +607,7 @@ VALUES = {
 @cache
 def _commands() -> Any:
     """The commands of `serve`, by name."""
-    root: Any = typer.main.get_command(build_app())
+    root: Any = program()
     return root.commands["serve"].commands
 
 

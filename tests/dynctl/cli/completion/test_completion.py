@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from dynctl.cli import completion
-from dynctl.cli.app import build_app
+from dynctl.cli.app import program
 from dynctl.cli.completion import SHELLS, names_of, words_of
 from dynctl.cli.given_options import options_of_line
 from dynctl.cli.table import COMMANDS
@@ -35,7 +35,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def line(*words: str) -> typer.Context:
     """The parser's context for the words of a line that is still typed."""
-    root: Any = typer.main.get_command(build_app(["route", *words]))
+    root: Any = program(["route", *words])
     context: Any = root.make_context("dynctl", [*words, "route"], resilient_parsing=True)
     inner = root.commands["route"]
     found: typer.Context = inner.make_context("route", [], parent=context, resilient_parsing=True)
@@ -101,7 +101,7 @@ def test_the_line_selects_the_source(
 
 
 def test_options_stand_before_and_after_the_command() -> None:
-    root: Any = typer.main.get_command(build_app(["workers", "list"]))
+    root: Any = program(["workers", "list"])
     context: Any = root.make_context(
         "dynctl", ["--frontend", "http://a", "workers"], resilient_parsing=True
     )
@@ -254,7 +254,7 @@ def test_values_that_are_known_are_offered(
     monkeypatch: pytest.MonkeyPatch, path: str, flag: str, kind: str
 ) -> None:
     monkeypatch.setattr(completion, "_names", lambda kind, *_: [kind])
-    command = find_command(typer.main.get_command(build_app()), path)
+    command = find_command(program(), path)
     context = typer.Context(command, info_name=f"dynctl {path}")
     kinds = "option" if flag.startswith("-") else "argument"
     (parameter,) = [
@@ -268,7 +268,7 @@ def test_values_that_are_known_are_offered(
 
 
 def test_new_names_are_free() -> None:
-    root = typer.main.get_command(build_app())
+    root = program()
     for path, flag in (
         ("serve engine", "--model"),
         ("context add", "NAME"),
@@ -283,9 +283,7 @@ def test_new_names_are_free() -> None:
 def test_words_of_a_metavar() -> None:
     def listed(metavar: str | None) -> list[str]:
         words = words_of(metavar)
-        return (
-            [] if words is None else words(typer.Context(typer.main.get_command(build_app([]))), "")
-        )
+        return [] if words is None else words(typer.Context(program([])), "")
 
     assert listed("off|winner|all") == ["off", "winner", "all"]
     assert listed("0..1|off") == ["off"]
