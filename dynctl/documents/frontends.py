@@ -42,7 +42,7 @@ from router_core import (
 )
 
 #: Frontends and routers with different numbers refuse each other.
-PROTOCOL = 2
+PROTOCOL = 3
 #: Maximum of reports in one message, and of requests in one message of running ones.
 MAX_REPORTS = 4096
 #: Maximum of requests in one message of placements; the router decides them without a pause.
@@ -67,7 +67,7 @@ class FleetCard(msgspec.Struct, frozen=True):
     ``given``: the worker comes from the command line or the workers file of the router, so the
     frontend's own engine key may be sent there. ``key_env``: the variable with the engine's own
     key, where router and frontend were started by one command, with the same environment.
-    ``sglang``: the worker is an engine of SGLang.
+    ``kind``: the name of its kind of engine.
     """
 
     worker: dict[str, Any]
@@ -76,7 +76,7 @@ class FleetCard(msgspec.Struct, frozen=True):
     forward_authorization: bool = False
     given: bool = False
     key_env: str | None = None
-    sglang: bool = False
+    kind: str = ""
 
 
 class FleetCards(msgspec.Struct, frozen=True):

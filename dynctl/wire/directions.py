@@ -12,33 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 from dynctl.base.decode_errors import RequestError
+from dynctl.wire.engine_kinds.table import KINDS
 
-_ADDRESS: Final = "it chooses the address from which an engine fetches KV blocks"
-_ROOM: Final = "it chooses the hand-off from which an engine fetches KV blocks"
-_RANK: Final = "it chooses the rank of the engine, which the router does"
-DIRECTIONS: Final[Mapping[str, str]] = {
-    # vLLM
-    "kv_transfer_params": _ADDRESS,
-    "ec_transfer_params": "it chooses the address from which an engine fetches embeddings",
-    # SGLang
-    "bootstrap_host": _ADDRESS,
-    "bootstrap_port": _ADDRESS,
-    "bootstrap_room": _ROOM,
-    "data_parallel_rank": _RANK,
-    "routed_dp_rank": _RANK,
-    "disagg_prefill_dp_rank": _ROOM,
-    "session_params": "it continues the context of another request",
-    "custom_logit_processor": "it is code that the engine runs",
-    # Both. It is refused, not removed: a client that sends it expects to be served earlier.
+#: Fields of a body that several kinds of engines have, or Dynamo's frontend.
+_COMMON: Final = {
+    # It is refused, not removed: a client that sends it expects to be served earlier.
     "priority": "it moves the request before those of other clients in the engine's queue",
-    # Dynamo
     "nvext.metadata_upload": "it chooses the address to which an engine writes",
+}
+DIRECTIONS: Final[Mapping[str, str]] = {
+    field: effect
+    for directions in (*(kind.directions for kind in KINDS), _COMMON)
+    for field, effect in directions.items()
 }
 """Field of a body -> what it does, as the second half of a sentence."""
 
-#: Objects of a body that may have fields of `DIRECTIONS` as well: vLLM keeps ``kv_transfer_params``
-#: among its ``vllm_xargs``; ``sampling_params`` are of its API for token ids.
-_CARRIERS: Final = (("vllm_xargs",), ("sampling_params", "extra_args"))
+#: Objects of a body that may have fields of `DIRECTIONS` as well.
+_CARRIERS: Final = tuple(dict.fromkeys(path for kind in KINDS for path in kind.carriers))
 
 DIRECTING: Final = frozenset(
     {*(name.partition(".")[0] for name in DIRECTIONS), *(path[0] for path in _CARRIERS)}
@@ -46,16 +36,9 @@ DIRECTING: Final = frozenset(
 """Top-level fields that a body has if :func:`check_directions` can refuse it."""
 
 ENGINE_HEADERS: Final[Mapping[str, str]] = {
-    "x-data-parallel-rank": "data_parallel_rank",
-    "x-vllm-priority": "priority",
-    "x-override-bootstrap-host": "bootstrap_host",
-    "x-override-bootstrap-port": "bootstrap_port",
-    "x-override-bootstrap-room": "bootstrap_room",
-    "x-override-routed-dp-rank": "routed_dp_rank",
-    "x-override-disagg-prefill-dp-rank": "disagg_prefill_dp_rank",
-    "x-override-priority": "priority",
+    header: field for kind in KINDS for header, field in kind.direction_headers.items()
 }
-"""Header of vLLM 0.32 or SGLang 0.5.23 -> the field of `DIRECTIONS` that it sets. A frontend passes
+"""Header of an engine -> the field of `DIRECTIONS` that it sets. A frontend passes
 on no header that it does not name; a gateway passes on all that are not removed."""
 
 

@@ -1,8 +1,4 @@
-"""Queue length, KV cache usage and cache configuration of an engine, from its Prometheus metrics.
-
-The names are those of vLLM 0.6 to 0.32 (``vllm:cache_config_info`` as observed with 0.32) and of
-SGLang 0.4 and 0.5 (0.5.23 as observed, older ones from their documentation).
-"""
+"""Queue length, KV cache usage and cache configuration of an engine, from its metrics."""
 
 from __future__ import annotations
 
@@ -15,14 +11,22 @@ from dynctl.wire.prometheus_text import Sample, read_samples
 #: No engine's answer is larger.
 MAX_BYTES: Final = 8 * 1024 * 1024
 
-#: Of each tuple the first name that occurs counts.
-_WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
-_BLOCKS: Final = ("vllm:cache_config_info",)
-_WANTED: Final = frozenset((*_WAITING, *_USAGE, *_BLOCKS))
 _RANK_LABELS: Final = ("engine", "dp_rank")
 _MOST_RANKS: Final = 1024
 _COUNT_MAX: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class MetricNames:
+    """Names of metrics; of each tuple the first that occurs counts.
+
+    ``waiting``: requests in the queue. ``usage``: KV cache in use, 0..1. ``cache_config``: has the
+    labels ``block_size`` and ``num_gpu_blocks``.
+    """
+
+    waiting: tuple[str, ...] = ()
+    usage: tuple[str, ...] = ()
+    cache_config: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +49,31 @@ class EngineGauges:
         return None if self.kv_usage is None or not blocks else round(self.kv_usage * blocks)
 
 
-def read_engine_metrics(body: bytes) -> Mapping[int, EngineGauges]:
+def read_engine_metrics(body: bytes, names: MetricNames) -> Mapping[int, EngineGauges]:
     """The gauges of each rank; a line without a rank belongs to rank 0. Bad lines are skipped."""
-    found: dict[int, EngineGauges] = {}
+    gauges: dict[int, EngineGauges] = {}
     rows: dict[str, list[tuple[int, Sample]]] = {}
-    for sample in read_samples(body, _WANTED, max_bytes=MAX_BYTES, strict=False):
+    wanted = frozenset((*names.waiting, *names.usage, *names.cache_config))
+    for sample in read_samples(body, wanted, max_bytes=MAX_BYTES, strict=False):
         rank = _rank(sample.labels)
         if rank is not None:
             rows.setdefault(sample.name, []).append((rank, sample))
 
-    def rows_of(names: tuple[str, ...]) -> list[tuple[int, Sample]]:
-        return next((rows[name] for name in names if name in rows), [])
+    def rows_of(candidates: tuple[str, ...]) -> list[tuple[int, Sample]]:
+        return next((rows[name] for name in candidates if name in rows), [])
 
     def set_gauge(rank: int, **gauge: float) -> None:
-        found[rank] = replace(found.get(rank, EngineGauges()), **gauge)  # type: ignore[arg-type]
+        gauges[rank] = replace(gauges.get(rank, EngineGauges()), **gauge)  # type: ignore[arg-type]
 
-    for rank, sample in rows_of(_WAITING):
+    for rank, sample in rows_of(names.waiting):
         value = float(sample.value)
         if 0 <= value <= _COUNT_MAX and value.is_integer():
             set_gauge(rank, waiting=int(value))
-    for rank, sample in rows_of(_USAGE):
+    for rank, sample in rows_of(names.usage):
         value = float(sample.value)
         if 0 <= value <= 1:
             set_gauge(rank, kv_usage=value)
-    for rank, sample in rows_of(_BLOCKS):
+    for rank, sample in rows_of(names.cache_config):
         total = _digits(sample.labels.get("num_gpu_blocks", ""), 15)
         if total:
             set_gauge(rank, total_blocks=total)
@@ -77,9 +82,9 @@ def read_engine_metrics(body: bytes) -> Mapping[int, EngineGauges]:
             set_gauge(rank, block_size=size)
     for name in rows:
         for rank, sample in rows[name]:
-            if rank in found and any(label in sample.labels for label in _RANK_LABELS):
+            if rank in gauges and any(label in sample.labels for label in _RANK_LABELS):
                 set_gauge(rank, labelled=True)
-    return found
+    return gauges
 
 
 def _rank(labels: Mapping[str, str]) -> int | None:

@@ -38,9 +38,6 @@ from dynctl.serving.engines.facts import (
     build_worker,
     contradictions,
     event_sources,
-    facts_from_info,
-    facts_from_models,
-    facts_from_server_info,
 )
 from dynctl.serving.engines.failures import UpstreamFailure
 from dynctl.serving.engines.worker_spec import WorkerSpecError, parse_worker_spec, worker_spec
@@ -68,6 +65,10 @@ from dynctl.wire.dynamo.request_plane import (
     parse_handshake,
 )
 from dynctl.wire.dynamo.router_settings import read_router_config
+from dynctl.wire.engine_kinds.facts import facts_from_models
+from dynctl.wire.engine_kinds.sglang.kind import facts_from_server_info
+from dynctl.wire.engine_kinds.simulated import facts_from_info
+from dynctl.wire.engine_kinds.table import METRIC_NAMES
 from dynctl.wire.engine_metrics import read_engine_metrics
 from dynctl.wire.envoy import ext_proc
 from dynctl.wire.envoy.ext_proc import ExtProcError
@@ -120,7 +121,12 @@ def targets() -> Iterator[Target]:
     yield Target("discovery", _entry, _entries)
     yield Target("model-cards", read_cards, _card_seeds, (), weight=0.5, grammar=card_entries)
     yield Target("router-config", _router_config, _router_configs, (RequestError,))
-    yield Target("engine-metrics", read_engine_metrics, _engine_metrics, weight=0.5)
+    yield Target(
+        "engine-metrics",
+        lambda body: read_engine_metrics(body, METRIC_NAMES),
+        _engine_metrics,
+        weight=0.5,
+    )
     yield Target("engine-facts", _engine_facts, _engine_reports, (RequestError, WorkerSpecError))
     yield Target("usage", reported_usage, _usages)
     yield Target("frontend-metrics", read_frontend_metrics, _frontend_metrics, weight=0.1)
@@ -308,11 +314,24 @@ def _engine_reports() -> list[Message]:
     events = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
     card = {"total_kv_blocks": 100, "topology_domains": {"zone": "a"}, "data_parallel_size": 2}
     endpoints = [{"endpoint": "tcp://10.0.0.1:5", "replay": "tcp://10.0.0.1:6", "topic": "kv"}]
-    info = {"model": "demo", "role": "decode", "block_size": 16, "lora": ["x"], "engine_id": "e"}
+    info = {
+        "simulated": True,
+        "model": "demo",
+        "role": "decode",
+        "block_size": 16,
+        "lora": ["x"],
+        "engine_id": "e",
+    }
     adapter = {"id": "x", "parent": "demo"}
     server = {"page_size": 64, "max_total_num_tokens": 6400, "dp_size": 2}
     return _encoded(
-        {**info, "runtime_config": card, "kv_events": endpoints, "can_prefill": True},
+        {
+            **info,
+            "engine_id": "e",
+            "runtime_config": card,
+            "kv_events": endpoints,
+            "can_prefill": True,
+        },
         {"data": [{"id": "demo", "max_model_len": 2048, "parent": None}, adapter]},
         {**server, "kv_events_config": json.dumps(events), "disaggregation_mode": "prefill"},
         {**server, "kv_events_config": events, "disaggregation_bootstrap_port": 8998},

@@ -12,6 +12,7 @@ from dynctl.base.errors import UsageProblem
 from dynctl.base.options import GlobalOptions
 from dynctl.cli.serving_options import LISTEN, DrainTimeout, LogFormat, LogLevel
 from dynctl.cli.shared_options import one_choice, worker_environment
+from dynctl.wire.engine_kinds.table import ATTACHED, kind_named
 
 if TYPE_CHECKING:
     from dynctl.wire.dynamo.discovery import EndpointId
@@ -34,7 +35,7 @@ EngineType = Annotated[
     str,
     typer.Option(
         "--engine-type",
-        metavar="auto|vllm|sglang",
+        metavar="|".join(("auto", *ATTACHED)),
         help="API of the engine; auto: read from the engine.",
         rich_help_panel=_ENGINE,
     ),
@@ -191,7 +192,7 @@ def attach(
     from dynctl.serving.routing.config import Limits
 
     spec = parse_worker_spec(engine, "--engine")
-    one_choice("--engine-type", engine_type, ("auto", "vllm", "sglang"))
+    one_choice("--engine-type", engine_type, ("auto", *ATTACHED))
     one_choice("--event-plane", event_plane, ("zmq", "nats"))
     one_choice("--request-plane", request_plane, ("tcp", "nats"))
     for warning in _without_effect(options, context, event_plane, request_plane):
@@ -206,7 +207,7 @@ def attach(
         event_plane="nats" if event_plane == "nats" else "zmq",
         request_plane="nats" if request_plane == "nats" else "tcp",
         nats_servers=",".join(nats_servers(options)),
-        kind=None if engine_type == "auto" else "sglang" if engine_type == "sglang" else "vllm",
+        kind=None if engine_type == "auto" else kind_named(engine_type),
         api_key=_key(spec.api_key_env),
         options=CardOptions(
             max_num_seqs=max_num_seqs,

@@ -39,10 +39,9 @@ from dynctl.base.worker_environment import TopologyConfig
 from dynctl.health import conditions as codes
 from dynctl.serving.attach.card import CardOptions, ModelFiles, build_card, other_files
 from dynctl.serving.attach.events import RankEvents
-from dynctl.serving.attach.generation import EngineKind, EngineTarget, Generation
+from dynctl.serving.attach.generation import Generation
 from dynctl.serving.attach.system_server import SystemServer
 from dynctl.serving.engines.facts import (
-    EngineFacts,
     EngineReader,
     bootstrap_address,
     build_worker,
@@ -71,6 +70,10 @@ from dynctl.wire.dynamo.discovery import (
 from dynctl.wire.dynamo.engine_request import ReceivedRequest
 from dynctl.wire.dynamo.events import KvMetrics, encode_kv_metrics
 from dynctl.wire.dynamo.recovery import RecoveryQuery
+from dynctl.wire.engine_kinds.facts import EngineFacts
+from dynctl.wire.engine_kinds.kind import EngineKind
+from dynctl.wire.engine_kinds.table import kind_named
+from dynctl.wire.engine_kinds.tokens import EngineTarget
 from router_core import LoadReported, Role, Worker
 
 RequestPlaneName = Literal["tcp", "nats"]
@@ -296,12 +299,18 @@ class Sidecar:
                 f"{spec.url} is a prefill engine; add role=prefill to --engine",
             )
             return False
+        kind = config.kind or kind_named(facts.kind)
+        if kind.token_api is None:
+            reason = f"{kind.label} has no API for token ids; set --engine-type"
+            self._hold(codes.ENGINE_NOT_READY, reason)
+            return False
+        api = kind.token_api()
         if (differs := contradictions(spec, facts)) is not None:
             self._hold(codes.SPEC_DIFFERS_FROM_ENGINE, differs)
         target = EngineTarget(
             spec.url,
             worker.model if worker.model in facts.models else facts.model or worker.model,
-            config.kind or await self._kind(),
+            api,
             worker.role,
             len(worker.ranks),
             worker.runtime_config.context_length,
@@ -423,14 +432,6 @@ class Sidecar:
         await attached.metrics.close()
         for code in _STREAM_PROBLEMS:
             self.conditions.clear(code, self.config.engine.name)
-
-    async def _kind(self) -> EngineKind:
-        for path in ("/server_info", "/get_server_info"):
-            with contextlib.suppress(UpstreamFailure, msgspec.MsgspecError, ValueError):
-                status, body = await self.upstream.get(f"{self.config.engine.url}{path}", READ_S)
-                if status == 200 and "page_size" in msgspec.json.decode(body, type=dict[str, Any]):
-                    return "sglang"
-        return "vllm"
 
     async def _tokenizer_problem(self, target: EngineTarget) -> str | None:
         """The difference between --model-path and the engine, if the engine can tokenize."""
@@ -652,10 +653,8 @@ class Sidecar:
         last: dict[int, tuple[LoadReported, float]] = {}
         spec = self.config.engine
         while True:
-            if attached.facts.engine_id is not None:
-                reading = await self._reader.simulated_load(spec.url, attached.worker)
-            else:
-                reading = await self._reader.load(spec.url, attached.worker)
+            kind = kind_named(attached.facts.kind)
+            reading = await self._reader.load(spec.url, attached.worker, kind)
             now = time.monotonic()
             for report in reading.reports:
                 before = last.get(report.dp_rank)

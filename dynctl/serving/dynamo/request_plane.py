@@ -256,12 +256,15 @@ class PlaneDispatch:
     def whole(self, call: Call) -> _Message:
         return _Message(_request(call))
 
-    def prefill(self, call: Call) -> _Message:
+    def prefill(self, call: Call, decision: Decision) -> _Message:
+        return self._prefill(call)
+
+    def _prefill(self, call: Call) -> _Message:
         request = _request(call)
         stop = msgspec.structs.replace(request.stop_conditions, max_tokens=1, min_tokens=None)
         return _Message(msgspec.structs.replace(request, stop_conditions=stop), prefill=True)
 
-    def handed_over(self, answer: bytes) -> PrefillResult:
+    def handed_over(self, decision: Decision, answer: bytes) -> PrefillResult:
         found = msgspec.json.decode(answer)
         if found["handed"] is None:
             raise ValueError("the prefill response hands over nothing (no disaggregated_params)")
@@ -280,7 +283,7 @@ class PlaneDispatch:
             bootstrap_room=room,
             handoff_id=uuid4(),
         )
-        prefill = msgspec.structs.replace(self.prefill(call).request, bootstrap_info=info)
+        prefill = msgspec.structs.replace(self._prefill(call).request, bootstrap_info=info)
         decode = _after_prefill(call, plan)
         assert plan.prefill is not None
         assert decode.routing is not None

@@ -7,23 +7,16 @@ from typing import Any, Final, Protocol
 
 from dynctl.base.decode_errors import RequestError
 from dynctl.serving.engines.failures import UpstreamFailure
-from dynctl.serving.engines.handoff import (
-    adapter_body,
-    bootstrap_body,
-    decode_body,
-    kv_transfer_params,
-    prefill_body,
-)
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec
 from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.wire.engine_kinds.kind import EngineKind
+from dynctl.wire.engine_kinds.table import OTHER
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, RoutingPlan, RoutingRequest, Worker
 
 RANK_HEADER: Final = "x-data-parallel-rank"
-#: Endpoints of SGLang 0.5.23 that have no cache salt.
-_UNSALTED: Final = frozenset({"/v1/messages", "/v1/embeddings"})
 
 
 @dataclass(slots=True)
@@ -88,11 +81,11 @@ class Dispatch(Protocol):
         """The message to a worker that does the whole request."""
         ...
 
-    def prefill(self, call: Call) -> Any:
-        """The message of a prefill hop."""
+    def prefill(self, call: Call, decision: Decision) -> Any:
+        """The message of a prefill hop to the decision's winner."""
         ...
 
-    def handed_over(self, answer: bytes) -> Any:
+    def handed_over(self, decision: Decision, answer: bytes) -> Any:
         """What the answer of a prefill hop hands over. Raises ValueError."""
         ...
 
@@ -125,64 +118,71 @@ class Dispatch(Protocol):
 
 
 class EngineKinds(Protocol):
-    """What is known of the engines of a fleet."""
+    """The kinds of a fleet's engines."""
 
-    def is_sglang(self, worker_id: int) -> bool:
-        """Whether the worker is an engine of SGLang, by its description of itself."""
+    @property
+    def other_kinds(self) -> Mapping[int, EngineKind]:
+        """Worker id -> kind of an engine whose rules for requests are not those of `OTHER`."""
         ...
 
-    def readers(self, model: str) -> Set[str]:
-        """The kinds of the model's engines; empty in a fleet without SGLang."""
+    def kinds(self, model: str) -> Set[EngineKind]:
+        """The kinds of the model's engines; empty in a fleet without `other_kinds`."""
         ...
 
 
 class HttpDispatch:
     """Engines with an OpenAI API: each gets the client's body over HTTP."""
 
-    def __init__(self, upstream: Upstream, kinds: EngineKinds) -> None:
+    def __init__(self, upstream: Upstream, fleet: EngineKinds) -> None:
         self._upstream = upstream
-        self._kinds = kinds
+        self._fleet = fleet
 
     def read(self, parsed: ChatRequest | CompletionRequest) -> None:
         """Engines check the body."""
 
     def prepare(self, call: Call) -> None:
-        """Engines get the body as it is, except for adapters of SGLang."""
+        """Engines get the body as it is, but for adapters. Raises RequestError where a kind of
+        the model's engines would ignore the adapter or the cache salt."""
         request = call.request
-        adapter = request.lora_name is not None and call.path == "/v1/responses"
-        salted = request.salted and call.path in _UNSALTED
-        if not (adapter or salted) or "sglang" not in self._kinds.readers(request.model):
+        if request.lora_name is None and not request.salted:
             return
-        if adapter:
-            problem = (
-                "/v1/responses of SGLang has no LoRA adapters: it would answer with "
-                f"{request.model}; send the request to /v1/chat/completions"
-            )
-            raise RequestError(501, "unsupported", "model", problem)
-        problem = (
-            f"{call.path} of SGLang has no cache salt: its blocks would be shared with other "
-            "clients; send the request to /v1/chat/completions or /v1/completions, or use a key "
-            "without isolation and no cache_salt"
-        )
-        raise RequestError(501, "unsupported", "cache_salt", problem)
+        for kind in self._fleet.kinds(request.model):
+            if request.lora_name is not None and call.path in kind.without_adapters:
+                problem = (
+                    f"{call.path} of {kind.label} has no LoRA adapters: it would answer with "
+                    f"{request.model}; send the request to /v1/chat/completions"
+                )
+                raise RequestError(501, "unsupported", "model", problem)
+            if request.salted and call.path in kind.without_salt:
+                problem = (
+                    f"{call.path} of {kind.label} has no cache salt: its blocks would be shared "
+                    "with other clients; send the request to /v1/chat/completions or "
+                    "/v1/completions, or use a key without isolation and no cache_salt"
+                )
+                raise RequestError(501, "unsupported", "cache_salt", problem)
 
     def whole(self, call: Call) -> bytes:
         return call.raw
 
-    def prefill(self, call: Call) -> bytes:
-        return prefill_body(call.body, call.path)
+    def prefill(self, call: Call, decision: Decision) -> bytes:
+        return self._kind(decision).handoff.prefill(call.body, call.path)
 
-    def handed_over(self, answer: bytes) -> Mapping[str, Any] | None:
-        return kv_transfer_params(answer)
+    def handed_over(self, decision: Decision, answer: bytes) -> Any:
+        return self._kind(decision).handoff.handed_over(answer)
 
-    def decode(self, call: Call, plan: RoutingPlan, handed: Mapping[str, Any] | None) -> bytes:
-        return decode_body(call.body, handed)
+    def decode(self, call: Call, plan: RoutingPlan, handed: Any) -> bytes:
+        return self._kind(plan.prefill).handoff.decode(call.body, handed)
 
     def pair(
         self, call: Call, plan: RoutingPlan, address: tuple[str, int], room: int
     ) -> tuple[bytes, bytes]:
-        body = bootstrap_body(call.body, address, room)
+        body = self._kind(plan.prefill).handoff.pair(call.body, address, room)
         return body, body
+
+    def _kind(self, decision: Decision | None) -> EngineKind:
+        """The kind of a decision's winner."""
+        ref = None if decision is None else decision.ref
+        return OTHER if ref is None else self._fleet.other_kinds.get(ref.worker_id, OTHER)
 
     async def open(
         self,
@@ -197,14 +197,16 @@ class HttpDispatch:
         worker, ref = winner(decision), decision.require()
         headers = call.headers
         if "authorization" in headers and not (spec and spec.forward_authorization):
-            headers = {name: one for name, one in headers.items() if name != "authorization"}
+            headers = {name: headers[name] for name in headers if name != "authorization"}
         config = worker.runtime_config
         if config.data_parallel_size > 1:
             rank = ref.dp_rank - config.data_parallel_start_rank
             headers = {**headers, RANK_HEADER: str(rank)}
         adapter = call.request.lora_name
-        if adapter is not None and self._kinds.is_sglang(worker.worker_id):
-            message = adapter_body(message, call.path, worker.model, adapter)
+        if adapter is not None:
+            kind = self._fleet.other_kinds.get(worker.worker_id, OTHER)
+            if kind.adapter_body is not None:
+                message = kind.adapter_body(message, call.path, worker.model, adapter)
         return await self._upstream.open(
             f"{worker.endpoint}{call.path}",
             message,

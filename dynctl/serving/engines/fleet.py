@@ -34,7 +34,6 @@ from dynctl.documents.workers import (
 from dynctl.health import conditions as codes
 from dynctl.serving.engines.ejection import Ejection
 from dynctl.serving.engines.facts import (
-    EngineFacts,
     EngineReader,
     bootstrap_address,
     build_worker,
@@ -47,8 +46,10 @@ from dynctl.serving.engines.upstream import Upstream
 from dynctl.serving.engines.worker_spec import WorkerSpec, WorkerSpecError
 from dynctl.serving.routing.config import EjectionLimits, FrontendConfig
 from dynctl.serving.routing.index_runtime import IndexRuntime
-from dynctl.serving.routing.prompts import ChatReader
 from dynctl.serving.routing.service import RoutingService
+from dynctl.wire.engine_kinds.facts import EngineFacts
+from dynctl.wire.engine_kinds.kind import EngineKind
+from dynctl.wire.engine_kinds.table import kind_named
 from dynctl.wire.index_events import DropCode
 from router_core import (
     Cleared,
@@ -162,6 +163,10 @@ class Member:
     task: asyncio.Task[None] | None = None
 
     @property
+    def kind(self) -> EngineKind:
+        return kind_named(self.facts.kind)
+
+    @property
     def reason(self) -> str | None:
         """Why it gets no requests."""
         return self.problem if self.problem is not None else self.ejection.reason()
@@ -206,8 +211,8 @@ class Fleet:
             service.tasks,
         )
         service.tokenizers.engine = self.tokenize
-        service.tokenizers.readers = self.readers
-        self._any_sglang = False
+        service.tokenizers.kinds = self.kinds
+        self.other_kinds: dict[int, EngineKind] = {}
         service.rows = self._all_rows
         service.unregistered = self.unregistered
         service.probe_s = lambda: self.load_interval
@@ -353,8 +358,8 @@ class Fleet:
     @property
     def load_interval(self) -> float:
         """Seconds between two readings of an engine's load, the longest in the fleet."""
-        plain = any(m.facts.engine_id is None for m in self._members.values())
-        return max(self.probe_interval, len(self) / _METRICS_A_SECOND if plain else 0.0)
+        metrics = any(member.kind.load is None for member in self._members.values())
+        return max(self.probe_interval, len(self) / _METRICS_A_SECOND if metrics else 0.0)
 
     # -- joining and leaving ---------------------------------------------------------------
 
@@ -417,6 +422,7 @@ class Fleet:
         if member is None:
             return False
         self._by_id.pop(member.spec.worker_id, None)
+        self.other_kinds.pop(member.spec.worker_id, None)
         if all(other.spec.url != member.spec.url for other in self):
             self._upstream.authorize(member.spec.url, None)
         if member.task is not None:
@@ -658,7 +664,7 @@ class Fleet:
         if restarted or member.gone:
             member.tokenize = None
         member.facts, member.worker, member.problem = facts, worker, None
-        self._any_sglang = self._any_sglang or bool(facts.sglang)
+        self._note_kind(member)
         member.load_at = 0.0
         member.facts_at = self._service.clock() + max(_FACTS_S, len(self) / _METRICS_A_SECOND)
         member.bootstrap = bootstrap_address(spec, facts)
@@ -742,10 +748,8 @@ class Fleet:
         worker, now = member.worker, self._service.clock()
         if worker is None or now < member.load_at:
             return
-        if member.facts.engine_id is not None:
-            load = await self._engines.simulated_load(member.spec.url, worker)
-        else:
-            load = await self._engines.load(member.spec.url, worker)
+        load = await self._engines.load(member.spec.url, worker, member.kind)
+        if member.kind.load is None:
             # Metrics are large: not at every probe of a large fleet, and rarely if an engine has
             # none.
             wait = len(self) / _METRICS_A_SECOND if load.reported else _NO_METRICS_S
@@ -789,21 +793,21 @@ class Fleet:
 
     # -- tokenizing ------------------------------------------------------------------------
 
-    def readers(self, model: str) -> set[ChatReader]:
-        """How the engines of a model read a chat, all others as vLLM; empty in a fleet without
-        SGLang."""
-        if not self._any_sglang:  # asked for each request, and most fleets have one kind
+    def kinds(self, model: str) -> set[EngineKind]:
+        """The kinds of a model's engines; empty in a fleet without `other_kinds`."""
+        if not self.other_kinds:  # asked for each request, and most fleets have one kind
             return set()
         return {
-            "sglang" if member.facts.sglang else "vllm"
+            member.kind
             for member in self
             if member.worker is not None and member.worker.model == model
         }
 
-    def is_sglang(self, worker_id: int) -> bool:
-        """Whether a worker is an engine of SGLang, by its description of itself."""
-        member = self.by_id(worker_id)
-        return member is not None and bool(member.facts.sglang)
+    def _note_kind(self, member: Member) -> None:
+        if member.kind.as_vllm:
+            self.other_kinds.pop(member.spec.worker_id, None)
+        else:
+            self.other_kinds[member.spec.worker_id] = member.kind
 
     async def tokenize(self, model: str, prompt: Any) -> list[int] | None:
         """Tokenize a prompt at an engine of the model; None if none has the endpoint."""
@@ -817,8 +821,8 @@ class Fleet:
                 continue
             if member.tokenize is False:
                 continue
-            reader: ChatReader = "sglang" if member.facts.sglang else "vllm"
-            answer = await self.tokenize_at(member, prompt.to_tokenize_body(model, reader))
+            body = prompt.to_tokenize_body(model, member.kind)
+            answer = await self.tokenize_at(member, body)
             if answer.ids is not None:
                 return answer.ids
         return None

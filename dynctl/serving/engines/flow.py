@@ -30,11 +30,11 @@ from dynctl.serving.engines.dispatch import winner as _winner
 from dynctl.serving.engines.ejection import FirstOutputs
 from dynctl.serving.engines.failures import UpstreamFailure, reported_error
 from dynctl.serving.engines.fleet import Fleet
-from dynctl.serving.engines.handoff import bootstrap_room
 from dynctl.serving.engines.response_stream import EngineStream
 from dynctl.serving.routing.config import Limits
 from dynctl.serving.routing.service import RoutingService, excluding
 from dynctl.serving.telemetry.observers import RequestRecord
+from dynctl.wire.engine_kinds.handoff import bootstrap_room
 from dynctl.wire.openai import ChatRequest, CompletionRequest
 from router_core import Decision, Role, RoutingPlan, RoutingRequest, Stage, Worker
 
@@ -266,7 +266,7 @@ class RequestFlow:
     async def _prefill_then_decode(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, tries: _Tries
     ) -> Answer:
-        """vLLM: prefill returns the location of the blocks, decode pulls them."""
+        """Prefill returns the location of the blocks, decode pulls them."""
         service, prefill = self._service, plan.prefill
         if prefill is None:
             raise ValueError(f"plan {plan.id} has no prefill hop")
@@ -299,12 +299,12 @@ class RequestFlow:
     async def _prefill(self, call: Call, decision: Decision) -> Any:
         """Run the prefill hop; returns what it hands over."""
         worker, began = _winner(decision), self._service.clock()
-        response = await self._open(call, decision, self._hops.prefill(call), quick=True)
+        response = await self._open(call, decision, self._hops.prefill(call, decision), quick=True)
         try:
             answer = await response.read(self._limits.prefill_answer_bytes)
             self._answered(decision, began, quick=True)
             call.record.take_usage(answer, prefill=True)
-            return self._hops.handed_over(answer)
+            return self._hops.handed_over(decision, answer)
         except UpstreamFailure as failure:
             self._trace_lost(call, decision, failure)
             accepted = _accepted(response, failure)
@@ -318,7 +318,7 @@ class RequestFlow:
     async def _bootstrapped(
         self, call: Call, request: RoutingRequest, plan: RoutingPlan, address: tuple[str, int]
     ) -> Answer:
-        """SGLang: both engines get the request at once and meet in a bootstrap room."""
+        """Both engines get the request at once and meet in a bootstrap room."""
         service, prefill, decode = self._service, plan.prefill, plan.decode
         if prefill is None or decode is None or prefill.ref is None:
             raise ValueError(f"plan {plan.id} has a missing hop")

@@ -29,14 +29,14 @@ _REFUSED = (400, 422)
 class Reading(NamedTuple):
     """What an engine makes of the prompts: name of a prompt -> token ids.
 
-    ``process``: the engine's process that was read, None where unknown. ``kind``: the kind of
-    engine; each kind may render a chat in its own way. ``unread``: prompts that it was tried with,
+    ``process``: the engine's process that was read, None where unknown. ``chats``: how
+    it reads chats, the same for some kinds of engines. ``unread``: prompts that it was tried with,
     and of which it has no tokens.
     """
 
     engine: str
     process: str | None
-    kind: str
+    chats: str
     ids: Mapping[str, Sequence[int]]
     unread: frozenset[str]
 
@@ -87,8 +87,7 @@ class TokenizerCheck:
             statuses[what] = answer.status
             if answer.ids is not None:
                 ids[what] = answer.ids
-        kind = "sglang" if member.facts.sglang else "vllm"
-        reading = Reading(name, process, kind, ids, _unread(ids, statuses))
+        reading = Reading(name, process, member.kind.chat_reading, ids, _unread(ids, statuses))
         self._readings.pop(name, None)
         if ids:
             self._readings[name] = reading
@@ -158,11 +157,11 @@ def _unread(ids: Mapping[str, Sequence[int]], statuses: Mapping[str, int | None]
 def _difference_of_engines(model: str, readings: Sequence[Reading]) -> str | None:
     """How engines of one model tokenize differently; None without a difference.
 
-    Texts are compared among all engines, chats among those of one kind.
+    Texts are compared among all engines, chats among those that read them alike.
     """
-    first_of_kind: dict[str, Reading] = {}
+    first_alike: dict[str, Reading] = {}
     for reading in readings:
-        alike = first_of_kind.setdefault(reading.kind, reading)
+        alike = first_alike.setdefault(reading.chats, reading)
         for other, prompts in ((readings[0], ("prompt",)), (alike, ("messages", "prompt"))):
             ids = {what: other.ids[what] for what in prompts if what in other.ids}
             difference = _first_difference(

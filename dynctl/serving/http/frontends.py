@@ -520,7 +520,7 @@ class FrontendsApi:
                     spec.forward_authorization,
                     member.source != "api" and spec.api_key_env is None,
                     spec.api_key_env if self._one_environment else None,
-                    bool(member.facts.sglang),
+                    member.kind.name,
                 )
             )
         settings = {name: getattr(router.config, name) for name in router.config.__slots__}

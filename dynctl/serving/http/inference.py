@@ -35,7 +35,7 @@ from dynctl.serving.http.json_responses import nested_too_deeply
 from dynctl.serving.http.keys import ApiKey, ApiKeys, ClientRights
 from dynctl.serving.records.recorder import tenant_of
 from dynctl.serving.routing.config import FrontendConfig
-from dynctl.serving.routing.prompts import Prompt, dynamo_chat, prompts_of, sglang_key
+from dynctl.serving.routing.prompts import Prompt, cache_key_problem, dynamo_chat, prompts_of
 from dynctl.serving.routing.refusal import (
     HttpError,
     internal_error,
@@ -440,8 +440,9 @@ class Inference:
             prompts, not_modelled = prompts_of(parsed, length)
         else:
             prompts, not_modelled = await apart(partial(prompts_of, parsed, length))
-        if not_modelled is None and "sglang" in self._service.tokenizers.readers(base):
-            not_modelled = sglang_key(parsed)
+        kinds = self._service.tokenizers.kinds(base)
+        if kinds and not_modelled is None:
+            not_modelled = cache_key_problem(parsed, kinds)
         if apart is not None:
             self._check_given(parsed, prompts, length)
         try:

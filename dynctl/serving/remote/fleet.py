@@ -83,8 +83,8 @@ class MirroredFleet(Fleet):
             self._regroup(member, worker)
         self._upstream.authorize(endpoint, self._key(card))
         member.bootstrap = card.bootstrap
-        member.facts = replace(member.facts, sglang=card.sglang)
-        self._any_sglang = self._any_sglang or card.sglang
+        member.facts = replace(member.facts, kind=card.kind)
+        self._note_kind(member)
         if joined:
             member.ejection = Ejection(self._config.health.ejection)
             self._service.conditions.forget(worker.name)

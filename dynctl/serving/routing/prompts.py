@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dynctl.base.turns import Apart
-from dynctl.wire.anthropic import MessagesRequest
+from dynctl.wire.engine_kinds.kind import AS_TOKENIZERS, EngineKind
+from dynctl.wire.engine_kinds.table import OTHER
 from dynctl.wire.openai import ChatRequest, CompletionRequest
-from dynctl.wire.responses import ResponsesRequest
 
 if TYPE_CHECKING:
     from dynctl.tokenization import ModelTokenizer
@@ -23,8 +23,6 @@ _READ_DIFFERENTLY = (
     "cache overlap not modelled: tools, calls of tools and parts of messages are read in another "
     "way by each kind of engine"
 )
-#: Fields with which a client of SGLang chooses an adapter, or keeps caches apart, by itself.
-_SGLANG_KEYS = ("lora_path", "extra_key")
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 #: Prompts of a batch that engines are asked to tokenize, one round trip each.
 _MOST_REMOTE_PROMPTS = 64
@@ -34,7 +32,6 @@ _BETWEEN_CHARS = 4 * 1024
 _PROMPT_CHARS = 256
 
 Source = Literal["client", "model", "engine", "estimate"]
-ChatReader = Literal["vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +41,14 @@ class Prompt:
     ``add_special_tokens`` None: as engines do, for a text and not for a chat. ``keep``: tokens that
     are left of a longer prompt; ``cut`` is the side that loses the others, None: the left one, and
     special tokens that the tokenizer adds there stay. ``unread_tokens``: an estimate of what is no
-    text. ``given_tools``: ``tools`` as the client
-    wrote them, for engines that read them in their own way; ``sglang_tools``: as SGLang makes them
-    of another API's request.
+    text. ``request``: the chat as the client wrote it, for engines that read its tools in their own
+    way.
     """
 
     messages: Sequence[Mapping[str, Any]] | None = None
     text: str | None = None
     token_ids: Sequence[int] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
-    given_tools: Sequence[Mapping[str, Any]] | None = None
-    sglang_tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] | None = None
@@ -64,6 +58,7 @@ class Prompt:
     keep: int | None = None
     cut: Literal["left", "right"] | None = None
     unread_tokens: int = 0
+    request: ChatRequest | None = field(default=None, repr=False)
 
     @property
     def engine_only(self) -> str | None:
@@ -81,7 +76,7 @@ class Prompt:
     def is_plain(self, tokenizer: ModelTokenizer) -> bool:
         """Whether every engine makes the same tokens of it: no chat, or a chat of texts alone.
 
-        vLLM and SGLang differ in the fields of tools and of their calls, in how they join parts,
+        Kinds of engines differ in the fields of tools and of their calls, in how they join parts,
         and in what they do with texts where a template knows parts only.
         """
         if self.messages is None:
@@ -93,8 +88,8 @@ class Prompt:
             for one in self.messages
         )
 
-    def to_tokenize_body(self, model: str, reader: ChatReader = "vllm") -> dict[str, Any]:
-        """The body of an engine's ``POST /tokenize`` (vLLM's format, which SGLang takes too)."""
+    def to_tokenize_body(self, model: str, kind: EngineKind = OTHER) -> dict[str, Any]:
+        """The body of an engine's ``POST /tokenize`` (vLLM's format, which others take too)."""
         body: dict[str, Any] = {"model": model}
         if self.add_special_tokens is not None:
             body["add_special_tokens"] = self.add_special_tokens
@@ -107,14 +102,19 @@ class Prompt:
         if self.chat_template is not None:
             body["chat_template"] = self.chat_template
         if self.tools:
-            own = self.sglang_tools if reader == "sglang" else None
-            body["tools"] = own or self.given_tools or self.tools
+            body["tools"] = self._tools_for(kind)
         arguments = dict(self.template_kwargs or {})
         if self.documents:
             arguments["documents"] = self.documents
         if arguments:
             body["chat_template_kwargs"] = arguments
         return body
+
+    def _tools_for(self, kind: EngineKind) -> Sequence[Mapping[str, Any]] | None:
+        """The tools as an engine of this kind takes them."""
+        if self.request is None:
+            return self.tools
+        return kind.own_tools(self.request) or _given_tools(self.request) or self.tools
 
     def shortened(self, ids: Sequence[int], added: int | None = 0) -> Sequence[int] | None:
         """The tokens that are left of ``ids``. ``added``: special tokens at their start that stay;
@@ -194,23 +194,26 @@ def prompts_of(
     prompt = Prompt(
         messages=parsed.messages,
         tools=parsed.tools,
-        given_tools=_given_tools(parsed),
-        sglang_tools=_sglang_tools(parsed),
         documents=parsed.documents,
         add_generation_prompt=parsed.add_generation_prompt,
         template_kwargs=parsed.template_args or None,
         chat_template=parsed.chat_template,
         continue_final_message=parsed.continue_final_message,
+        request=parsed if parsed.tools else None,
         **common,
     )
     return [prompt], reason
 
 
-def sglang_key(parsed: ChatRequest | CompletionRequest) -> str | None:
-    """Why SGLang's reuse of a request is not known: a field that is part of its cache keys."""
-    for name in _SGLANG_KEYS:
-        if parsed.body.get(name) is not None:
-            return f"cache overlap not modelled: {name} is part of SGLang's cache keys"
+def cache_key_problem(
+    parsed: ChatRequest | CompletionRequest, kinds: Iterable[EngineKind]
+) -> str | None:
+    """Why the reuse of a request by engines of these kinds is not known: a field of the client is
+    part of their cache keys."""
+    for kind in kinds:
+        for name in kind.cache_keys:
+            if parsed.body.get(name) is not None:
+                return f"cache overlap not modelled: {name} is part of {kind.label}'s cache keys"
     return None
 
 
@@ -222,31 +225,6 @@ def _given_tools(parsed: ChatRequest) -> list[Mapping[str, Any]] | None:
     ):
         return None
     return tools
-
-
-def _sglang_tools(parsed: ChatRequest) -> list[Mapping[str, Any]] | None:
-    """The tools of the Messages and Responses APIs as SGLang 0.5.23 gives them to the template: it
-    fills in ``strict``, which it leaves out of a chat where the client did."""
-    if not parsed.tools or not isinstance(parsed, MessagesRequest | ResponsesRequest):
-        return None
-    missing: dict[str, Any] = {"strict": False}
-    if isinstance(parsed, MessagesRequest):
-        missing["description"] = ""
-    filled: list[Mapping[str, Any]] = []
-    for tool in parsed.tools:
-        known = tool.get("function")
-        more = {"function": _filled(known, missing)} if isinstance(known, Mapping) else {}
-        filled.append({**tool, **more})
-    return filled
-
-
-def _filled(function: Mapping[str, Any], missing: Mapping[str, Any]) -> dict[str, Any]:
-    """The function with the missing fields, in SGLang's order."""
-    names = ("name", "description", "parameters", "strict", *function)
-    return {
-        name: missing.get(name) if function.get(name) is None else function[name]
-        for name in dict.fromkeys(names)
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +244,9 @@ class PromptTokenizers:
     """Tokenizers by model, with an engine's ``/tokenize`` as fallback.
 
     ``default`` is for models without one of their own. ``engine`` returns None if no engine
-    of the model has the endpoint. ``readers``: the engines of a model by how they read a chat.
-    Tokenizers here read as vLLM does, so SGLang's engines are asked about chats that they read in
-    another way; where a model has both, such a chat is not modelled.
+    of the model has the endpoint. ``kinds``: the kinds of a model's engines, empty where all read
+    chats as the tokenizers here do. Engines that read a chat in another way are asked about it;
+    where a model has several kinds, such a chat is not modelled.
     """
 
     def __init__(
@@ -280,7 +258,7 @@ class PromptTokenizers:
         self._by_model = dict(by_model or {})
         self._by_set: dict[tuple[str, str], ModelTokenizer] = {}
         self.engine: EngineTokenize | None = None
-        self.readers: Callable[[str], Set[ChatReader]] = lambda _: frozenset()
+        self.kinds: Callable[[str], Set[EngineKind]] = lambda _: frozenset()
 
     def set(self, model: str, tokenizer: ModelTokenizer) -> None:
         """Use another tokenizer for a model from now on."""
@@ -313,9 +291,9 @@ class PromptTokenizers:
         ask = self.engine is not None
         if tokenizer is not None:
             why = prompt.engine_only
-            readers = self.readers(model) if why is None else frozenset()
-            if "sglang" in readers and not prompt.is_plain(tokenizer):
-                why, ask = _READ_DIFFERENTLY, ask and len(readers) == 1
+            kinds = self.kinds(model) if why is None else frozenset()
+            if kinds and _read_differently(kinds) and not prompt.is_plain(tokenizer):
+                why, ask = _READ_DIFFERENTLY, ask and len(kinds) == 1
             if why is None:
                 return _tokens(await _encoded(tokenizer, prompt, apart), "model")
             note = why
@@ -359,6 +337,11 @@ class PromptTokenizers:
         if len(found) == 1:
             return found
         return [replace(one, ids=None, note=missing.note) for one in found]
+
+
+def _read_differently(kinds: Set[EngineKind]) -> bool:
+    """Whether a kind reads chats in another way than the tokenizers here."""
+    return any(kind.chat_reading != AS_TOKENIZERS for kind in kinds)
 
 
 async def _encoded(

@@ -8,22 +8,25 @@ import msgspec
 import pytest
 
 from dynctl.adapters.dynamo.request_server import ErrorItem, PlaneRequest
-from dynctl.serving.attach.generation import (
-    EngineTarget,
-    Generation,
-    NotSupported,
-    _SglangReader,
-    _VllmReader,
-    engine_body,
-)
-from dynctl.serving.engines.failures import UpstreamFailure
+from dynctl.serving.attach.generation import Generation
 from dynctl.serving.engines.upstream import Upstream
 from dynctl.wire.dynamo.engine_output import EngineOutput
 from dynctl.wire.dynamo.engine_request import ReceivedRequest
+from dynctl.wire.engine_kinds.sglang import tokens as sglang
+from dynctl.wire.engine_kinds.sglang.tokens import SglangReader
+from dynctl.wire.engine_kinds.tokens import (
+    EngineRefused,
+    EngineTarget,
+    InvalidOutput,
+    UnexpectedAnswer,
+    engine_body,
+)
+from dynctl.wire.engine_kinds.vllm import tokens as vllm
+from dynctl.wire.engine_kinds.vllm.tokens import VllmReader
 from router_core import Role
 
-VLLM = EngineTarget("http://e:8000", "tiny", context_length=100, adapters=("fine",))
-SGLANG = EngineTarget("http://e:8000", "tiny", "sglang", context_length=100)
+VLLM = EngineTarget("http://e:8000", "tiny", vllm.API, context_length=100, adapters=("fine",))
+SGLANG = EngineTarget("http://e:8000", "tiny", sglang.API, context_length=100)
 BOOTSTRAP = {"bootstrap_host": "h", "bootstrap_port": 1, "bootstrap_room": 2}
 
 
@@ -152,11 +155,13 @@ def test_sglang_gets_its_own_request():
         ),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused_by_name(
+async def test_what_an_engine_cannot_do_is_refused_by_name(
     fields: dict[str, Any], target: EngineTarget, named: str
 ):
-    with pytest.raises(NotSupported, match=named) as refused:
-        engine_body(request(**fields), target)
+    generation = Generation(cast(Upstream, None), lambda: target)
+    asked = cast(PlaneRequest, SimpleNamespace(body=request(**fields), request_id="r"))
+    with pytest.raises(ErrorItem, match=named) as refused:
+        await anext(generation.handle(asked))
     assert refused.value.kind == "InvalidArgument"
 
 
@@ -165,7 +170,7 @@ async def test_a_refusal_is_logged_with_its_reason_and_without_the_prompt(
 ) -> None:
     refused = SimpleNamespace(body=request(bootstrap_info=BOOTSTRAP), request_id="r1")
     generation = Generation(cast(Upstream, None), lambda: VLLM)
-    with pytest.raises(NotSupported):
+    with pytest.raises(ErrorItem):
         await anext(generation.handle(cast(PlaneRequest, refused)))
     [line] = [record.getMessage() for record in caplog.records]
     assert line == "request r1 is refused: dynctl serve attach: bootstrap_info with vLLM"
@@ -230,7 +235,7 @@ def test_alternatives_of_sglang_arrive():
         "output_token_logprobs": [[-0.5, 9, None]],
         "output_top_logprobs": [[[-0.5, 9, None], [-2.0, 4, None]]],
     }
-    reader = _SglangReader(request(output_options={"logprobs": 2}))
+    reader = SglangReader(request(output_options={"logprobs": 2}))
     first = read(reader, {"output_ids": [9], "meta_info": meta})[0]
     assert first.top_logprobs is not None
     assert [(one.rank, one.token_id, one.logprob) for one in first.top_logprobs[0]] == [
@@ -240,12 +245,12 @@ def test_alternatives_of_sglang_arrive():
 
 
 def test_prefill_and_decode_hand_over_what_the_engines_need():
-    prefill = EngineTarget("http://e:1", "tiny", role=Role.PREFILL)
+    prefill = EngineTarget("http://e:1", "tiny", vllm.API, role=Role.PREFILL)
     _, body = engine_body(request(stop_conditions={"max_tokens": 50}), prefill)
     assert (body["stream"], body["max_tokens"]) == (False, 1)
     assert body["kv_transfer_params"]["do_remote_decode"] is True
     [end] = read(
-        _VllmReader(Role.PREFILL),
+        VllmReader(Role.PREFILL),
         {
             "choices": [{"index": 0, "token_ids": [9], "finish_reason": "length"}],
             "kv_transfer_params": {"remote_engine_id": "p"},
@@ -253,7 +258,7 @@ def test_prefill_and_decode_hand_over_what_the_engines_need():
     )
     assert end.token_ids == [9]
     assert end.disaggregated_params == {"kv_transfer_params": {"remote_engine_id": "p"}}
-    decode = EngineTarget("http://e:1", "tiny", role=Role.DECODE)
+    decode = EngineTarget("http://e:1", "tiny", vllm.API, role=Role.DECODE)
     result = {"disaggregated_params": end.disaggregated_params}
     _, body = engine_body(request(prefill_result=result), decode)
     assert body["kv_transfer_params"] == {"remote_engine_id": "p"}
@@ -264,7 +269,7 @@ def test_prefill_and_decode_hand_over_what_the_engines_need():
 
 def test_tokens_of_vllm_arrive_with_their_usage_at_the_end():
     first, second, end = read(
-        _VllmReader(Role.AGGREGATED),
+        VllmReader(Role.AGGREGATED),
         {"choices": [{"index": 0, "text": "ignored", "token_ids": [5, 6]}]},
         {"choices": [{"index": 0, "token_ids": [7], "finish_reason": "length"}]},
         {
@@ -286,7 +291,7 @@ def test_tokens_of_vllm_arrive_with_their_usage_at_the_end():
 
 def test_choices_keep_their_index_and_end_each():
     outputs = read(
-        _VllmReader(Role.AGGREGATED),
+        VllmReader(Role.AGGREGATED),
         {"choices": [{"index": 1, "token_ids": [5]}, {"index": 0, "token_ids": [6]}]},
         {"choices": [{"index": 0, "token_ids": [], "finish_reason": "stop"}]},
         {"choices": [{"index": 1, "token_ids": [], "finish_reason": "length"}]},
@@ -306,7 +311,7 @@ def test_log_probs_are_named_by_token_id():
         "top_logprobs": [{"token_id:9": -0.75, "token_id:5": -0.5}],
     }
     output, _ = read(
-        _VllmReader(Role.AGGREGATED),
+        VllmReader(Role.AGGREGATED),
         {"choices": [{"token_ids": [5], "logprobs": logprobs, "finish_reason": "stop"}]},
     )
     assert output.log_probs == [-0.5]
@@ -328,7 +333,7 @@ def test_tokens_of_sglang_are_new_ones_in_both_of_its_forms(incremental: bool):
         chunks = [chunk([5], 1), chunk([6], 2), chunk([7], 3, finish)]
     else:
         chunks = [chunk([5], 1), chunk([5, 6], 2), chunk([5, 6, 7], 3, finish)]
-    *outputs, end = read(_SglangReader(request()), *chunks)
+    *outputs, end = read(SglangReader(request()), *chunks)
     assert [output.token_ids for output in outputs] == [[5], [6], [7]]
     assert end.finish_reason == "length"
     assert end.completion_usage is not None
@@ -336,21 +341,21 @@ def test_tokens_of_sglang_are_new_ones_in_both_of_its_forms(incremental: bool):
 
 
 def test_an_engine_without_token_ids_is_named():
-    with pytest.raises(ErrorItem, match="return_token_ids"):
-        read(_VllmReader(Role.AGGREGATED), {"choices": [{"index": 0, "text": "words"}]})
+    with pytest.raises(UnexpectedAnswer, match="return_token_ids"):
+        read(VllmReader(Role.AGGREGATED), {"choices": [{"index": 0, "text": "words"}]})
 
 
-@pytest.mark.parametrize("reader", [_VllmReader(Role.AGGREGATED), _SglangReader(request())])
+@pytest.mark.parametrize("reader", [VllmReader(Role.AGGREGATED), SglangReader(request())])
 def test_what_is_no_answer_counts_as_a_failure_of_the_engine(reader: Any):
     for garbage in (b"", b"[]", b'{"choices":3}', b'{"output_ids":"x","choices":"x"}', b"\xff"):
-        with pytest.raises((UpstreamFailure, ErrorItem)):
+        with pytest.raises((InvalidOutput, UnexpectedAnswer)):
             list(reader.read(garbage))
-    with pytest.raises(UpstreamFailure, match="without a finish"):
+    with pytest.raises(InvalidOutput, match="without a finish"):
         list(reader.end())
 
 
 def test_errors_inside_a_stream_end_it_with_their_text():
-    with pytest.raises(ErrorItem, match="out of memory"):
-        read(_VllmReader(Role.AGGREGATED), {"error": {"message": "out of memory"}})
-    with pytest.raises(ErrorItem, match="too long"):
-        read(_SglangReader(request()), {"error": {"message": "too long"}})
+    with pytest.raises(EngineRefused, match="out of memory"):
+        read(VllmReader(Role.AGGREGATED), {"error": {"message": "out of memory"}})
+    with pytest.raises(EngineRefused, match="too long"):
+        read(SglangReader(request()), {"error": {"message": "too long"}})

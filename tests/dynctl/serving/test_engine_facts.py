@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 
 from dynctl.serving.engines import fleet as fleet_module
 from dynctl.serving.engines.facts import (
-    EngineFacts,
     build_worker,
     contradictions,
-    facts_from_gauges,
-    facts_from_models,
-    facts_from_server_info,
-    load_report,
 )
 from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.routing.config import HealthConfig
+from dynctl.wire.engine_kinds.facts import EngineFacts, facts_from_gauges, facts_from_models
+from dynctl.wire.engine_kinds.load import load_report
+from dynctl.wire.engine_kinds.sglang.kind import facts_from_server_info
 from dynctl.wire.engine_metrics import EngineGauges
 from router_core import Role
 from tests.dynctl.serving.fleets import Site, chat_body, site, until

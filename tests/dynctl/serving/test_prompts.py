@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from dynctl.serving.routing.prompts import Prompt, PromptTokenizers, dynamo_chat, prompts_of
 from dynctl.tokenization import DEMO_MODEL_DIR, PromptError
 from dynctl.wire.anthropic import parse_messages_request
+from dynctl.wire.engine_kinds.sglang.kind import SGLANG
+from dynctl.wire.engine_kinds.vllm.kind import VLLM
 from dynctl.wire.openai import parse_chat_request, parse_completion_request
 from dynctl.wire.responses import parse_responses_request
 from tests.dynctl.serving.fleets import (
@@ -313,7 +315,7 @@ async def test_sglang_is_asked_about_chats_that_it_reads_in_its_own_way(name: st
     own = await tokenizers.tokenize("m", prompts[0])
     assert (own.source, asked) == ("model", [])
 
-    tokenizers.readers = lambda _: {"sglang"}
+    tokenizers.kinds = lambda _: {SGLANG}
     found = await tokenizers.tokenize("m", prompts[0])
     if plain:
         assert (found, asked) == (own, [])
@@ -321,7 +323,7 @@ async def test_sglang_is_asked_about_chats_that_it_reads_in_its_own_way(name: st
     assert (found.ids, found.source) == ([1, 2, 3], "engine")
     assert asked[0].get("tools") == body.get("tools"), "as the client wrote them"
 
-    tokenizers.readers = lambda _: {"sglang", "vllm"}
+    tokenizers.kinds = lambda _: {SGLANG, VLLM}
     both = await tokenizers.tokenize("m", prompts[0])
     assert (both.ids, both.source, len(asked)) == (None, "estimate", 1)
     assert "each kind of engine" in (both.note or "")
@@ -341,7 +343,7 @@ def test_sglang_fills_in_the_tools_of_other_apis(given: dict[str, Any]):
     response = parse_responses_request({"model": "m", "input": "x", "tools": [flat]})
     for parsed, description in ((message, ""), (response, None)):
         prompt = prompts_of(parsed)[0][0]
-        asked = prompt.to_tokenize_body("m", "sglang")["tools"]
+        asked = prompt.to_tokenize_body("m", SGLANG)["tools"]
         assert [list(tool["function"].items()) for tool in asked] == [
             [
                 ("name", "f"),

@@ -14,11 +14,12 @@ import zmq.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from dynctl.serving.engines.facts import build_worker, event_sources, facts_from_server_info
+from dynctl.serving.engines.facts import build_worker, event_sources
 from dynctl.serving.engines.worker_spec import parse_worker_spec
 from dynctl.serving.http.server import Frontend
 from dynctl.serving.routing.config import FrontendConfig
 from dynctl.serving.services.router_server import RouterProcess
+from dynctl.wire.engine_kinds.sglang.kind import facts_from_server_info
 from tests.contract.zmq_publisher import ScriptedPublisher
 from tests.dynctl.serving.fleets import QUICK_HEALTH, Site, site
 from tests.waiting import until

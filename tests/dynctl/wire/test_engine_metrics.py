@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.wire.engine_kinds.table import METRIC_NAMES
 from dynctl.wire.engine_metrics import MAX_BYTES, EngineGauges, read_engine_metrics
 
 VLLM = b"""\
@@ -29,7 +30,7 @@ sglang:token_usage{model_name="m",tp_rank="0"} 0.5
 
 
 def test_vllm_by_rank():
-    found = read_engine_metrics(VLLM)
+    found = read_engine_metrics(VLLM, METRIC_NAMES)
     assert found == {
         0: EngineGauges(2, 0.25, 1000, 16, labelled=True),
         1: EngineGauges(0, 0.0, None, labelled=True),
@@ -40,13 +41,13 @@ def test_vllm_by_rank():
 
 
 def test_the_cache_name_of_an_older_vllm():
-    assert read_engine_metrics(b'vllm:gpu_cache_usage_perc{model_name="m"} 0.1') == {
+    assert read_engine_metrics(b'vllm:gpu_cache_usage_perc{model_name="m"} 0.1', METRIC_NAMES) == {
         0: EngineGauges(kv_usage=0.1)
     }
 
 
 def test_sglang():
-    found = read_engine_metrics(SGLANG)
+    found = read_engine_metrics(SGLANG, METRIC_NAMES)
     assert found == {0: EngineGauges(7, 0.5)}
     assert found[0].used_blocks(64) == 32
 
@@ -65,9 +66,9 @@ def test_sglang():
     ],
 )  # fmt: skip
 def test_invalid_lines_are_ignored(line: bytes):
-    assert read_engine_metrics(line) == {}
+    assert read_engine_metrics(line, METRIC_NAMES) == {}
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"vllm:num_requests_waiting{", SGLANG, VLLM]))
 def test_any_body_is_accepted(junk: bytes, start: bytes):
-    read_engine_metrics(start + junk)
+    read_engine_metrics(start + junk, METRIC_NAMES)

@@ -1,12 +1,13 @@
-"""The bodies that engines get where they are not the client's own: of a hand-off from prefill to
-decode, and of adapters, in the formats of vLLM and SGLang."""
+"""The hand-off from prefill to decode, in the two formats that engines have."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-_PULL: Final = {
+#: What connectors need to keep the blocks of a prefill for another engine.
+PULL: Final = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -29,7 +30,7 @@ def prefill_body(body: Mapping[str, Any], path: str = "") -> bytes:
     plain["stream"] = False
     for name in _BOUNDS.get(path, ("max_tokens", "max_completion_tokens")):
         plain[name] = 1
-    plain["kv_transfer_params"] = _PULL
+    plain["kv_transfer_params"] = PULL
     return msgspec.json.encode(plain)
 
 
@@ -46,12 +47,12 @@ def kv_transfer_params(answer: bytes) -> Mapping[str, Any] | None:
     Raises ValueError for a response that is not a JSON object.
     """
     try:
-        found = msgspec.json.decode(answer)
+        response = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("the prefill response is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(response, dict):
         raise ValueError("the prefill response is not a JSON object")
-    params = found.get("kv_transfer_params")
+    params = response.get("kv_transfer_params")
     return params if isinstance(params, dict) else None
 
 
@@ -72,15 +73,16 @@ def bootstrap_body(body: Mapping[str, Any], address: tuple[str, int], room: int)
     )
 
 
-def adapter_body(body: bytes, path: str, model: str, adapter: str) -> bytes:
-    """SGLang's request for a LoRA adapter of ``model``, the engine's own name of it.
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """How one kind of engine hands a request over.
 
-    SGLang 0.5.23 lists an adapter as a model, and answers a request for that name with the base
-    model. ``lora_path`` is a field of all endpoints but ``/v1/messages``, which reads the adapter
-    from ``model``.
+    Engines without a bootstrap address: ``prefill`` makes the body of the first hop, of a body and
+    the endpoint's path; ``handed_over`` reads its answer, and raises ValueError; ``decode`` makes
+    the body of the second. Engines with one get the body of ``pair`` at once, and meet.
     """
-    if path == "/v1/messages":
-        more = {"model": f"{model}:{adapter}"}
-    else:
-        more = {"lora_path": adapter}
-    return msgspec.json.encode({**msgspec.json.decode(body), **more})
+
+    prefill: Callable[[Mapping[str, Any], str], bytes] = prefill_body
+    handed_over: Callable[[bytes], Any] = kv_transfer_params
+    decode: Callable[[Mapping[str, Any], Any], bytes] = decode_body
+    pair: Callable[[Mapping[str, Any], tuple[str, int], int], bytes] = bootstrap_body
