@@ -149,6 +149,11 @@ def sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list; empty in place of anything else, and of an entry that is not one."""
+    return [mapping(entry) for entry in sequence(value)]
+
+
 def texts(value: Any) -> dict[str, str]:
     """The entries of a mapping whose values are strings: labels, annotations."""
     return {key: one for key, one in mapping(value).items() if isinstance(one, str)}

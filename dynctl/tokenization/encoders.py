@@ -170,25 +170,25 @@ class SegmentEncoder:
         return ids
 
     def _part(self, text: str) -> bytes:
-        found = self._recent.get(text)
-        if found is not None:
+        ids = self._recent.get(text)
+        if ids is not None:
             self._hits += 1
-            return found
-        found = self._older.get(text)
-        if found is None:
+            return ids
+        ids = self._older.get(text)
+        if ids is None:
             self._misses += 1
-            found = self._reference.encode(text, add_special_tokens=False).tobytes()
+            ids = self._reference.encode(text, add_special_tokens=False).tobytes()
         else:
             self._hits += 1
-        size = _ENTRY_BYTES + sys.getsizeof(text) + len(found)
+        size = _ENTRY_BYTES + sys.getsizeof(text) + len(ids)
         if size <= self._most // 8:
             with self._lock:
                 if self._recent_bytes + size > self._most:
                     self._older, self._older_bytes = self._recent, self._recent_bytes
                     self._recent, self._recent_bytes = {}, 0
-                self._recent[text] = found
+                self._recent[text] = ids
                 self._recent_bytes += size
-        return found
+        return ids
 
     def cache(self) -> Mapping[str, int]:
         size = self._recent_bytes + self._older_bytes
@@ -276,12 +276,12 @@ def difference(encoder: Encoder, reference: Encoder, texts: Iterable[str]) -> st
     for text in texts:
         for special in (False, True) if count % 4 == 0 else (False,):
             try:
-                found = encoder.encode(text, add_special_tokens=special)
+                ids = encoder.encode(text, add_special_tokens=special)
                 expected = reference.encode(text, add_special_tokens=special)
             except BaseException as error:
                 raise_unless_native(error)
                 return f"fails on a text of the check: {_brief(error)}"
-            if found != expected:
+            if ids != expected:
                 different += 1
         count += 1
     return f"other ids for {different} of {count} texts of the check" if different else ""

@@ -536,7 +536,7 @@ class _Served:
             )
             for name, template in self._parts.templates.items()
         }
-        return {name: (*one.shape,) for name, one in self._templates.items()}
+        return {name: (*template.shape,) for name, template in self._templates.items()}
 
     def text_of(self, kind: int, data: bytes) -> str:
         """The text of a message: what it has, or the rendered chat."""

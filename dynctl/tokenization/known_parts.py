@@ -122,11 +122,11 @@ def _each(
         if not isinstance(parts, list) or len(parts) > _FEW:
             yield f"{kind} Sequence of more than {_FEW} parts"
             return
-        for one in parts:
-            if isinstance(one, Mapping) and one.get("type") == "Sequence":
+        for part in parts:
+            if isinstance(part, Mapping) and part.get("type") == "Sequence":
                 yield f"{kind} Sequence inside a Sequence"
             else:
-                yield from _each(one, kind, inner, known)
+                yield from _each(part, kind, inner, known)
     elif not isinstance(part, Mapping) or not known(part):
         yield f"{kind} {_name(part)}"
 
@@ -177,8 +177,8 @@ def _model(model: Mapping[str, Any]) -> bool:
 
 
 def _type(part: Mapping[str, Any]) -> str:
-    found = part.get("type")
-    return found if isinstance(found, str) else ""
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _literal(part: Mapping[str, Any]) -> str:

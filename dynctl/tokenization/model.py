@@ -149,13 +149,13 @@ class ModelTokenizer:
         Takes 2 s for a vocabulary of 130,000. Raises :class:`TokenizerError` for "fast" without
         one.
         """
-        found: Encoder | None = None
+        encoder: Encoder | None = None
         if isinstance(self._reference, ReferenceEncoder):
-            found, reasons = faster(self._json, self._reference, choice, cache=cache_directory())
+            encoder, reasons = faster(self._json, self._reference, choice, cache=cache_directory())
         else:
             reasons = [f"its {self._apart} may cost more than its text, so it runs apart"]
-        if found is not None:
-            self.encoder = found
+        if encoder is not None:
+            self.encoder = encoder
         elif choice == "fast":
             raise TokenizerError(
                 f"no fast tokenizer for {self.directory}: {'; '.join(reasons)}; "

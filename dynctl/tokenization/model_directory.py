@@ -126,8 +126,10 @@ def _snapshot(model: Path, file: str) -> Path | None:
     except (OSError, UnicodeDecodeError):
         main = ""
     try:
-        found = [path.parent for path in model.glob(f"snapshots/*/{file}")][:_MOST_SNAPSHOTS]
-        return max(found, key=lambda path: (path.name == main, path.stat().st_mtime), default=None)
+        snapshots = [path.parent for path in model.glob(f"snapshots/*/{file}")][:_MOST_SNAPSHOTS]
+        return max(
+            snapshots, key=lambda path: (path.name == main, path.stat().st_mtime), default=None
+        )
     except OSError:
         return None
 
@@ -165,14 +167,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """The chat templates; as in Hugging Face, separate files override tokenizer_config.json."""
     path = directory / "tokenizer_config.json"
-    found = _named_templates(settings.get("chat_template"), path)
+    templates = _named_templates(settings.get("chat_template"), path)
     path = directory / "chat_template.json"
-    found |= _named_templates(read_json_object(path).get("chat_template"), path)
+    templates |= _named_templates(read_json_object(path).get("chat_template"), path)
     path = directory / "chat_template.jinja"
     text = _read(path, MAX_CONFIG_BYTES)
     if text is not None:
-        found["default"] = (text, path.name)
-    return found
+        templates["default"] = (text, path.name)
+    return templates
 
 
 def _named_templates(value: object, path: Path) -> dict[str, tuple[str, str]]:

@@ -134,8 +134,8 @@ class TextReasoningSplitter(ReasoningSplitter):
         """The place of the next mark, and the mark; without one the place of its beginning at the
         end of the text."""
         marks = (THINK_END,) if self.inside else (THINK, THINK_END)
-        found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
-        return min(found, default=(begun_mark(text, *marks), ""))
+        places = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+        return min(places, default=(begun_mark(text, *marks), ""))
 
 
 def begun_mark(text: str, *marks: str) -> int:

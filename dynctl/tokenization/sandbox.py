@@ -127,7 +127,10 @@ class MeteredCode(CodeGenerator):
         super().blockvisit(body, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        if all(one.op in _EQUALITY and isinstance(one.expr, nodes.Const) for one in node.ops):
+        if all(
+            operand.op in _EQUALITY and isinstance(operand.expr, nodes.Const)
+            for operand in node.ops
+        ):
             # Not more work than the length of the constant.
             super().visit_Compare(node, frame)
             return
@@ -189,7 +192,9 @@ class TrustedEnvironment(ImmutableSandboxedEnvironment):
             **options,
         )
         self.filters["tojson"] = _tojson
-        self.filters = {name: one for name, one in self.filters.items() if name in FILTERS}
+        self.filters = {
+            name: function for name, function in self.filters.items() if name in FILTERS
+        }
         self.globals = {
             "dict": dict,
             "namespace": QuietNamespace,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta, Struct, field
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.wire.json_body import convert, decode_object, given
+from dynctl.wire.json_body import convert, given, read_object
 from dynctl.wire.openai import (
     MAX_BODY_BYTES,
     ChatRequest,
@@ -87,8 +87,8 @@ def parse_messages_request(
     body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
 ) -> MessagesRequest:
     """A request of the Messages API; as `parse_chat_request`."""
-    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), MessagesFields)
+    document = read_object(body, max_bytes)
+    fields = convert(given(document), MessagesFields)
     chat = _Chat()
     if fields.system is not None and (text := _system_text(fields.system)):
         chat.add("system", text)
@@ -97,7 +97,7 @@ def parse_messages_request(
     if fields.thinking is not None and fields.thinking.type == "disabled":
         chat.doubt("thinking that is disabled in a way that depends on its template")
     return MessagesRequest(
-        **common_values(found, fields),
+        **common_values(document, fields),
         messages=tuple(map(read_message, chat.messages)),
         tools=None if fields.tools is None else tuple(map(_tool, fields.tools)),
         template_args=with_effort(fields.chat_template_kwargs, fields.output_config.effort),

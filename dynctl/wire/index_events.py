@@ -347,7 +347,7 @@ def _extra_keys(event: BlockStored, adapter: str | None) -> tuple[str | None, in
     """
     salt = None
     for i, keys in enumerate(event.extra_keys or ()):
-        left = [one for one in (keys if isinstance(keys, list) else [keys]) if one is not None]
+        left = [key for key in (keys if isinstance(keys, list) else [keys]) if key is not None]
         for known in (adapter, event.lora_id):
             if adapter is not None and known in left:
                 left.remove(known)

@@ -65,15 +65,20 @@ def decode_object(body: bytes, max_bytes: int) -> dict[str, Any]:
             413, "body_too_large", None, f"the body has {len(body)} bytes, at most {max_bytes}"
         )
     try:
-        found = msgspec.json.decode(body) if len(body) < LARGE else decode_large(body)
+        value = msgspec.json.decode(body) if len(body) < LARGE else decode_large(body)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise RequestError(400, "invalid_json", None, _unreadable(error)) from None
     except RecursionError:
         raise RequestError(400, "invalid_json", None, "the body is nested too deeply") from None
-    if not isinstance(found, dict):
-        shown = describe(found, private=True)
+    if not isinstance(value, dict):
+        shown = describe(value, private=True)
         raise RequestError(400, "wrong_type", None, f"expected an object, got {shown}")
-    return found
+    return value
+
+
+def read_object(body: bytes | Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
+    """A body's object from its bytes, as `decode_object`, or a copy of the decoded object."""
+    return decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
 
 
 def _unreadable(error: Exception) -> str:
@@ -84,9 +89,9 @@ def _unreadable(error: Exception) -> str:
     return f"the body is not JSON: {error}"
 
 
-def given(found: Mapping[str, Any]) -> dict[str, Any]:
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields whose value is not null: in the OpenAI API null means not given."""
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def convert(value: Any, kind: type[T], path: str = "") -> T:
@@ -133,7 +138,7 @@ def _request_error(text: str, value: Any, kind: Any, path: str) -> RequestError:
         name = f"{path}.{field['name']}" if path else field["name"]
         return RequestError(400, "missing_field", name, "is required")
     if problem.startswith("Object contains unknown field") and field:
-        known = ", ".join(one.encode_name for one in _struct(info).fields)
+        known = ", ".join(field.encode_name for field in _struct(info).fields)
         name = field["name"]
         name = single_line(name, _SHOWN_KEY)
         name = f"{path}.{name}" if path else name
@@ -153,7 +158,9 @@ def _problem(code: str, value: Any, info: inspect.Type, private: bool) -> str:
             return "must not be empty"
         return f"expected at most {most} {kinds[type(value)]}, got {len(value)}"
     got = "" if private else f", got {shown}"
-    bounds = next((one for one in _options(info) if isinstance(one, inspect.IntType)), None)
+    bounds = next(
+        (option for option in _options(info) if isinstance(option, inspect.IntType)), None
+    )
     if bounds is None:
         return f"expected {_float_range(info)}{got}"
     title = _titles(info)
@@ -166,7 +173,9 @@ def _expected_range(low: int, high: int | None, name: str = "") -> str:
 
 def _float_range(info: inspect.Type) -> str:
     """The numbers that a field accepts."""
-    bounds = next((one for one in _options(info) if isinstance(one, inspect.FloatType)), None)
+    bounds = next(
+        (option for option in _options(info) if isinstance(option, inspect.FloatType)), None
+    )
     if bounds is None:
         return "a finite number"
     low = _bound("at least", bounds.ge, "above", bounds.gt)
@@ -190,8 +199,8 @@ def _options(info: inspect.Type) -> Iterator[inspect.Type]:
     """The types of a union and of those in it, or the one type; without titles and null."""
     info = _plain(info)
     if isinstance(info, inspect.UnionType):
-        for one in info.types:
-            yield from _options(one)
+        for option in info.types:
+            yield from _options(option)
     elif not isinstance(info, inspect.NoneType):
         yield info
 
@@ -201,24 +210,24 @@ def _plain(info: inspect.Type) -> inspect.Type:
 
 
 def _titles(info: inspect.Type) -> str:
-    found = info.extra_json_schema if isinstance(info, inspect.Metadata) else None
-    return str((found or {}).get("title", ""))
+    schema = info.extra_json_schema if isinstance(info, inspect.Metadata) else None
+    return str((schema or {}).get("title", ""))
 
 
 def _struct(info: inspect.Type) -> inspect.StructType:
-    return next(one for one in _options(info) if isinstance(one, inspect.StructType))
+    return next(option for option in _options(info) if isinstance(option, inspect.StructType))
 
 
 def _field_type(info: inspect.Type, name: str) -> inspect.Type:
-    return next(one.type for one in _struct(info).fields if one.encode_name == name)
+    return next(field.type for field in _struct(info).fields if field.encode_name == name)
 
 
 def _item_type(info: inspect.Type) -> inspect.Type:
-    for one in _options(info):
-        if isinstance(one, inspect.ListType | inspect.VarTupleType):
-            return one.item_type
-        if isinstance(one, inspect.DictType):
-            return one.value_type
+    for option in _options(info):
+        if isinstance(option, inspect.ListType | inspect.VarTupleType):
+            return option.item_type
+        if isinstance(option, inspect.DictType):
+            return option.value_type
     return inspect.AnyType()
 
 
@@ -232,15 +241,15 @@ def _label(info: inspect.Type) -> str:
         inspect.VarTupleType: "an array",
     }
     return _titles(info) or " or ".join(
-        labels.get(type(one), "an object") for one in _options(info)
+        labels.get(type(option), "an object") for option in _options(info)
     )
 
 
 def _most(info: inspect.Type, value: Any) -> int:
     """The most characters or entries of the option that ``value`` belongs to."""
-    for one in _options(info):
-        if isinstance(one, inspect.StrType if isinstance(value, str) else _CONTAINERS):
-            return len(value) if one.max_length is None else one.max_length
+    for option in _options(info):
+        if isinstance(option, inspect.StrType if isinstance(value, str) else _CONTAINERS):
+            return len(value) if option.max_length is None else option.max_length
     return len(value)
 
 

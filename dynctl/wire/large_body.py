@@ -123,8 +123,8 @@ class _Decoder:
         """As `_search`: only brackets are looked at, for a body that cannot have too many values.
         A comma counts where it follows a value that ends with one."""
         body, comma_at, depth, at = self._body, None, 0, start
-        while found := _BRACKET.match(body, at, stop):
-            at = found.end()
+        while bracket := _BRACKET.match(body, at, stop):
+            at = bracket.end()
             byte = body[at - 1]
             if byte in _OPENING:
                 depth += 1
@@ -234,8 +234,8 @@ class _Decoder:
     def _scalar(self) -> Any:
         """A number, true, false or null that begins here."""
         start = self._at
-        found = _SCALAR.match(self._body, start, start + _WINDOW)
-        self._at = start if found is None else found.end()
+        scalar = _SCALAR.match(self._body, start, start + _WINDOW)
+        self._at = start if scalar is None else scalar.end()
         try:
             return msgspec.json.decode(self._body[start : self._at])
         except msgspec.DecodeError as error:
@@ -287,7 +287,7 @@ class _Decoder:
         """An upper bound of the values: strings have commas and brackets too."""
         body, total = self._body, 0
         for start in range(0, len(body), _COUNTED):
-            total += sum(body.count(one, start, start + _COUNTED) for one in (b",", b"[", b"{"))
+            total += sum(body.count(mark, start, start + _COUNTED) for mark in (b",", b"[", b"{"))
         return total
 
     def _count(self, values: int, numbers: int = 0) -> None:
@@ -304,7 +304,7 @@ class _Decoder:
 
 def _moved(error: msgspec.DecodeError, offset: int) -> msgspec.DecodeError:
     """The error of a piece that begins at ``offset``, with the place in the body."""
-    text = _BYTE.sub(lambda found: f"(byte {int(found[1]) + offset})", str(error))
+    text = _BYTE.sub(lambda match: f"(byte {int(match[1]) + offset})", str(error))
     return msgspec.DecodeError(text)
 
 

@@ -154,12 +154,12 @@ def parse_nvext(value: Any, path: str = "nvext") -> NvExt:
     tokens = value.get("token_data") if isinstance(value, dict) else None
     if isinstance(tokens, list) and len(tokens) > _SLICE:
         ids = read_token_ids(tokens, f"{path}.token_data")
-        found = parse_nvext({**value, "token_data": tokens[:1]}, path)
-        return msgspec.structs.replace(found, token_data=ids)
-    found = convert(given(value) if isinstance(value, dict) else value, NvExt, path)
+        controls = parse_nvext({**value, "token_data": tokens[:1]}, path)
+        return msgspec.structs.replace(controls, token_data=ids)
+    controls = convert(given(value) if isinstance(value, dict) else value, NvExt, path)
     for name in _WORKER_IDS:
-        check_u64(getattr(found, name), f"{path}.{name}")
-    for taint, weight in (found.routing_constraints.preferred_taints or {}).items():
+        check_u64(getattr(controls, name), f"{path}.{name}")
+    for taint, weight in (controls.routing_constraints.preferred_taints or {}).items():
         if not math.isfinite(weight):
             raise RequestError(
                 400,
@@ -167,7 +167,7 @@ def parse_nvext(value: Any, path: str = "nvext") -> NvExt:
                 f"{path}.routing_constraints.preferred_taints[{taint!r}]",
                 f"expected a finite number, got {describe(weight)}",
             )
-    return found
+    return controls
 
 
 def read_token_ids(value: list[Any], path: str) -> Sequence[int]:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from dynctl.base.decode_errors import RequestError
 from dynctl.base.json_fields import describe
 from dynctl.wire import nvext as controls
-from dynctl.wire.json_body import U32, convert, decode_object, given
+from dynctl.wire.json_body import U32, convert, given, read_object
 from dynctl.wire.nvext import (
     NO_NVEXT,
     NvExt,
@@ -239,8 +239,8 @@ def parse_chat_request(
 
     Raises RequestError: 413 over ``max_bytes``, 400 for anything that is not a chat request.
     """
-    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(given(found), ChatFields)
+    document = read_object(body, max_bytes)
+    fields = convert(given(document), ChatFields)
     add_prompt = fields.add_generation_prompt
     if add_prompt is None:
         add_prompt = not fields.continue_final_message
@@ -252,8 +252,8 @@ def parse_chat_request(
             "cannot be true together with add_generation_prompt",
         )
     return ChatRequest(
-        **common_values(found, fields),
-        messages=tuple(map(read_message, found["messages"])),
+        **common_values(document, fields),
+        messages=tuple(map(read_message, document["messages"])),
         tools=None if fields.tools is None else tuple(map(function_tool, fields.tools)),
         documents=fields.documents,
         template_args=_template_args(fields),
@@ -268,18 +268,18 @@ def parse_completion_request(
     body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
 ) -> CompletionRequest:
     """A completion request; as `parse_chat_request`."""
-    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(_shortened(found, "prompt"), CompletionFields)
-    values = common_values(found, fields)
+    document = read_object(body, max_bytes)
+    fields = convert(_shortened(document, "prompt"), CompletionFields)
+    values = common_values(document, fields)
     if fields.prompt_embeds is None:
         if fields.prompt is None:
             raise RequestError(400, "missing_field", "prompt", "is required")
-        return CompletionRequest(**values, prompts=_prompts(found["prompt"]))
+        return CompletionRequest(**values, prompts=_prompts(document["prompt"]))
     embeds = fields.prompt_embeds
     if isinstance(embeds, str):
         embeds = [embeds]
     _check_prompts(embeds, "prompt_embeds")
-    prompts = _prompts(found["prompt"]) if fields.prompt else ()
+    prompts = _prompts(document["prompt"]) if fields.prompt else ()
     return CompletionRequest(
         **values,
         prompts=(*("" for _ in embeds), *prompts) or ("",),
@@ -292,11 +292,11 @@ def parse_embedding_request(
     body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
 ) -> EmbeddingRequest:
     """A request for embeddings; as `parse_chat_request`. It is never streamed."""
-    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
-    fields = convert(_shortened(found, "input"), EmbeddingFields)
-    prompts, not_modelled = _embedded(fields, found.get("input"))
+    document = read_object(body, max_bytes)
+    fields = convert(_shortened(document, "input"), EmbeddingFields)
+    prompts, not_modelled = _embedded(fields, document.get("input"))
     return EmbeddingRequest(
-        **{**common_values(found, fields), "stream": False, "max_tokens": None},
+        **{**common_values(document, fields), "stream": False, "max_tokens": None},
         prompts=prompts,
         not_modelled=not_modelled,
         encoding_format=fields.encoding_format,
@@ -324,12 +324,12 @@ def apply_headers(request: R, headers: Mapping[str, str]) -> R:
     )
 
 
-def common_values(found: dict[str, Any], fields: CommonFields) -> dict[str, Any]:
+def common_values(document: dict[str, Any], fields: CommonFields) -> dict[str, Any]:
     """The values of a request that come from the shared fields of its body."""
     most = fields.max_completion_tokens
-    nvext = parse_nvext(found.get("nvext"))
+    nvext = parse_nvext(document.get("nvext"))
     return {
-        "body": found,
+        "body": document,
         "model": fields.model or "",
         "stream": fields.stream,
         "include_usage": fields.stream_options.include_usage or False,
@@ -415,10 +415,10 @@ def function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _shortened(found: dict[str, Any], name: str) -> dict[str, Any]:
+def _shortened(document: dict[str, Any], name: str) -> dict[str, Any]:
     """The fields that are given, with the first prompt alone: a list of any values needs no check,
     and a copy of millions takes time."""
-    fields = given(found)
+    fields = given(document)
     prompts = fields.get(name)
     if isinstance(prompts, list):
         fields[name] = prompts[:1]
@@ -458,12 +458,14 @@ def _embedded(
         if fields.messages is None:
             raise RequestError(400, "missing_field", "input", "is required")
         _text_only(fields.messages)
-        texts = "".join(one.content for one in fields.messages if isinstance(one.content, str))
+        texts = "".join(
+            message.content for message in fields.messages if isinstance(message.content, str)
+        )
         return (texts,), "cache overlap not modelled: the engine renders the messages"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         # SGLang: objects with a text, an image or both.
         _check_prompts(value, "input")
-        several = tuple(str(one.get("text") or "") for one in value if isinstance(one, dict))
+        several = tuple(str(item.get("text") or "") for item in value if isinstance(item, dict))
         return several, "cache overlap not modelled: the input has more than text"
     return _prompts(value, "input"), None
 
@@ -490,8 +492,8 @@ def reported_usage(end: bytes) -> tuple[int | None, int | None, int | None]:
         return None, None, None
     forms = (_PROMPT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS, _READ_TOKENS, _CREATED_TOKENS)
     prompt, cached, output, read, created = (
-        None if found is None else int(found[1])
-        for found in (form.search(end, begin) for form in forms)
+        None if match is None else int(match[1])
+        for match in (form.search(end, begin) for form in forms)
     )
     if read is not None and prompt is not None and cached is None:
         return prompt + read + (created or 0), read, output
@@ -514,16 +516,16 @@ def without_reuse(body: bytes) -> bytes:
     if _REUSE.search(body) is None:
         return body
     try:
-        found = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return body
-    for holder in (found, *map(found.get, _CARRIERS)):
+    for holder in (document, *map(document.get, _CARRIERS)):
         if isinstance(holder, dict):
             _drop_reuse(holder.get("usage"))
             _drop_reuse(holder.get("sglext"))
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(document)
 
 
 def _drop_reuse(usage: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta, Struct, field
 
 from dynctl.base.decode_errors import RequestError
-from dynctl.wire.json_body import U32, convert, decode_object, given
+from dynctl.wire.json_body import U32, convert, given, read_object
 from dynctl.wire.openai import (
     MAX_BODY_BYTES,
     ChatRequest,
@@ -84,12 +84,12 @@ def parse_responses_request(
     body: bytes | Mapping[str, Any], *, max_bytes: int = MAX_BODY_BYTES
 ) -> ResponsesRequest:
     """A request of the Responses API; as `parse_chat_request`."""
-    found = decode_object(body, max_bytes) if isinstance(body, bytes) else dict(body)
+    document = read_object(body, max_bytes)
     for name, instead in _STATEFUL.items():
-        if found.get(name):
+        if document.get(name):
             problem = f"is not supported, since responses are not kept: {instead}"
             raise RequestError(400, "not_supported", name, problem)
-    fields = convert(given(found), ResponsesFields)
+    fields = convert(given(document), ResponsesFields)
     chat = _Chat()
     if fields.instructions:
         chat.messages.append({"role": "system", "content": fields.instructions})
@@ -100,12 +100,12 @@ def parse_responses_request(
             chat.take(item)
         if fields.input[-1].status in ("in_progress", "incomplete"):
             chat.doubt("a last message that is continued")
-    if found.get("prompt") is not None:
+    if document.get("prompt") is not None:
         chat.doubt("a stored prompt")
     tools = [chat.tool(tool) for tool in fields.tools]
-    values = common_values(found, fields)
+    values = common_values(document, fields)
     values["max_tokens"] = fields.max_output_tokens
-    if found.get("truncation", "disabled") != "disabled":
+    if document.get("truncation", "disabled") != "disabled":
         values["truncate_prompt_tokens"] = -1
     return ResponsesRequest(
         **values,

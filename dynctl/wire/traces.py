@@ -129,7 +129,7 @@ def read_trace(
             f"hash_ids, a CSV file that starts with {_AZURE_HEADER}, or a recording",
         )
     parse = _mooncake if kind == "mooncake" else _Azure()
-    found = 0
+    count = 0
     latest, latest_line = -math.inf, 0
     with _opened(path) as lines:
         for number, line in _numbered(lines, path):
@@ -150,9 +150,9 @@ def read_trace(
                 skipped.add(f"line {number:,}: {error}")
                 continue
             latest, latest_line = request.at, number
-            found += 1
+            count += 1
             yield request
-    if not found:
+    if not count:
         problem = "the trace is empty; expected at least one request"
         if skipped is not None and skipped.count:
             problem = (
@@ -208,15 +208,15 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 def _mooncake(line: bytes, number: int, block_size: int) -> TraceRequest:
     try:
-        found = _decode_line(line)
+        row = _decode_line(line)
     except msgspec.ValidationError as error:
         raise _BadLine(_field_problem(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _BadLine(f"not JSON: {single_line(str(error), 100)}") from None
-    at = _time(found.timestamp / 1000.0, f"timestamp {found.timestamp:g} ms")
-    tokens = _tokens("input_length", found.input_length, least=1)
-    output = _tokens("output_length", found.output_length, least=0)
-    hash_ids = found.hash_ids or ()
+    at = _time(row.timestamp / 1000.0, f"timestamp {row.timestamp:g} ms")
+    tokens = _tokens("input_length", row.input_length, least=1)
+    output = _tokens("output_length", row.output_length, least=0)
+    hash_ids = row.hash_ids or ()
     full, whole = tokens // block_size, -(-tokens // block_size)
     if hash_ids and not full <= len(hash_ids) <= whole:
         expected = f"{full:,}" if full == whole else f"{full:,} or {whole:,}"
@@ -231,17 +231,17 @@ def _mooncake(line: bytes, number: int, block_size: int) -> TraceRequest:
         )
     return TraceRequest(
         at,
-        found.id or str(number),
+        row.id or str(number),
         tokens,
         # An engine computes one token to find that there are none.
         max(1, output),
         hash_ids,
         block_size,
-        found.model,
-        found.tenant,
-        found.session_id,
-        found.priority,
-        found.zone,
+        row.model,
+        row.tenant,
+        row.session_id,
+        row.priority,
+        row.zone,
     )
 
 

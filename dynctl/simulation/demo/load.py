@@ -130,10 +130,10 @@ class DemoLoad:
             base_url=self._url, timeout=_TIMEOUT_S, limits=limits, trust_env=False
         ) as client:
             try:
-                for one in requests(self._seed):
-                    await asyncio.sleep(max(0.0, began + one.at - self._loop.time()))
+                for request in requests(self._seed):
+                    await asyncio.sleep(max(0.0, began + request.at - self._loop.time()))
                     if len(running) < MAX_IN_FLIGHT:
-                        task = asyncio.create_task(self._send(client, one.body))
+                        task = asyncio.create_task(self._send(client, request.body))
                         running.add(task)
                         task.add_done_callback(running.discard)
             finally:

@@ -99,10 +99,10 @@ def _request(
     decision = response.headers.get("x-dynctl-decision")
     if decision is None:
         raise DemoError(f"{title}: the frontend answered without a decision: {answer}")
-    found = client.get(f"/v1/decisions/{decision}")
-    if found.status_code != 200:
-        raise DemoError(f"{title}: decision {decision} is not available: {found.text[:200]}")
-    route = decode(found.content, RouteResult)
+    explained = client.get(f"/v1/decisions/{decision}")
+    if explained.status_code != 200:
+        raise DemoError(f"{title}: decision {decision} is not available: {explained.text[:200]}")
+    route = decode(explained.content, RouteResult)
     return DemoStep(number, title, doing, response.status_code, answer, route, seconds)
 
 

@@ -399,14 +399,14 @@ _METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X"}
 
 def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
     hints = get_type_hints(owner)
-    found: list[Option] = []
+    options: list[Option] = []
     for f in fields(cast(Any, owner)):
         if not f.metadata:
             continue
         hint = hints[f.name]
         plain = isinstance(hint, type) and hint is not Role
         kind = tuple if f.name == "lora" else hint if plain else str
-        found.append(
+        options.append(
             Option(
                 field=f.name,
                 flag="--" + _flag(f.name, prefix),
@@ -420,7 +420,7 @@ def _options(owner: type, prefix: str = "") -> tuple[Option, ...]:
                 needs=f.metadata["needs"],
             )
         )
-    return tuple(found)
+    return tuple(options)
 
 
 OPTIONS: tuple[Option, ...] = (*_options(EngineConfig), *_options(Faults, "fault-"))
@@ -431,7 +431,7 @@ def without_effect(
     config: EngineConfig, given: Mapping[str, object], env: Mapping[str, str] = os.environ
 ) -> list[str]:
     """Warnings for the options that are given, by flag or variable, and have no effect."""
-    found = []
+    warnings = []
     for option in OPTIONS:
         typed = option.flag if option.flag.removeprefix("--") in given else option.env
         if not option.needs or (typed == option.env and not env.get(option.env)):
@@ -440,8 +440,8 @@ def without_effect(
         value = given.get(option.flag.removeprefix("--"), env.get(option.env))
         if len(missing) == len(option.needs) and (value or option.type is bool):
             flags = [f"--{_flag(need).replace('=', ' ')}" for need in missing]
-            found.append(f"{typed} has no effect without {' or '.join(flags)}")
-    return found
+            warnings.append(f"{typed} has no effect without {' or '.join(flags)}")
+    return warnings
 
 
 def _is_met(config: EngineConfig, need: str) -> bool:

@@ -179,8 +179,8 @@ class Engine:
 
     def _serve_replays(self) -> None:
         self._replays = [
-            self._tasks.start("replay socket", one.serve_replay, f"rank {one.dp_rank}")
-            for one in self._publishers
+            self._tasks.start("replay socket", publisher.serve_replay, f"rank {publisher.dp_rank}")
+            for publisher in self._publishers
         ]
 
     def _task_failed(self, name: str, message: str) -> None:

@@ -88,12 +88,12 @@ async def embed(engine: Engine, http: web.Request) -> web.Response:
     answer_id = f"embd-{secrets.token_hex(16)}"
     runs: list[_Run] = []
     try:
-        for i, one in enumerate(parsed.runs):
+        for i, generation in enumerate(parsed.runs):
             try:
-                request = engine.admit(rank, one, f"{answer_id}-{i}")
+                request = engine.admit(rank, generation, f"{answer_id}-{i}")
             except RankBusy as error:
                 raise ApiError(503, str(error)) from None
-            runs.append(_Run(engine, rank, one, request))
+            runs.append(_Run(engine, rank, generation, request))
         for run in runs:
             async for _ in run.pieces():
                 pass
@@ -101,8 +101,8 @@ async def embed(engine: Engine, http: web.Request) -> web.Response:
         for run in runs:
             run.finish()
     requests = [run.request for run in runs]
-    tokens = sum(one.prompt_tokens for one in requests)
-    cached = sum(one.cached_tokens or 0 for one in requests)
+    tokens = sum(request.prompt_tokens for request in requests)
+    cached = sum(request.cached_tokens or 0 for request in requests)
     prompts = [run.parsed.prompt for run in runs]
     if len(prompts) * parsed.dimensions > _INLINE_NUMBERS:
         vectors = await asyncio.to_thread(_embeddings, prompts, parsed.dimensions)
@@ -498,10 +498,10 @@ class StopScanner:
         if not self._stops:
             return piece
         self._held += piece
-        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        stops = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if stops:
             self.stopped = True
-            at, self.found = min(found)
+            at, self.found = min(stops)
             shown, self._held = self._held[:at], ""
             return shown
         cut = max(0, len(self._held) - self._keep)

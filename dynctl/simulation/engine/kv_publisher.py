@@ -185,7 +185,10 @@ class KvEventPublisher:
             return (stored,)
         if isinstance(event, Removed):
             medium = _MEDIUM[event.tier]
-            return [BlockRemoved((one,), medium=medium, group_idx=0) for one in event.hashes]
+            return [
+                BlockRemoved((block_hash,), medium=medium, group_idx=0)
+                for block_hash in event.hashes
+            ]
         return (AllBlocksCleared(),)
 
 
@@ -280,7 +283,7 @@ def bind_ranks(
         base = port
         for rank in range(config.data_parallel_size):
             try:
-                one = BoundSocket(make, f"tcp://{host}:{base + rank if base else '*'}")
+                socket = BoundSocket(make, f"tcp://{host}:{base + rank if base else '*'}")
             except zmq.ZMQError as error:
                 for other in bound:
                     other.close()
@@ -290,9 +293,9 @@ def bind_ranks(
                     f"--{flag} tcp://{host}:{base + rank}: {network_reason(error)}; "
                     "choose a free address, or port 0 for any"
                 ) from None
-            base = base or one.port
-            one.endpoint = f"tcp://{config.reachable(host)}:{one.port}"
-            bound.append(one)
+            base = base or socket.port
+            socket.endpoint = f"tcp://{config.reachable(host)}:{socket.port}"
+            bound.append(socket)
         else:
             return bound
 

@@ -63,26 +63,26 @@ class LowerTiers:
 
     def match(self, hashes: Sequence[int], start: int) -> tuple[int, int]:
         """As `find`, without a change."""
-        found, end = [], len(hashes)
+        counts, end = [], len(hashes)
         for held in self._tiers.values():
             begin = start
             while start < end and hashes[start] in held:
                 start += 1
-            found.append(start - begin)
-        return found[0], found[1]
+            counts.append(start - begin)
+        return counts[0], counts[1]
 
     def find(self, hashes: Sequence[int], start: int) -> tuple[int, int]:
         """Blocks in host memory and on disk with which the prefix goes on behind ``start`` blocks.
 
         They count as used.
         """
-        found = self.match(hashes, start)
-        for held, count in zip(self._tiers.values(), found, strict=True):
+        counts = self.match(hashes, start)
+        for held, count in zip(self._tiers.values(), counts, strict=True):
             # As on the device, the end of a prefix is forgotten before its beginning.
             for block in reversed(hashes[start : start + count]):
                 held.move_to_end(block)
             start += count
-        return found
+        return counts
 
     def take(self, evicted: Sequence[int]) -> None:
         """The device evicted these blocks, in this order."""

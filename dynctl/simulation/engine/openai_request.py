@@ -266,8 +266,8 @@ def parse_embed(
             "dimensions", f"expected at most {MAX_DIMENSIONS}, got {request.dimensions}"
         )
     if request.encoding_format not in ("float", "base64"):
-        found = request.encoding_format[:40]
-        raise wrong_field("encoding_format", f"expected float or base64, got {found!r}")
+        encoding = request.encoding_format[:40]
+        raise wrong_field("encoding_format", f"expected float or base64, got {encoding!r}")
     if request.not_modelled is not None:
         raise wrong_field("input", "this engine simulates embeddings of texts and token ids only")
     dp_rank = _dp_rank(extra, headers, config)

@@ -114,26 +114,26 @@ def values(result: ReplayResult) -> dict[str, float | None]:
 def summaries(results: Sequence[ReplayResult]) -> list[PolicySummary]:
     """Each policy's metrics over its runs, in the order of the results."""
     runs: dict[str, list[ReplayResult]] = {}
-    for one in results:
-        runs.setdefault(one.policy, []).append(one)
-    found = []
+    for result in results:
+        runs.setdefault(result.policy, []).append(result)
+    rows = []
     for name, own in runs.items():
         metrics: dict[str, Estimate | None] = {}
         for metric in METRICS:
-            values = [metric.of(one) for one in own]
+            values = [metric.of(result) for result in own]
             known = [value for value in values if value is not None]
             metrics[metric.name] = _estimate(known) if len(known) == len(values) else None
-        found.append(PolicySummary(name, len(own), metrics))
-    return found
+        rows.append(PolicySummary(name, len(own), metrics))
+    return rows
 
 
 def changes(results: Sequence[ReplayResult], limit: float) -> list[PolicyChange]:
     """Every other policy against the first, seed by seed. ``limit``: worse by more regresses."""
     runs: dict[str, dict[int, ReplayResult]] = {}
-    for one in results:
-        runs.setdefault(one.policy, {})[one.seed] = one
+    for result in results:
+        runs.setdefault(result.policy, {})[result.seed] = result
     base_name, *others = runs
-    found = []
+    rows = []
     for name in others:
         own = [
             change
@@ -141,10 +141,10 @@ def changes(results: Sequence[ReplayResult], limit: float) -> list[PolicyChange]
             if metric.guarded
             and (change := _change(metric, runs[base_name], runs[name], limit)) is not None
         ]
-        verdicts = {one.verdict for one in own}
+        verdicts = {change.verdict for change in own}
         worst = next(word for word in ("regressed", "unknown", "ok") if word in verdicts | {"ok"})
-        found.append(PolicyChange(name, base_name, limit, worst, own))
-    return found
+        rows.append(PolicyChange(name, base_name, limit, worst, own))
+    return rows
 
 
 def _change(
@@ -208,11 +208,11 @@ def loads(
     run: Run, policies: Sequence[Policy], factors: Sequence[float], seed: int
 ) -> list[LoadPoint]:
     """Every policy at every load."""
-    found = []
+    points = []
     for policy in policies:
         for factor in factors:
             result = run(policy, seed, factor)
-            found.append(
+            points.append(
                 LoadPoint(
                     policy.name,
                     factor,
@@ -224,7 +224,7 @@ def loads(
                     result.refused_share,
                 )
             )
-    return found
+    return points
 
 
 # -- search ----------------------------------------------------------------------------------------
@@ -273,14 +273,14 @@ def candidates(base: RouterConfig, tries: int, seed: int) -> Iterator[RouterConf
     random = Random(f"search {seed}")
     count = tries - 1
     columns: dict[str, list[Any]] = {}
-    for one in _tuned(base):
+    for setting in _tuned(base):
         shares = [(index + random.random()) / count for index in range(count)]
         random.shuffle(shares)
-        values: list[Any] = [one.at(share) for share in shares]
-        if one.off is not ...:
+        values: list[Any] = [setting.at(share) for share in shares]
+        if setting.off is not ...:
             for index in random.sample(range(count), count // 3):
-                values[index] = one.off
-        columns[one.name] = values
+                values[index] = setting.off
+        columns[setting.name] = values
     for index in range(count):
         yield replace(base, **{name: values[index] for name, values in columns.items()})
 
@@ -288,10 +288,10 @@ def candidates(base: RouterConfig, tries: int, seed: int) -> Iterator[RouterConf
 def _tuned(base: RouterConfig) -> list[Tuned]:
     """The settings that have an effect beside those of the base."""
     return [
-        one
-        for one in TUNED
-        if (one.name != "router_predicted_ttl_secs" or base.use_kv_events)
-        and (one.name != "router_queue_threshold" or base.router_policy_config is None)
+        setting
+        for setting in TUNED
+        if (setting.name != "router_predicted_ttl_secs" or base.use_kv_events)
+        and (setting.name != "router_queue_threshold" or base.router_policy_config is None)
     ]
 
 
@@ -328,8 +328,8 @@ def _latency(result: ReplayResult) -> float:
     return math.inf if result.ttft_s.p90 is None else result.ttft_s.p90
 
 
-def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one != other and one[0] <= other[0] and one[1] <= other[1]
+def _dominates(point: tuple[float, float], other: tuple[float, float]) -> bool:
+    return point != other and point[0] <= other[0] and point[1] <= other[1]
 
 
 # -- intervals -------------------------------------------------------------------------------------

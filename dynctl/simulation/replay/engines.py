@@ -53,8 +53,8 @@ class Engines:
         for worker in workers:
             for dp_rank in range(worker.ranks):
                 number = len(self.ranks)
-                one = ReplayRank(worker, dp_rank, self._engine(), [], number)
-                self.ranks[one.key] = one
+                new_rank = ReplayRank(worker, dp_rank, self._engine(), [], number)
+                self.ranks[new_rank.key] = new_rank
         self.in_order = list(self.ranks.values())
         #: The number of the rank whose step ends now; -1: none.
         self._ending = -1

@@ -111,7 +111,7 @@ class Faults:
             self._routers.everywhere(WorkerLost(worker.worker_id))
             for rank in self._ranks(worker):
                 lost.append(rank)
-                stranded += ((rank, one) for one in self._engines.lose(rank))
+                stranded += ((rank, generation) for generation in self._engines.lose(rank))
         self._routers.sweep()
         for rank, generation in stranded:
             self._requests.lost(rank, generation)

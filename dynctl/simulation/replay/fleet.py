@@ -95,7 +95,7 @@ class SimulatedFleet:
 
     def faster(self, speed: float) -> SimulatedFleet:
         """The fleet of a trace at ``speed`` times its rate: its changes come sooner too."""
-        changes = tuple(replace(one, at=one.at / speed) for one in self.changes)
+        changes = tuple(replace(change, at=change.at / speed) for change in self.changes)
         return replace(self, changes=changes)
 
 

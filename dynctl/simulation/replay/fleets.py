@@ -56,7 +56,7 @@ class FleetSource:
         if not self.published:
             return []
         unused = set()
-        if all(one.role is Role.AGGREGATED for one in self.workers):
+        if all(worker.role is Role.AGGREGATED for worker in self.workers):
             unused |= {"kv_transfer_ms_per_block", "kv_transfer_cross_domain_factor"}
         for tier in ("host", "disk"):
             if not engine.get(f"{tier}_blocks"):
@@ -68,8 +68,8 @@ class FleetSource:
     @property
     def places(self) -> list[str]:
         """The values of the domain, in order of the workers."""
-        found = (one.domains.get(self.domain) for one in self.workers)
-        return list(dict.fromkeys(value for value in found if value is not None))
+        values = (worker.domains.get(self.domain) for worker in self.workers)
+        return list(dict.fromkeys(value for value in values if value is not None))
 
 
 def fleet_of_count(workers: int, zones: Sequence[str], ranks: int) -> FleetSource:
@@ -92,40 +92,40 @@ def fleet_of_count(workers: int, zones: Sequence[str], ranks: int) -> FleetSourc
 
 def fleet_of_places(planned: PlannedFleet, ranks: int) -> FleetSource:
     """The prefill and decode workers of planned places; unpinned ones take the places in turn."""
-    found: list[SimulatedWorker] = []
+    workers: list[SimulatedWorker] = []
     notes = list(planned.notes)
-    pools = {cell.pool for cell in planned.cells} | {one.pool for one in planned.floating}
+    pools = {cell.pool for cell in planned.cells} | {group.pool for group in planned.floating}
     if len(pools) > 1:
         raise UsageProblem(
             f"{planned.source}: {len(pools)} graphs ({', '.join(sorted(pools)[:3])}); a replay "
             "simulates one: give its manifest alone"
         )
     total = sum(cell.prefill + cell.decode for cell in planned.cells)
-    total += sum(one.workers for one in planned.floating)
+    total += sum(group.workers for group in planned.floating)
     _check_size(planned.source, total)
 
     def add(role: str, value: str | None, count: int) -> None:
         for _ in range(count):
             domains = {} if value is None else {planned.domain: value}
-            found.append(SimulatedWorker(len(found) + 1, Role(role), domains, ranks))
+            workers.append(SimulatedWorker(len(workers) + 1, Role(role), domains, ranks))
 
     for cell in planned.cells:
         add("prefill", cell.value, cell.prefill)
         add("decode", cell.value, cell.decode)
     values = [cell.value for cell in planned.cells if cell.value is not None]
-    for one in planned.floating:
-        allowed = [value for value in values if one.may_land_in(value)]
-        for number in range(one.workers):
-            add(one.role, allowed[number % len(allowed)] if allowed else None, 1)
+    for group in planned.floating:
+        allowed = [value for value in values if group.may_land_in(value)]
+        for number in range(group.workers):
+            add(group.role, allowed[number % len(allowed)] if allowed else None, 1)
         if allowed:
             notes.append(
-                f"{one.workers:,} {one.role} workers are not pinned to a {planned.domain}: spread "
-                f"over {', '.join(allowed[:5])}"
+                f"{group.workers:,} {group.role} workers are not pinned to a {planned.domain}: "
+                f"spread over {', '.join(allowed[:5])}"
             )
     enforcement = next(iter(planned.in_force.values()), None)
     return FleetSource(
         planned.source,
-        tuple(found),
+        tuple(workers),
         planned.domain,
         None if enforcement in (None, "none", "mixed") else enforcement,
         notes=tuple(notes),
@@ -148,7 +148,7 @@ def fleet_of_live(source: str, rows: Sequence[WorkerRow], model: str | None) -> 
     card: dict[str, Any] = {}
     for name, own in [*CARD.items(), ("", "block_size")]:
         values = [row.runtime_config.get(name) if name else row.block_size for row in ready]
-        known = sorted({one for one in values if isinstance(one, int) and one > 0})
+        known = sorted({value for value in values if isinstance(value, int) and value > 0})
         if known:
             card[own] = known[0]
         if len(known) > 1:
@@ -209,7 +209,7 @@ def simulated_fleet(
     Raises UsageProblem.
     """
     _check_size(source.source, len(source.workers))
-    roles = {one.role for one in source.workers}
+    roles = {worker.role for worker in source.workers}
     if roles in ({Role.PREFILL}, {Role.DECODE}) or not roles:
         missing = "decode" if Role.PREFILL in roles else "prefill" if roles else "ready"
         raise UsageProblem(f"{source.source}: no {missing} workers; nothing can be simulated")
@@ -222,7 +222,8 @@ def simulated_fleet(
                 "give the fleet some: --capacity zone-a:prefill=2,decode=4",
             )
         workers = tuple(
-            replace(one, bootstrap=bootstrap and one.role is Role.PREFILL) for one in workers
+            replace(worker, bootstrap=bootstrap and worker.role is Role.PREFILL)
+            for worker in workers
         )
     values = {"block_size": block_size} | dict(source.card) | dict(engine)
     if block_bytes:
@@ -264,19 +265,19 @@ def simulated_fleet(
 
 def _loss(text: str, source: FleetSource) -> Loss:
     """``zone-a@60s`` (a value of the domain) or ``3@60s..120s`` (a worker); raises UsageProblem."""
-    found = _LOSS.fullmatch(text.strip())
-    if found is None:
+    match = _LOSS.fullmatch(text.strip())
+    if match is None:
         raise UsageProblem(
             f"--lose {text}: expected PLACE@TIME or PLACE@TIME..TIME, for example zone-a@60s"
         )
-    name, at, until = found[1], in_seconds(found[2], found[3]), None
-    if found[4] is not None:
-        until = in_seconds(found[4], found[5])
+    name, at, until = match[1], in_seconds(match[2], match[3]), None
+    if match[4] is not None:
+        until = in_seconds(match[4], match[5])
         if until <= at:
             raise UsageProblem(f"--lose {text}: the end, {until:g} s, is not after {at:g} s")
     if name in source.places:
         return Loss(at, domain=source.domain, value=name, until=until)
-    if name.isdigit() and int(name) in {one.worker_id for one in source.workers}:
+    if name.isdigit() and int(name) in {worker.worker_id for worker in source.workers}:
         return Loss(at, worker_id=int(name), until=until)
     expected = ", ".join(source.places[:10]) or f"a worker from 1 to {len(source.workers)}"
     raise UsageProblem(f"--lose {text}: {name} is not a place of the fleet; expected {expected}")

@@ -73,38 +73,38 @@ class TraceInput:
         speed *= self.speed
         start: float | None = None
         model = self.model
-        found = islice(self._source(seed), self.limit)
-        for one in _spread(found, self.name) if self.spread else found:
+        requests = islice(self._source(seed), self.limit)
+        for request in _spread(requests, self.name) if self.spread else requests:
             if start is None:
-                start = one.at
-            if self.model is None and one.model != model:
+                start = request.at
+            if self.model is None and request.model != model:
                 if model is not None:
                     raise UsageProblem(
                         f"{self.name}: requests of {model or '(no model)'} and of "
-                        f"{one.model or '(no model)'}; a replay simulates one model",
+                        f"{request.model or '(no model)'}; a replay simulates one model",
                         "choose it with --model NAME",
                     )
-                model = one.model
+                model = request.model
             if start == 0.0 and speed == 1.0:
-                yield one
+                yield request
                 continue
-            yield _moved(one, max(0.0, one.at - start) / speed)
+            yield _moved(request, max(0.0, request.at - start) / speed)
 
     def _source(self, seed: int) -> Iterator[TraceRequest]:
         skipped = self.skipped if self.skip_bad else None
         if self.workload is not None:
             return generate(self.workload, seed, self.block_size or DEFAULT_BLOCK)
         assert self.path is not None
-        found: Iterator[TraceRequest]
+        requests: Iterator[TraceRequest]
         if is_recording(self.path):
-            found = self._recorded(self.path)
+            requests = self._recorded(self.path)
         else:
-            found = read_trace(
+            requests = read_trace(
                 self.path, block_size=self.block_size or MOONCAKE_BLOCK, skipped=skipped
             )
         if self.model is None:
-            return found
-        return (one for one in found if one.model == self.model)
+            return requests
+        return (request for request in requests if request.model == self.model)
 
     def _recorded(self, path: Path) -> Iterator[TraceRequest]:
         """The requests of a recording in order of arrival.
@@ -130,15 +130,15 @@ class TraceInput:
                 elif record.kind in ("cut", "dropped"):
                     self._note(record.text)
             while waiting and (waiting[0].id in outputs or len(waiting) > _MOST_WAITING):
-                one = waiting.popleft()
-                running.discard(one.id)
-                tokens = outputs.pop(one.id, None)
+                arrived = waiting.popleft()
+                running.discard(arrived.id)
+                tokens = outputs.pop(arrived.id, None)
                 unknown += tokens is None
-                yield _request(one, tokens)
-        for one in waiting:
-            tokens = outputs.get(one.id)
+                yield _request(arrived, tokens)
+        for arrived in waiting:
+            tokens = outputs.get(arrived.id)
             unknown += tokens is None
-            yield _request(one, tokens)
+            yield _request(arrived, tokens)
         if unknown:
             self._note(
                 f"{unknown:,} requests have no output length in the recording; their limit, or 1 "
@@ -157,32 +157,38 @@ def _spread(requests: Iterable[TraceRequest], name: str) -> Iterator[TraceReques
     """
     distance = 0.0
     last: list[TraceRequest] = []
-    for one in requests:
-        if last and one.at > last[0].at:
-            distance = one.at - last[0].at
+    for request in requests:
+        if last and request.at > last[0].at:
+            distance = request.at - last[0].at
             yield from _apart(last, distance)
             last = []
-        last.append(one)
+        last.append(request)
         if len(last) > _MOST_TOGETHER:
             raise UsageProblem(
                 f"--spread: more than {_MOST_TOGETHER:,} requests of {name} have the time "
-                f"{one.at:g} s; expected fewer",
+                f"{request.at:g} s; expected fewer",
                 "leave --spread out, or take a part of the requests: --limit N",
             )
     yield from _apart(last, distance)
 
 
 def _apart(requests: Sequence[TraceRequest], distance: float) -> Iterator[TraceRequest]:
-    for number, one in enumerate(requests):
-        yield _moved(one, one.at + distance * number / len(requests)) if number else one
+    for number, request in enumerate(requests):
+        yield _moved(request, request.at + distance * number / len(requests)) if number else request
 
 
-def _moved(one: TraceRequest, at: float) -> TraceRequest:
+def _moved(request: TraceRequest, at: float) -> TraceRequest:
     """The same request at another time."""
     return TraceRequest(
         at,
-        *(one.id, one.input_tokens, one.output_tokens, one.hash_ids, one.block_size),
-        *(one.model, one.tenant, one.session, one.priority, one.zone),
+        *(
+            request.id,
+            request.input_tokens,
+            request.output_tokens,
+            request.hash_ids,
+            request.block_size,
+        ),
+        *(request.model, request.tenant, request.session, request.priority, request.zone),
     )
 
 
@@ -193,24 +199,24 @@ def is_recording(path: Path) -> bool:
     return bool(head) and MAGIC.startswith(head)
 
 
-def _request(one: Arrived, output_tokens: int | None) -> TraceRequest:
+def _request(arrived: Arrived, output_tokens: int | None) -> TraceRequest:
     return TraceRequest(
-        one.at,
-        one.id,
-        max(1, one.isl_tokens),
-        max(1, output_tokens or one.output_limit or 1),
-        one.hashes,
-        one.block_size,
-        one.model,
-        one.tenant,
-        one.session,
-        one.priority,
+        arrived.at,
+        arrived.id,
+        max(1, arrived.isl_tokens),
+        max(1, output_tokens or arrived.output_limit or 1),
+        arrived.hashes,
+        arrived.block_size,
+        arrived.model,
+        arrived.tenant,
+        arrived.session,
+        arrived.priority,
     )
 
 
 def speeds_of(text: str) -> tuple[float, ...]:
     """``0.5,1,2`` as factors of the rate, ascending; raises UsageProblem."""
-    found: list[float] = []
+    factors: list[float] = []
     for part in text.split(","):
         try:
             value = float(part)
@@ -218,7 +224,7 @@ def speeds_of(text: str) -> tuple[float, ...]:
             value = 0.0
         if not 0.001 <= value <= 1_000:
             raise UsageProblem(f"--loads {text}: {part.strip()!r}; expected 0.001 to 1,000")
-        found.append(value)
-    if len(found) > 20:
-        raise UsageProblem(f"--loads {text}: {len(found)} values; expected at most 20")
-    return tuple(sorted(set(found)))
+        factors.append(value)
+    if len(factors) > 20:
+        raise UsageProblem(f"--loads {text}: {len(factors)} values; expected at most 20")
+    return tuple(sorted(set(factors)))

@@ -75,8 +75,10 @@ class Journal:
             return
         first, final = plan.first, plan.final
         refs = [
-            None if one is None or one.ref is None else (one.ref.worker_id, one.ref.dp_rank)
-            for one in (plan.prefill, plan.decode)
+            None
+            if decision is None or decision.ref is None
+            else (decision.ref.worker_id, decision.ref.dp_rank)
+            for decision in (plan.prefill, plan.decode)
         ]
         cached = best = None
         if first.inputs is not None and first.winner is not None:

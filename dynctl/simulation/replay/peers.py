@@ -56,10 +56,10 @@ class Peers:
 
     def ended(self, router: int, request: str | int) -> Step | None:
         """The prefill of a request ended; no effect the second time."""
-        found = self._own.pop(request, None)
-        if found is None:
+        booked = self._own.pop(request, None)
+        if booked is None:
             return None
-        step = (found[0], -found[1])
+        step = (booked[0], -booked[1])
         self._apply(router, step)
         return step
 
@@ -97,7 +97,9 @@ class Peers:
         if times is None:
             times = self._chosen[key] = [_NEVER] * self._count
         first = now - self._window
-        near = any(at >= first for one, at in enumerate(times) if at != _NEVER and one != router)
+        near = any(
+            at >= first for other, at in enumerate(times) if at != _NEVER and other != router
+        )
         times[router] = now
         return near
 

@@ -51,18 +51,18 @@ def policies(given: Sequence[str]) -> tuple[list[Policy], list[str]]:
     """
     if len(given) > MOST_POLICIES:
         raise UsageProblem(f"--policy: {len(given)} policies; expected at most {MOST_POLICIES}")
-    found: list[Policy] = []
+    chosen: list[Policy] = []
     warnings: list[str] = []
     for text in given:
         policy, ignored = _policy(text)
-        if policy.name in {one.name for one in found}:
+        if policy.name in {other.name for other in chosen}:
             raise UsageProblem(
                 f"--policy {text}: {policy.name} is given twice",
                 f"give it another label: --policy LABEL:{text.rpartition(':')[2]}",
             )
-        found.append(policy)
-        warnings += (f"policy {policy.name}: {one}" for one in ignored)
-    return found, warnings
+        chosen.append(policy)
+        warnings += (f"policy {policy.name}: {warning}" for warning in ignored)
+    return chosen, warnings
 
 
 def _policy(text: str) -> tuple[Policy, Sequence[str]]:
@@ -93,10 +93,10 @@ def _policy(text: str) -> tuple[Policy, Sequence[str]]:
         label = label or path.stem
     for name, value in values.items():
         flags |= _flag(typed, str(name), value)
-    for one in settings:
-        name, equals, raw = one.partition("=")
+    for setting in settings:
+        name, equals, raw = setting.partition("=")
         if not equals:
-            raise UsageProblem(f"{typed}: {one!r}; expected SETTING=VALUE after the name")
+            raise UsageProblem(f"{typed}: {setting!r}; expected SETTING=VALUE after the name")
         flags |= _flag(typed, name.strip(), raw.strip())
     try:
         resolved = resolve(flags, {}, preset_name=preset)
@@ -113,7 +113,7 @@ def _flag(typed: str, name: str, value: Any) -> dict[str, str | bool]:
     """The setting as flag and text, as a user would type it for `serve frontend`."""
     plain = name.lower().lstrip("-").replace("-", "_")
     candidates = (plain, f"router_{plain}", plain.removeprefix("router_"))
-    known = next((one for one in candidates if one in SETTINGS), None)
+    known = next((setting for setting in candidates if setting in SETTINGS), None)
     if known is None:
         near = get_close_matches(plain, SETTINGS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

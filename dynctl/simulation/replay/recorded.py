@@ -153,14 +153,18 @@ class _Workers:
     def _restore(self, state: State) -> None:
         try:
             registry = state.snapshot["registry"]
-            found = {one.worker_id: one for one in map(Worker.from_dict, registry["workers"])}
-            reasons = {int(one): str(why) for one, why in registry["unavailable"].items()}
+            workers = {
+                worker.worker_id: worker for worker in map(Worker.from_dict, registry["workers"])
+            }
+            reasons = {
+                int(worker_id): str(why) for worker_id, why in registry["unavailable"].items()
+            }
             self.tiers |= {row["tier"] for row in state.snapshot.get("tiers", ())}
         except (KeyError, TypeError, ValueError, AttributeError, WorkerError) as error:
             raise WireError(str(self._path), f"a state with invalid workers: {error}") from None
-        for worker_id in self._known.keys() - found.keys():
+        for worker_id in self._known.keys() - workers.keys():
             self._lose(worker_id, state.at)
-        for worker in found.values():
+        for worker in workers.values():
             self._upsert(worker, state.at)
             self._available(worker.worker_id, reasons.get(worker.worker_id), state.at)
 
@@ -181,11 +185,11 @@ class _Workers:
 
     def _free_slot(self, worker: Worker) -> int:
         """The slot of a worker that joins: that of the same worker before, or a new one."""
-        taken = {self._slot_of[one] for one in self._known if one != worker.worker_id}
+        taken = {self._slot_of[other] for other in self._known if other != worker.worker_id}
         own = self._slot_of.get(worker.worker_id)
-        for number, one in enumerate(self.slots):
-            same = number == own or one.name == worker.name
-            if same and number not in taken and _shape(one) == _shape(worker):
+        for number, present in enumerate(self.slots):
+            same = number == own or present.name == worker.name
+            if same and number not in taken and _shape(present) == _shape(worker):
                 return number
         self.slots.append(worker)
         return len(self.slots) - 1
@@ -241,36 +245,40 @@ def fleet_of_recording(
 
     Raises UsageProblem for workers of several models, WireError and OSError as the file does.
     """
-    found = _Workers(path, model)
-    found.read(limit, skip_bad)
-    if not found.slots:
+    recorded = _Workers(path, model)
+    recorded.read(limit, skip_bad)
+    if not recorded.slots:
         return None
-    source = fleet_of_live(f"recording {path.name}", [_row(one) for one in found.slots], None)
+    source = fleet_of_live(
+        f"recording {path.name}", [_row(worker) for worker in recorded.slots], None
+    )
     # The simulated workers are numbered in order of their names.
-    order = sorted(range(len(found.slots)), key=lambda slot: found.slots[slot].name)
+    order = sorted(range(len(recorded.slots)), key=lambda slot: recorded.slots[slot].name)
     numbers = {slot: number for number, slot in enumerate(order, 1)}
     changes = tuple(
-        FleetChange(at, numbers[slot], what, reason) for at, slot, what, reason in found.changes
+        FleetChange(at, numbers[slot], what, reason) for at, slot, what, reason in recorded.changes
     )
-    notes = [*source.notes, *_not_simulated(found)]
+    notes = [*source.notes, *_not_simulated(recorded)]
     enforcement, weight, domain = source.enforcement, source.preferred_weight, source.domain
-    own = [found.settings.get(name) for name in _POLICY]
+    own = [recorded.settings.get(name) for name in _POLICY]
     if enforcement is None and isinstance(own[0], str) and isinstance(own[1], str):
         domain, enforcement, weight = own[0], own[1], own[2]
-    pairs = [one.name in found.together for one in found.slots]
-    if found.together:
+    pairs = [worker.name in recorded.together for worker in recorded.slots]
+    if recorded.together:
         # One without requests is as the others.
         pairs = [
-            own or one.name not in found.in_turn
-            for own, one in zip(pairs, found.slots, strict=True)
+            own or worker.name not in recorded.in_turn
+            for own, worker in zip(pairs, recorded.slots, strict=True)
         ]
     source = replace(
         source,
         workers=tuple(
-            replace(one, bootstrap=one.role is Role.PREFILL and pairs[order[one.worker_id - 1]])
-            for one in source.workers
+            replace(
+                worker, bootstrap=worker.role is Role.PREFILL and pairs[order[worker.worker_id - 1]]
+            )
+            for worker in source.workers
         ),
-        shows_pairs=bool(found.together or found.in_turn),
+        shows_pairs=bool(recorded.together or recorded.in_turn),
         domain=domain,
         enforcement=enforcement,
         preferred_weight=weight,
@@ -283,24 +291,24 @@ def fleet_of_recording(
     return source
 
 
-def _not_simulated(found: _Workers) -> Iterator[str]:
+def _not_simulated(recorded: _Workers) -> Iterator[str]:
     """What of a recorded fleet a replay leaves out."""
-    if found.altered:
+    if recorded.altered:
         yield (
-            f"{len(found.altered):,} workers changed their role, ranks, topology or sizes while "
+            f"{len(recorded.altered):,} workers changed their role, ranks, topology or sizes while "
             "they ran: not simulated, each stays as it was first"
         )
-    if found.cleared:
+    if recorded.cleared:
         yield (
-            f"a cache was cleared {found.cleared:,} times: not simulated, because the events do "
+            f"a cache was cleared {recorded.cleared:,} times: not simulated, because the events do "
             "not show whether the engine lost its blocks or the router read them again"
         )
-    if found.left_out:
+    if recorded.left_out:
         yield (
-            f"the workers changed more than {_MOST_CHANGES:,} times: the last {found.left_out:,} "
-            "changes are not simulated"
+            f"the workers changed more than {_MOST_CHANGES:,} times: the last "
+            f"{recorded.left_out:,} changes are not simulated"
         )
-    lower = sorted(found.tiers - {DEVICE})
+    lower = sorted(recorded.tiers - {DEVICE})
     if lower:
         yield (
             f"the workers have cached blocks in lower tiers too ({', '.join(lower)}), whose sizes "

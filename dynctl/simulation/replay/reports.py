@@ -67,7 +67,7 @@ class EventReports:
         if not self._reads_events:
             return
         worker_id, dp_rank = rank.key
-        changes: list[Change] = [KvEvent(worker_id, dp_rank, _routed(one)) for one in events]
+        changes: list[Change] = [KvEvent(worker_id, dp_rank, _routed(event)) for event in events]
         if self._loss and self._draw() < self._loss:
             rank.gap += 1
             return
@@ -130,7 +130,7 @@ class LoadReports:
             if not rank.alive:
                 continue
             engine = rank.engine
-            blocks = sum(len(one.table.blocks) for one in engine.running if one.table)
+            blocks = sum(len(request.table.blocks) for request in engine.running if request.table)
             self._routers.everywhere(
                 LoadReported(
                     rank.worker.worker_id,

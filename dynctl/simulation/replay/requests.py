@@ -124,7 +124,7 @@ class Requests:
         sample, _ = draw(), draw()  # also where no rank is left, as in `_place`
         among = None
         if live.failed:
-            among = [n for n, one in enumerate(ranks) if one.worker.worker_id not in live.failed]
+            among = [n for n, rank in enumerate(ranks) if rank.worker.worker_id not in live.failed]
             if not among:
                 self.refuse(live, "no_eligible_worker")
                 return
@@ -448,7 +448,7 @@ def local_hashes(trace: TraceRequest, size: int) -> list[int]:
         return list(ids[:full])
     if given % size == 0:
         parts = given // size
-        blocks = [(one * parts + part) & _U64 for one in ids for part in range(parts)]
+        blocks = [(block_id * parts + part) & _U64 for block_id in ids for part in range(parts)]
         return blocks[:full]
     if size % given == 0:
         step = size // given
@@ -462,4 +462,4 @@ def local_hashes(trace: TraceRequest, size: int) -> list[int]:
 def _chained(local: Sequence[int]) -> list[int]:
     """Names of the blocks in which each stands for those in front of it too."""
     name = 0
-    return [name := hash((name, one)) for one in local]
+    return [name := hash((name, block)) for block in local]

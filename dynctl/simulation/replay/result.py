@@ -188,9 +188,9 @@ class Measures:
                 self.good * per_s,
             ),
             imbalance=ReplayImbalance(
-                max(one[0] for one in by_requests),
-                max(one[1] for one in by_requests),
-                max(one[0] for one in by_time),
+                max(values[0] for values in by_requests),
+                max(values[1] for values in by_requests),
+                max(values[0] for values in by_time),
             ),
             transfers=ReplayTransfers(
                 self.transfers,
@@ -263,7 +263,7 @@ def _fleet_parameters(fleet: SimulatedFleet) -> dict[str, Any]:
         "losses": [asdict(loss) for loss in fleet.losses],
         "migration_limit": fleet.migration_limit,
         "migration_max_tokens": fleet.migration_max_tokens,
-        "changes": dict(sorted(Counter(one.what for one in fleet.changes).items())),
+        "changes": dict(sorted(Counter(change.what for change in fleet.changes).items())),
     }
 
 

@@ -90,7 +90,7 @@ class Routers:
 
     def decide_lean(self, ranks: list[ReplayRank], index: LeanIndex) -> None:
         """Let lean routers decide; they choose among ``ranks`` by position."""
-        refs = [WorkerWithDpRank(*one.key) for one in ranks]
+        refs = [WorkerWithDpRank(*rank.key) for rank in ranks]
         for frontend in self.frontends:
             frontend.lean = LeanRouter(self.policy.config, refs, self._engine.block_size, index)
 

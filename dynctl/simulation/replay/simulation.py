@@ -116,7 +116,7 @@ class _Replay:
         ranks = engines.in_order
         index: LeanIndex | None = None
         if lean:
-            caches = [one.engine.cache for one in ranks]
+            caches = [rank.engine.cache for rank in ranks]
             index = LeanIndex(
                 len(ranks),
                 [cache.blocks for cache in caches] if direct else None,

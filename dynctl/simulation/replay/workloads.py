@@ -86,17 +86,17 @@ SUMMARIES: Final = {
 
 def parameters() -> Iterator[tuple[str, str]]:
     """Name and meaning of every parameter."""
-    for one in fields(Workload):
-        if one.metadata:
-            yield one.name, one.metadata["help"]
+    for option in fields(Workload):
+        if option.metadata:
+            yield option.name, option.metadata["help"]
 
 
 def workload(kind: str, given: Sequence[str] = ()) -> Workload:
     """The workload of a kind with changes such as ``rate=20``; raises UsageProblem."""
     if kind not in KINDS:
         raise UsageProblem(f"--generate {kind}: expected one of {', '.join(KINDS)}")
-    found: Any = Workload(kind, **KINDS[kind])
-    known = {one.name: one for one in fields(Workload) if one.metadata}
+    chosen: Any = Workload(kind, **KINDS[kind])
+    known = {option.name: option for option in fields(Workload) if option.metadata}
     for text in given:
         name, equals, raw = (part.strip() for part in text.partition("="))
         name = name.replace("-", "_")
@@ -109,13 +109,13 @@ def workload(kind: str, given: Sequence[str] = ()) -> Workload:
             value: Any = _zones(text, raw)
         else:
             value = _number(text, raw, type(known[name].default), limits["min"], limits["max"])
-        found = replace(found, **{name: value})
-    if found.documents_each and not found.documents:
+        chosen = replace(chosen, **{name: value})
+    if chosen.documents_each and not chosen.documents:
         raise UsageProblem(
-            f"--workload documents_each={found.documents_each}: there are no documents; "
+            f"--workload documents_each={chosen.documents_each}: there are no documents; "
             "set documents=N too"
         )
-    return cast(Workload, found)
+    return cast(Workload, chosen)
 
 
 def _number(text: str, raw: str, kind: type, low: float, high: float) -> float:
@@ -130,13 +130,13 @@ def _number(text: str, raw: str, kind: type, low: float, high: float) -> float:
 
 
 def _zones(text: str, raw: str) -> tuple[tuple[str, float], ...]:
-    found: dict[str, float] = {}
-    for part in filter(None, (one.strip() for one in raw.split(","))):
+    shares: dict[str, float] = {}
+    for part in filter(None, (share.strip() for share in raw.split(","))):
         name, _, weight = part.partition(":")
-        if not name or name in found or len(found) == 1_000:
+        if not name or name in shares or len(shares) == 1_000:
             raise UsageProblem(f"--workload {text}: {part!r}; expected different names of zones")
-        found[name] = _number(text, weight or "1", float, 1e-6, 1e6)
-    return tuple(found.items())
+        shares[name] = _number(text, weight or "1", float, 1e-6, 1e6)
+    return tuple(shares.items())
 
 
 @dataclass(slots=True)

@@ -169,8 +169,8 @@ class GuidedSplitter(ToolCallSplitter):
 
     def _read(self, text: str) -> dict[int, ToolCall]:
         """The calls in a text, by their number."""
-        if not self._function and (found := _array(text)):
-            return found
+        if not self._function and (array := _array(text)):
+            return array
         bare = stripped(text)
         begin = first_mark(bare, _OPENING)
         calls = read_calls(bare[begin or 0 :], names_only=False) or ()

@@ -64,8 +64,8 @@ class JsonFormat:
 
     def parse(self, text: str, *, final: bool) -> Parsed:
         text = stripped(text)
-        found = self._body(text, final=final)
-        body, before = found if found is not None else (text, text)
+        split = self._body(text, final=final)
+        body, before = split if split is not None else (text, text)
         calls = read_calls(body, names_only=self.names_only)
         if calls is not None:
             return Parsed(calls, before)
@@ -165,8 +165,8 @@ class JsonEnds:
         if marks and max(marks) > self._started_at:
             self._started_at = max(marks)
             self._restart(self._started_at)
-        for found in _SYNTAX.finditer(text, self._at):
-            self._read(found[0], found.start())
+        for mark in _SYNTAX.finditer(text, self._at):
+            self._read(mark[0], mark.start())
         self._at = len(text)
         ended, self._seen_end = self._end != self._seen_end, self._end
         return ended and (self._followed or not self._more)
@@ -205,8 +205,8 @@ def _after_marks(text: str, start: str) -> Iterator[str]:
 
 
 def _joined(values: Any, empty: str) -> str:
-    found = list(values)
-    return "[" + ",".join(found) + "]" if found else empty
+    listed = list(values)
+    return "[" + ",".join(listed) + "]" if listed else empty
 
 
 def _leading(text: str) -> Iterator[str]:
@@ -251,8 +251,8 @@ def read_call(text: str, keys: Sequence[str], names_only: bool) -> ToolCall | No
 
 def elements_of(text: str) -> list[str] | None:
     """The elements of a JSON array, None if the text is not one."""
-    found = _values(text, "[")
-    return None if found is None else [value for _, value in found]
+    values = _values(text, "[")
+    return None if values is None else [value for _, value in values]
 
 
 def _members(text: str) -> list[tuple[str, str]] | None:
@@ -265,10 +265,10 @@ def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
     closing = _CLOSING[opening]
     if not text.startswith(opening) or not text.endswith(closing):
         return None
-    found: list[tuple[str, str]] = []
+    values: list[tuple[str, str]] = []
     at = _blank(text, 1)
     if text[at] == closing:
-        return found if at == len(text) - 1 else None
+        return values if at == len(text) - 1 else None
     if _open(text).deep:
         return None
     while True:
@@ -285,20 +285,20 @@ def _values(text: str, opening: str) -> list[tuple[str, str]] | None:
         end = value_end(text, at)
         if end is None:
             return None
-        found.append((key, text[at:end]))
+        values.append((key, text[at:end]))
         at = _blank(text, end)
         after = text[at : at + 1]
         if after == closing:
-            return found if at == len(text) - 1 else None
+            return values if at == len(text) - 1 else None
         if after != ",":
             return None
         at = _blank(text, at + 1)
 
 
 def _blank(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    assert found is not None
-    return found.end()
+    blank = _BLANK.match(text, at)
+    assert blank is not None
+    return blank.end()
 
 
 @dataclass(slots=True)
@@ -314,8 +314,8 @@ class _Open:
 def _open(text: str) -> _Open:
     state = _Open([])
     skipped = -1
-    for found in _SYNTAX.finditer(text):
-        mark, at = found[0], found.start()
+    for match in _SYNTAX.finditer(text):
+        mark, at = match[0], match.start()
         if state.quoted:
             if at != skipped:
                 state.quoted = mark != '"'

@@ -52,11 +52,11 @@ class PythonicFormat:
         for mark in _MARKS:
             text = text.replace(mark, "")
         text = stripped(text)
-        found = find_list(text)
-        if found is None:
+        place = find_list(text)
+        if place is None:
             return Parsed((), text)
-        calls = _calls(text[found[0] : found[1]], final=final)
-        return Parsed((), "") if calls is None else Parsed(calls, stripped(text[: found[0]]))
+        calls = _calls(text[place[0] : place[1]], final=final)
+        return Parsed((), "") if calls is None else Parsed(calls, stripped(text[: place[0]]))
 
     def end(self, text: str, *, seen: int = 0) -> int:
         return len(text)
@@ -115,14 +115,14 @@ class _Values:
 
     def arguments(self, call: ast.Call) -> str:
         """The arguments with names and constant values; Dynamo leaves the others out."""
-        found = {}
+        values = {}
         for keyword in call.keywords:
             try:
                 if keyword.arg is not None:
-                    found[keyword.arg] = self._json(keyword.value)
+                    values[keyword.arg] = self._json(keyword.value)
             except _NotConstantError:
                 continue
-        return _object(found).replace(self._nul, "\\u0000") if self._nul else _object(found)
+        return _object(values).replace(self._nul, "\\u0000") if self._nul else _object(values)
 
     def _json(self, node: ast.expr | None) -> str:
         if isinstance(node, ast.List):

@@ -105,10 +105,10 @@ class ToolCallSplitter:
         or nothing can begin or be complete before it."""
         if self._begun or self._waiting is not None:
             return at + 1
-        found = (self._completes if self._inside_call else self._begins).search(piece, at)
-        if found is None:
+        match = (self._completes if self._inside_call else self._begins).search(piece, at)
+        if match is None:
             return len(piece)
-        return found.end() if self._inside_call or found.start() == at else found.start()
+        return match.end() if self._inside_call or match.start() == at else match.start()
 
     @property
     def _inside_call(self) -> bool:
@@ -170,11 +170,11 @@ class ToolCallSplitter:
     def _outside(self, text: str) -> list[Part]:
         """The parts of text while nothing is held."""
         parts = []
-        found = first_mark(text, self._starts)
-        if found is not None:
-            if found:
-                parts.append(Part(text[:found]))
-            self._hold(text[found:])
+        first = first_mark(text, self._starts)
+        if first is not None:
+            if first:
+                parts.append(Part(text[:first]))
+            self._hold(text[first:])
             return parts
         cut = _begun(text, self._starts)
         if cut is not None:
@@ -233,9 +233,9 @@ class ToolCallSplitter:
                 # of the text again for each would cost the square of its length.
                 self._waits(waiting)
                 return None
-            found = self._until_end(waiting)
-            if found is not None:
-                return found
+            whole = self._until_end(waiting)
+            if whole is not None:
+                return whole
         marked = self._end_mark()
         if marked is not None:
             parsed = self.form.parse(self._held, final=False)
@@ -321,8 +321,8 @@ def _merged(parts: list[Part]) -> list[Part]:
 
 def first_mark(text: str, marks: tuple[str, ...]) -> int | None:
     """The place of the first mark, None without one."""
-    found = [at for mark in marks if (at := text.find(mark)) >= 0]
-    return min(found, default=None)
+    places = [at for mark in marks if (at := text.find(mark)) >= 0]
+    return min(places, default=None)
 
 
 def _begun(text: str, marks: tuple[str, ...]) -> int | None:

@@ -26,7 +26,7 @@ Tags = tuple[str, str]
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
     """The schemas of the parameters of a request's tools; the first tool of a name counts."""
-    found: dict[str, Mapping[str, Any]] = {}
+    schemas_of_tools: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function")
         if not isinstance(function, Mapping):
@@ -35,8 +35,8 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
         parameters = given if isinstance(given, Mapping) else {}
         properties = parameters.get("properties", parameters)
         schemas = properties if isinstance(properties, Mapping) else {}
-        found.setdefault(str(function.get("name")), schemas)
-    return found
+        schemas_of_tools.setdefault(str(function.get("name")), schemas)
+    return schemas_of_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +77,10 @@ class XmlFormat:
         outside, rest = "", text
         while rest:
             before, mark, rest = rest.partition(self.outer[0])
-            found = self._bare_calls(before, final=final)
+            bare = self._bare_calls(before, final=final)
             if not calls:
-                outside += before[: before.find(self.function[0])] if found else before
-            calls += found
+                outside += before[: before.find(self.function[0])] if bare else before
+            calls += bare
             block, closed, rest = rest.partition(self.outer[1])
             begun = self.function[0] in block or self.parameter[0] in block
             if closed or (final and (begun or self.strict)):
@@ -118,7 +118,7 @@ class XmlFormat:
 
     def _calls(self, text: str) -> list[ToolCall]:
         """The calls in a text; not one whose last parameter the end of the answer cut off."""
-        found = []
+        calls = []
         begin, end = self.parameter
         for name, body, ended in _tags(text, *self.function):
             cut = not ended and self.outer[1] not in body
@@ -134,8 +134,8 @@ class XmlFormat:
                 for parameter, value, whole in _tags(body, begin, end)
                 if parameter and (whole or not self.strict)
             }
-            found.append(ToolCall(name, write_value(arguments)))
-        return found
+            calls.append(ToolCall(name, write_value(arguments)))
+        return calls
 
 
 def _tags(text: str, start: str, end: str) -> Iterator[tuple[str, str, bool]]:

@@ -405,8 +405,8 @@ def _version(card: _CardJson, files: Mapping[str, CardFile], length: int | None)
 
 def _named(file: Any) -> tuple[str, str]:
     """The name and the checksum of a file, wherever a worker serves it."""
-    found = file if isinstance(file, dict) else {}
-    return str(found.get("path", "")).rpartition("/")[2], str(found.get("checksum"))
+    described = file if isinstance(file, dict) else {}
+    return str(described.get("path", "")).rpartition("/")[2], str(described.get("checksum"))
 
 
 def _unknown_fields(card: Mapping[str, Any]) -> tuple[str, ...]:
@@ -427,7 +427,7 @@ def _files(card: _CardJson) -> dict[str, CardFile]:
 
     A chat template's file is one level deeper: ``{"is_custom": false, "file": {"path": ..}}``.
     """
-    found = {}
+    files = {}
     for name in _FILES:
         kinds = getattr(card, name)
         for kind, value in kinds.items() if kinds else ():
@@ -436,9 +436,9 @@ def _files(card: _CardJson) -> dict[str, CardFile]:
                 file = file["file"]
             if isinstance(file, dict) and isinstance(file.get("path"), str):
                 read = msgspec.convert(file, _FileJson)
-                found[name] = CardFile(read.path, read.checksum, read.size, kind)
+                files[name] = CardFile(read.path, read.checksum, read.size, kind)
                 break
-    return found
+    return files
 
 
 def _channel(value: bytes) -> EventChannel:
@@ -622,9 +622,9 @@ def _write_card(entry: ModelCard) -> _Written:
 
 
 def _file_fields(file: CardFile) -> dict[str, Any]:
-    found = {"path": file.path, "checksum": file.checksum, "size": file.size}
+    fields = {"path": file.path, "checksum": file.checksum, "size": file.size}
     # A template's file is one level deeper, as the reader expects it.
-    return {"is_custom": False, "file": found} if "template" in file.kind else found
+    return {"is_custom": False, "file": fields} if "template" in file.kind else fields
 
 
 def slug_of(name: str) -> str:

@@ -89,8 +89,8 @@ def read_line(line: str) -> SelectedLine | RefusedLine | None:
 def _text(line: str) -> tuple[Mapping[str, Any], str, float | None]:
     fields = {name: quoted or bare for name, quoted, bare in _FIELD.findall(line)}
     fields |= dict(_OLD_FIELD.findall(line))
-    found = _TIME.search(line[:64])
-    return fields, line, _seconds(found[0]) if found is not None else None
+    match = _TIME.search(line[:64])
+    return fields, line, _seconds(match[0]) if match is not None else None
 
 
 def _json(line: str) -> tuple[Mapping[str, Any], str, float | None]:

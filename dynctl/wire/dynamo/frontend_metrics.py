@@ -110,14 +110,14 @@ def add_loads(
     highest number of decode blocks (other frontends may lag), the lowest number of prefill tokens
     (a gauge keeps tokens that a peer has finished). Replica sync itself is not in the metrics.
     """
-    found: dict[Rank, RankLoad] = {}
+    loads: dict[Rank, RankLoad] = {}
     for frontend in frontends:
         for rank, load in frontend.rank_loads.items():
-            known = found.get(rank)
+            known = loads.get(rank)
             if known is None:
-                found[rank] = load
+                loads[rank] = load
             elif mirrored:
-                found[rank] = replace(
+                loads[rank] = replace(
                     known,
                     active_decode_blocks=max(known.active_decode_blocks, load.active_decode_blocks),
                     active_prefill_tokens=min(
@@ -125,12 +125,12 @@ def add_loads(
                     ),
                 )
             else:
-                found[rank] = replace(
+                loads[rank] = replace(
                     known,
                     active_decode_blocks=known.active_decode_blocks + load.active_decode_blocks,
                     active_prefill_tokens=known.active_prefill_tokens + load.active_prefill_tokens,
                 )
-    return found
+    return loads
 
 
 def read_frontend_metrics(body: bytes) -> FrontendMetrics:
@@ -162,7 +162,7 @@ def read_lengths(bodies: Iterable[bytes]) -> dict[str, Lengths]:
                 continue
             if math.isfinite(value) and value >= 0 and labels.get("model"):
                 sums[labels["model"]][_LENGTHS[name]] += value
-    found = {}
+    lengths = {}
     for model, row in sums.items():
         means = [
             row[f"{kind}_sum"] / row[f"{kind}_count"] if row[f"{kind}_count"] else None
@@ -170,8 +170,8 @@ def read_lengths(bodies: Iterable[bytes]) -> dict[str, Lengths]:
         ]
         if any(mean is not None for mean in means):
             requests = int(max(row["input_count"], row["output_count"]))
-            found[model] = Lengths(requests, *means)
-    return found
+            lengths[model] = Lengths(requests, *means)
+    return lengths
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class RequestTotals:
 
 def read_request_totals(body: bytes, model: str | None = None) -> RequestTotals:
     """Read what is counted of one model; None: of all together. Raises WireError."""
-    found = RequestTotals()
+    totals = RequestTotals()
     for name, labels, text in read_samples(body, _TOTALS, max_bytes=MAX_BYTES):
         if model is not None and labels.get("model") != model:
             continue
@@ -199,17 +199,17 @@ def read_request_totals(body: bytes, model: str | None = None) -> RequestTotals:
             continue
         if name == _REQUESTS:
             failed = "internal" if labels.get("status") == "error" else ""
-            found.ended[labels.get("error_type") or failed] += value
+            totals.ended[labels.get("error_type") or failed] += value
         elif name in _TOKEN_SUMS:
-            found.tokens[_TOKEN_SUMS[name]] = found.tokens.get(_TOKEN_SUMS[name], 0.0) + value
+            totals.tokens[_TOKEN_SUMS[name]] = totals.tokens.get(_TOKEN_SUMS[name], 0.0) + value
         else:
             try:
                 edge = float(labels.get("le", ""))
             except ValueError:
                 continue
-            row = found.latencies[_BUCKETS[name]]
+            row = totals.latencies[_BUCKETS[name]]
             row[edge] = row.get(edge, 0.0) + value
-    return found
+    return totals
 
 
 def buckets(below: Mapping[float, float]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -89,8 +89,8 @@ def find_long_array(document: memoryview, key: str, following: str) -> LongArray
             return None
         name, at = _short_string(document, 1)
         fields = document[at] ^ _FIXMAP
-        found, at = _short_string(document, at + 1)
-        if found != key or not 2 <= fields < 16:
+        first_key, at = _short_string(document, at + 1)
+        if first_key != key or not 2 <= fields < 16:
             return None
         count, start = _array_header(document, at)
         end, tail = _tail(document, start, fields - 1, following)

@@ -430,21 +430,21 @@ def _guided(read: _Chat | _Completion) -> dict[str, Any] | None:
         "backend": read.guided_decoding_backend,
         "whitespace_pattern": read.guided_whitespace_pattern,
     }
-    found = {name: value for name, value in fields.items() if value is not None}
+    constraints = {name: value for name, value in fields.items() if value is not None}
     if isinstance(read, _Chat) and is_forced(read.tool_choice):
-        explicit = found.keys() & {"json", "regex", "choice", "grammar"}
+        explicit = constraints.keys() & {"json", "regex", "choice", "grammar"}
         for name in sorted(explicit):
             problem = "expected none beside a forced tool_choice, whose calls are a constraint"
             raise RequestError(400, "conflict", f"guided_{name}", problem)
         parallel = read.parallel_tool_calls is not False
         return {"json": calls_schema(read.tools or (), read.tool_choice, parallel=parallel)}
     form = read.response_format if isinstance(read, _Chat) else None
-    if form is not None and "json" not in found:
+    if form is not None and "json" not in constraints:
         if form.type == "json_object":
-            found["json"] = {"type": "object"}
+            constraints["json"] = {"type": "object"}
         elif form.json_schema is not None:
-            found["json"] = form.json_schema.schema
-    return found or None
+            constraints["json"] = form.json_schema.schema
+    return constraints or None
 
 
 def _extra_args(read: _Chat | _Completion, nvext: NvExt) -> dict[str, Any] | None:
@@ -492,14 +492,14 @@ def _routing(options: EngineOptions, lora_name: str | None) -> RoutingHints:
 
 
 def _constraints(taints: Taints) -> dict[str, Any] | None:
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     if taints.required_taints:
-        found["required_taints"] = list(taints.required_taints)
+        hints["required_taints"] = list(taints.required_taints)
     if taints.preferred_taints:
-        found["preferred_taints"] = {
+        hints["preferred_taints"] = {
             name: _f32(weight) for name, weight in taints.preferred_taints.items()
         }
-    return found or None
+    return hints or None
 
 
 def _f32(value: float | None) -> float | None:

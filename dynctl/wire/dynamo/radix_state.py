@@ -87,10 +87,10 @@ class _Reader:
         self._tiers = tiers
 
     def events(self) -> list[RouterEvent]:
-        found = [self._event() for _ in range(self._count(17))]
+        events = [self._event() for _ in range(self._count(17))]
         if self._at != len(self._data):
             raise WireError(RADIX_STATE, f"{len(self._data) - self._at:,} bytes follow its end")
-        return found
+        return events
 
     def _event(self) -> RouterEvent:
         worker_id = self._u64()
@@ -119,8 +119,8 @@ class _Reader:
         if not any(extra for _, _, extra in rows):
             self._at = end
             return tuple(row[0] for row in rows), tuple(row[1] for row in rows)
-        found = list(self._blocks_with_media(count))
-        return tuple(name for name, _ in found), tuple(local for _, local in found)
+        blocks = list(self._blocks_with_media(count))
+        return tuple(name for name, _ in blocks), tuple(local for _, local in blocks)
 
     def _blocks_with_media(self, count: int) -> Iterator[tuple[int, int]]:
         for _ in range(count):

@@ -187,8 +187,8 @@ def parse_recovery(item: Any) -> RecoveryAnswer:
     if kind == "TreeDump" and isinstance(content, list):
         return TreeDump(_PlainEvents(content), None, "all")
     if kind == "Events" and isinstance(content, list):
-        found = [event.event_id for part in _PlainEvents(content).slices() for event in part]
-        return Events(_PlainEvents(content), max(found, default=None))
+        event_ids = [event.event_id for part in _PlainEvents(content).slices() for event in part]
+        return Events(_PlainEvents(content), max(event_ids, default=None))
     if kind in ("TreeDump", "Events"):
         events = content.get("events") if isinstance(content, dict) else None
         if not isinstance(events, list):

@@ -189,14 +189,14 @@ def trace_context(headers: Mapping[str, str], client_id: str | None) -> dict[str
 
     Dynamo's frontend sends them while its tracing is on (DYN_LOGGING_JSONL), and no ``tracestate``.
     """
-    found = {}
+    context = {}
     parent = headers.get("traceparent", "")
     if _TRACEPARENT.fullmatch(parent):
         # The other flags are not those of version 00; Dynamo's library may refuse them.
-        found["traceparent"] = f"{parent[:-2]}{int(parent[-2:], 16) & 1:02x}"
+        context["traceparent"] = f"{parent[:-2]}{int(parent[-2:], 16) & 1:02x}"
     if client_id is not None and _CLIENT_ID.fullmatch(client_id):
-        found["x-request-id"] = client_id
-    return found
+        context["x-request-id"] = client_id
+    return context
 
 
 def encode_payload(
@@ -382,8 +382,8 @@ def parse_payload(payload: bytes) -> Requested:
 
 def parse_host_port(address: str) -> tuple[str, int]:
     """Read ``HOST:PORT``; an IPv6 host has brackets. Raises WireError."""
-    found = parse_address(f"{address}/-")
-    return found.host, found.port
+    parsed = parse_address(f"{address}/-")
+    return parsed.host, parsed.port
 
 
 def decode_body(body: Buffer, codec: str, kind: Any = Any) -> Any:

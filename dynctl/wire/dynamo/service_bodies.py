@@ -184,7 +184,7 @@ def many(kind: Kind, expected: str = "a sequence") -> Kind:
             kind.all_fit(value[start : start + _SLICE]) for start in range(0, len(value), _SLICE)
         ):
             return value
-        return [kind.check(one, (*path, at)) for at, one in enumerate(value)]
+        return [kind.check(item, (*path, at)) for at, item in enumerate(value)]
 
     return Kind(expected, check)
 
@@ -195,13 +195,13 @@ def table(kind: Kind, key: Callable[[str], Any] = str) -> Kind:
     def check(value: Any, path: tuple[str | int, ...]) -> dict[Any, Any]:
         if not isinstance(value, dict):
             return dict(_unexpected(value, "a map", path))
-        found = {}
-        for name, one in value.items():
+        entries = {}
+        for name, item in value.items():
             try:
-                found[key(name)] = kind.check(one, (*path, name))
+                entries[key(name)] = kind.check(item, (*path, name))
             except ValueError:
                 _unexpected(name, "u32", path)
-        return found
+        return entries
 
     return Kind("a map", check)
 
@@ -250,8 +250,8 @@ def read_body(data: bytes, content_type: str, shape: Shape) -> dict[str, Any]:
             # A value with half a character cannot be written into an answer.
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        found = _SURROGATE.search(text)
-        where = _position(data, len(text[: found.end() if found else 0].encode()))
+        surrogate = _SURROGATE.search(text)
+        where = _position(data, len(text[: surrogate.end() if surrogate else 0].encode()))
         problem = f"lone leading surrogate in hex escape{where}"
         raise BodyRefused(400, _SYNTAX + problem) from None
     except RecursionError:
@@ -284,8 +284,8 @@ def _read_large(data: bytes, shape: Shape) -> dict[str, Any]:
     except RecursionError:
         raise BodyRefused(400, f"{_SYNTAX}recursion limit exceeded at line 1 column 128") from None
     except (DecodeError, UnicodeError) as error:
-        found = _BYTE.search(str(error))
-        where = _position(data, len(data) if found is None else int(found[1]))
+        match = _BYTE.search(str(error))
+        where = _position(data, len(data) if match is None else int(match[1]))
         raise BodyRefused(400, f"{_SYNTAX}expected value{where}") from None
     except _Misfit as misfit:
         path = () if misfit.path and misfit.path[0] in shape.flat else misfit.path
@@ -307,8 +307,8 @@ def _fields(value: Any, shape: Shape, path: tuple[str | int, ...]) -> dict[str, 
     # In the order of the body: the first value that does not fit is the one that is reported.
     known = shape.fields
     read = {
-        name: known[name].kind.check(one, (*path, name))
-        for name, one in value.items()
+        name: known[name].kind.check(item, (*path, name))
+        for name, item in value.items()
         if name in known
     }
     for name, field in known.items():
@@ -340,10 +340,10 @@ def _end_of(text: str, path: tuple[str | int, ...], *, at_start: bool) -> int:
             if isinstance(part, str):
                 name, at = _DECODER.raw_decode(text, at)
                 at = _after_space(text, _after_space(text, at) + 1)
-                found = name == part
+                reached = name == part
             else:
-                found = index == part
-            if found:
+                reached = index == part
+            if reached:
                 break
             index += 1
             at = _after_space(text, _DECODER.raw_decode(text, at)[1])
@@ -352,8 +352,8 @@ def _end_of(text: str, path: tuple[str | int, ...], *, at_start: bool) -> int:
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return at if found is None else found.end()
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
 
 
 def _syntax(text: str, data: bytes, error: ValueError) -> str:

@@ -42,8 +42,8 @@ def read_start_log(lines: Iterable[str]) -> StartLines:
     config: Mapping[str, Any] | None = None
     timed_out = not_persisted = ""
     for line in lines:
-        if (found := _CONFIG.search(line)) is not None:
-            config = _fields(found["fields"]) or config
+        if (match := _CONFIG.search(line)) is not None:
+            config = _fields(match["fields"]) or config
         elif _TIMED_OUT in line:
             timed_out = _message(line, _ENABLED if _ENABLED in line else _TIMED_OUT)
         elif _NOT_PERSISTED in line:

@@ -128,30 +128,30 @@ def decode(data: bytes) -> Processing:
     if len(data) > MOST_BESIDE_BODY:
         _check_beside_body(data)
     try:
-        found = _REQUEST.FromString(data)
+        message = _REQUEST.FromString(data)
     except DecodeError:
         raise ExtProcError("not a ProcessingRequest") from None
-    kind = found.WhichOneof("kind")
+    kind = message.WhichOneof("kind")
     if kind is None:
         raise ExtProcError("a ProcessingRequest without headers, body or trailers")
-    part = getattr(found, kind)
+    part = getattr(message, kind)
     if kind.endswith("_body"):
         end = part.end_of_stream or part.end_of_stream_without_message
-        return Processing(kind, _NO_HEADERS, part.body, end, observes=found.observability_mode)
+        return Processing(kind, _NO_HEADERS, part.body, end, observes=message.observability_mode)
     if kind.endswith("_trailers"):
-        return Processing(kind, _NO_HEADERS, end=True, observes=found.observability_mode)
+        return Processing(kind, _NO_HEADERS, end=True, observes=message.observability_mode)
     modes = subset = None
     if kind == "request_headers":
-        subset = _subset(found.metadata_context)
-        if found.HasField("protocol_config"):
-            modes = _modes(found.protocol_config)
+        subset = _subset(message.metadata_context)
+        if message.HasField("protocol_config"):
+            modes = _modes(message.protocol_config)
     return Processing(
         kind,
         _headers(part.headers.headers),
         end=part.end_of_stream,
         modes=modes,
         subset=subset,
-        observes=found.observability_mode,
+        observes=message.observability_mode,
     )
 
 
@@ -224,12 +224,12 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 def _headers(given: Any) -> dict[str, str]:
     if len(given) > MOST_HEADERS:
         raise ExtProcError(f"{len(given):,} headers; at most {MOST_HEADERS:,}")
-    found: dict[str, str] = {}
-    for one in given:
-        raw = one.raw_value
-        value = raw.decode("utf-8", "surrogateescape") if raw else one.value
-        found.setdefault(one.key.lower(), value)
-    return found
+    headers: dict[str, str] = {}
+    for header in given:
+        raw = header.raw_value
+        value = raw.decode("utf-8", "surrogateescape") if raw else header.value
+        headers.setdefault(header.key.lower(), value)
+    return headers
 
 
 def _subset(metadata: Any) -> tuple[str, ...] | None:
@@ -256,7 +256,7 @@ def _endpoints(value: Any) -> Iterator[str]:
     if count > _MOST_ENDPOINTS:
         raise ExtProcError(f"a subset of {count:,} endpoints; at most {_MOST_ENDPOINTS:,}")
     if listed:
-        texts = [one.string_value for one in value.list_value.values]
+        texts = [item.string_value for item in value.list_value.values]
     else:
         texts = value.string_value.split(",")
     return (text.strip() for text in texts if text.strip())

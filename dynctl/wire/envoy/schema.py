@@ -70,8 +70,8 @@ def _file() -> Any:
         made = file.message_type.add(name=name)
         if "|" in fields:
             made.oneof_decl.add(name="kind")
-        for one in fields.split(", "):
-            label, number, kind = one.split()
+        for field_text in fields.split(", "):
+            label, number, kind = field_text.split()
             plain = kind.rstrip("[]|")
             added = made.field.add(
                 name=label,

@@ -14,8 +14,8 @@ _FORBIDDEN: Final = re.compile(
 
 def lacking(message: str) -> str:
     """``no permission to list pods in prod``; empty if RBAC did not write the message."""
-    found = _FORBIDDEN.search(message)
-    if found is None:
+    match = _FORBIDDEN.search(message)
+    if match is None:
         return ""
-    where = f" in {found['namespace']}" if found["namespace"] else ""
-    return f"no permission to {found['verb']} {found['resource']}{where}"
+    where = f" in {match['namespace']}" if match["namespace"] else ""
+    return f"no permission to {match['verb']} {match['resource']}{where}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dynctl.base.json_fields import count, mapping, sequence, text, texts
+from dynctl.base.json_fields import count, mapping, mappings, text, texts
 
 GROUP: Final = "inference.networking.k8s.io"
 VERSION: Final = "v1"
@@ -46,7 +46,7 @@ def inference_pool(body: Mapping[str, Any]) -> InferencePool:
     """Read an InferencePool."""
     metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
     picker = mapping(spec.get("endpointPickerRef"))
-    ports = (count(mapping(one).get("number")) for one in sequence(spec.get("targetPorts")))
+    ports = (count(port.get("number")) for port in mappings(spec.get("targetPorts")))
     return InferencePool(
         text(metadata.get("namespace")),
         text(metadata.get("name")),

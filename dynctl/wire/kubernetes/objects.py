@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dynctl.base.json_fields import count, mapping, moment, sequence, text, texts
+from dynctl.base.json_fields import count, mapping, mappings, moment, sequence, text, texts
 from dynctl.wire.kubernetes.names import MAIN_CONTAINER
 
 _PROJECTED: Final = "projected"
@@ -130,14 +130,14 @@ class Pod:
     @property
     def main(self) -> Container | None:
         """The container that the operator changes: main, or else the only container."""
-        named = [one for one in self.containers if one.name == MAIN_CONTAINER]
+        named = [container for container in self.containers if container.name == MAIN_CONTAINER]
         if named or len(self.containers) == 1:
             return (named or list(self.containers))[0]
         return None
 
     def labelled_at(self, key: str) -> float | None:
         """The time of the label's last change; None if managedFields do not have it."""
-        times = [one.at for one in self.label_writes if key in one.keys]
+        times = [write.at for write in self.label_writes if key in write.keys]
         return max(times) if times else None
 
 
@@ -184,16 +184,16 @@ def node(body: Mapping[str, Any]) -> Node:
     """Read a Node."""
     metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
     conditions = _conditions(body)
-    taints = (mapping(one) for one in sequence(spec.get("taints")))
+    taints = mappings(spec.get("taints"))
     return Node(
         text(metadata.get("name")),
         texts(metadata.get("labels")),
         schedulable=spec.get("unschedulable") is not True,
         ready=conditions.get("Ready", ("Unknown", None))[0] == "True",
         taints=frozenset(
-            text(one.get("key"))
-            for one in taints
-            if one.get("effect") in ("NoSchedule", "NoExecute")
+            text(taint.get("key"))
+            for taint in taints
+            if taint.get("effect") in ("NoSchedule", "NoExecute")
         ),
         devices=_devices(mapping(body.get("status")).get("allocatable")),
     )
@@ -203,12 +203,11 @@ def pod(body: Mapping[str, Any]) -> Pod:
     """Read a Pod."""
     metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
     status, conditions = mapping(body.get("status")), _conditions(body)
-    states = {
-        text(mapping(one).get("name")): mapping(one)
-        for one in sequence(status.get("containerStatuses"))
-    }
-    controllers = (mapping(one) for one in sequence(metadata.get("ownerReferences")))
-    owner = next((one for one in controllers if one.get("controller") is True), {})
+    states = {text(state.get("name")): state for state in mappings(status.get("containerStatuses"))}
+    controllers = mappings(metadata.get("ownerReferences"))
+    owner = next(
+        (reference for reference in controllers if reference.get("controller") is True), {}
+    )
     return Pod(
         namespace=text(metadata.get("namespace")),
         name=text(metadata.get("name")),
@@ -224,10 +223,10 @@ def pod(body: Mapping[str, Any]) -> Pod:
         scheduled=conditions.get("PodScheduled", ("", None))[1],
         service_account=text(spec.get("serviceAccountName")),
         containers=tuple(
-            _container(mapping(one), states.get(text(mapping(one).get("name")), {}))
-            for one in sequence(spec.get("containers"))
+            _container(container, states.get(text(container.get("name")), {}))
+            for container in mappings(spec.get("containers"))
         ),
-        volumes=tuple(_volume(mapping(one)) for one in sequence(spec.get("volumes"))),
+        volumes=tuple(map(_volume, mappings(spec.get("volumes")))),
         label_writes=tuple(_label_writes(metadata)),
         owner=f"{text(owner.get('kind'))}/{text(owner.get('name'))}" if owner else "",
         host_network=spec.get("hostNetwork") is True,
@@ -237,16 +236,15 @@ def pod(body: Mapping[str, Any]) -> Pod:
 def endpoints(body: Mapping[str, Any]) -> Iterator[Endpoint]:
     """Read the pods of an EndpointSlice; a missing ``ready`` means ready, as documented."""
     metadata = mapping(body.get("metadata"))
-    for entry in sequence(body.get("endpoints")):
-        one = mapping(entry)
-        target = mapping(one.get("targetRef"))
+    for entry in mappings(body.get("endpoints")):
+        target = mapping(entry.get("targetRef"))
         if target.get("kind") == "Pod":
             yield Endpoint(
                 text(target.get("namespace")) or text(metadata.get("namespace")),
                 text(metadata.get("name")),
                 text(target.get("name")),
                 text(target.get("uid")),
-                mapping(one.get("conditions")).get("ready") is not False,
+                mapping(entry.get("conditions")).get("ready") is not False,
                 texts(metadata.get("labels")),
             )
 
@@ -258,7 +256,7 @@ def pod_event(body: Mapping[str, Any]) -> PodEvent | None:
         return None
     series = mapping(body.get("series"))
     times = (body.get("lastTimestamp"), series.get("lastObservedTime"), body.get("eventTime"))
-    seen = [one for one in map(moment, (*times, body.get("firstTimestamp"))) if one is not None]
+    seen = [time for time in map(moment, (*times, body.get("firstTimestamp"))) if time is not None]
     return PodEvent(
         text(about.get("namespace")),
         text(about.get("name")),
@@ -274,8 +272,8 @@ def workload(body: Mapping[str, Any]) -> Workload:
     """Read a Deployment."""
     metadata, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
     template = mapping(mapping(spec.get("template")).get("spec"))
-    containers = [mapping(one) for one in sequence(template.get("containers"))]
-    args = (arg for one in containers for arg in sequence(one.get("args")))
+    containers = mappings(template.get("containers"))
+    args = (arg for container in containers for arg in sequence(container.get("args")))
     replicas = spec.get("replicas")
     return Workload(
         text(metadata.get("namespace")),
@@ -283,7 +281,7 @@ def workload(body: Mapping[str, Any]) -> Workload:
         text(template.get("serviceAccountName")) or "default",
         1 if replicas is None else count(replicas),
         count(mapping(body.get("status")).get("readyReplicas")),
-        tuple(text(one.get("image")) for one in containers),
+        tuple(text(container.get("image")) for container in containers),
         tuple(filter(None, map(text, args))),
         texts(mapping(spec.get("selector")).get("matchLabels")),
     )
@@ -291,26 +289,26 @@ def workload(body: Mapping[str, Any]) -> Workload:
 
 def _conditions(body: Mapping[str, Any]) -> dict[str, tuple[str, float | None]]:
     """Type -> (status, time of the last change)."""
-    found = {}
-    for entry in sequence(mapping(body.get("status")).get("conditions")):
-        one = mapping(entry)
-        found[text(one.get("type"))] = (
-            text(one.get("status")),
-            moment(one.get("lastTransitionTime")),
+    conditions = {}
+    for entry in mappings(mapping(body.get("status")).get("conditions")):
+        conditions[text(entry.get("type"))] = (
+            text(entry.get("status")),
+            moment(entry.get("lastTransitionTime")),
         )
-    return found
+    return conditions
 
 
 def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
     state, last = mapping(status.get("state")), mapping(status.get("lastState"))
     ended = mapping(state.get("terminated")) or mapping(last.get("terminated"))
     env: dict[str, str | None] = {}
-    for entry in sequence(body.get("env")):
-        one = mapping(entry)
-        if text(one.get("name")):
-            env[text(one.get("name"))] = None if "valueFrom" in one else text(one.get("value"))
+    for entry in mappings(body.get("env")):
+        if text(entry.get("name")):
+            env[text(entry.get("name"))] = (
+                None if "valueFrom" in entry else text(entry.get("value"))
+            )
     parts = [*sequence(body.get("command")), *sequence(body.get("args"))]
-    ports = (mapping(one) for one in sequence(body.get("ports")))
+    ports = mappings(body.get("ports"))
     return Container(
         name=text(body.get("name")),
         image=text(body.get("image")),
@@ -319,14 +317,14 @@ def _container(body: Mapping[str, Any], status: Mapping[str, Any]) -> Container:
         words=tuple(word for part in parts if isinstance(part, str) for word in part.split()),
         mounts=tuple(
             Mount(
-                text(mapping(one).get("name")),
-                text(mapping(one).get("mountPath")).rstrip("/"),
-                mapping(one).get("readOnly") is True,
-                text(mapping(one).get("subPath")) or text(mapping(one).get("subPathExpr")),
+                text(mount.get("name")),
+                text(mount.get("mountPath")).rstrip("/"),
+                mount.get("readOnly") is True,
+                text(mount.get("subPath")) or text(mount.get("subPathExpr")),
             )
-            for one in sequence(body.get("volumeMounts"))
+            for mount in mappings(body.get("volumeMounts"))
         ),
-        ports={text(one.get("name")): count(one.get("containerPort")) for one in ports},
+        ports={text(port.get("name")): count(port.get("containerPort")) for port in ports},
         ready=status.get("ready") is True,
         running_since=moment(mapping(state.get("running")).get("startedAt")),
         waiting=text(mapping(state.get("waiting")).get("reason")),
@@ -345,37 +343,37 @@ def _volume(body: Mapping[str, Any]) -> Volume:
     source = mapping(body.get(kind))
     files = [*sequence(source.get("items"))]
     if kind == _PROJECTED:
-        for one in sequence(source.get("sources")):
-            files += sequence(mapping(mapping(one).get(_DOWNWARD_API)).get("items"))
-    items = (mapping(one) for one in files)
+        for projected in mappings(source.get("sources")):
+            files += sequence(mapping(projected.get(_DOWNWARD_API)).get("items"))
     return Volume(
         text(body.get("name")),
         kind,
         tuple(
-            DownwardItem(text(one.get("path")), text(mapping(one.get("fieldRef")).get("fieldPath")))
-            for one in items
+            DownwardItem(
+                text(item.get("path")), text(mapping(item.get("fieldRef")).get("fieldPath"))
+            )
+            for item in map(mapping, files)
         ),
     )
 
 
 def _devices(quantities: Any) -> frozenset[str] | None:
     """The extended resources of which there is a quantity; None if none are listed."""
-    found = mapping(quantities)
-    if not found:
+    listed = mapping(quantities)
+    if not listed:
         return None
-    domains = {name: name.partition("/")[0] for name in found if "/" in name}
+    domains = {name: name.partition("/")[0] for name in listed if "/" in name}
     return frozenset(
         name
         for name, domain in domains.items()
-        if not domain.endswith("kubernetes.io") and text(str(found[name])) not in ("", "0")
+        if not domain.endswith("kubernetes.io") and text(str(listed[name])) not in ("", "0")
     )
 
 
 def _label_writes(metadata: Mapping[str, Any]) -> Iterator[LabelWrite]:
-    for entry in sequence(metadata.get("managedFields")):
-        one = mapping(entry)
-        at = moment(one.get("time"))
-        labels = mapping(mapping(mapping(one.get("fieldsV1")).get("f:metadata")).get("f:labels"))
+    for entry in mappings(metadata.get("managedFields")):
+        at = moment(entry.get("time"))
+        labels = mapping(mapping(mapping(entry.get("fieldsV1")).get("f:metadata")).get("f:labels"))
         keys = frozenset(key[2:] for key in labels if key.startswith("f:"))
         if keys and at is not None:
-            yield LabelWrite(text(one.get("manager")), keys, at)
+            yield LabelWrite(text(entry.get("manager")), keys, at)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dynctl.base.json_fields import mapping, moment, sequence, text
+from dynctl.base.json_fields import mapping, mappings, moment, text
 from dynctl.wire.dynamo.discovery import CARDS, EVENT_CHANNELS, EVENT_SOURCES, INSTANCES
 
 PLURAL: Final = "dynamoworkermetadatas"
@@ -52,8 +52,8 @@ class WorkerMetadata:
 def worker_metadata(body: Mapping[str, Any]) -> WorkerMetadata:
     """Read a DynamoWorkerMetadata."""
     metadata = mapping(body.get("metadata"))
-    owners = (mapping(one) for one in sequence(metadata.get("ownerReferences")))
-    owner = next((one for one in owners if one.get("kind") == "Pod"), {})
+    owners = mappings(metadata.get("ownerReferences"))
+    owner = next((reference for reference in owners if reference.get("kind") == "Pod"), {})
     return WorkerMetadata(
         text(metadata.get("namespace")),
         text(metadata.get("name")),
